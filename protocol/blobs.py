@@ -1,0 +1,101 @@
+"""Blobs: anything too big for gossip, named by a BLAKE3 root over its pieces.
+
+root = BLAKE3-derive-key("intellect-node blob v1", size u64le | piece_size u32le | piece hashes).
+Whoever holds the root can check the piece list, and with the list each piece by itself.
+Nothing here reads files or sockets.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+from blake3 import blake3
+
+from protocol.errors import ProtocolError
+
+DEFAULT_PIECE_SIZE = 256 * 1024
+MIN_PIECE_SIZE = 16 * 1024
+MAX_PIECE_SIZE = 64 * 1024 * 1024
+MAX_PIECES = 65_536
+MAX_BLOB_SIZE = 128 * 1024**3
+MAX_INFO_BYTES = 40 * MAX_PIECES + 256
+_CONTEXT = "intellect-node blob v1"
+
+
+class BlobInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """root: 32 bytes; size and piece_size: bytes; pieces: one 32-byte BLAKE3 hash per piece."""
+
+    root: bytes
+    size: int
+    piece_size: int
+    pieces: tuple[bytes, ...]
+
+    def check(self) -> None:
+        """Raise ProtocolError unless the list is well formed and hashes to the root."""
+        if not (0 <= self.size <= MAX_BLOB_SIZE and MIN_PIECE_SIZE <= self.piece_size <= MAX_PIECE_SIZE):
+            raise ProtocolError("bad piece list", f"size {self.size} or piece size {self.piece_size} out of bounds")
+        if len(self.pieces) != piece_count(self.size, self.piece_size) or len(self.pieces) > MAX_PIECES:
+            raise ProtocolError("bad piece list", f"{len(self.pieces)} pieces do not make {self.size} bytes")
+        if any(len(piece) != 32 for piece in self.pieces):
+            raise ProtocolError("bad piece list", "a piece hash is not 32 bytes")
+        if root_of(self.size, self.piece_size, self.pieces) != self.root:
+            raise ProtocolError("bad piece list", "it does not hash to the blob's root")
+
+    def span(self, index: int) -> tuple[int, int]:
+        """(offset, length) in bytes of piece `index`."""
+        offset = index * self.piece_size
+        return offset, min(self.piece_size, self.size - offset)
+
+
+def piece_count(size: int, piece_size: int) -> int:
+    return -(-size // piece_size)
+
+
+def choose_piece_size(size: int) -> int:
+    """256 KiB, doubled until the list fits MAX_PIECES."""
+    piece_size = DEFAULT_PIECE_SIZE
+    while piece_count(size, piece_size) > MAX_PIECES:
+        piece_size *= 2
+    return piece_size
+
+
+def root_of(size: int, piece_size: int, pieces: Iterable[bytes]) -> bytes:
+    header = size.to_bytes(8, "little") + piece_size.to_bytes(4, "little")
+    return blake3(header + b"".join(pieces), derive_key_context=_CONTEXT).digest()
+
+
+def describe_pieces(size: int, piece_size: int, pieces: Iterable[bytes]) -> BlobInfo:
+    """The info of a blob whose piece hashes were computed elsewhere (from a file, in a thread)."""
+    hashes = tuple(pieces)
+    return BlobInfo(root_of(size, piece_size, hashes), size, piece_size, hashes)
+
+
+def describe(data: bytes, piece_size: int | None = None) -> BlobInfo:
+    """The info of a blob held in memory."""
+    step = piece_size or choose_piece_size(len(data))
+    view = memoryview(data)
+    return describe_pieces(len(data), step, (blake3(view[i : i + step]).digest() for i in range(0, len(data), step)))
+
+
+def verify_piece(info: BlobInfo, index: int, data: bytes) -> bool:
+    """Whether `data` is piece `index`."""
+    if not 0 <= index < len(info.pieces) or len(data) != info.span(index)[1]:
+        return False
+    return blake3(data).digest() == info.pieces[index]
+
+
+def encode_info(info: BlobInfo) -> bytes:
+    return msgspec.msgpack.encode(info)
+
+
+def decode_info(data: bytes, root: bytes) -> BlobInfo:
+    """Parse and check a piece list for `root`; raises ProtocolError."""
+    if len(data) > MAX_INFO_BYTES:
+        raise ProtocolError("bad piece list", f"{len(data)} bytes is more than any list needs")
+    try:
+        info = msgspec.msgpack.decode(data, type=BlobInfo)
+    except msgspec.DecodeError as error:
+        raise ProtocolError("bad piece list", str(error)) from error
+    if info.root != root:
+        raise ProtocolError("bad piece list", "it is for another blob")
+    info.check()
+    return info

@@ -1,0 +1,57 @@
+"""Work units and the Merkle tree of one node's files in one epoch.
+
+One root per node and epoch goes on chain; a leaf can be shown with its proof when it is disputed.
+Leaves and inner nodes hash under different prefixes, so neither can pass for the other.
+"""
+
+from collections.abc import Sequence
+
+from eth_hash.auto import keccak
+
+from protocol.identity import Address, address_bytes
+
+EMPTY_ROOT = bytes(32)
+
+
+def leaf(node: Address, file_root: bytes, units: int) -> bytes:
+    """keccak(0x00 | node | file_root | units as uint32 big-endian)."""
+    return keccak(b"\x00" + address_bytes(node) + file_root + units.to_bytes(4))
+
+
+def _parent(left: bytes, right: bytes) -> bytes:
+    return keccak(b"\x01" + min(left, right) + max(left, right))
+
+
+def _level_up(level: Sequence[bytes]) -> list[bytes]:
+    pairs = [_parent(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+    return pairs + list(level[len(level) - len(level) % 2 :])
+
+
+def merkle_root(leaves: Sequence[bytes]) -> bytes:
+    """Root over the leaves in order; an odd one is carried up unchanged; 32 zero bytes for none."""
+    if not leaves:
+        return EMPTY_ROOT
+    level = list(leaves)
+    while len(level) > 1:
+        level = _level_up(level)
+    return level[0]
+
+
+def proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
+    """The siblings from leaf `index` up to the root."""
+    path: list[bytes] = []
+    level = list(leaves)
+    while len(level) > 1:
+        sibling = index ^ 1
+        if sibling < len(level):
+            path.append(level[sibling])
+        level, index = _level_up(level), index // 2
+    return tuple(path)
+
+
+def verify(root: bytes, leaf_hash: bytes, path: Sequence[bytes]) -> bool:
+    """Whether `path` leads from the leaf to the root."""
+    current = leaf_hash
+    for sibling in path:
+        current = _parent(current, sibling)
+    return current == root
