@@ -1,0 +1,50 @@
+# Two commands matter: `make demo` and `make test`. Both prepare .venv first, once.
+#
+#   PYTHON=python3.12      which Python makes the environment (3.11, 3.12 or 3.13)
+#   TORCH=cuda             accept a CUDA build of torch although this machine shows no GPU
+#   TORCH_INDEX=URL        an extra package index that offers torch's CPU wheels
+#   ARGS="--workers 3"     options handed on to `intellect-node demo` or to pytest
+
+PYTHON ?= python3
+VENV := .venv
+ARGS ?=
+BIN := $(VENV)/bin
+export TORCH TORCH_INDEX
+BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: help demo test lint format install clean
+
+help:
+	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
+	@echo "make test    all tests"
+	@echo "make lint    ruff and pyright"
+	@echo "make clean   remove the environment and what the demo left"
+
+demo: $(VENV)/.ready-train
+	@$(BIN)/intellect-node demo $(ARGS)
+
+test: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.ready-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check protocol contracts node cli tests scripts
+	@$(BIN)/pyright
+
+format: $(VENV)/.ready-dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format protocol contracts node cli tests scripts
+
+install: $(VENV)/.ready-train
+
+$(VENV)/.ready-train: $(INPUTS)
+	@$(BOOTSTRAP) --extras train --stamp $@
+
+$(VENV)/.ready-dev: $(INPUTS)
+	@$(BOOTSTRAP) --extras train,dev --stamp $@ --stamp $(VENV)/.ready-train
+
+clean:
+	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info
+	@find . -name __pycache__ -type d -not -path './contracts/node_modules/*' -prune -exec rm -rf {} +
+	@echo "removed .venv and caches; demo/ (state, report) is yours: rm -r demo"
