@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 from blake3 import blake3
 
+from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 
 DEFAULT_PIECE_SIZE = 256 * 1024
@@ -89,12 +90,7 @@ def encode_info(info: BlobInfo) -> bytes:
 
 def decode_info(data: bytes, root: bytes) -> BlobInfo:
     """Parse and check a piece list for `root`; raises ProtocolError."""
-    if len(data) > MAX_INFO_BYTES:
-        raise ProtocolError("bad piece list", f"{len(data)} bytes is more than any list needs")
-    try:
-        info = msgspec.msgpack.decode(data, type=BlobInfo)
-    except msgspec.DecodeError as error:
-        raise ProtocolError("bad piece list", str(error)) from error
+    info = decode_msgpack(data, BlobInfo, limit=MAX_INFO_BYTES, error=ProtocolError, what="bad piece list")
     if info.root != root:
         raise ProtocolError("bad piece list", "it is for another blob")
     info.check()

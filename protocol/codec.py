@@ -1,0 +1,28 @@
+"""Strict decoding of msgpack and JSON from strangers: bound first, then one error type whatever is wrong."""
+
+from typing import TypeVar
+
+import msgspec
+
+from protocol.errors import ProtocolError
+
+T = TypeVar("T")
+
+
+def decode_msgpack(data: bytes, kind: type[T], *, limit: int, error: type[ProtocolError], what: str) -> T:
+    """Parse `data` (at most `limit` bytes) as `kind`; raises `error(what, why)`."""
+    return _decode(msgspec.msgpack.decode, data, kind, limit, error, what)
+
+
+def decode_json(data: bytes, kind: type[T], *, limit: int, error: type[ProtocolError], what: str) -> T:
+    """The same for JSON."""
+    return _decode(msgspec.json.decode, data, kind, limit, error, what)
+
+
+def _decode(decoder, data, kind, limit, error, what):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    if len(data) > limit:
+        raise error(what, f"{len(data)} bytes is more than {limit}")
+    try:
+        return decoder(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+        raise error(what, str(cause)[:300]) from cause

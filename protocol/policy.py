@@ -1,0 +1,162 @@
+"""The policy: exact bf16 bytes of every tensor, their digests, the policy root, the manifest.
+
+An image is a safetensors file in one canonical form (names sorted, bf16 only, no gaps), so the same weights
+always give the same bytes. The policy root hashes names, shapes and tensor digests: it names the weights
+however they are packed, and it is the clock of a run. Callers read and write the files.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol.codec import decode_msgpack
+from protocol.errors import ProtocolError
+
+U16 = NDArray[np.uint16]
+MAX_TENSORS = 65_536
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+_CONTEXT = "intellect-node policy v1"
+
+
+class MalformedPolicy(ProtocolError):
+    """An image or manifest that is not in canonical form or does not match its root."""
+
+
+class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """name; shape; digest: BLAKE3 of the tensor's little-endian bf16 bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    digest: bytes
+
+
+class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the trainer publishes for step `step`: which weights, and the blob that holds them.
+
+    run_root, policy_root, image_root: 32 bytes; image_size: bytes; tensors in name order.
+    """
+
+    run_root: bytes
+    step: int
+    policy_root: bytes
+    tensors: tuple[TensorInfo, ...]
+    image_root: bytes
+    image_size: int
+
+    def check(self) -> None:
+        """Raise MalformedPolicy unless the root follows from the tensors."""
+        names = [tensor.name for tensor in self.tensors]
+        if not 0 < len(names) <= MAX_TENSORS or names != sorted(set(names)):
+            raise MalformedPolicy("bad policy manifest", "tensor names are missing, repeated or not in order")
+        if any(len(tensor.digest) != 32 for tensor in self.tensors) or len(self.image_root) != 32:
+            raise MalformedPolicy("bad policy manifest", "a digest is not 32 bytes")
+        if policy_root(self.tensors) != self.policy_root:
+            raise MalformedPolicy("bad policy manifest", "the policy root does not follow from the tensors")
+
+
+def policy_root(tensors: tuple[TensorInfo, ...]) -> bytes:
+    """32 bytes over (name, shape, digest) of every tensor in name order."""
+    hasher = blake3(derive_key_context=_CONTEXT)
+    for tensor in tensors:
+        name = tensor.name.encode()
+        hasher.update(len(name).to_bytes(4, "little") + name + len(tensor.shape).to_bytes(1))
+        hasher.update(b"".join(size.to_bytes(8, "little") for size in tensor.shape) + tensor.digest)
+    return hasher.digest()
+
+
+def describe_tensors(tensors: Mapping[str, U16]) -> tuple[TensorInfo, ...]:
+    """Infos in name order of tensors given as bf16 bit patterns."""
+    return tuple(TensorInfo(name, tuple(tensors[name].shape), _digest(tensors[name])) for name in sorted(tensors))
+
+
+def _digest(tensor: U16) -> bytes:
+    return blake3(memoryview(np.ascontiguousarray(tensor, dtype="<u2")).cast("B") if tensor.size else b"").digest()
+
+
+def encode_image(tensors: Mapping[str, U16]) -> bytes:
+    """The canonical safetensors bytes of bf16 tensors (uint16 bit patterns)."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in sorted(tensors):
+        end = offset + tensors[name].size * 2
+        header[name] = {"dtype": "BF16", "shape": list(tensors[name].shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    body = [np.ascontiguousarray(tensors[name], dtype="<u2").tobytes() for name in sorted(tensors)]
+    return len(text).to_bytes(8, "little") + text + b"".join(body)
+
+
+def decode_image(data: bytes | memoryview) -> dict[str, U16]:
+    """Views (no copies) of the tensors of a canonical image; raises MalformedPolicy on any other form."""
+    view = memoryview(data)
+    length = int.from_bytes(view[:8], "little") if len(view) >= 8 else MAX_HEADER_BYTES + 1
+    if length > min(MAX_HEADER_BYTES, len(view) - 8):
+        raise MalformedPolicy("bad policy image", "the header is longer than the file")
+    try:
+        header = json.loads(bytes(view[8 : 8 + length]))
+        entries = [(name, header[name]) for name in header if name != "__metadata__"]
+        tensors = _views(view[8 + length :], entries)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedPolicy("bad policy image", f"unreadable header: {error}") from error
+    return tensors
+
+
+def _views(body: memoryview, entries: list[tuple[str, Any]]) -> dict[str, U16]:
+    if len(entries) > MAX_TENSORS or [name for name, _ in entries] != sorted(name for name, _ in entries):
+        raise MalformedPolicy("bad policy image", "too many tensors, or names out of order")
+    tensors: dict[str, U16] = {}
+    offset = 0
+    for name, entry in entries:
+        shape = tuple(int(size) for size in entry["shape"])
+        count = 1
+        for size in shape:
+            count *= size if size >= 0 else len(body) + 1
+        if entry["dtype"] != "BF16" or list(entry["data_offsets"]) != [offset, offset + 2 * count]:
+            raise MalformedPolicy("bad policy image", f"{name[:80]} is not bf16 or not in its place")
+        if offset + 2 * count > len(body):
+            raise MalformedPolicy("bad policy image", f"{name[:80]} reaches beyond the file")
+        tensors[name] = np.frombuffer(body, dtype="<u2", count=count, offset=offset).reshape(shape)
+        offset += 2 * count
+    if offset != len(body):
+        raise MalformedPolicy("bad policy image", f"{len(body) - offset} bytes too many")
+    return tensors
+
+
+def verify_image(manifest: PolicyManifest, data: bytes | memoryview) -> dict[str, U16]:
+    """The tensors of an image that is exactly the manifest's policy; raises MalformedPolicy."""
+    tensors = decode_image(data)
+    if describe_tensors(tensors) != manifest.tensors:
+        raise MalformedPolicy("wrong policy image", "its tensors are not those of the manifest")
+    return tensors
+
+
+def encode_manifest(manifest: PolicyManifest) -> bytes:
+    return msgspec.msgpack.encode(manifest)
+
+
+def decode_manifest(data: bytes) -> PolicyManifest:
+    """Parse and check; raises MalformedPolicy."""
+    manifest = decode_msgpack(
+        data, PolicyManifest, limit=MAX_MANIFEST_BYTES, error=MalformedPolicy, what="bad policy manifest"
+    )
+    manifest.check()
+    return manifest
+
+
+def bf16_bits(values: NDArray[np.float32]) -> U16:
+    """float32 -> bf16 bit patterns, rounding to nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def bf16_values(bits: U16) -> NDArray[np.float32]:
+    """bf16 bit patterns -> float32, exact."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

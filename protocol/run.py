@@ -1,0 +1,171 @@
+"""RunSpec: everything that the members of a run must agree on.
+
+Its canonical JSON bytes are a blob; the blob's root stands in the pool on chain, so whoever knows the
+pool can fetch the run from any member and prove that it is the right one. Files that a run needs (model
+directory, data set) are assets: paths and blob roots.
+"""
+
+import re
+
+import msgspec
+
+from protocol.codec import decode_json
+from protocol.errors import ProtocolError
+
+MAX_RUN_BYTES = 64 * 1024
+MAX_ASSETS = 512
+_SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class RunError(ProtocolError):
+    """A run specification that cannot be used."""
+
+
+class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A strict section of the run."""
+
+
+class Asset(_Spec):
+    """A file of the run. path: relative, '/'-separated; root: 64 hex digits of its blob root; size: bytes."""
+
+    path: str
+    root: str
+    size: int
+
+
+class EnvironmentSpec(_Spec):
+    """name: a module of node.environments; args: its parameters."""
+
+    name: str
+    args: dict[str, int | float | str] = {}
+
+
+class RolloutSpec(_Spec):
+    """How rollouts are made. Counts are per optimiser step, per file, per problem."""
+
+    group_size: int = 8
+    prompts_per_step: int = 32
+    prompts_per_file: int = 8
+    max_prompt_tokens: int = 64
+    max_output_tokens: int = 16
+    temperature: float = 1.0
+
+    @property
+    def samples_per_file(self) -> int:
+        return self.prompts_per_file * self.group_size
+
+    @property
+    def files_per_step(self) -> int:
+        return -(-self.prompts_per_step // self.prompts_per_file)
+
+
+class Recipe(_Spec):
+    """How the trainer learns. clip_low, clip_high, ratio_cap: the two-sided clip of INTELLECT-2."""
+
+    name: str = "intellect2"
+    steps: int = 150
+    learning_rate: float = 2e-4
+    warmup_steps: int = 0
+    decay_steps: int = 150
+    weight_decay: float = 0.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    ratio_cap: float = 4.0
+    grad_clip: float = 1.0
+    max_staleness: int = 2
+    target_reward: float | None = None
+    seed: int = 0
+
+
+class EvaluationSpec(_Spec):
+    """Held-back problems scored after every `every`-th step."""
+
+    problems: int = 128
+    every: int = 1
+
+
+class VerificationSpec(_Spec):
+    """Cuts of the checks. The defaults fit fp32 compute on both sides; bf16 engines need calibrated ones.
+
+    exponent_mismatches (of toploc_k), mantissa_mean, mantissa_median: TOPLOC cuts per proof;
+    sampling_mean: mean distance per file; sampling_outside: share of tokens more than 0.01 outside;
+    quorum: verdicts that decide a file; check_probability: share of files that get the full check.
+    """
+
+    toploc_k: int = 128
+    toploc_batch: int = 32
+    exponent_mismatches: int = 8
+    mantissa_mean: float = 0.5
+    mantissa_median: float = 0.5
+    sampling_mean: float = 1e-4
+    sampling_outside: float = 0.01
+    quorum: int = 1
+    check_probability: float = 1.0
+
+
+class RunSpec(_Spec):
+    """One training run."""
+
+    name: str
+    environment: EnvironmentSpec
+    assets: tuple[Asset, ...] = ()
+    rollout: RolloutSpec = RolloutSpec()
+    recipe: Recipe = Recipe()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    verification: VerificationSpec = VerificationSpec()
+    version: int = 1
+
+    def check(self) -> None:
+        """Raise RunError naming the first field that makes no sense."""
+        for field, good, rule in self._rules():
+            if not good:
+                raise RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
+        for asset in self.assets:
+            check_asset_path(asset.path)
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        r, c, v, e = self.rollout, self.recipe, self.verification, self.evaluation
+        return [
+            ("version", self.version == 1, "this program reads version 1"),
+            ("name", 0 < len(self.name) <= 128, "must have 1 to 128 characters"),
+            ("rollout.group_size", 2 <= r.group_size <= 256, "must be 2 to 256: one sample has no advantage"),
+            ("rollout.prompts_per_step", 1 <= r.prompts_per_step <= 65536, "must be 1 to 65536"),
+            ("rollout.prompts_per_file", 1 <= r.prompts_per_file <= r.prompts_per_step, "must be 1 to prompts_per_step"),
+            ("rollout.max_prompt_tokens", 1 <= r.max_prompt_tokens <= 1 << 20, "must be 1 to 1048576"),
+            ("rollout.max_output_tokens", 2 <= r.max_output_tokens <= 1 << 20, "must be 2 to 1048576"),
+            ("rollout.temperature", 0.01 <= r.temperature <= 10, "must be 0.01 to 10"),
+            ("recipe.steps", 1 <= c.steps <= 10_000_000, "must be at least 1"),
+            ("recipe.learning_rate", 0 < c.learning_rate < 1, "must lie between 0 and 1"),
+            ("recipe.decay_steps", c.decay_steps >= 0, "must be 0 (constant) or more"),
+            ("recipe.clip_low", 0 < c.clip_low < 1, "must lie between 0 and 1"),
+            ("recipe.clip_high", 0 < c.clip_high < c.ratio_cap, "must lie between 0 and ratio_cap"),
+            ("recipe.ratio_cap", c.ratio_cap > 1, "must be above 1"),
+            ("recipe.grad_clip", c.grad_clip > 0, "must be above 0"),
+            ("recipe.max_staleness", 0 <= c.max_staleness <= 64, "must be 0 to 64"),
+            ("evaluation.problems", 1 <= e.problems <= 65536, "must be 1 to 65536"),
+            ("evaluation.every", e.every >= 1, "must be at least 1"),
+            ("verification.toploc_k", 1 <= v.toploc_k <= 4096, "must be 1 to 4096"),
+            ("verification.toploc_batch", 1 <= v.toploc_batch <= 256, "must be 1 to 256"),
+            ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
+            ("verification.check_probability", 0 < v.check_probability <= 1, "must be above 0 and at most 1"),
+            ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),
+        ]
+
+
+def check_asset_path(path: str) -> None:
+    """Raise RunError unless `path` is a plain relative path that stays inside its directory."""
+    parts = path.split("/")
+    if not 1 <= len(parts) <= 4 or not all(_SAFE_PART.fullmatch(part) for part in parts):
+        raise RunError("unusable run: assets", f"{path[:80]!r} is not a plain relative path", "rename the file")
+
+
+def encode_run(run: RunSpec) -> bytes:
+    """Canonical JSON: keys in sorted order, no spaces. These bytes are the run's blob."""
+    return msgspec.json.encode(run, order="sorted")
+
+
+def decode_run(data: bytes) -> RunSpec:
+    """Parse and check; raises RunError."""
+    run = decode_json(data, RunSpec, limit=MAX_RUN_BYTES, error=RunError, what="unusable run")
+    run.check()
+    return run
