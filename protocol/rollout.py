@@ -148,7 +148,7 @@ def decode_table(data: bytes, schema: pa.Schema, max_rows: int, max_bytes: int) 
         raise MalformedRollout("malformed file", f"{len(data)} bytes is more than {max_bytes}")
     try:
         return _decode_stream(data, schema, max_rows)
-    except (pa.ArrowException, ValueError, TypeError, IndexError, EOFError, OSError) as error:
+    except (pa.ArrowException, ValueError, TypeError, IndexError, EOFError, OSError, StopIteration) as error:
         raise MalformedRollout("malformed file", str(error)[:200]) from error
 
 

@@ -1,0 +1,102 @@
+"""Who is in the swarm: heartbeats in, member states out. Pure; time is an argument (seconds, monotonic).
+
+    joining -> healthy <-> unhealthy -> dead -> (healthy again on a beat)      left, evicted: final until they rejoin
+
+A member is unhealthy after `MISSED_UNHEALTHY` of its own announced intervals without a beat, dead after `MISSED_DEAD`.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from protocol.identity import Address
+from protocol.messages import Heartbeat
+
+MISSED_UNHEALTHY = 3.0
+MISSED_DEAD = 8.0
+MAX_MEMBERS = 10_000
+BEATS_PER_SECOND = 20.0
+"""What all members together may send per second: intervals stretch with the swarm."""
+
+
+class MemberState(StrEnum):
+    JOINING = "joining"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    DEAD = "dead"
+    LEFT = "left"
+    EVICTED = "evicted"
+
+
+def heartbeat_interval(members: int, shortest: float = 1.0) -> float:
+    """Seconds between two heartbeats of one node so that the swarm's total stays bounded."""
+    return max(shortest, members / BEATS_PER_SECOND)
+
+
+class Member:
+    """What is known of one member."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.beat: Heartbeat | None = None
+        self.seen_at: float | None = None
+        self.gone: MemberState | None = None
+
+    def state(self, now: float) -> MemberState:
+        if self.gone is not None:
+            return self.gone
+        if self.beat is None or self.seen_at is None:
+            return MemberState.JOINING
+        missed = (now - self.seen_at) / self.beat.interval
+        if missed >= MISSED_DEAD:
+            return MemberState.DEAD
+        return MemberState.UNHEALTHY if missed >= MISSED_UNHEALTHY else MemberState.HEALTHY
+
+
+class Members:
+    """The table of all members of a pool, fed by the chain (who may be here) and by heartbeats (who is)."""
+
+    def __init__(self) -> None:
+        self._members: dict[Address, Member] = {}
+
+    def admit(self, address: Address) -> None:
+        """The chain says that `address` joined (again)."""
+        if address not in self._members and len(self._members) < MAX_MEMBERS:
+            self._members[address] = Member(address)
+        member = self._members.get(address)
+        if member and member.gone is MemberState.LEFT:
+            member.gone = None
+
+    def remove(self, address: Address, how: MemberState) -> None:
+        """The chain says that it left or was evicted. Eviction is final."""
+        member = self._members.get(address)
+        if member and member.gone is not MemberState.EVICTED:
+            member.gone = how
+
+    def beat(self, address: Address, beat: Heartbeat, now: float) -> bool:
+        """Take a heartbeat; False if the author is no member, or it is older than the last one."""
+        member = self._members.get(address)
+        if member is None or member.gone is not None:
+            return False
+        if member.beat is not None and beat.sequence <= member.beat.sequence:
+            return False
+        member.beat, member.seen_at = beat, now
+        return True
+
+    def __contains__(self, address: object) -> bool:
+        member = self._members.get(address)  # type: ignore[arg-type]
+        return member is not None and member.gone is None
+
+    def __iter__(self) -> Iterable[Member]:  # type: ignore[override]
+        return iter(list(self._members.values()))
+
+    def get(self, address: Address) -> Member | None:
+        return self._members.get(address)
+
+    def live(self, now: float, role: str | None = None) -> list[Address]:
+        """Addresses of the healthy and unhealthy members, of one role if given."""
+        good = (MemberState.HEALTHY, MemberState.UNHEALTHY)
+        return [
+            member.address
+            for member in self._members.values()
+            if member.state(now) in good and member.beat and role in (None, member.beat.role)
+        ]
