@@ -89,7 +89,6 @@ class VerificationSpec(_Spec):
 
     exponent_mismatches (of toploc_k), mantissa_mean, mantissa_median: TOPLOC cuts per proof;
     sampling_mean: mean distance per file; sampling_outside: share of tokens more than 0.01 outside;
-    quorum: verdicts that decide a file; check_probability: share of files that get the full check.
     """
 
     toploc_k: int = 128
@@ -100,7 +99,6 @@ class VerificationSpec(_Spec):
     sampling_mean: float = 1e-4
     sampling_outside: float = 0.01
     quorum: int = 1
-    check_probability: float = 1.0
 
 
 class RunSpec(_Spec):
@@ -147,7 +145,6 @@ class RunSpec(_Spec):
             ("verification.toploc_k", 1 <= v.toploc_k <= 4096, "must be 1 to 4096"),
             ("verification.toploc_batch", 1 <= v.toploc_batch <= 256, "must be 1 to 256"),
             ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
-            ("verification.check_probability", 0 < v.check_probability <= 1, "must be above 0 and at most 1"),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),
         ]
 
