@@ -1,0 +1,79 @@
+"""Talks to daemons of this machine: HTTP over the unix socket that each one listens on.
+
+Who may open the socket may ask; there is no other authentication.
+"""
+
+import socket as sockets
+from pathlib import Path
+
+import httpx
+
+from cli.daemon_status import DaemonStatus, parse_status
+from cli.errors import NETWORK, CommandError
+from node.config import api_socket_path
+
+MAX_ANSWER = 8 * 1024 * 1024
+
+
+def socket_of(state_dir: Path) -> Path:
+    """The socket of the daemon with this state directory."""
+    return api_socket_path(state_dir)
+
+
+def known_sockets() -> list[Path]:
+    """Sockets of daemons of this user that run now; those that nobody listens on are left out."""
+    directory = api_socket_path(Path.cwd()).parent
+    return [path for path in sorted(directory.glob("*.sock")) if _answers(path)]
+
+
+def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
+    """Ask one daemon; raises CommandError when none listens or its answer makes no sense."""
+    transport = httpx.HTTPTransport(uds=str(socket))
+    try:
+        with httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client:
+            answer = client.get("/status")
+    except httpx.TimeoutException:
+        raise CommandError(
+            "the daemon does not answer",
+            f"nothing came within {timeout:g} s",
+            "look at its log in the state directory",
+            NETWORK,
+        ) from None
+    except httpx.TransportError as error:
+        raise _no_daemon(str(error)) from None
+    return read_answer(answer)
+
+
+async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus | None:
+    """The same inside trio; None when there is no (complete) answer now."""
+    transport = httpx.AsyncHTTPTransport(uds=str(socket))
+    try:
+        async with httpx.AsyncClient(transport=transport, timeout=timeout, base_url="http://daemon") as client:
+            return read_answer(await client.get("/status"))
+    except httpx.HTTPError:
+        return None
+
+
+def read_answer(answer: httpx.Response) -> DaemonStatus:
+    """The status in an HTTP answer; raises CommandError."""
+    if answer.status_code != httpx.codes.OK or len(answer.content) > MAX_ANSWER:
+        raise CommandError(
+            "the daemon did not give its status", f"HTTP {answer.status_code}", "look at its log", NETWORK
+        )
+    return parse_status(answer.content)
+
+
+def _answers(path: Path) -> bool:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _no_daemon(why: str) -> CommandError:
+    return CommandError(
+        "no daemon runs there", why or "nobody listens on its socket", "start one: intellect-node join", NETWORK
+    )

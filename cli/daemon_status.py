@@ -1,0 +1,159 @@
+"""What `GET /status` of a daemon says, as far as the command line reads it.
+
+Unknown fields are ignored and missing ones have defaults, so that a command line of one version can read
+a daemon of another one; the schema's own version is checked.
+"""
+
+from typing import Any
+
+import msgspec
+
+from cli.errors import NETWORK, CommandError
+
+SCHEMA_VERSION = 1
+
+
+class NodePart(msgspec.Struct, frozen=True):
+    address: str = ""
+    peer_id: str = ""
+    role: str = ""
+    state: str = "starting"
+    pid: int = 0
+    uptime_seconds: float = 0.0
+    version: str = ""
+    contacts: list[str] = []
+    engine: str | None = None
+    state_dir: str = ""
+
+
+class NetworkPart(msgspec.Struct, frozen=True):
+    name: str = ""
+    chain_id: int = 0
+    pool: int | None = None
+    block: int | None = None
+    rpc_ok: bool = False
+
+
+class RunPart(msgspec.Struct, frozen=True):
+    name: str = ""
+    run_root: str | None = None
+    step: int | None = None
+    steps_total: int = 0
+    policy_root: str | None = None
+    policies_held: int = 0
+
+
+class StakePart(msgspec.Struct, frozen=True):
+    bonded_wei: str = "0"
+    slashed_wei: str = "0"
+
+
+class MemberPart(msgspec.Struct, frozen=True):
+    """One line of the table that a daemon keeps of the others."""
+
+    address: str
+    role: str = ""
+    state: str = "joining"
+    step: int | None = None
+    seen_seconds_ago: float | None = None
+    tokens_per_second: float | None = None
+    connected: bool = False
+
+
+class WorkPart(msgspec.Struct, frozen=True):
+    files_committed: int = 0
+    files_accepted: int = 0
+    files_rejected: int = 0
+    tokens_per_second: float = 0.0
+    units: int = 0
+    last_reward_estimate: float | None = None
+
+
+class TrainingPart(msgspec.Struct, frozen=True):
+    """reward_eval, reward_train: [step, mean reward]; staleness: steps behind -> rollouts, and 'dropped'."""
+
+    step: int = 0
+    reward_eval: list[tuple[int, float]] = []
+    reward_train: list[tuple[int, float]] = []
+    staleness: dict[str, int] = {}
+    queued_rollouts: int = 0
+    seconds_per_step: float | None = None
+    tokens_per_second: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    entropy: float | None = None
+    done: bool = False
+    seconds: float = 0.0
+
+
+class VerdictPart(msgspec.Struct, frozen=True):
+    node: str = ""
+    index: int = 0
+    step: int | None = None
+    outcome: int | str = 0
+    reason: int | str = ""
+    seconds_ago: float = 0.0
+    detail: str = ""
+
+
+class VerdictsPart(msgspec.Struct, frozen=True):
+    accepted: int = 0
+    rejected: int = 0
+    by_reason: dict[str, int] = {}
+    recent: list[VerdictPart] = []
+
+
+class SlashPart(msgspec.Struct, frozen=True):
+    node: str
+    provider: str = ""
+    amount_wei: str = "0"
+    reason: int | str = ""
+    transaction: str = ""
+    block: int | None = None
+
+
+class ProcessPart(msgspec.Struct, frozen=True):
+    name: str
+    pid: int | None = None
+
+
+class ErrorPart(msgspec.Struct, frozen=True):
+    what: str
+    why: str = ""
+    remedy: str = ""
+
+
+class DaemonStatus(msgspec.Struct, frozen=True):
+    """The whole answer."""
+
+    schema_version: int = SCHEMA_VERSION
+    node: NodePart = NodePart()
+    network: NetworkPart = NetworkPart()
+    run: RunPart | None = None
+    stake: StakePart | None = None
+    swarm: list[MemberPart] = []
+    work: WorkPart | None = None
+    training: TrainingPart | None = None
+    verdicts: VerdictsPart | None = None
+    slashed: list[SlashPart] = []
+    network_stats: dict[str, Any] = {}
+    processes: list[ProcessPart] = []
+    last_error: ErrorPart | None = None
+
+
+def parse_status(data: bytes) -> DaemonStatus:
+    """Raises CommandError when the answer is not a status of a schema that this program reads."""
+    try:
+        status = msgspec.json.decode(data, type=DaemonStatus)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CommandError(
+            "the daemon's answer cannot be read", str(error), "run daemon and command in one version", NETWORK
+        ) from None
+    if status.schema_version != SCHEMA_VERSION:
+        raise CommandError(
+            "the daemon speaks another version",
+            f"its status has schema {status.schema_version}, this program reads {SCHEMA_VERSION}",
+            "run daemon and command in one version",
+            NETWORK,
+        )
+    return status

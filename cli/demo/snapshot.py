@@ -1,0 +1,172 @@
+"""What the demo knows at one moment, put together from what its daemons say.
+
+Pure: statuses come in, a `Snapshot` goes out. The view, the report and the summary read snapshots only.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from cli.daemon_status import DaemonStatus, SlashPart, TrainingPart, VerdictsPart
+
+WINDOW = 10  # steps that the summary's first and last reward are means over
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """One process of the demo. cheat: which cheat it is, None for the honest."""
+
+    name: str
+    role: str
+    address: str
+    provider: str
+    cheat: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """state: starting | running | restarting | stopped. restarts: how often it was started again."""
+
+    pid: int | None = None
+    state: str = "starting"
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the swarm table."""
+
+    participant: Participant
+    process: ProcessState
+    state: str
+    step: int | None = None
+    tokens_per_second: float | None = None
+    files_accepted: int = 0
+    files_rejected: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """elapsed, training_seconds: seconds. rewards: held-back mean reward by step."""
+
+    phase: str = "starting"
+    elapsed: float = 0.0
+    run_name: str = ""
+    chain_id: int = 0
+    block: int | None = None
+    pool: int | None = None
+    step: int = 0
+    steps_total: int = 0
+    target: float | None = None
+    rewards: tuple[tuple[int, float], ...] = ()
+    train_rewards: tuple[tuple[int, float], ...] = ()
+    staleness: Mapping[str, int] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    verdicts: VerdictsPart = VerdictsPart()
+    slashed: tuple[SlashPart, ...] = ()
+    training: TrainingPart | None = None
+    training_seconds: float = 0.0
+    done: bool = False
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(row.tokens_per_second or 0.0 for row in self.rows if row.participant.role == "worker")
+
+    @property
+    def reward_first(self) -> float | None:
+        return _mean(value for _, value in self.rewards[:WINDOW])
+
+    @property
+    def reward_last(self) -> float | None:
+        return _mean(value for _, value in self.rewards[-WINDOW:])
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Node and provider addresses, in lower case -> the participant's name."""
+        named = {row.participant.provider.lower(): f"{row.participant.name}'s provider" for row in self.rows}
+        return named | {row.participant.address.lower(): row.participant.name for row in self.rows}
+
+    @property
+    def cheats(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.participant.cheat)
+
+    def slash_of(self, participant: Participant) -> SlashPart | None:
+        """The slash that hit a participant, or None."""
+        address = participant.address.lower()
+        return next((slash for slash in self.slashed if slash.node.lower() == address), None)
+
+
+class Tracker:
+    """Remembers what a single answer forgets: the whole curve, every slash, the last known states."""
+
+    def __init__(self, participants: Iterable[Participant], *, target: float | None, run_name: str) -> None:
+        self._participants = tuple(participants)
+        self._rewards: dict[int, float] = {}
+        self._train_rewards: dict[int, float] = {}
+        self._slashed: dict[str, SlashPart] = {}
+        self._latest: dict[str, DaemonStatus] = {}
+        self._base = Snapshot(target=target, run_name=run_name)
+
+    def absorb(self, name: str, status: DaemonStatus) -> None:
+        """Take in the newest answer of participant `name`."""
+        self._latest[name] = status
+        for slash in status.slashed:
+            self._slashed.setdefault(slash.node.lower(), slash)
+        if status.training:
+            self._rewards.update(status.training.reward_eval)
+            self._train_rewards.update(status.training.reward_train)
+
+    def snapshot(self, phase: str, elapsed: float, processes: Mapping[str, ProcessState]) -> Snapshot:
+        """The state of things, `elapsed` seconds after the start."""
+        statuses = self._latest.values()
+        training = next((s.training for s in statuses if s.training and s.node.role == "trainer"), None)
+        run = next((s.run for s in statuses if s.run and s.run.steps_total), None)
+        return replace(
+            self._base,
+            phase=phase,
+            elapsed=elapsed,
+            chain_id=max((s.network.chain_id for s in statuses), default=0),
+            block=max((s.network.block for s in statuses if s.network.block is not None), default=None),
+            pool=next((s.network.pool for s in statuses if s.network.pool is not None), None),
+            step=training.step if training else 0,
+            steps_total=run.steps_total if run else 0,
+            rewards=tuple(sorted(self._rewards.items())),
+            train_rewards=tuple(sorted(self._train_rewards.items())),
+            staleness=dict(training.staleness) if training else {},
+            rows=tuple(self._row(one, processes.get(one.name, ProcessState())) for one in self._participants),
+            verdicts=_fullest(s.verdicts for s in statuses if s.verdicts),
+            slashed=tuple(self._slashed.values()),
+            training=training,
+            training_seconds=training.seconds if training else 0.0,
+            done=bool(training and training.done),
+        )
+
+    def _row(self, participant: Participant, process: ProcessState) -> Row:
+        status = self._latest.get(participant.name)
+        if status is None or process.state != "running":
+            return Row(participant, process, process.state)
+        work = status.work
+        training = status.training
+        speed = work.tokens_per_second if work else None
+        if participant.role == "trainer" and training:
+            speed = training.tokens_per_second
+        return Row(
+            participant=participant,
+            process=process,
+            state=status.node.state,
+            step=status.run.step if status.run else None,
+            tokens_per_second=speed,
+            files_accepted=work.files_accepted if work else 0,
+            files_rejected=work.files_rejected if work else 0,
+            error=status.last_error.what if status.last_error else None,
+        )
+
+
+def _fullest(parts: Iterable[VerdictsPart]) -> VerdictsPart:
+    """Every member counts the verdicts that it saw; who saw the most tells the story."""
+    return max(parts, key=lambda part: part.accepted + part.rejected, default=VerdictsPart())
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    collected = list(values)
+    return sum(collected) / len(collected) if collected else None

@@ -1,0 +1,117 @@
+"""From an exception to what a person reads: what happened, why, what to do, and a documented exit code.
+
+Errors are told apart by the names of their classes, because importing every package's tree would load
+the chain and network stacks just to print a usage error.
+"""
+
+import errno
+import os
+import tempfile
+import traceback
+from dataclasses import dataclass
+
+from protocol.errors import IntellectError
+
+UNEXPECTED, USAGE, CONFIGURATION, CHAIN, NETWORK, RUN, EXPELLED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 7, 130
+
+# The first name found along the class's ancestry decides.
+_CODES = {
+    "ExpelledError": EXPELLED,
+    "EvictedError": EXPELLED,
+    "SlashedError": EXPELLED,
+    "ConfigError": CONFIGURATION,
+    "StateError": CONFIGURATION,
+    "NodeError": CONFIGURATION,
+    "ChainError": CHAIN,
+    "ContractError": CHAIN,
+    "DevnetError": CHAIN,
+    "NetworkError": NETWORK,
+    "RunError": RUN,
+    "EngineError": RUN,
+    "ModelError": RUN,
+    "TrainingError": RUN,
+    "DatasetError": RUN,
+    "EnvironmentFault": RUN,
+    "ProtocolError": NETWORK,
+    "IntellectError": CONFIGURATION,
+}
+
+
+class CommandError(IntellectError):
+    """A failure that the command line itself found. code: the exit code."""
+
+    def __init__(self, what: str, why: str, remedy: str, code: int = CONFIGURATION) -> None:
+        super().__init__(what, why, remedy)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The three lines of an error."""
+
+    what: str
+    why: str
+    remedy: str
+
+
+def exit_code(error: BaseException) -> int:
+    """The documented exit code of `error`; groups of errors have that of their most telling member."""
+    error = unwrap(error)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, CommandError):
+        return error.code
+    if isinstance(error, IntellectError):
+        return next(_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
+    return CONFIGURATION if isinstance(error, OSError) else UNEXPECTED
+
+
+def describe(error: BaseException) -> Description:
+    """What a person reads. Unexpected errors leave their traceback in a file that the text names."""
+    error = unwrap(error)
+    if isinstance(error, IntellectError):
+        return Description(error.what, error.why, error.remedy)
+    if isinstance(error, KeyboardInterrupt):
+        return Description("interrupted", "Ctrl-C or SIGINT", "run the command again to go on")
+    if isinstance(error, OSError):
+        return _describe_os_error(error)
+    return Description(
+        "an unexpected error",
+        f"{type(error).__name__}: {error}"[:400],
+        f"this is a bug; its traceback is in {_keep_traceback(error)}: please report it with that file",
+    )
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The member of an exception group that says most: an expected error first, then an interrupt."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    members = [unwrap(member) for member in error.exceptions]
+    for kind in (IntellectError, KeyboardInterrupt, OSError):
+        for member in members:
+            if isinstance(member, kind):
+                return member
+    return members[0]
+
+
+def _describe_os_error(error: OSError) -> Description:
+    place = f" ({error.filename})" if error.filename else ""
+    why = f"{os.strerror(error.errno) if error.errno else error}{place}"
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return Description("the disk is full", why, "free some space, or name another directory, then run again")
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return Description("a file cannot be used", why, "give this user access, or name another directory")
+        case errno.EADDRINUSE:
+            return Description("a port is in use", why, "stop the other program, or choose another port")
+        case errno.EMFILE | errno.ENFILE:
+            return Description("too many open files", why, "raise the limit (`ulimit -n 4096`) and run again")
+        case _:
+            return Description("the operating system refused", why, "mend the cause and run again")
+
+
+def _keep_traceback(error: BaseException) -> str:
+    handle, path = tempfile.mkstemp(prefix="intellect-node-crash-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    return path

@@ -1,0 +1,76 @@
+"""The program `intellect-node`: its commands, and the one place where errors become three lines and an exit code.
+
+Command modules import what they need when they run, so that `--help` answers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from cli import contract, demo, devnet, join, keys, status
+from cli.errors import describe, exit_code
+from cli.output import print_error
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 unexpected, 2 usage, 3 configuration or state directory, 4 chain, 5 network, "
+    "6 run file, model or dataset, 7 evicted or slashed, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="intellect-node",
+    help="A peer-to-peer swarm that trains language models with verifiable reinforcement learning.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"intellect-node {version('intellect-node')}")
+        except PackageNotFoundError:
+            print("intellect-node (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+app.command("demo", epilog=demo.EXAMPLES)(demo.command)
+app.command("join", epilog=join.EXAMPLES)(join.command)
+app.command("status", epilog=status.EXAMPLES)(status.command)
+app.add_typer(devnet.app, name="devnet")
+app.add_typer(contract.app, name="contract")
+app.add_typer(keys.app, name="keys")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    try:
+        typer.main.get_command(app).main(
+            args=None if arguments is None else list(arguments), prog_name="intellect-node"
+        )
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BaseException as error:  # the outermost frame: everything ends as three lines and a code
+        print_error(describe(error))
+        return exit_code(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""How commands speak: tables for people, JSON for programs, errors on standard error."""
+
+import sys
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from cli.errors import Description
+
+SCHEMA_VERSION = 1
+
+
+def console() -> Console:
+    """The terminal of this moment (tests and pipes replace it)."""
+    return Console(highlight=False)
+
+
+def print_error(error: Description) -> None:
+    """Three lines on standard error."""
+    out = Console(stderr=True, highlight=False, soft_wrap=True)
+    out.print(f"[bold red]error:[/] {escape(error.what)}")
+    out.print(f"  [dim]why:[/] {escape(error.why)}")
+    out.print(f"  [dim]do: [/] {escape(error.remedy)}")
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on one line of standard output, with its schema's version."""
+    line = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **value}).decode()
+    print(line, file=sys.stdout, flush=True)
+
+
+def ether(wei: int) -> str:
+    """Amount of an 18-decimal token, for people: 1500000000000000000 -> '1.5'."""
+    whole, rest = divmod(abs(wei), 10**18)
+    fraction = f"{rest:018d}".rstrip("0")[:6]
+    return ("-" if wei < 0 else "") + (f"{whole:,}.{fraction}" if fraction else f"{whole:,}")
+
+
+def short(address: str) -> str:
+    """'0x1234..abcd', for columns."""
+    return f"{address[:6]}..{address[-4:]}" if len(address) > 12 else address
+
+
+def duration(seconds: float) -> str:
+    """'12 s', '3 min 05 s', '2 h 07 min'."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

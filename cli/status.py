@@ -1,0 +1,132 @@
+"""`intellect-node status`: what the daemons of this machine are doing."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from cli.errors import NETWORK, CommandError
+from cli.output import console, duration, ether, print_json, short
+
+if TYPE_CHECKING:
+    from cli.daemon_status import DaemonStatus
+
+EXAMPLES = (
+    "Examples:  intellect-node status   |   intellect-node status --json | jq .daemons[].run.step   |   "
+    "intellect-node status --state-dir ~/nodes/a"
+)
+
+
+def command(
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", help="The state directory of one daemon; default: all of this machine."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Show the daemons of this machine: role, step, stake, the swarm they see, their work."""
+    import msgspec
+
+    statuses = _collect(state_dir)
+    if as_json:
+        print_json({"daemons": [msgspec.to_builtins(status) for status in statuses]})
+        return
+    for status in statuses:
+        _show(status)
+
+
+def _collect(state_dir: Path | None) -> "list[DaemonStatus]":
+    from cli import api
+
+    if state_dir is not None:
+        return [api.get_status(api.socket_of(state_dir))]
+    found = api.known_sockets()
+    if not found:
+        raise CommandError(
+            "no daemon runs on this machine",
+            "no socket of a daemon of this user answers",
+            "start one: intellect-node join --role worker --network local",
+            NETWORK,
+        )
+    return [api.get_status(socket) for socket in found]
+
+
+def _show(status: "DaemonStatus") -> None:
+    out = console()
+    node, network = status.node, status.network
+    out.print(
+        Text.assemble(
+            (node.role, "bold"),
+            "  ",
+            node.address,
+            "  ",
+            (node.state, _style(node.state)),
+            f"  up {duration(node.uptime_seconds)}  pid {node.pid}",
+        )
+    )
+    out.print(_facts(status))
+    if status.last_error:
+        error = status.last_error
+        out.print(Text(f"  last error: {error.what}\n    why: {error.why}\n    do:  {error.remedy}", style="red"))
+    if status.swarm:
+        out.print(_swarm(status))
+    if not network.rpc_ok:
+        out.print(Text("  the chain's RPC does not answer", style="bold red"))
+    out.print()
+
+
+def _facts(status: "DaemonStatus") -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    network = status.network
+    grid.add_row("  network", f"{network.name}  chain {network.chain_id}  pool {network.pool}  block {network.block}")
+    if status.run:
+        run = status.run
+        grid.add_row("  run", f"{run.name}  step {run.step}/{run.steps_total}  policies held {run.policies_held}")
+    if status.stake:
+        grid.add_row(
+            "  stake",
+            f"{ether(int(status.stake.bonded_wei))} bonded  {ether(int(status.stake.slashed_wei))} slashed",
+        )
+    if status.work and status.work.files_committed:
+        work = status.work
+        grid.add_row(
+            "  work",
+            f"{work.files_committed} files committed  {work.files_accepted} accepted  {work.files_rejected} rejected"
+            f"  {work.tokens_per_second:,.0f} tokens/s  {work.units:,} units",
+        )
+    if status.training:
+        training = status.training
+        reward = f"{training.reward_eval[-1][1]:.3f}" if training.reward_eval else "-"
+        grid.add_row("  training", f"step {training.step}  reward {reward}  {training.queued_rollouts} rollouts queued")
+    if status.verdicts and status.verdicts.accepted + status.verdicts.rejected:
+        grid.add_row("  verdicts", f"{status.verdicts.accepted} accepted  {status.verdicts.rejected} rejected")
+    for contact in status.node.contacts[:2]:
+        grid.add_row("  contact", contact)
+    return grid
+
+
+def _swarm(status: "DaemonStatus") -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
+    for name in ("  member", "role", "state", "step", "tokens/s", "seen", "connected"):
+        table.add_column(name)
+    for member in status.swarm:
+        table.add_row(
+            f"  {short(member.address)}",
+            member.role,
+            Text(member.state, style=_style(member.state)),
+            "" if member.step is None else str(member.step),
+            "" if not member.tokens_per_second else f"{member.tokens_per_second:,.0f}",
+            "" if member.seen_seconds_ago is None else f"{member.seen_seconds_ago:.0f} s ago",
+            "yes" if member.connected else "no",
+        )
+    return table
+
+
+def _style(state: str) -> str:
+    if state in ("working", "healthy", "idle"):
+        return "green"
+    return "red" if state in ("failed", "evicted", "dead", "unhealthy") else "yellow"
