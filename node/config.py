@@ -1,0 +1,88 @@
+"""One typed tree of settings. Precedence: flag, environment (INTELLECT_NODE_*), config file, default.
+
+Knows where things lie on disk; opens none of them.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+from pydantic import Field
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+Role = Literal["trainer", "worker", "validator", "auto"]
+ROLES: tuple[Role, ...] = ("trainer", "worker", "validator")
+WEI = 10**18
+
+
+def default_home() -> Path:
+    """Networks, caches and nodes of this user: $INTELLECT_NODE_HOME or the platform's state directory."""
+    override = os.environ.get("INTELLECT_NODE_HOME")
+    return Path(override) if override else Path(platformdirs.user_state_path("intellect-node"))
+
+
+class NodeConfig(BaseSettings):
+    """Everything one daemon needs to know. Sizes in bytes, times in seconds, stake in wei."""
+
+    model_config = SettingsConfigDict(env_prefix="INTELLECT_NODE_", extra="forbid", frozen=True)
+
+    role: Role = "auto"
+    network: str = "local"
+    home: Path = Field(default_factory=default_home)
+    state_dir: Path | None = None
+    pool: int | None = None
+    run_file: Path | None = None
+    listen: str = "/ip4/127.0.0.1/tcp/0"
+    announce: str | None = None
+    """the multiaddr that others shall dial, where it is not the one listened on"""
+    password: str | None = Field(default=None, repr=False)
+    password_file: Path | None = None
+    provider_key_file: Path | None = None
+    engine_command: str | None = None
+    """another program that speaks the engine protocol; default: the torch engine"""
+    auto_setup: bool = True
+    """on a local devnet: fund, stake and register this node when it is not yet"""
+    stake: int = 100 * WEI
+    units: int = 1
+    store_quota: int = 20 * 1024**3
+    chain_poll: float = 1.0
+    heartbeat: float = 1.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = default_home() / "config.toml"
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
+
+    @property
+    def directory(self) -> Path:
+        """The state directory of this node."""
+        if self.state_dir is not None:
+            return self.state_dir
+        return self.home / "nodes" / Path(self.network).stem / self.role
+
+
+def api_socket_path(state_dir: Path) -> Path:
+    """Where the daemon of `state_dir` listens for the command line.
+
+    Unix socket paths are limited to about 100 bytes, so it lies in the runtime directory under a
+    name that follows from the state directory.
+    """
+    name = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:20]
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return runtime / f"intellect-node-{os.getuid()}" / f"{name}.sock"

@@ -1,0 +1,122 @@
+"""What this node has promised or is owed, in SQLite before it is said aloud.
+
+`said` holds every signed message under a key that can be used once: a second, different statement for
+the same slot raises instead of becoming an equivocation. Methods block for a disk write; call them through
+`Journal.do`, which runs them in one thread, in order.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from node.errors import StateError
+
+T = TypeVar("T")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, PRIMARY KEY (kind, slot)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (
+    root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
+"""
+
+
+class Journal:
+    """One database per state directory; one writer."""
+
+    def __init__(self, path: Path) -> None:
+        self._limiter = trio.CapacityLimiter(1)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise StateError(
+                f"cannot use the journal {path}",
+                str(error),
+                "free disk space, or restore the file from a backup; do not delete it: it prevents double signing",
+            ) from error
+
+    async def do(self, work: Callable[..., T], *args: object) -> T:
+        """Run one of the methods below in the journal's thread."""
+        try:
+            return await trio.to_thread.run_sync(lambda: work(*args), limiter=self._limiter)
+        except sqlite3.OperationalError as error:
+            raise StateError("cannot write the journal", str(error), "free disk space and start again") from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    def say(self, kind: str, slot: bytes, raw: bytes) -> None:
+        """Record a signed message before it leaves; raises StateError if the slot holds another one."""
+        self._db.execute("INSERT OR IGNORE INTO said VALUES (?, ?, ?)", (kind, slot, raw))
+        if self.said(kind, slot) != raw:
+            raise StateError(
+                "will not sign twice for one slot",
+                f"another {kind} for it is in the journal",
+                "this is a defect or a copied state directory: run one daemon per key",
+            )
+
+    def said(self, kind: str, slot: bytes) -> bytes | None:
+        """The message recorded for a slot."""
+        row = self._db.execute("SELECT raw FROM said WHERE kind = ? AND slot = ?", (kind, slot)).fetchone()
+        return row[0] if row else None
+
+    def all_said(self, kind: str, last: int = 1000) -> list[bytes]:
+        """The recorded messages of a kind with the highest slots, in slot order."""
+        query = "SELECT raw FROM said WHERE kind = ? ORDER BY slot DESC LIMIT ?"
+        return [row[0] for row in reversed(self._db.execute(query, (kind, last)).fetchall())]
+
+    def count_said(self, kind: str, prefix: bytes) -> int:
+        """How many slots of a kind start with `prefix`."""
+        query = "SELECT count(*) FROM said WHERE kind = ? AND slot >= ? AND slot < ?"
+        return self._db.execute(query, (kind, prefix, prefix + b"\xff" * 16)).fetchone()[0]
+
+    def remember(self, name: str, value: bytes) -> None:
+        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    def recall(self, name: str) -> bytes | None:
+        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def add_file(self, root: bytes, policy: bytes, index: int, units: int, made_at: float) -> None:
+        """A file this worker committed to."""
+        values = (root, policy, index, units, made_at, "pending", None)
+        self._db.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def judge_file(self, root: bytes, state: str) -> None:
+        """state: accepted or rejected."""
+        self._db.execute("UPDATE files SET state = ? WHERE root = ? AND state = 'pending'", (state, root))
+
+    def unpaid_files(self, before: float) -> list[tuple[bytes, int]]:
+        """(root, units) of accepted files made before a time, not yet committed on chain."""
+        query = "SELECT root, units FROM files WHERE state='accepted' AND epoch IS NULL AND made_at < ? ORDER BY root"
+        return self._db.execute(query, (before,)).fetchall()
+
+    def assign_epoch(self, roots: list[bytes], epoch: int) -> None:
+        """The files go on chain under this epoch: recorded before the transaction is sent."""
+        self._db.execute("BEGIN")
+        self._db.executemany("UPDATE files SET epoch = ? WHERE root = ?", [(epoch, root) for root in roots])
+        self._db.execute("COMMIT")
+
+    def files_of_epoch(self, epoch: int) -> list[tuple[bytes, int]]:
+        return self._db.execute("SELECT root, units FROM files WHERE epoch = ? ORDER BY root", (epoch,)).fetchall()
+
+    def file_counts(self) -> dict[str, int]:
+        """state -> number of this worker's files."""
+        return dict(self._db.execute("SELECT state, count(*) FROM files GROUP BY state").fetchall())
+
+    def consume(self, roots: list[bytes], step: int) -> None:
+        """These files train `step`; a file is used once."""
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT INTO consumed VALUES (?, ?)", [(root, step) for root in roots])
+        self._db.execute("COMMIT")
+
+    def consumed(self) -> dict[bytes, int]:
+        """file root -> step that used it."""
+        return dict(self._db.execute("SELECT root, step FROM consumed").fetchall())

@@ -1,0 +1,117 @@
+"""Who is in the pool: the chain says who may be, heartbeats say who is.
+
+Feeds the network with the contacts of the members, so that the chain is the only meeting point that
+a newcomer needs; sends this node's own heartbeat.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+import structlog
+import trio
+
+from node.swarm.board import Board
+from protocol.identity import Address
+from protocol.liveness import Members, MemberState, heartbeat_interval
+from protocol.messages import Heartbeat
+
+log = structlog.get_logger()
+
+
+class Contacts(Protocol):
+    """The part of node.network that membership needs."""
+
+    def set_contacts(self, contacts: Mapping[Address, str]) -> None: ...
+
+
+class SlashRecord(msgspec.Struct, frozen=True):
+    """A slash seen on chain. amount: wei; reason: checks.Reason."""
+
+    node: Address
+    provider: Address
+    amount: int
+    reason: int
+    transaction: str
+    block: int
+    file_root: str
+
+
+class Membership:
+    """The table of members, and the rights that the pool gives."""
+
+    def __init__(self, own: Address, contacts: Contacts, trainer: Address, validators: tuple[Address, ...]) -> None:
+        self.table = Members()
+        self.slashed: list[SlashRecord] = []
+        self._own = own
+        self._network = contacts
+        self._trainer = trainer
+        self._validators = frozenset(validators)
+        self._contacts: dict[Address, str] = {}
+        self.evicted = trio.Event()
+
+    # rights
+
+    def is_member(self, address: Address) -> bool:
+        return address in self.table
+
+    def is_validator(self, address: Address) -> bool:
+        return address in self._validators and address in self.table
+
+    def is_trainer(self, address: Address) -> bool:
+        return address == self._trainer
+
+    # from the chain
+
+    def joined(self, node: Address, contact: str) -> None:
+        """A Joined event or a row of the member list."""
+        self.table.admit(node)
+        if contact:
+            self._contacts[node] = contact
+        self._dial()
+
+    def left(self, node: Address) -> None:
+        self.table.remove(node, MemberState.LEFT)
+        self._contacts.pop(node, None)
+        self._dial()
+
+    def slash(self, record: SlashRecord) -> None:
+        """A Slashed event: the node is out for good."""
+        if any(known.transaction == record.transaction and known.node == record.node for known in self.slashed):
+            return
+        self.slashed.append(record)
+        self.evict(record.node)
+        log.warning("member.slashed", node=record.node, reason=record.reason, transaction=record.transaction)
+
+    def evict(self, node: Address) -> None:
+        self.table.admit(node)
+        self.table.remove(node, MemberState.EVICTED)
+        self._contacts.pop(node, None)
+        if node == self._own:
+            self.evicted.set()
+        self._dial()
+
+    def _dial(self) -> None:
+        self._network.set_contacts({node: to for node, to in self._contacts.items() if node != self._own})
+
+    # heartbeats
+
+    async def follow(self, board: Board) -> None:
+        """Take heartbeats from the board until cancelled."""
+        async for signed in board.subscribe(Heartbeat):
+            beat = signed.message
+            if not isinstance(beat, Heartbeat):
+                continue
+            fresh = self.table.beat(signed.author, beat, trio.current_time())
+            if fresh and beat.contact and self._contacts.get(signed.author) != beat.contact:
+                self._contacts[signed.author] = beat.contact
+                self._dial()
+
+    async def beat(self, board: Board, shortest: float, describe: Callable[[int, float], Heartbeat]) -> None:
+        """Send this node's heartbeat until cancelled; `describe(sequence, interval)` makes it."""
+        while True:
+            live = len(self.table.live(trio.current_time()))
+            interval = heartbeat_interval(live + 1, shortest)
+            await board.post(describe(time.time_ns() // 1_000_000, interval))
+            await trio.sleep(interval)

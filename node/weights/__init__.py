@@ -1,0 +1,1 @@
+"""Policies as files: publishing, fetching, keeping the newest few."""
