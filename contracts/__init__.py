@@ -1,0 +1,1 @@
+"""The Solidity contracts, their built artifacts, and the thin Python face of them."""

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+/// @notice A worker's signed promise: submission `index` for this policy is exactly this file.
+struct WorkCommitment {
+    uint256 pool;
+    address node;
+    bytes32 policyRoot;
+    uint64 index;
+    bytes32 fileRoot;
+    uint32 units;
+}
+
+/// @title Statements
+/// @notice EIP-712 struct hashes of what nodes and validators sign off chain, and the Merkle leaf of accepted work.
+/// `protocol/statements.py` and `protocol/work.py` hold the same definitions for Python.
+library Statements {
+    uint8 internal constant OUTCOME_REJECT = 1;
+    uint8 internal constant OUTCOME_SLASH = 2;
+
+    bytes32 internal constant WORK_COMMITMENT_TYPEHASH = keccak256(
+        "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units)"
+    );
+    bytes32 internal constant VERDICT_TYPEHASH = keccak256(
+        "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint8 outcome,uint8 reason)"
+    );
+    bytes32 internal constant NODE_REGISTRATION_TYPEHASH = keccak256(
+        "NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)"
+    );
+
+    function hashCommitment(WorkCommitment calldata c) internal pure returns (bytes32) {
+        return keccak256(
+            abi.encode(WORK_COMMITMENT_TYPEHASH, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units)
+        );
+    }
+
+    function hashVerdict(WorkCommitment calldata c, uint8 outcome, uint8 reason) internal pure returns (bytes32) {
+        return keccak256(
+            abi.encode(VERDICT_TYPEHASH, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, outcome, reason)
+        );
+    }
+
+    function hashRegistration(address provider, address node, uint32 units, uint256 nonce, uint256 deadline)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(NODE_REGISTRATION_TYPEHASH, provider, node, units, nonce, deadline));
+    }
+
+    /// @notice The leaf of one file in a node's tree of one epoch.
+    function leaf(WorkCommitment calldata c) internal pure returns (bytes32) {
+        return keccak256(abi.encodePacked(bytes1(0x00), c.node, c.fileRoot, c.units));
+    }
+
+    /// @notice Whether `proof` leads from `node` to `root`; siblings are hashed in sorted order under prefix 0x01.
+    function verifyPath(bytes32 root, bytes32 node, bytes32[] calldata proof) internal pure returns (bool) {
+        for (uint256 i = 0; i < proof.length; ++i) {
+            bytes32 sibling = proof[i];
+            node = node < sibling
+                ? keccak256(abi.encodePacked(bytes1(0x01), node, sibling))
+                : keccak256(abi.encodePacked(bytes1(0x01), sibling, node));
+        }
+        return node == root;
+    }
+}
