@@ -1,0 +1,48 @@
+"""Token buckets: how much one peer, or all strangers together, may ask of us.
+
+Pure: the clock is an argument.
+"""
+
+from collections.abc import Hashable
+
+MAX_KEYS = 4096
+
+class TokenBucket:
+    """rate: tokens per second; burst: tokens at most, and at first."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._tokens = burst
+        self._at: float | None = None
+
+    def take(self, tokens: float, now: float) -> bool:
+        """Spend `tokens` if they are there. `now`: seconds, monotonic."""
+        if self._at is not None:
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        if tokens > self._tokens:
+            return False
+        self._tokens -= tokens
+        return True
+
+    def charge(self, tokens: float) -> None:
+        """Spend tokens after the fact; the balance may become negative."""
+        self._tokens -= tokens
+
+
+class Budgets:
+    """One bucket per key, for the MAX_KEYS keys seen last."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._buckets: dict[Hashable, TokenBucket] = {}
+
+    def take(self, key: Hashable, tokens: float, now: float) -> bool:
+        """Spend `tokens` of `key`'s bucket if they are there."""
+        bucket = self._buckets.pop(key, None) or TokenBucket(self._rate, self._burst)
+        self._buckets[key] = bucket
+        while len(self._buckets) > MAX_KEYS:
+            del self._buckets[next(iter(self._buckets))]
+        return bucket.take(tokens, now)

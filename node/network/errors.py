@@ -1,0 +1,97 @@
+"""Everything that can go wrong between nodes, as values with a cause and a remedy."""
+
+from protocol.errors import IntellectError
+
+
+class NetworkError(IntellectError):
+    """Root of this package's errors."""
+
+
+class PortInUse(NetworkError):
+    """The address we were told to listen on is taken."""
+
+    def __init__(self, listen: str) -> None:
+        super().__init__(
+            f"cannot listen on {listen}",
+            "another program, perhaps another node, holds that port",
+            "stop it, or choose a free port (port 0 lets the system choose)",
+        )
+
+
+class ListenFailed(NetworkError):
+    """The address we were told to listen on is not one this machine can use."""
+
+    def __init__(self, listen: str, why: str) -> None:
+        super().__init__(
+            f"cannot listen on {listen}",
+            why,
+            "use an address of this machine, such as /ip4/0.0.0.0/tcp/4001",
+        )
+
+
+class NotRunning(NetworkError):
+    """The network was used before it ran, or after it stopped."""
+
+    def __init__(self) -> None:
+        super().__init__("the network is not running", "the node is starting or stopping", "try again shortly")
+
+
+class MessageTooLarge(NetworkError):
+    """Something of ours exceeds what peers would accept."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            "message too large", f"{size} bytes, and peers accept at most {limit}", "send it as a blob instead"
+        )
+
+
+class PeerUnavailable(NetworkError):
+    """The peer could not be reached, or went away in the middle. Worth trying again later."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"peer {peer} is unavailable", why, "nothing to do; it is tried again by itself")
+        self.peer = peer
+
+
+class RequestTimedOut(PeerUnavailable):
+    """No complete answer before the deadline."""
+
+    def __init__(self, peer: str, seconds: float) -> None:
+        super().__init__(peer, f"no complete answer within {seconds:g} s")
+
+
+class RequestRefused(PeerUnavailable):
+    """The peer answered that it will not serve this request (now)."""
+
+
+class PeerMisbehaved(NetworkError):
+    """The peer broke the protocol: what it sent is not an answer to what we asked."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"peer {peer} misbehaved", why, "nothing to do; it is avoided for a while")
+        self.peer = peer
+
+
+class BlobUnavailable(NetworkError):
+    """No source delivered the blob in time."""
+
+    def __init__(self, root: bytes, why: str) -> None:
+        super().__init__(f"blob {root.hex()[:16]} is unavailable", why, "wait until a node that holds it is online")
+        self.root = root
+
+
+class BlobTooLarge(NetworkError):
+    """The blob is bigger than the caller (or the store) allows."""
+
+    def __init__(self, root: bytes, size: int, limit: int) -> None:
+        super().__init__(
+            f"blob {root.hex()[:16]} is too large", f"{size} bytes, and at most {limit} are allowed here", "skip it"
+        )
+        self.root = root
+
+
+class StoreFull(NetworkError):
+    """The blob store's quota or its disk is exhausted, and nothing unpinned is left to evict."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("the blob store is full", why, "free disk space, or raise the store's quota")

@@ -1,0 +1,359 @@
+"""py-libp2p 0.8.1, made fit to meet strangers: everything that we change in it, and why.
+
+Each class here cures a measured defect of the library (docs/decisions.md names them):
+
+- any exception in a task that a peer can cause ends the whole host       -> Tasks, HardSwarm, HardPubsub
+- an inbound connection keeps its slot after it closed                    -> HardSwarm
+- the auto-connector dials whatever identify has heard of                 -> _NoAutoConnector
+- cancelling a write leaves half a frame on the wire                      -> HardYamux
+- two sides that both send bulk can each wait for the other to read      -> HardYamux
+- receive buffers are unbounded; a frame in > 101 parts is given up       -> HardYamux
+- the listener shares its port with any other process (SO_REUSEPORT)      -> port_is_taken
+
+Knows libp2p's internals; knows nothing of members, budgets of ours or blobs.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+import trio
+
+# Read at every window update: the default sends one per read and costs a third of the throughput.
+os.environ.setdefault("PY_YAMUX_RELEASE_ON_READ", "0")
+
+from libp2p.abc import IMuxedConn, INetStream, ISecureConn  # noqa: E402
+from libp2p.io.abc import ReadWriteCloser  # noqa: E402
+from libp2p.io.exceptions import IncompleteReadError  # noqa: E402
+from libp2p.network.auto_connector import AutoConnector  # noqa: E402
+from libp2p.network.connection import swarm_connection  # noqa: E402
+from libp2p.network.connection.raw_connection import RawConnection  # noqa: E402
+from libp2p.network.swarm import Swarm, SwarmEvent  # noqa: E402
+from libp2p.peer.id import ID  # noqa: E402
+from libp2p.pubsub.pb import rpc_pb2  # noqa: E402
+from libp2p.pubsub.pubsub import Pubsub  # noqa: E402
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream  # noqa: E402
+from libp2p.stream_muxer.yamux.yamux import Yamux  # noqa: E402
+from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI  # noqa: E402
+from libp2p.tools.anyio_service.stats import Stats, TaskStats  # noqa: E402
+from multiaddr import Multiaddr  # noqa: E402
+
+log = structlog.get_logger(__name__)
+
+MAX_BUFFERED_BYTES = 128 * 1024**2
+"""Unread bytes per connection, over all its streams, before the connection is closed."""
+MAX_CONTROL_FRAMES = 1024
+MAX_STREAMS_PER_PEER = 128
+MAX_HANDSHAKES_PER_IP = 16
+WRITE_SECONDS = 30.0
+
+Fault = Callable[[str, BaseException], None]
+"""Told of every error that was caught on a peer's behalf: (where, error)."""
+
+
+class _ToStructlog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        log.debug("network.libp2p", logger=record.name, message=record.getMessage())
+
+
+def quieten() -> None:
+    """libp2p logs at ERROR for everyday events, to stderr, and some of it through the root logger."""
+    logger = logging.getLogger("libp2p")
+    logger.setLevel(logging.ERROR)
+    logger.handlers[:] = [_ToStructlog()]
+    logger.propagate = False
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("libp2p."):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+    swarm_connection.logging = logging.getLogger("libp2p.network.connection")  # type: ignore[attr-defined]
+
+
+def port_is_taken(host: str, port: int) -> bool:
+    """Whether another socket listens there. The library's own bind would succeed beside it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == 98:  # EADDRINUSE
+                return True
+            raise
+    return False
+
+
+class Tasks(InternalManagerAPI):
+    """Runs a libp2p service in a nursery; an error in one of its tasks ends that task alone.
+
+    Replaces the library's manager, in which it ends the service and with it the host. A daemon
+    task (a loop that the service cannot live without) is restarted after a second.
+    """
+
+    def __init__(self, service: ServiceAPI, fault: Fault) -> None:
+        self._service = service
+        self._fault = fault
+        self._started = trio.Event()
+        self._finished = trio.Event()
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._count = 0
+        self._done = 0
+        service._manager = self
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled or stopped. The service's own failure is raised."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    self._started.set()
+                    task_status.started()
+                    await self._service.run()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+            self._finished.set()
+
+    def run_task(
+        self, async_fn: Callable[..., Awaitable[Any]], *args: Any, daemon: bool = False, name: str | None = None
+    ) -> None:
+        if self._nursery is None or self._scope.cancel_called:
+            return  # stopping: the library would raise here, in the middle of its own clean-up
+        self._count += 1
+        self._nursery.start_soon(self._guard, async_fn, args, daemon, name=name or repr(async_fn))
+
+    def run_daemon_task(self, async_fn: Callable[..., Awaitable[Any]], *args: Any, name: str | None = None) -> None:
+        self.run_task(async_fn, *args, daemon=True, name=name)
+
+    async def _guard(self, async_fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], daemon: bool) -> None:
+        try:
+            while True:
+                try:
+                    await async_fn(*args)
+                except Exception as error:
+                    self._fault(getattr(async_fn, "__qualname__", repr(async_fn)), error)
+                if not daemon or self._scope.cancel_called:
+                    return
+                await trio.sleep(1.0)
+        finally:
+            self._done += 1
+
+    def run_child_service(self, service: ServiceAPI, daemon: bool = False, name: str | None = None) -> ManagerAPI:
+        child = Tasks(service, self._fault)
+        self.run_task(child.run, daemon=daemon, name=name)
+        return child
+
+    def run_daemon_child_service(self, service: ServiceAPI, name: str | None = None) -> ManagerAPI:
+        return self.run_child_service(service, daemon=True, name=name)
+
+    @property
+    def is_started(self) -> bool:
+        return self._started.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        return self.is_started and not self.is_finished
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._scope.cancel_called
+
+    @property
+    def is_finished(self) -> bool:
+        return self._finished.is_set()
+
+    @property
+    def did_error(self) -> bool:
+        return False
+
+    @property
+    def stats(self) -> Stats:
+        return Stats(tasks=TaskStats(total_count=self._count, finished_count=self._done))
+
+    async def wait_started(self) -> None:
+        await self._started.wait()
+
+    async def wait_finished(self) -> None:
+        await self._finished.wait()
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    async def stop(self) -> None:
+        self.cancel()
+        if self.is_started:
+            await self._finished.wait()
+
+
+class HardYamux(Yamux):
+    """Yamux whose frames are written whole, whose reader never waits for a writer, and whose memory is bounded."""
+
+    _reader: trio.lowlevel.Task | None = None
+    _control: "trio.MemorySendChannel[bytes] | None" = None
+
+    async def handle_incoming(self) -> None:
+        self._reader = trio.lowlevel.current_task()
+        self._control, outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
+        assert self._nursery is not None
+        self._nursery.start_soon(self._send_control, outbox)
+        await super().handle_incoming()
+
+    async def _send_control(self, outbox: "trio.MemoryReceiveChannel[bytes]") -> None:
+        async for frame in outbox:
+            try:
+                await self._write_frame(frame)
+            except Exception as error:
+                log.debug("network.control_frame_lost", error=repr(error))
+                return
+
+    async def _write_frame(self, data: bytes) -> None:
+        if self._control is not None and trio.lowlevel.current_task() is self._reader:
+            try:
+                self._control.send_nowait(data)
+            except (trio.WouldBlock, trio.BrokenResourceError):
+                self._abort()  # a peer that makes us answer and does not read the answers
+            return
+        async with self._write_lock:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + WRITE_SECONDS) as whole:
+                await self.secured_conn.write(data)
+            if whole.cancelled_caught:
+                self._abort()
+        await trio.lowlevel.checkpoint()
+
+    async def _read_data_body(self, length: int) -> bytes:
+        if length + sum(len(buffer) for buffer in self.stream_buffers.values()) > MAX_BUFFERED_BYTES:
+            raise trio.TooSlowError  # which the caller turns into closing the connection
+        body = bytearray()
+        with trio.fail_after(WRITE_SECONDS):
+            while len(body) < length:
+                part = await self.secured_conn.read(length - len(body))
+                if not part:
+                    raise IncompleteReadError("connection closed inside a frame")
+                body += part
+        return bytes(body)
+
+    def _abort(self) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._cleanup_on_error)
+
+
+class HardMuxer(MuxerMultistream):
+    """Offers yamux alone, as HardYamux."""
+
+    async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+
+        async def closed() -> None:
+            pass  # replaced by the swarm's connection
+
+        muxed = HardYamux(conn, peer_id, is_initiator=conn.is_initiator, on_close=closed)
+        return self._annotate_connection(muxed, conn, protocol)
+
+
+class _NoAutoConnector(AutoConnector):
+    """We redial members ourselves, and nobody else."""
+
+    async def run_background_task(self, nursery: trio.Nursery) -> None:
+        return None
+
+    async def maybe_connect(self) -> None:
+        return None
+
+
+class HardSwarm(Swarm):
+    """A swarm whose inbound slots are returned and whose stream handlers cannot end it."""
+
+    fault: Fault = staticmethod(lambda where, error: None)
+    _handshakes: dict[str, int]
+    _streams: dict[ID, int]
+
+    def _init_connection_management(self) -> None:
+        super()._init_connection_management()
+        self.auto_connector = _NoAutoConnector(swarm=self)
+        self._handshakes = {}
+        self._streams = {}
+
+    def set_stream_handler(self, stream_handler: Callable[[INetStream], Awaitable[None]]) -> None:
+        async def guarded(stream: INetStream) -> None:
+            peer = stream.muxed_conn.peer_id
+            if self._streams.get(peer, 0) >= MAX_STREAMS_PER_PEER:
+                await stream.reset()
+                return
+            self._streams[peer] = self._streams.get(peer, 0) + 1
+            try:
+                await stream_handler(stream)
+            except Exception as error:
+                self.fault("stream", error)
+                await stream.reset()
+            finally:
+                self._streams[peer] -= 1
+                if not self._streams[peer]:
+                    del self._streams[peer]
+
+        super().set_stream_handler(guarded)
+
+    async def _do_handle_inbound_connection(
+        self, read_write_closer: ReadWriteCloser, maddr: Multiaddr, failure_event: SwarmEvent
+    ) -> None:
+        """Upgrade, then hold the inbound slot for as long as the connection lives (the library: forever)."""
+        remote = read_write_closer.get_remote_address()
+        ip = remote[0] if remote else ""
+        if self._handshakes.get(ip, 0) >= MAX_HANDSHAKES_PER_IP:
+            await read_write_closer.close()
+            return
+        self._handshakes[ip] = self._handshakes.get(ip, 0) + 1
+        raw = RawConnection(read_write_closer, False)
+        try:
+            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+        except Exception as error:
+            log.debug("network.handshake_failed", ip=ip, error=repr(error))
+            await raw.close()
+            return
+        finally:
+            self._handshakes[ip] -= 1
+            if not self._handshakes[ip]:
+                del self._handshakes[ip]
+        assert isinstance(muxed, Yamux)
+        await muxed.event_closed.wait()
+
+
+class HardPubsub(Pubsub):
+    """Pubsub that survives malformed input and hands messages over without a second small buffer.
+
+    deliver: called with every accepted message of another publisher; admit: whether a peer may
+    still make us look at a message (asked before the costly signature check).
+    """
+
+    fault: Fault = staticmethod(lambda where, error: None)
+    deliver: Callable[[str, rpc_pb2.Message], None] = staticmethod(lambda topic, message: None)
+    admit: Callable[[ID], bool] = staticmethod(lambda peer: True)
+
+    async def continuously_read_stream(self, stream: INetStream) -> None:
+        peer = stream.muxed_conn.peer_id
+        try:
+            await super().continuously_read_stream(stream)
+        except Exception as error:
+            self.fault("pubsub", error)
+            await stream.reset()
+            self._handle_dead_peer(peer)
+
+    async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
+        if msg_forwarder == self.my_id:
+            await super().push_msg(msg_forwarder, msg)
+            return
+        if len(msg.topicIDs) != 1 or self._is_msg_seen(msg) or not self.admit(msg_forwarder):
+            return
+        try:
+            await super().push_msg(msg_forwarder, msg)
+        except Exception as error:
+            self.fault("pubsub", error)
+
+    def notify_subscriptions(self, publish_message: rpc_pb2.Message) -> None:
+        if publish_message.from_id == self.my_id.to_bytes():
+            return
+        for topic in publish_message.topicIDs:
+            if topic in self.topic_ids:
+                self.deliver(topic, publish_message)

@@ -1,0 +1,592 @@
+"""The real network: py-libp2p over TCP, Noise and yamux, with gossipsub 1.1.
+
+Knows how members are dialled, how gossip and requests travel, and how much a peer may ask.
+Leaves the library's defects to `hardening`, the bytes of a request to `wire`, blobs to `exchange`.
+"""
+
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+import trio
+
+from node.network import hardening, wire
+from node.network.budget import Budgets, TokenBucket
+from node.network.errors import (
+    ListenFailed,
+    MessageTooLarge,
+    NetworkError,
+    NotRunning,
+    PeerMisbehaved,
+    PeerUnavailable,
+    PortInUse,
+    RequestRefused,
+    RequestTimedOut,
+)
+from node.network.hardening import HardMuxer, HardPubsub, HardSwarm, Tasks  # before any import of libp2p
+from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Handler, NetworkStats, Tally
+from node.network.redial import Contact, Redialer
+from protocol.errors import InvalidIdentity
+from protocol.identity import Address, NodeKey, PeerId, address_of_peer
+
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee  # isort: skip
+from libp2p.crypto.secp256k1 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.stream.exceptions import StreamError
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import PeerStore, PeerStoreError
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
+from libp2p.stream_muxer.yamux.yamux import YamuxStream
+from libp2p.transport.tcp.tcp import TCP
+from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+log = structlog.get_logger(__name__)
+
+PING = "/intellect-node/ping/1"
+
+MAX_CONNECTIONS = 512
+MAX_STRANGERS = 64
+DIAL_SECONDS = 10.0
+READ_SECONDS = 15.0
+SERVE_SECONDS = 120.0
+PING_TIMEOUT = 10.0
+CLOSE_SECONDS = 3.0
+MAX_SERVED_AT_ONCE = 64
+MAX_WINDOW = 15 * 1024**2
+ADDRESS_TTL = 3600
+
+# Per peer that hands us messages, and per peer that wrote them: messages per second, and in a burst.
+FORWARDED = (200.0, 1000.0)
+PUBLISHED = (25.0, 400.0)
+# What strangers may ask: requests per second each, and response bytes per second together.
+STRANGER_REQUESTS = (5.0, 50.0)
+STRANGER_BYTES = (4.0 * 1024**2, 32.0 * 1024**2)
+
+
+class _Subscription:
+    def __init__(self, accept: Accept) -> None:
+        self.accept = accept
+        self.send, self.receive = trio.open_memory_channel[tuple[Address, bytes]](SUBSCRIPTION_BUFFER)
+
+
+class Libp2pNetwork:
+    """`interface.Network` over libp2p.
+
+    listen: multiaddr, port 0 for any free port; announce: multiaddrs (without peer id) that others
+    should dial instead of the ones listened on, for a node behind a port forward.
+    """
+
+    def __init__(self, key: NodeKey, listen: str = "/ip4/0.0.0.0/tcp/4001", *, announce: Sequence[str] = ()) -> None:
+        self.address: Address = key.address
+        self.peer_id: PeerId = key.peer_id
+        self._key = key
+        self._listen = listen
+        self._announce = tuple(announce)
+        self._tally = Tally()
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._handlers: dict[str, tuple[Handler, int]] = {}
+        self._addresses: dict[bytes, Address] = {}
+        self._strangers: dict[ID, INetConn] = {}
+        self._forwarded = Budgets(*FORWARDED)
+        self._published = Budgets(*PUBLISHED)
+        self._stranger_requests = Budgets(*STRANGER_REQUESTS)
+        self._stranger_bytes = TokenBucket(*STRANGER_BYTES)
+        self._serving = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
+        self._redialer = Redialer(self.address, self._dial, self._is_connected, self._ping)
+        self._nursery: trio.Nursery | None = None
+        self.serve(PING, _echo, max_request=32)
+
+    # -- the service -------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be on the network until cancelled. Raises PortInUse, ListenFailed."""
+        listen = self._listen_address()
+        hardening.quieten()
+        self._build()
+        async with self._services():
+            listening = await self._swarm.listen(listen)
+            if listening:
+                await self._live(task_status)
+        if not listening:
+            raise ListenFailed(self._listen, "the system refused that address")
+
+    async def _live(self, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                for topic in self._subscriptions:
+                    await self._pubsub.subscribe(topic)
+                nursery.start_soon(self._redialer.run)
+                log.info("network.listening", contacts=self.contacts())
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def _listen_address(self) -> Multiaddr:
+        try:
+            address = Multiaddr(self._listen)
+            host = address.value_for_protocol("ip6" if self._listen.startswith("/ip6/") else "ip4")
+            port = int(address.value_for_protocol("tcp") or "")
+        except (MultiaddrError, ValueError, LookupError) as error:
+            raise ListenFailed(self._listen, "it is not of the form /ip4/<address>/tcp/<port>") from error
+        try:
+            if port and hardening.port_is_taken(str(host), port):
+                raise PortInUse(self._listen)
+        except OSError as error:
+            raise ListenFailed(self._listen, error.strerror or str(error)) from error
+        return address
+
+    def _build(self) -> None:
+        keys = create_new_key_pair(self._key.secret)
+        own = ID.from_pubkey(keys.public_key)
+        if own.to_base58() != self.peer_id:
+            raise AssertionError("libp2p derives another peer id than protocol.identity")
+        peerstore = PeerStore()
+        peerstore.add_key_pair(own, keys)
+        noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
+        upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
+        upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): hardening.HardYamux})
+        self._swarm = HardSwarm(
+            own,
+            peerstore,
+            upgrader,
+            [TCP()],
+            retry_config=RetryConfig(max_retries=0),
+            connection_config=ConnectionConfig(
+                max_connections=MAX_CONNECTIONS,
+                high_watermark=MAX_CONNECTIONS,
+                low_watermark=0,
+                min_connections=0,
+                dial_timeout=DIAL_SECONDS,
+            ),
+        )
+        self._swarm.fault = self._fault
+        self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
+        self._router = GossipSub(
+            protocols=[PROTOCOL_ID_V11],
+            degree=6,
+            degree_low=4,
+            degree_high=64,
+            heartbeat_interval=1,
+            prune_back_off=2,
+            unsubscribe_back_off=2,
+            gossip_window=5,
+            gossip_history=10,
+            adaptive_gossip_enabled=False,
+            eclipse_protection_enabled=False,
+            max_messages_per_topic_per_second=FORWARDED[0],
+        )
+        self._pubsub = HardPubsub(
+            self._host,
+            self._router,
+            strict_signing=True,
+            max_subscriptions_per_rpc=128,
+            max_subscriptions_per_peer=32,
+        )
+        self._pubsub.counter = time.time_ns()  # never below what this key used before a restart
+        self._pubsub.fault = self._fault
+        self._pubsub.deliver = self._deliver
+        self._pubsub.admit = self._admit
+        self._swarm.register_notifee(_Arrivals(self))
+        for topic in self._subscriptions:
+            self._pubsub.set_topic_validator(topic, self._validator(topic), False)
+        for protocol in self._handlers:
+            self._host.set_stream_handler(TProtocol(protocol), self._stream_handler(protocol))
+
+    @asynccontextmanager
+    async def _services(self) -> AsyncIterator[None]:
+        """Run libp2p's parts; they outlive a cancellation until we have said goodbye."""
+        async with trio.open_nursery() as nursery:
+            scope = await nursery.start(self._run_services)
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+                    await self._say_goodbye()
+                scope.cancel()
+
+    async def _run_services(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        with trio.CancelScope(shield=True) as scope:
+            async with trio.open_nursery() as nursery:
+                for part in (self._swarm, self._router, self._pubsub):
+                    await nursery.start(Tasks(part, self._fault).run)
+                await self._pubsub.wait_until_ready()
+                task_status.started(scope)
+
+    async def _say_goodbye(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for connection in self._swarm.get_connections():
+                nursery.start_soon(_close_quietly, connection)
+        await self._host.close()
+
+    # -- peers -------------------------------------------------------------------------------------
+
+    def contacts(self) -> tuple[str, ...]:
+        if self._nursery is None:
+            return ()
+        addresses = self._announce or tuple(
+            _reachable(str(address)) for each in self._swarm.listeners.values() for address in each.get_addrs()
+        )
+        return tuple(f"{address}/p2p/{self.peer_id}" for address in addresses)
+
+    def set_contacts(self, contacts: Mapping[Address, str]) -> None:
+        self._redialer.set(contacts)
+        for contact in self._redialer.contacts.values():
+            self._strangers.pop(_id_of(contact.peer_id), None)
+
+    def connected(self) -> frozenset[Address]:
+        if self._nursery is None:
+            return frozenset()
+        live = (peer for peer in self._swarm.connections if self._open_connections(peer))
+        return frozenset(address for peer in live if (address := self._address_of(peer.to_bytes())))
+
+    def stats(self) -> NetworkStats:
+        return self._tally.snapshot(len(self.connected()))
+
+    def _address_of(self, peer: bytes) -> Address | None:
+        """The address of a raw peer id, None if it is not a node's."""
+        if peer not in self._addresses:
+            if len(self._addresses) > 4096:
+                self._addresses.clear()
+            try:
+                self._addresses[peer] = address_of_peer(ID(peer).to_base58())
+            except InvalidIdentity:
+                return None
+        return self._addresses[peer]
+
+    def _open_connections(self, peer: ID) -> bool:
+        return any(not connection.is_closed for connection in self._swarm.connections.get(peer, ()))
+
+    def _is_connected(self, contact: Contact) -> bool:
+        return self._open_connections(_id_of(contact.peer_id))
+
+    async def _dial(self, contact: Contact) -> None:
+        peer = _id_of(contact.peer_id)
+        self._swarm.unblock_peer(peer)  # a failed dial bars the peer for 60 s otherwise
+        try:
+            self._swarm.peerstore.clear_addrs(peer)  # what identify heard is not what the member announced
+        except PeerStoreError:
+            log.debug("network.first_dial", peer=contact.member)
+        try:
+            with trio.fail_after(DIAL_SECONDS):
+                await self._host.connect(PeerInfo(peer, [Multiaddr(contact.address)]))
+        except trio.TooSlowError:
+            raise PeerUnavailable(contact.member, f"no connection within {DIAL_SECONDS:g} s") from None
+        except Exception as error:
+            raise PeerUnavailable(contact.member, "it cannot be dialled") from error
+        log.debug("network.connected", peer=contact.member)
+
+    async def _ping(self, contact: Contact) -> None:
+        try:
+            await self.request(contact.member, PING, b"ping", max_response=32, timeout=PING_TIMEOUT)
+        except PeerUnavailable:
+            log.info("network.connection_dead", peer=contact.member)
+            await self._swarm.close_peer(_id_of(contact.peer_id))
+        except PeerMisbehaved as error:
+            log.info("network.peer_misbehaved", peer=contact.member, why=error.why)
+
+    def _arrived(self, connection: INetConn) -> None:
+        """A connection came up, in either direction. Strangers are few, and the oldest goes first."""
+        peer = connection.muxed_conn.peer_id
+        address = self._address_of(peer.to_bytes())
+        if address is None:
+            self._close_soon(connection)
+        elif address in self._redialer.contacts:
+            self._swarm.protect(peer, "member")
+        else:
+            self._strangers[peer] = connection
+            while len(self._strangers) > MAX_STRANGERS:
+                self._close_soon(self._strangers.pop(next(iter(self._strangers))))
+
+    def _left(self, connection: INetConn) -> None:
+        self._strangers.pop(connection.muxed_conn.peer_id, None)
+
+    def _close_soon(self, connection: INetConn) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(_close_quietly, connection)
+
+    def _fault(self, where: str, error: BaseException) -> None:
+        self._tally.add(faults=1)
+        log.debug("network.fault", where=where, error=repr(error))
+
+    # -- gossip ------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        if len(data) > MAX_GOSSIP_BYTES:
+            raise MessageTooLarge(len(data), MAX_GOSSIP_BYTES)
+        if self._nursery is None:
+            raise NotRunning
+        await self._pubsub.publish(topic, data)
+        self._tally.add(messages_out=1, bytes_out=len(data))
+
+    def subscribe(self, topic: str, accept: Accept) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]:
+        if topic in self._subscriptions:
+            raise ValueError(f"already subscribed to {topic}")
+        subscription = self._subscriptions[topic] = _Subscription(accept)
+        if self._nursery is not None:
+            self._pubsub.set_topic_validator(topic, self._validator(topic), False)
+            self._nursery.start_soon(self._pubsub.subscribe, topic)
+        return subscription.receive
+
+    def _admit(self, forwarder: ID) -> bool:
+        if self._forwarded.take(forwarder.to_bytes(), 1, trio.current_time()):
+            return True
+        self._tally.add(dropped=1)
+        return False
+
+    def _validator(self, topic: str) -> "_Validator":
+        return _Validator(self, topic)
+
+    def accepts(self, topic: str, message: rpc_pb2.Message) -> bool:
+        """Whether a signed message may be delivered and forwarded. Never raises."""
+        publisher = self._address_of(message.from_id)
+        if publisher == self.address:
+            return True
+        if publisher is None or len(message.data) > MAX_GOSSIP_BYTES:
+            self._tally.add(rejected=1)
+            return False
+        if not self._published.take(publisher, 1, trio.current_time()):
+            self._tally.add(dropped=1)
+            return False
+        try:
+            accepted = bool(self._subscriptions[topic].accept(publisher, message.data))
+        except Exception as error:
+            self._fault("accept", error)
+            accepted = False
+        if not accepted:
+            self._tally.add(rejected=1)
+        return accepted
+
+    def _deliver(self, topic: str, message: rpc_pb2.Message) -> None:
+        publisher = self._address_of(message.from_id)
+        subscription = self._subscriptions.get(topic)
+        if publisher is None or subscription is None:
+            return
+        try:
+            subscription.send.send_nowait((publisher, message.data))
+            self._tally.add(messages_in=1, bytes_in=len(message.data))
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            self._tally.add(dropped=1)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
+        self._handlers[protocol] = (handler, max_request)
+        if self._nursery is not None:
+            self._host.set_stream_handler(TProtocol(protocol), self._stream_handler(protocol))
+
+    async def request(
+        self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float
+    ) -> bytes:
+        if self._nursery is None:
+            raise NotRunning
+        self._tally.add(requests_out=1)
+        with trio.move_on_after(timeout):
+            status, body = await self._exchange(peer, protocol, data, max_response)
+            if status != wire.OK:
+                raise RequestRefused(peer, wire.REASONS.get(status, "it could not answer"))
+            self._tally.add(bytes_out=len(data), bytes_in=len(body))
+            return body
+        raise RequestTimedOut(peer, timeout)
+
+    async def _exchange(self, peer: Address, protocol: str, data: bytes, limit: int) -> tuple[int, bytes]:
+        stream = await self._open_stream(peer, protocol)
+        clean = False
+        try:
+            await _widen(stream, limit + wire.RESPONSE_HEADER)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_send_quietly, stream, data)
+                answer = await wire.read_response(stream, limit)
+                clean = True
+                nursery.cancel_scope.cancel()
+            return answer
+        except* wire.WireError as group:
+            error = group.exceptions[0]
+            announced = getattr(error, "announced", -1)
+            raise (
+                PeerMisbehaved(peer, str(error)) if announced >= 0 else PeerUnavailable(peer, str(error))
+            ) from error
+        except* StreamError as group:
+            raise PeerUnavailable(peer, "the stream was cut") from group.exceptions[0]
+        finally:
+            await _finish(stream, clean)
+
+    async def _open_stream(self, peer: Address, protocol: str) -> INetStream:
+        peer_id = await self._reach(peer)
+        try:
+            return await self._host.new_stream(peer_id, [TProtocol(protocol)])
+        except Exception as error:
+            raise PeerUnavailable(peer, f"it does not serve {protocol}, or went away") from error
+
+    async def _reach(self, peer: Address) -> ID:
+        contact = self._redialer.contacts.get(peer)
+        if contact is not None:
+            if not self._is_connected(contact):
+                await self._dial(contact)
+            return _id_of(contact.peer_id)
+        for known in self._swarm.connections:
+            if self._address_of(known.to_bytes()) == peer and self._open_connections(known):
+                return known
+        raise PeerUnavailable(peer, "it is not connected, and nobody has told us where it is")
+
+    def _stream_handler(self, protocol: str) -> "_StreamHandler":
+        return _StreamHandler(self, protocol)
+
+    async def answer(self, protocol: str, stream: INetStream) -> None:
+        """Serve one incoming stream. Every error ends here; the guard around us resets the stream."""
+        asker = self._address_of(stream.muxed_conn.peer_id.to_bytes())
+        handler, max_request = self._handlers[protocol]
+        if asker is None:
+            await stream.reset()
+            return
+        stranger = asker not in self._redialer.contacts
+        with trio.fail_after(SERVE_SECONDS):
+            status, body = await self._response(asker, stranger, handler, max_request, stream)
+            if stranger:
+                self._stranger_bytes.charge(len(body))
+            self._tally.add(bytes_out=len(body))
+            await wire.write_response(stream, status, body)
+            await stream.close()
+
+    async def _response(
+        self, asker: Address, stranger: bool, handler: Handler, max_request: int, stream: INetStream
+    ) -> tuple[int, bytes]:
+        if stranger and not self._stranger_may_ask(asker):
+            return wire.BUSY, b""
+        try:
+            with trio.fail_after(READ_SECONDS):
+                request = await wire.read_request(stream, max_request)
+        except wire.WireError as error:
+            if error.announced < 0:
+                raise
+            return wire.TOO_LARGE, b""
+        self._tally.add(requests_in=1, bytes_in=len(request))
+        async with self._serving:
+            return wire.OK, await handler(asker, request)
+
+    def _stranger_may_ask(self, asker: Address) -> bool:
+        now = trio.current_time()
+        return self._stranger_requests.take(asker, 1, now) and self._stranger_bytes.take(1, now)
+
+
+class _Validator:
+    """A topic's validator in the form that libp2p calls."""
+
+    def __init__(self, network: Libp2pNetwork, topic: str) -> None:
+        self._network = network
+        self._topic = topic
+
+    def __call__(self, forwarder: ID, message: rpc_pb2.Message) -> bool:
+        return self._network.accepts(self._topic, message)
+
+
+class _StreamHandler:
+    """A protocol's stream handler in the form that libp2p calls."""
+
+    def __init__(self, network: Libp2pNetwork, protocol: str) -> None:
+        self._network = network
+        self._protocol = protocol
+
+    async def __call__(self, stream: INetStream) -> None:
+        await self._network.answer(self._protocol, stream)
+
+
+class _Arrivals(INotifee):
+    """Tells the network of connections that come and go."""
+
+    def __init__(self, network: Libp2pNetwork) -> None:
+        self._network = network
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        self._network._arrived(conn)
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        self._network._left(conn)
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None:
+        return None
+
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None:
+        return None
+
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None:
+        return None
+
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None:
+        return None
+
+
+async def _echo(asker: Address, request: bytes) -> bytes:
+    return request
+
+
+def _id_of(peer_id: PeerId) -> ID:
+    return ID.from_base58(peer_id)
+
+
+async def _send_quietly(stream: INetStream, data: bytes) -> None:
+    """A peer may answer, and stop reading, before it has read all of the request."""
+    try:
+        await wire.write_request(stream, data)
+    except StreamError as error:
+        log.debug("network.request_cut", error=repr(error))
+
+
+async def _finish(stream: INetStream, clean: bool) -> None:
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+        try:
+            await (stream.close() if clean else stream.reset())
+        except Exception as error:
+            log.debug("network.stream_close_failed", error=repr(error))
+
+
+async def _close_quietly(connection: INetConn) -> None:
+    try:
+        await connection.close()
+    except Exception as error:
+        log.debug("network.close_failed", error=repr(error))
+
+
+async def _widen(stream: INetStream, wanted: int) -> None:
+    """Open the receive window for the whole answer at once.
+
+    A sender that runs out of window polls every 10 ms, and gives the stream up after 5 s.
+    """
+    muxed = getattr(stream, "muxed_stream", None)
+    if not isinstance(muxed, YamuxStream):
+        return
+    async with muxed.window_lock:
+        extra = min(wanted, MAX_WINDOW) - muxed.recv_window
+        if extra > 0:
+            muxed.recv_window += extra
+    await muxed.send_window_update(extra)
+
+
+def _reachable(address: str) -> str:
+    """Replace a wildcard by the address of the interface that leads to the internet."""
+    for wildcard, family, target in (
+        ("/ip4/0.0.0.0/", socket.AF_INET, "192.0.2.1"),
+        ("/ip6/::/", socket.AF_INET6, "2001:db8::1"),
+    ):
+        if address.startswith(wildcard):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                try:
+                    probe.connect((target, 9))  # sends nothing
+                    own = probe.getsockname()[0]
+                except OSError:
+                    own = "127.0.0.1" if family == socket.AF_INET else "::1"
+            return address.replace(wildcard, wildcard[:5] + own + "/", 1)
+    return address

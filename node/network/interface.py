@@ -1,0 +1,115 @@
+"""The seam: what the rest of a node may expect from a network.
+
+Two implementations keep this contract, `host.Libp2pNetwork` and `memory.MemoryNetwork`; the tests
+in `tests/node/network/test_contract.py` run over both. Peers are named by their Ethereum address,
+which the transport has authenticated; no other name of a peer appears here.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from protocol.identity import Address, PeerId
+from protocol.messages import MAX_MESSAGE_BYTES
+
+MAX_GOSSIP_BYTES = MAX_MESSAGE_BYTES
+SUBSCRIPTION_BUFFER = 1024
+
+Accept = Callable[[Address, bytes], bool]
+"""Cheap, synchronous check of a gossip message, made before it is forwarded: (publisher, data) -> keep it?"""
+Handler = Callable[[Address, bytes], Awaitable[bytes]]
+"""Answers a request: (asker, request) -> response. An exception resets that one stream and nothing else."""
+
+
+class NetworkStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Counters since start. Bytes are payload (gossip, requests, responses), without transport overhead.
+
+    peers: now connected; rejected: gossip refused by an `accept`; dropped: gossip lost because a
+    subscriber was too slow or a peer too loud; faults: errors caught on behalf of peers.
+    """
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    requests_in: int = 0
+    requests_out: int = 0
+    rejected: int = 0
+    dropped: int = 0
+    faults: int = 0
+    peers: int = 0
+
+
+class Network(Protocol):
+    """A node's view of its peers."""
+
+    address: Address
+    peer_id: PeerId
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be on the network until cancelled. Reports started once reachable; raises PortInUse, ListenFailed."""
+        ...
+
+    def contacts(self) -> tuple[str, ...]:
+        """Own multiaddrs, each ending in /p2p/<peer id>; empty unless running."""
+        ...
+
+    def set_contacts(self, contacts: Mapping[Address, str]) -> None:
+        """The members: whom to stay connected with, by multiaddr. Replaces the previous set.
+
+        A contact whose peer id does not belong to its address is ignored. Peers outside this set
+        may still connect and ask, within a small budget.
+        """
+        ...
+
+    def connected(self) -> frozenset[Address]:
+        """Peers with a live, authenticated connection."""
+        ...
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossip `data` (at most MAX_GOSSIP_BYTES). Best effort; never delivered to ourselves.
+
+        Raises MessageTooLarge, NotRunning.
+        """
+        ...
+
+    def subscribe(self, topic: str, accept: Accept) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]:
+        """Receive (original publisher, data) of a topic. One subscription per topic.
+
+        The queue holds SUBSCRIPTION_BUFFER messages; what does not fit is dropped and counted.
+        """
+        ...
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
+        """Answer requests on `protocol`. Requests above max_request bytes are refused unread."""
+        ...
+
+    async def request(
+        self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float
+    ) -> bytes:
+        """Ask one peer; connects first if its contact is known. timeout: seconds, for everything.
+
+        Raises PeerUnavailable (RequestTimedOut, RequestRefused), PeerMisbehaved.
+        """
+        ...
+
+    def stats(self) -> NetworkStats:
+        """Counters so far."""
+        ...
+
+
+class Tally:
+    """Mutable counters behind NetworkStats."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = dict.fromkeys(NetworkStats.__struct_fields__, 0)
+
+    def add(self, **counts: int) -> None:
+        for name, count in counts.items():
+            self._counts[name] += count
+
+    def snapshot(self, peers: int) -> NetworkStats:
+        values: dict[str, Any] = {**self._counts, "peers": peers}
+        return NetworkStats(**values)
