@@ -1,0 +1,607 @@
+"""The thin Python face of the contracts, over synchronous web3.
+
+Knows the ABIs, the frozen structs for views and events, and how to read logs and revert data. Sends
+nothing and signs nothing: writes are unsent `ContractFunction`s; `node/chain` decides how they go out.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from eth_abi.abi import decode as abi_decode
+from eth_abi.exceptions import DecodingError
+from eth_hash.auto import keccak
+from web3 import Web3
+from web3.contract.contract import ContractFunction
+
+from protocol.errors import IntellectError
+from protocol.identity import Address, parse_address
+from protocol.statements import WorkCommitment
+
+ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
+NOBODY = Address("0x" + "00" * 20)
+MAX_LOG_BYTES = 16 * 1024
+"""No event of ours has more data; a node of the chain that sends more is lying."""
+
+
+class ContractError(IntellectError):
+    """A contract's answer or log that does not have the form its ABI promises."""
+
+
+class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one deployment lies."""
+
+    token: Address
+    vault: Address
+    swarm: Address
+
+
+# ---- views
+
+
+class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What `createPool` fixes for ever. Amounts in token wei, times in seconds."""
+
+    run_root: bytes = bytes(32)
+    run_uri: str = ""
+    manager: Address
+    reward_per_unit: int
+    window: int
+    epoch_seconds: int
+    lease_seconds: int = 48 * 3600
+    max_units_per_epoch: int = 10**9
+    slash_amount: int
+    validators: tuple[Address, ...]
+    threshold: int = 1
+
+
+class PoolInfo(msgspec.Struct, frozen=True):
+    """One pool as the chain knows it. Amounts in token wei, times in seconds."""
+
+    id: int
+    run_root: bytes
+    manager: Address
+    window: int
+    epoch_seconds: int
+    lease_seconds: int
+    started_at: int
+    ended_at: int
+    max_units_per_epoch: int
+    threshold: int
+    has_work: bool
+    reward_per_unit: int
+    slash_amount: int
+    escrow: int
+    reserved: int
+    run_uri: str
+    validators: tuple[Address, ...]
+
+    def epoch_at(self, timestamp: int) -> int:
+        """The epoch that a block timestamp falls into; 0 before the start."""
+        return max(0, timestamp - self.started_at) // self.epoch_seconds
+
+    def epoch_end(self, epoch: int) -> int:
+        """The first second after the epoch."""
+        return self.started_at + (epoch + 1) * self.epoch_seconds
+
+    def commit_until(self, epoch: int) -> int:
+        """Work of the epoch can be committed before this second."""
+        return self.epoch_end(epoch) + self.window // 2
+
+    def maturity(self, epoch: int) -> int:
+        """From this second on the epoch can be settled, and no longer be voided."""
+        return self.epoch_end(epoch) + self.window
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    """A registered node. provider: None if it is not registered; nonce: for its next registration."""
+
+    node: Address
+    provider: Address | None
+    units: int
+    nonce: int
+
+
+class MemberState(msgspec.Struct, frozen=True):
+    """A node's standing in a pool, without its contact. provider: None if it never joined."""
+
+    node: Address
+    provider: Address | None
+    lease_until: int
+    evicted: bool
+    left: bool
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A node's standing in a pool. contact: the multiaddr it last told; lease_until: unix seconds."""
+
+    node: Address
+    provider: Address
+    contact: str
+    evicted: bool
+    left: bool
+    lease_until: int
+
+
+class Stake(msgspec.Struct, frozen=True):
+    """A provider's stake in token wei. withdrawable_at: unix seconds, 0 if nothing was ever unbonded."""
+
+    bonded: int
+    unbonding: int
+    withdrawable_at: int
+
+
+class WorkInfo(msgspec.Struct, frozen=True):
+    """What a node committed for one epoch. root: 32 zero bytes if nothing; reserved: token wei still due."""
+
+    root: bytes
+    provider: Address
+    units: int
+    reserved: int
+
+
+# ---- events
+
+
+class RawLog(msgspec.Struct, frozen=True):
+    """A log entry as the chain gives it, bounded and typed, not yet understood."""
+
+    address: Address
+    topics: tuple[bytes, ...]
+    data: bytes
+    block: int
+    block_hash: bytes
+    transaction: str
+    log_index: int
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """What every event carries: where it stands on the chain."""
+
+    block: int
+    transaction: str
+    log_index: int
+
+
+class NodeRegistered(Event, frozen=True, kw_only=True):
+    provider: Address
+    node: Address
+    units: int
+
+
+class NodeRemoved(Event, frozen=True, kw_only=True):
+    provider: Address
+    node: Address
+    units: int
+
+
+class PoolEvent(Event, frozen=True, kw_only=True):
+    """An event of one pool."""
+
+    pool: int
+
+
+class PoolCreated(PoolEvent, frozen=True, kw_only=True):
+    manager: Address
+    run_root: bytes
+    run_uri: str
+
+
+class PoolFunded(PoolEvent, frozen=True, kw_only=True):
+    payer: Address
+    amount: int
+    escrow: int
+
+
+class PoolRunSet(PoolEvent, frozen=True, kw_only=True):
+    run_root: bytes
+
+
+class PoolEnded(PoolEvent, frozen=True, kw_only=True):
+    pass
+
+
+class PoolSwept(PoolEvent, frozen=True, kw_only=True):
+    manager: Address
+    amount: int
+
+
+class Joined(PoolEvent, frozen=True, kw_only=True):
+    """contact is whatever the node wrote: treat it as hostile input."""
+
+    node: Address
+    provider: Address
+    contact: str
+    lease_until: int
+
+
+class Left(PoolEvent, frozen=True, kw_only=True):
+    node: Address
+    provider: Address
+
+
+class WorkCommitted(PoolEvent, frozen=True, kw_only=True):
+    node: Address
+    epoch: int
+    root: bytes
+    units: int
+    reserved: int
+
+
+class WorkInvalidated(PoolEvent, frozen=True, kw_only=True):
+    node: Address
+    epoch: int
+    file_root: bytes
+    units: int
+    reason: int
+
+
+class WorkVoided(PoolEvent, frozen=True, kw_only=True):
+    node: Address
+    epoch: int
+    returned: int
+
+
+class Settled(PoolEvent, frozen=True, kw_only=True):
+    node: Address
+    epoch: int
+    provider: Address
+    units: int
+    amount: int
+
+
+class Slashed(PoolEvent, frozen=True, kw_only=True):
+    """amount: token wei taken; reason: checks.Reason."""
+
+    node: Address
+    provider: Address
+    reason: int
+    amount: int
+    reporter: Address
+    file_root: bytes
+
+
+class Bonded(Event, frozen=True, kw_only=True):
+    provider: Address
+    payer: Address
+    amount: int
+    bonded: int
+
+
+class Unbonding(Event, frozen=True, kw_only=True):
+    provider: Address
+    amount: int
+    unbonding: int
+    withdrawable_at: int
+
+
+class Rebonded(Event, frozen=True, kw_only=True):
+    provider: Address
+    amount: int
+    bonded: int
+
+
+class Withdrawn(Event, frozen=True, kw_only=True):
+    provider: Address
+    amount: int
+
+
+class StakeSlashed(Event, frozen=True, kw_only=True):
+    provider: Address
+    reporter: Address
+    amount: int
+    reporter_share: int
+
+
+_SWARM_EVENTS: tuple[type[Event], ...] = (
+    NodeRegistered,
+    NodeRemoved,
+    PoolCreated,
+    PoolFunded,
+    PoolRunSet,
+    PoolEnded,
+    PoolSwept,
+    Joined,
+    Left,
+    WorkCommitted,
+    WorkInvalidated,
+    WorkVoided,
+    Settled,
+    Slashed,
+)
+_VAULT_EVENTS: tuple[type[Event], ...] = (Bonded, Unbonding, Rebonded, Withdrawn, StakeSlashed)
+
+
+@cache
+def artifact(name: str) -> Mapping[str, Any]:
+    """The checked-in build of one contract: {abi, bytecode, deployedBytecode}."""
+    return json.loads((ARTIFACTS / f"{name}.json").read_bytes())
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
+
+
+class _EventForm(msgspec.Struct, frozen=True):
+    kind: type[Event]
+    topic: bytes
+    indexed: tuple[tuple[str, str], ...]
+    plain: tuple[tuple[str, str], ...]
+
+
+def _event_form(kind: type[Event], entry: Mapping[str, Any]) -> _EventForm:
+    inputs = [(_snake(part["name"]), part["type"], part["indexed"]) for part in entry["inputs"]]
+    signature = f"{entry['name']}({','.join(abi for _, abi, _ in inputs)})"
+    return _EventForm(
+        kind=kind,
+        topic=keccak(signature.encode()),
+        indexed=tuple((name, abi) for name, abi, indexed in inputs if indexed),
+        plain=tuple((name, abi) for name, abi, indexed in inputs if not indexed),
+    )
+
+
+@cache
+def _event_forms(contract: str) -> dict[bytes, _EventForm]:
+    kinds = {kind.__name__: kind for kind in (_SWARM_EVENTS if contract == "Swarm" else _VAULT_EVENTS)}
+    entries = [entry for entry in artifact(contract)["abi"] if entry["type"] == "event"]
+    forms = [_event_form(kinds[entry["name"]], entry) for entry in entries if entry["name"] in kinds]
+    return {form.topic: form for form in forms}
+
+
+def topic_of(kind: type[Event]) -> bytes:
+    """topic0 of an event type."""
+    contract = "Swarm" if kind in _SWARM_EVENTS else "StakeVault"
+    return next(form.topic for form in _event_forms(contract).values() if form.kind is kind)
+
+
+def pool_topic(pool: int) -> bytes:
+    """topic1 of every event of a pool."""
+    return pool.to_bytes(32)
+
+
+def parse_log(log: RawLog, addresses: Addresses) -> Event | None:
+    """The typed event of a log of our contracts; None for a log that is not ours to know.
+
+    Raises ContractError if a log of ours does not have its event's form.
+    """
+    contract = {addresses.swarm: "Swarm", addresses.vault: "StakeVault"}.get(log.address)
+    if contract is None or not log.topics:
+        return None
+    form = _event_forms(contract).get(log.topics[0])
+    if form is None:
+        return None
+    try:
+        values = _log_values(form, log)
+    except (DecodingError, ValueError, OverflowError) as error:
+        raise ContractError(
+            f"a {form.kind.__name__} event cannot be read",
+            f"log {log.log_index} of {log.transaction} does not have its form",
+            "use another RPC endpoint",
+        ) from error
+    return form.kind(block=log.block, transaction=log.transaction, log_index=log.log_index, **values)
+
+
+def _log_values(form: _EventForm, log: RawLog) -> dict[str, Any]:
+    if len(log.topics) != len(form.indexed) + 1 or len(log.data) > MAX_LOG_BYTES:
+        raise ValueError("wrong number of topics, or too much data")
+    indexed = zip(form.indexed, log.topics[1:], strict=True)
+    values = {name: abi_decode([abi], topic)[0] for (name, abi), topic in indexed}
+    plain = abi_decode([abi for _, abi in form.plain], log.data)
+    values |= {name: value for (name, _), value in zip(form.plain, plain, strict=True)}
+    kinds = dict(form.indexed + form.plain)
+    return {name: parse_address(v) if kinds[name] == "address" else v for name, v in values.items()}
+
+
+def raw_log(entry: Mapping[str, Any]) -> RawLog:
+    """From web3's log entry; raises ContractError for anything out of bounds."""
+    try:
+        log = RawLog(
+            address=parse_address(entry["address"]),
+            topics=tuple(bytes(topic) for topic in entry["topics"]),
+            data=bytes(entry["data"]),
+            block=int(entry["blockNumber"]),
+            block_hash=bytes(entry["blockHash"]),
+            transaction="0x" + bytes(entry["transactionHash"]).hex(),
+            log_index=int(entry["logIndex"]),
+        )
+    except (KeyError, TypeError, ValueError, IntellectError) as error:
+        raise ContractError("a log cannot be read", repr(error)[:200], "use another RPC endpoint") from error
+    if len(log.topics) > 4 or len(log.data) > MAX_LOG_BYTES or any(len(t) != 32 for t in log.topics):
+        raise ContractError("a log cannot be read", "it is out of bounds", "use another RPC endpoint")
+    return log
+
+
+# ---- reverts
+
+
+class Revert(msgspec.Struct, frozen=True):
+    """Why a call failed: a custom error's name and arguments, or "Error"/"Panic" with Solidity's own."""
+
+    name: str
+    args: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.args.items())})"
+
+
+@cache
+def _error_forms() -> dict[bytes, tuple[str, tuple[tuple[str, str], ...]]]:
+    forms = {b"\x08\xc3\x79\xa0": ("Error", (("message", "string"),)), b"\x4e\x48\x7b\x71": ("Panic", (("code", "uint256"),))}
+    for contract in ("TestToken", "StakeVault", "Swarm"):
+        for entry in artifact(contract)["abi"]:
+            if entry["type"] == "error":
+                inputs = tuple((_snake(part["name"]), part["type"]) for part in entry["inputs"])
+                signature = f"{entry['name']}({','.join(abi for _, abi in inputs)})"
+                forms[keccak(signature.encode())[:4]] = (entry["name"], inputs)
+    return forms
+
+
+def parse_revert(data: bytes) -> Revert | None:
+    """The custom error in a call's return data; None if it is none of ours."""
+    form = _error_forms().get(data[:4])
+    if form is None or len(data) > MAX_LOG_BYTES:
+        return None
+    name, inputs = form
+    try:
+        values = abi_decode([abi for _, abi in inputs], data[4:])
+    except (DecodingError, ValueError, OverflowError):
+        return None
+    return Revert(name, dict(zip((part for part, _ in inputs), values, strict=True)))
+
+
+# ---- the contracts
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Contracts:
+    """One deployment behind one web3. Views block on the network; writes are returned unsent."""
+
+    SLOTS: ClassVar[dict[str, str]] = {"token": "TestToken", "vault": "StakeVault", "swarm": "Swarm"}
+
+    def __init__(self, web3: Web3, addresses: Addresses) -> None:
+        self.web3 = web3
+        self.addresses = addresses
+        self.token = web3.eth.contract(address=_hex(addresses.token), abi=artifact("TestToken")["abi"])
+        self.vault = web3.eth.contract(address=_hex(addresses.vault), abi=artifact("StakeVault")["abi"])
+        self.swarm = web3.eth.contract(address=_hex(addresses.swarm), abi=artifact("Swarm")["abi"])
+
+    def missing(self) -> list[str]:
+        """Names of contracts whose address holds no code."""
+        return [slot for slot in self.SLOTS if not self.web3.eth.get_code(_hex(getattr(self.addresses, slot)))]
+
+    # views
+
+    def pool(self, pool: int) -> PoolInfo:
+        values = self.swarm.functions.poolInfo(pool).call()
+        return PoolInfo(pool, *values[:-1], tuple(values[-1]))
+
+    def pool_count(self) -> int:
+        return self.swarm.functions.poolCount().call()
+
+    def node_info(self, node: Address) -> NodeInfo:
+        provider, units = self.swarm.functions.nodeInfo(node).call()
+        nonce = self.swarm.functions.nonces(node).call()
+        return NodeInfo(node, None if provider == NOBODY else provider, units, nonce)
+
+    def member_states(self, pool: int, nodes: Sequence[Address]) -> list[MemberState]:
+        values = self.swarm.functions.memberInfos(pool, list(nodes)).call()
+        pairs = zip(nodes, values, strict=True)
+        return [MemberState(node, None if v[0] == NOBODY else v[0], *v[1:]) for node, v in pairs]
+
+    def work(self, pool: int, node: Address, epoch: int) -> WorkInfo:
+        return WorkInfo(*self.swarm.functions.workInfo(pool, node, epoch).call())
+
+    def stake_of(self, provider: Address) -> Stake:
+        return Stake(*self.vault.functions.stakeOf(provider).call())
+
+    def required_stake(self, provider: Address, more_units: int = 0) -> int:
+        """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""
+        units = self.swarm.functions.unitsOf(provider).call() + more_units
+        if units == 0:
+            return 0
+        functions = self.swarm.functions
+        return functions.baseStake().call() + functions.stakePerUnit().call() * units
+
+    def token_balance(self, holder: Address) -> int:
+        return self.token.functions.balanceOf(holder).call()
+
+    def allowance(self, owner: Address, spender: Address) -> int:
+        return self.token.functions.allowance(owner, spender).call()
+
+    # writes, unsent
+
+    def mint(self, to: Address, amount: int) -> ContractFunction:
+        return self.token.functions.mint(to, amount)
+
+    def approve(self, spender: Address, amount: int) -> ContractFunction:
+        return self.token.functions.approve(spender, amount)
+
+    def transfer(self, to: Address, amount: int) -> ContractFunction:
+        return self.token.functions.transfer(to, amount)
+
+    def bond(self, provider: Address, amount: int) -> ContractFunction:
+        return self.vault.functions.bond(provider, amount)
+
+    def unbond(self, amount: int) -> ContractFunction:
+        return self.vault.functions.unbond(amount)
+
+    def rebond(self) -> ContractFunction:
+        return self.vault.functions.rebond()
+
+    def withdraw(self) -> ContractFunction:
+        return self.vault.functions.withdraw()
+
+    def register_node(self, node: Address, units: int, deadline: int, node_signature: bytes) -> ContractFunction:
+        return self.swarm.functions.registerNode(node, units, deadline, node_signature)
+
+    def remove_node(self, node: Address) -> ContractFunction:
+        return self.swarm.functions.removeNode(node)
+
+    def create_pool(self, params: PoolParams) -> ContractFunction:
+        values = (
+            params.run_root,
+            params.run_uri,
+            params.manager,
+            params.reward_per_unit,
+            params.window,
+            params.epoch_seconds,
+            params.lease_seconds,
+            params.max_units_per_epoch,
+            params.slash_amount,
+            list(params.validators),
+            params.threshold,
+        )
+        return self.swarm.functions.createPool(values)
+
+    def fund_pool(self, pool: int, amount: int) -> ContractFunction:
+        return self.swarm.functions.fundPool(pool, amount)
+
+    def set_pool_run(self, pool: int, run_root: bytes) -> ContractFunction:
+        return self.swarm.functions.setPoolRun(pool, run_root)
+
+    def end_pool(self, pool: int) -> ContractFunction:
+        return self.swarm.functions.endPool(pool)
+
+    def sweep(self, pool: int) -> ContractFunction:
+        return self.swarm.functions.sweep(pool)
+
+    def join(self, pool: int, contact: str) -> ContractFunction:
+        return self.swarm.functions.join(pool, contact)
+
+    def leave(self, pool: int) -> ContractFunction:
+        return self.swarm.functions.leavePool(pool)
+
+    def commit_work(self, pool: int, epoch: int, root: bytes, units: int) -> ContractFunction:
+        return self.swarm.functions.commitWork(pool, epoch, root, units)
+
+    def settle(self, pool: int, node: Address, epoch: int) -> ContractFunction:
+        return self.swarm.functions.settle(pool, node, epoch)
+
+    def invalidate(
+        self, commitment: WorkCommitment, epoch: int, proof: Sequence[bytes], reason: int, verdicts: Sequence[bytes]
+    ) -> ContractFunction:
+        return self.swarm.functions.invalidate(_words(commitment), epoch, list(proof), reason, list(verdicts))
+
+    def slash(
+        self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]
+    ) -> ContractFunction:
+        return self.swarm.functions.slash(_words(commitment), node_signature, reason, list(verdicts))
+
+    def evidence(
+        self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
+    ) -> ContractFunction:
+        return self.swarm.functions.evidence(_words(first), first_signature, _words(second), second_signature)
+
+
+def _words(commitment: WorkCommitment) -> tuple[Any, ...]:
+    c = commitment
+    return (c.pool, c.node, c.policy_root, c.index, c.file_root, c.units)
+
+
+def _hex(address: Address) -> Any:
+    return Web3.to_checksum_address(address)
