@@ -92,8 +92,7 @@ def test_neighbours_inside_the_node_do_not_import_each_other(neighbour: str) -> 
         f"{module_name(path)} imports {name}"
         for path in sources(f"node/{neighbour}")
         for name in imports(path)
-        if any(below(name, other) for other in [*others, *ON_TOP])
-        and not any(below(name, face) for face in allowed)
+        if any(below(name, other) for other in [*others, *ON_TOP]) and not any(below(name, face) for face in allowed)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rich import box
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -19,14 +19,22 @@ from cli.demo.plot import plot, running_mean
 from cli.demo.snapshot import Row, Snapshot
 from cli.output import duration, ether, short
 
-PLOT_HEIGHT = 12
-RECENT = 4
+TALLEST = 12  # lines of the plot
 WIDEST = 118
+WIDE = 96  # from here on there is room for a column beside the plot
+SIDE = 36
 
 _STATE_STYLES = {
     "working": "green", "idle": "cyan", "syncing": "yellow", "starting": "yellow", "restarting": "yellow",
     "running": "cyan", "draining": "dim", "stopped": "dim", "evicted": "bold red", "failed": "bold red",
 }
+
+
+_COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
+    ("node", "left"), ("address", "left"), ("state", "left"), ("step", "right"), ("tokens/s", "right"),
+    ("accepted", "right"), ("rejected", "right"), ("restarts", "right"),
+)
+_NARROW = ("node", "state", "step", "tokens/s", "accepted", "rejected")
 
 
 class View(Protocol):
@@ -65,7 +73,7 @@ class LiveView:
         if not self._started:
             self._live.start()
             self._started = True
-        self._live.update(render(snapshot, self._console.width), refresh=True)
+        self._live.update(render(snapshot, *self._console.size), refresh=True)
 
 
 class PlainView:
@@ -96,15 +104,18 @@ class PlainView:
             self._write(plain_line(snapshot))
 
 
-def render(snapshot: Snapshot, width: int) -> RenderableType:
-    """The whole picture, at most `WIDEST` columns wide."""
+def render(snapshot: Snapshot, width: int, height: int = 50) -> RenderableType:
+    """The whole picture, at most `WIDEST` columns wide; the plot gives way on a low terminal."""
     width = min(width, WIDEST)
-    side = 36 if width >= 96 else 0
-    curve = _curve(snapshot, width - side - (1 if side else 0))
-    numbers = Group(_verdicts(snapshot), _staleness(snapshot))
-    top = Columns([curve, numbers], padding=(0, 1, 0, 0)) if side else Group(curve, numbers)
-    parts = [_header(snapshot, width), top, _swarm(snapshot, width), _fate(snapshot, width)]
-    return Group(*[part for part in parts if part is not None])
+    header, swarm, fate = _header(snapshot, width), _swarm(snapshot, width), _fate(snapshot, width)
+    lines = min(max(height - 15 - len(snapshot.rows), 4), TALLEST)
+    if width < WIDE:
+        return Group(header, _curve(snapshot, width, lines), swarm, fate)
+    beside = [_verdicts(snapshot, lines)]
+    if lines >= 9:
+        beside = [_verdicts(snapshot, lines - 6), _staleness(snapshot)]
+    top = Columns([_curve(snapshot, width - SIDE - 1, lines), Group(*beside)], padding=(0, 1, 0, 0))
+    return Group(header, top, swarm, fate)
 
 
 def plain_line(snapshot: Snapshot) -> str:
@@ -135,7 +146,7 @@ def _header(snapshot: Snapshot, width: int) -> RenderableType:
     reward = snapshot.rewards[-1][1] if snapshot.rewards else None
     grid = Table.grid(expand=True)
     for justify in ("left", "center", "right"):
-        grid.add_column(justify=justify)
+        grid.add_column(justify=justify, no_wrap=True)
     grid.add_row(
         Text.assemble(("intellect-node demo", "bold"), "  ", (snapshot.run_name, "cyan")),
         Text.assemble(
@@ -147,12 +158,12 @@ def _header(snapshot: Snapshot, width: int) -> RenderableType:
     return Panel(grid, box=box.ROUNDED, width=width, border_style="dim")
 
 
-def _curve(snapshot: Snapshot, width: int) -> RenderableType:
+def _curve(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     inner = width - 4
     last = max(snapshot.steps_total, snapshot.rewards[-1][0] if snapshot.rewards else 0, 10)
     lines = plot(
         [(snapshot.rewards, "dim green", False), (running_mean(snapshot.rewards), "bold green", True)],
-        width=inner, height=PLOT_HEIGHT, x_range=(0, last), level=snapshot.target,
+        width=inner, height=height, x_range=(0, last), level=snapshot.target,
     )
     goal = f", goal {snapshot.target:g}" if snapshot.target is not None else ""
     return Panel(
@@ -161,15 +172,15 @@ def _curve(snapshot: Snapshot, width: int) -> RenderableType:
     )
 
 
-def _verdicts(snapshot: Snapshot) -> RenderableType:
+def _verdicts(snapshot: Snapshot, lines: int) -> RenderableType:
     verdicts = snapshot.verdicts
     head = Text.assemble(
         (f"{verdicts.accepted}", "bold green"), " accepted  ", (f"{verdicts.rejected}", "bold red"), " rejected",
     )
-    recent = [_verdict_line(verdict, snapshot.names) for verdict in verdicts.recent[:RECENT]]
-    recent += [Text("") for _ in range(RECENT - len(recent))]
+    recent = [_verdict_line(verdict, snapshot.names) for verdict in verdicts.recent[:lines]]
+    recent += [Text("") for _ in range(lines - len(recent))]
     return Panel(
-        Group(head, *recent), title="verdicts", title_align="left", width=36, box=box.ROUNDED, border_style="dim"
+        Group(head, *recent), title="verdicts", title_align="left", width=SIDE, box=box.ROUNDED, border_style="dim"
     )
 
 
@@ -193,67 +204,64 @@ def _staleness(snapshot: Snapshot) -> RenderableType:
         bar = "█" * round(14 * count / most)
         lines.append(Text.assemble(f"{key:>7} ", (f"{bar:<14}", "red" if key == "dropped" else "blue"), f" {count:,}"))
     return Panel(
-        Group(*lines), title="rollouts, by steps behind", title_align="left", width=36, box=box.ROUNDED,
+        Group(*lines), title="rollouts, by steps behind", title_align="left", width=SIDE, box=box.ROUNDED,
         border_style="dim",
     )
 
 
 def _swarm(snapshot: Snapshot, width: int) -> RenderableType:
     table = Table(box=box.ROUNDED, width=width, border_style="dim", header_style="bold", pad_edge=True)
-    table.add_column("node")
-    table.add_column("address", style="dim")
-    table.add_column("state")
-    table.add_column("step", justify="right")
-    table.add_column("tokens/s", justify="right")
-    table.add_column("files accepted", justify="right")
-    table.add_column("rejected", justify="right")
-    table.add_column("restarts", justify="right")
+    columns = [one for one in _COLUMNS if width >= WIDE or one[0] in _NARROW]
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=True)
     for row in snapshot.rows:
-        table.add_row(*_cells(row, snapshot))
+        cells = _cells(row, snapshot)
+        table.add_row(*[cells[name] for name, _ in columns])
     return table
 
 
-def _cells(row: Row, snapshot: Snapshot) -> list[RenderableType]:
+def _cells(row: Row, snapshot: Snapshot) -> dict[str, RenderableType]:
     state = "evicted" if snapshot.slash_of(row.participant) else row.state
     worker = row.participant.role == "worker"
-    name = Text(row.participant.name, style="red" if row.participant.cheat else "")
-    return [
-        name,
-        short(row.participant.address),
-        Text(state, style=_STATE_STYLES.get(state, "")),
-        "" if row.step is None else str(row.step),
-        "" if not row.tokens_per_second else f"{row.tokens_per_second:,.0f}",
-        str(row.files_accepted) if worker else "",
-        str(row.files_rejected) if worker else "",
-        str(row.process.restarts) if row.process.restarts else "",
-    ]
+    return {
+        "node": Text(row.participant.name, style="red" if row.participant.cheat else ""),
+        "address": Text(short(row.participant.address), style="dim"),
+        "state": Text(state, style=_STATE_STYLES.get(state, "")),
+        "step": "" if row.step is None else str(row.step),
+        "tokens/s": "" if not row.tokens_per_second else f"{row.tokens_per_second:,.0f}",
+        "accepted": str(row.files_accepted) if worker else "",
+        "rejected": str(row.files_rejected) if worker else "",
+        "restarts": str(row.process.restarts) if row.process.restarts else "",
+    }
 
 
-def _fate(snapshot: Snapshot, width: int) -> RenderableType | None:
-    lines: list[Text] = []
-    for row in snapshot.cheats:
-        slash = snapshot.slash_of(row.participant)
-        if slash is None:
-            lines.append(Text.assemble((row.participant.name, "red"), f" ({row.participant.cheat}): at large"))
-            continue
-        lines.append(
-            Text.assemble(
-                (row.participant.name, "red"), " was caught: ", (_reason(slash.reason), "bold"), ", stake of ",
-                (ether(int(slash.amount_wei)), "bold"), f" tokens taken in block {slash.block}",
-            )
-        )
-        lines.append(Text(f"transaction {slash.transaction}", style="dim"))
-    others = [one for one in snapshot.slashed if one.node.lower() not in
-              {row.participant.address.lower() for row in snapshot.cheats}]
-    lines += [Text(f"also slashed: {snapshot.names.get(one.node.lower(), one.node)}", style="bold red") for one in others]
-    chain = Text(
-        f"chain {snapshot.chain_id or '-'}   pool {snapshot.pool if snapshot.pool is not None else '-'}"
-        f"   block {snapshot.block if snapshot.block is not None else '-'}",
-        style="dim",
-    )
+def _fate(snapshot: Snapshot, width: int) -> RenderableType:
+    lines = [line for row in snapshot.cheats for line in _fate_of(row, snapshot)]
+    known = {row.participant.address.lower() for row in snapshot.cheats}
+    for slash in snapshot.slashed:
+        if slash.node.lower() not in known:
+            name = snapshot.names.get(slash.node.lower(), slash.node)
+            lines.append(Text(f"{name} was slashed: {_reason(slash.reason)}", style="bold red"))
+    block = snapshot.block if snapshot.block is not None else "-"
+    pool = snapshot.pool if snapshot.pool is not None else "-"
+    lines.append(Text(f"chain {snapshot.chain_id or '-'}   pool {pool}   block {block}", style="dim"))
     return Panel(
-        Group(*lines, chain), title="on chain", title_align="left", width=width, box=box.ROUNDED, border_style="dim"
+        Group(*lines), title="on chain", title_align="left", width=width, box=box.ROUNDED, border_style="dim"
     )
+
+
+def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
+    """What became of a cheat."""
+    name = (row.participant.name, "red")
+    slash = snapshot.slash_of(row.participant)
+    if slash:
+        stake = (f"{ether(int(slash.amount_wei))} tokens", "bold")
+        caught = Text.assemble(name, " caught: ", (_reason(slash.reason), "bold"), ", stake of ", stake)
+        caught.append(f" taken in block {slash.block}")
+        return [caught, Text(f"transaction {slash.transaction}", style="dim", no_wrap=True)]
+    if row.files_rejected:
+        return [Text.assemble(name, f" ({row.participant.cheat}) earns nothing: {row.files_rejected} files rejected")]
+    return [Text.assemble(name, f" ({row.participant.cheat}) is at large")]
 
 
 def _reason(reason: int | str) -> str:

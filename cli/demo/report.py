@@ -1,0 +1,172 @@
+"""What a demo leaves behind: DIR/report with the curve, the numbers, the chain's events and the trained model.
+
+Reads the last snapshot and the trainer's spool; asks nobody anything. Files are written beside their final
+name and renamed, so a report is never half there.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cli.demo.plot import running_mean
+from cli.demo.snapshot import WINDOW, Snapshot
+
+SCHEMA_VERSION = 1
+
+
+def summarise(snapshot: Snapshot, *, seed: int | None, report: Path | None) -> dict[str, Any]:
+    """The object that `--json` prints and summary.json holds. Rewards: means over the first and last ten steps."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": snapshot.run_name,
+        "seed": seed,
+        "reward_first": _rounded(snapshot.reward_first),
+        "reward_last": _rounded(snapshot.reward_last),
+        "reward_window": WINDOW,
+        "target": snapshot.target,
+        "steps": snapshot.step,
+        "seconds": round(snapshot.training_seconds, 2),
+        "seconds_total": round(snapshot.elapsed, 2),
+        "nodes": len(snapshot.rows),
+        "members": [
+            {
+                "name": row.participant.name,
+                "role": row.participant.role,
+                "address": row.participant.address,
+                "cheat": row.participant.cheat,
+                "files_accepted": row.files_accepted,
+                "files_rejected": row.files_rejected,
+                "restarts": row.process.restarts,
+            }
+            for row in snapshot.rows
+        ],
+        "slashed": {slash.node: slash.transaction for slash in snapshot.slashed},
+        "verdicts": {
+            "accepted": snapshot.verdicts.accepted,
+            "rejected": snapshot.verdicts.rejected,
+            "by_reason": dict(snapshot.verdicts.by_reason),
+        },
+        "staleness": dict(snapshot.staleness),
+        "chain": {"chain_id": snapshot.chain_id, "pool": snapshot.pool, "block": snapshot.block},
+        "report": str(report) if report else None,
+    }
+
+
+def write_report(
+    directory: Path,
+    snapshot: Snapshot,
+    *,
+    spool: Path | None,
+    events: Iterable[Mapping[str, Any]],
+    seed: int | None,
+) -> dict[str, Any]:
+    """Fill `directory`; returns the summary. spool: the trainer's, None where it is not on this machine."""
+    directory.mkdir(parents=True, exist_ok=True)
+    metrics = read_metrics(spool) if spool else []
+    write_lines(directory / "metrics.jsonl", metrics or metrics_of(snapshot))
+    write_lines(directory / "events.jsonl", events)
+    if snapshot.rewards:
+        draw_curve(directory, snapshot)
+    if spool:
+        copy_model(spool, directory / "model")
+    summary = summarise(snapshot, seed=seed, report=directory)
+    _write(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def read_metrics(spool: Path) -> list[dict[str, Any]]:
+    """One object per optimiser step, in order, as the trainer process wrote them."""
+    found = []
+    for path in sorted((spool / "out").glob("step-*.json")):
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:
+            continue  # the trainer was cut off while it wrote this one; the next start writes it again
+    return found
+
+
+def metrics_of(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """What is known without the spool: the curves."""
+    train = dict(snapshot.train_rewards)
+    return [
+        {"step": step, "eval_reward": value, "reward_mean": train.get(step)} for step, value in snapshot.rewards
+    ]
+
+
+def copy_model(spool: Path, target: Path) -> bool:
+    """The newest complete policy as a Hugging Face-format directory; False when there is none yet."""
+    images = [
+        path
+        for path in sorted((spool / "out").glob("policy-*.safetensors"))
+        if (path.with_name(path.stem.replace("policy", "step") + ".json")).exists()
+    ]
+    source = spool / "assets" / "model"
+    if not images or not source.is_dir():
+        return False
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
+            shutil.copyfile(path, partial / path.name)
+    (partial / "model.safetensors.index.json").unlink(missing_ok=True)
+    shutil.copyfile(images[-1], partial / "model.safetensors")
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    return True
+
+
+def draw_curve(directory: Path, snapshot: Snapshot) -> None:
+    """reward.svg and reward.png."""
+    os.environ.setdefault("MPLCONFIGDIR", str(directory.parent / ".matplotlib"))
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "intellect-node"  # equal curves give equal files
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=150)
+    try:
+        _draw(axes, snapshot)
+        figure.tight_layout()
+        figure.savefig(directory / "reward.svg", metadata={"Date": None})
+        figure.savefig(directory / "reward.png")
+    finally:
+        pyplot.close(figure)
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """JSON Lines."""
+    _write(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+
+
+def _draw(axes: Any, snapshot: Snapshot) -> None:
+    steps, values = _columns(snapshot.rewards)
+    axes.plot(steps, values, color="#9ecae1", linewidth=1, label="held-back problems")
+    mean_steps, means = _columns(running_mean(snapshot.rewards, WINDOW))
+    axes.plot(mean_steps, means, color="#08519c", linewidth=2, label=f"mean of {WINDOW} steps")
+    if snapshot.train_rewards:
+        train_steps, train_values = _columns(snapshot.train_rewards)
+        axes.plot(train_steps, train_values, color="#bdbdbd", linewidth=0.8, label="accepted rollouts", zorder=1)
+    if snapshot.target is not None:
+        axes.axhline(snapshot.target, color="#e6550d", linewidth=1, linestyle="--", label="goal")
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1), title=f"{snapshot.run_name}: reward by step")
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,198 @@
+"""Starts the demo's daemons as separate OS processes, starts dead ones again, and leaves nothing behind.
+
+Knows processes; nothing of chains, models or rewards. Every child leads a process group of its own, so that
+Ctrl-C in the terminal reaches this program only, and so that a child's children can be stopped with it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from cli.demo.snapshot import ProcessState
+from cli.errors import CONFIGURATION, EXPELLED, RUN, UNEXPECTED, USAGE, CommandError
+
+LEASH = Path(__file__).with_name("leash.py")
+RESTARTS = 5  # per process; a process that dies more often has a reason that must be seen
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+POLL = 0.2
+HOPELESS = (USAGE, CONFIGURATION, RUN)  # starting again would end the same way
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run. log: receives standard output and error, appended."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    directory: Path
+    restart: bool = True
+
+
+@dataclass(slots=True)
+class _Child:
+    program: Program
+    process: subprocess.Popen[bytes]
+    started: float
+    restarts: int = 0
+    gone: bool = False
+    restart_at: float | None = None
+
+
+class Supervisor:
+    """Runs programs until cancelled or `stop`ped. `told` hears one line about every death and restart."""
+
+    def __init__(self, told: Callable[[str], None], *, restarts: int = RESTARTS, grace: float = GRACE) -> None:
+        self._told = told
+        self._restarts = restarts
+        self._grace = grace
+        self._children: dict[str, _Child] = {}
+
+    def start(self, program: Program) -> None:
+        """Start a program now."""
+        self._children[program.name] = _Child(program, _spawn(program), time.monotonic())
+
+    def states(self) -> dict[str, ProcessState]:
+        """The state of every process by its name."""
+        return {name: _state(child) for name, child in self._children.items()}
+
+    async def watch(self) -> None:
+        """Look after the children; raises CommandError when one dies more often than the budget allows."""
+        while True:
+            now = time.monotonic()
+            for child in self._children.values():
+                self._look_after(child, now)
+            await trio.sleep(POLL)
+
+    async def stop(self) -> None:
+        """SIGTERM to all, a grace, SIGKILL to what is left of each process group. Never cut short."""
+        with trio.CancelScope(shield=True):
+            alive = [child.process for child in self._children.values() if child.process.poll() is None]
+            for child in self._children.values():
+                child.gone = True
+            for process in alive:
+                process.terminate()
+            with trio.move_on_after(self._grace):
+                while any(process.poll() is None for process in alive):
+                    await trio.sleep(0.05)
+            for process in alive:
+                _kill_group(process)
+                process.wait()
+
+    def _look_after(self, child: _Child, now: float) -> None:
+        if child.gone:
+            return
+        if child.restart_at is not None:
+            if now >= child.restart_at:
+                child.process, child.started, child.restart_at = _spawn(child.program), now, None
+            return
+        code = child.process.poll()
+        if code is None:
+            return
+        _kill_group(child.process)
+        self._decide(child, code, now)
+
+    def _decide(self, child: _Child, code: int, now: float) -> None:
+        name = child.program.name
+        if code in (0, EXPELLED) or not child.program.restart:
+            child.gone = True
+            self._told(f"{name} ended ({_exit_text(code)})")
+            return
+        if code in HOPELESS or child.restarts >= self._restarts:
+            raise _given_up(child, code)
+        child.restarts += 1
+        child.restart_at = now + min(0.5 * 2 ** (child.restarts - 1), 8.0)
+        self._told(f"{name} died ({_exit_text(code)}); starting it again ({child.restarts} of {self._restarts})")
+
+
+def child_environment(root: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, one compute thread per process, the repository importable."""
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **threads, **quiet, "PYTHONPATH": path, **(extra or {})}
+
+
+def last_error(log: Path) -> tuple[str, str, str] | None:
+    """what, why, remedy: the error that a program of ours printed last, if it ended with one."""
+    lines = _tail(log)
+    for i in range(len(lines) - 3, -1, -1):
+        texts = [lines[i + j].partition(mark) for j, mark in enumerate(("error: ", "  why: ", "  do:  "))]
+        if all(mark and not before for before, mark, _ in texts):
+            what, why, remedy = (text for _, _, text in texts)
+            return what, why, remedy
+    return None
+
+
+def _given_up(child: _Child, code: int) -> CommandError:
+    """The child's own words where it said some."""
+    program = child.program
+    own = code if 1 < code < 8 else UNEXPECTED
+    printed = last_error(program.log)
+    if printed:
+        what, why, remedy = printed
+        return CommandError(f"{program.name}: {what}", why, remedy, own)
+    words = next((line.strip()[-300:] for line in reversed(_tail(program.log)) if line.strip()), "(nothing)")
+    return CommandError(
+        f"{program.name} died" + (f" {child.restarts + 1} times" if child.restarts else ""),
+        f"last {_exit_text(code)}; its log ends with: {words}",
+        f"read {program.log}",
+        own,
+    )
+
+
+def _tail(log: Path, size: int = 16384) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
+            return file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return []
+
+
+def _spawn(program: Program) -> subprocess.Popen[bytes]:
+    # From the main thread: the leash follows the thread that forked.
+    program.log.parent.mkdir(parents=True, exist_ok=True)
+    with program.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-E", str(LEASH), str(os.getpid()), *program.command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(program.environment),
+            cwd=program.directory,
+            start_new_session=True,
+        )
+
+
+def _state(child: _Child) -> ProcessState:
+    if child.gone:
+        return ProcessState(None, "stopped", child.restarts)
+    if child.restart_at is not None:
+        return ProcessState(None, "restarting", child.restarts)
+    return ProcessState(child.process.pid, "running", child.restarts)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """What a child left of its process group. The group's id stays taken while a member lives."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _exit_text(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
