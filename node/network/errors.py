@@ -95,3 +95,10 @@ class StoreFull(NetworkError):
 
     def __init__(self, why: str) -> None:
         super().__init__("the blob store is full", why, "free disk space, or raise the store's quota")
+
+
+class StoreFailed(NetworkError):
+    """The blob store's disk does not work."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("the blob store cannot be used", why, "check the disk and the permissions of the state folder")

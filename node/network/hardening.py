@@ -29,6 +29,7 @@ from libp2p.abc import IMuxedConn, INetStream, ISecureConn  # noqa: E402
 from libp2p.io.abc import ReadWriteCloser  # noqa: E402
 from libp2p.io.exceptions import IncompleteReadError  # noqa: E402
 from libp2p.network.auto_connector import AutoConnector  # noqa: E402
+from libp2p.network import swarm as swarm_module  # noqa: E402
 from libp2p.network.connection import swarm_connection  # noqa: E402
 from libp2p.network.connection.raw_connection import RawConnection  # noqa: E402
 from libp2p.network.swarm import Swarm, SwarmEvent  # noqa: E402
@@ -57,6 +58,10 @@ Fault = Callable[[str, BaseException], None]
 class _ToStructlog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         log.debug("network.libp2p", logger=record.name, message=record.getMessage())
+
+
+# A wait after every dial, in case another address of the peer answers sooner. We dial one address.
+swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
 
 
 def quieten() -> None:

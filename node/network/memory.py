@@ -1,0 +1,210 @@
+"""A network inside one process, for tests of whole swarms under a mock clock.
+
+Keeps the contract of `interface.Network`: authenticated addresses, connections that follow from
+contacts, gossip that floods through accepting subscribers, requests with limits and deadlines.
+The hub has switches that a real network lacks: `delay`, `drop`, `partition`, `isolate`.
+"""
+
+import random
+from collections.abc import Iterable, Mapping
+
+import structlog
+import trio
+
+from node.network.errors import (
+    MessageTooLarge,
+    NotRunning,
+    PeerMisbehaved,
+    PeerUnavailable,
+    RequestRefused,
+    RequestTimedOut,
+)
+from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Handler, NetworkStats, Tally
+from node.network.redial import Contact, parse_contact
+from protocol.identity import Address, NodeKey, PeerId
+
+log = structlog.get_logger(__name__)
+
+
+class MemoryHub:
+    """The ether between the MemoryNetworks that were made with it.
+
+    delay: seconds that every message, request and response takes; drop: share (0..1) of gossip
+    hops that are lost, by a seeded generator so that a test repeats exactly.
+    """
+
+    def __init__(self, *, delay: float = 0.0, drop: float = 0.0, seed: int = 0) -> None:
+        self.delay = delay
+        self.drop = drop
+        self._random = random.Random(seed)  # noqa: S311
+        self._networks: dict[Address, MemoryNetwork] = {}
+        self._islands: dict[Address, int] = {}
+
+    def partition(self, *islands: Iterable[Address]) -> None:
+        """Only nodes of the same island reach each other; those not named form one more."""
+        self._islands = {node: number for number, island in enumerate(islands, 1) for node in island}
+
+    def isolate(self, node: Address) -> None:
+        """Cut one node off from all others."""
+        self._islands[node] = -1 - len(self._islands)
+
+    def heal(self) -> None:
+        """End every partition."""
+        self._islands.clear()
+
+    def attach(self, network: "MemoryNetwork") -> None:
+        self._networks[network.address] = network
+
+    def detach(self, network: "MemoryNetwork") -> None:
+        if self._networks.get(network.address) is network:
+            del self._networks[network.address]
+
+    def lost(self) -> bool:
+        """Whether the next gossip hop is to be lost."""
+        return self.drop > 0 and self._random.random() < self.drop
+
+    def peer(self, of: "MemoryNetwork", address: Address) -> "MemoryNetwork | None":
+        """The running network at `address` if `of` has a connection with it."""
+        other = self._networks.get(address)
+        if other is None or other is of or self._networks.get(of.address) is not of:
+            return None
+        if self._islands.get(of.address, 0) != self._islands.get(address, 0):
+            return None
+        return other if of.wants(other) or other.wants(of) else None
+
+    def peers(self, of: "MemoryNetwork") -> "list[MemoryNetwork]":
+        return [peer for address in self._networks if (peer := self.peer(of, address)) is not None]
+
+
+class MemoryNetwork:
+    """`interface.Network` over a MemoryHub."""
+
+    def __init__(self, key: NodeKey, hub: MemoryHub) -> None:
+        self.address: Address = key.address
+        self.peer_id: PeerId = key.peer_id
+        self._hub = hub
+        self._tally = Tally()
+        self._contacts: dict[Address, Contact] = {}
+        self._accepts: dict[str, Accept] = {}
+        self._queues: dict[str, trio.MemorySendChannel[tuple[Address, bytes]]] = {}
+        self._handlers: dict[str, tuple[Handler, int]] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be on the hub until cancelled."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._hub.attach(self)
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._hub.detach(self)
+            self._nursery = None
+
+    def contacts(self) -> tuple[str, ...]:
+        return (f"/ip4/127.0.0.1/tcp/1/p2p/{self.peer_id}",) if self._nursery else ()
+
+    def set_contacts(self, contacts: Mapping[Address, str]) -> None:
+        parsed = {member: parse_contact(member, text) for member, text in contacts.items() if member != self.address}
+        self._contacts = {member: contact for member, contact in parsed.items() if contact is not None}
+
+    def wants(self, other: "MemoryNetwork") -> bool:
+        """Whether we dial `other`."""
+        return other.address in self._contacts
+
+    def connected(self) -> frozenset[Address]:
+        return frozenset(peer.address for peer in self._hub.peers(self))
+
+    def stats(self) -> NetworkStats:
+        return self._tally.snapshot(len(self.connected()))
+
+    # -- gossip ------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        if len(data) > MAX_GOSSIP_BYTES:
+            raise MessageTooLarge(len(data), MAX_GOSSIP_BYTES)
+        if self._nursery is None:
+            raise NotRunning
+        self._tally.add(messages_out=1, bytes_out=len(data))
+        self._spread(topic, self.address, data, {self.address})
+        await trio.lowlevel.checkpoint()
+
+    def subscribe(self, topic: str, accept: Accept) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]:
+        if topic in self._accepts:
+            raise ValueError(f"already subscribed to {topic}")
+        send, receive = trio.open_memory_channel[tuple[Address, bytes]](SUBSCRIPTION_BUFFER)
+        self._accepts[topic], self._queues[topic] = accept, send
+        return receive
+
+    def _spread(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
+        """Hand the message to every neighbour that has not seen it."""
+        for peer in self._hub.peers(self):
+            if peer.address not in seen and not self._hub.lost() and peer._nursery is not None:
+                seen.add(peer.address)
+                peer._nursery.start_soon(peer._receive, topic, publisher, data, seen)
+
+    async def _receive(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
+        await trio.sleep(self._hub.delay)
+        if topic not in self._accepts:
+            return
+        try:
+            accepted = bool(self._accepts[topic](publisher, data))
+        except Exception as error:
+            log.debug("network.fault", where="accept", error=repr(error))
+            self._tally.add(faults=1)
+            accepted = False
+        if not accepted:
+            self._tally.add(rejected=1)
+            return
+        try:
+            self._queues[topic].send_nowait((publisher, data))
+            self._tally.add(messages_in=1, bytes_in=len(data))
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            self._tally.add(dropped=1)
+        self._spread(topic, publisher, data, seen)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
+        self._handlers[protocol] = (handler, max_request)
+
+    async def request(
+        self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float
+    ) -> bytes:
+        if self._nursery is None:
+            raise NotRunning
+        self._tally.add(requests_out=1)
+        with trio.move_on_after(timeout):
+            body = await self._exchange(peer, protocol, data)
+            if len(body) > max_response:
+                raise PeerMisbehaved(peer, f"{len(body)} bytes announced, at most {max_response} allowed")
+            self._tally.add(bytes_out=len(data), bytes_in=len(body))
+            return body
+        raise RequestTimedOut(peer, timeout)
+
+    async def _exchange(self, peer: Address, protocol: str, data: bytes) -> bytes:
+        await trio.sleep(self._hub.delay)
+        other = self._hub.peer(self, peer)
+        if other is None:
+            raise PeerUnavailable(peer, "it is not connected")
+        answer = await other._answer(self.address, protocol, data)
+        await trio.sleep(self._hub.delay)
+        if self._hub.peer(self, peer) is not other:
+            raise PeerUnavailable(peer, "the stream was cut")
+        return answer
+
+    async def _answer(self, asker: Address, protocol: str, data: bytes) -> bytes:
+        if protocol not in self._handlers:
+            raise PeerUnavailable(self.address, f"it does not serve {protocol}")
+        handler, max_request = self._handlers[protocol]
+        if len(data) > max_request:
+            raise RequestRefused(self.address, "the request is larger than it accepts")
+        self._tally.add(requests_in=1, bytes_in=len(data))
+        try:
+            body = await handler(asker, data)
+        except Exception as error:
+            log.debug("network.fault", where=protocol, error=repr(error))
+            self._tally.add(faults=1)
+            raise PeerUnavailable(self.address, "the stream was cut") from None
+        self._tally.add(bytes_out=len(body))
+        return body
