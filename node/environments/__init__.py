@@ -1,0 +1,1 @@
+"""Environments: numbered problems and deterministic scores. See `base.py` for the interface."""

@@ -1,0 +1,11 @@
+"""What can be wrong with an environment or its data."""
+
+from protocol.errors import IntellectError
+
+
+class EnvironmentFault(IntellectError):
+    """An environment that cannot be loaded: unknown name, bad arguments, missing scorer."""
+
+
+class DatasetError(EnvironmentFault):
+    """A data file that cannot be used; `why` names the file and the line."""

@@ -1,0 +1,64 @@
+"""`sort`: put n digits in ascending order. Exact match scores 1, anything else 0.
+
+All 10^n inputs exist; a fixed set of them is held back for evaluation. An affine permutation of the
+inputs puts the held-back ones first, so that any problem is found without a table.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from node.environments.base import Problem, Tokenizer
+from node.environments.errors import EnvironmentFault
+
+_STRIDE = 6_180_339_889
+"""Coprime to 10, so number -> number * stride + offset is a permutation of Z/10^n."""
+_OFFSET = 2_718
+
+
+class SortArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """digits: how many; held_back: how many of the 10^digits inputs are kept for evaluation."""
+
+    digits: int = 4
+    held_back: int = 512
+
+
+class SortEnvironment:
+    name = "sort"
+
+    def __init__(self, arguments: SortArguments, tokenizer: Tokenizer) -> None:
+        total = 10 ** max(arguments.digits, 0)
+        if not (2 <= arguments.digits <= 18 and 1 <= arguments.held_back <= total // 2):
+            raise EnvironmentFault(
+                "environment 'sort' cannot be loaded",
+                f"digits={arguments.digits}, held_back={arguments.held_back} is out of range",
+                "use 2..18 digits and hold back at most half of the 10^digits inputs",
+            )
+        self._digits = arguments.digits
+        self._total = total
+        self._tokenizer = tokenizer
+        self.held_back = arguments.held_back
+        self.size = total - arguments.held_back
+
+    def _input(self, place: int) -> Problem:
+        text = str((place * _STRIDE + _OFFSET) % self._total).zfill(self._digits)
+        return Problem(problem_id=f"sort-{text}", prompt=f"{text}=", answer=("".join(sorted(text)),))
+
+    def problem(self, number: int) -> Problem:
+        if not 0 <= number < self.size:
+            raise IndexError(f"problem {number} of {self.size}")
+        return self._input(self.held_back + number)
+
+    def held_back_problem(self, number: int) -> Problem:
+        if not 0 <= number < self.held_back:
+            raise IndexError(f"held-back problem {number} of {self.held_back}")
+        return self._input(number)
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        return self._tokenizer.encode(problem.prompt)
+
+    def score(self, problem: Problem, output: Sequence[int]) -> float:
+        return float(self._tokenizer.decode(output) == problem.answer[0])
+
+    def close(self) -> None:
+        """Nothing to stop."""

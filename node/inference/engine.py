@@ -1,0 +1,104 @@
+"""The interface of an inference engine: weights in, tokens and activations out.
+
+An engine knows one model architecture and swaps weight images in and out. It knows nothing of policies,
+problems, proofs, files or the network: seeds become uniforms and rows become proofs elsewhere.
+
+Conventions, the same for every engine:
+- output[t] is drawn from the logits at the position before it by `protocol.sampling`;
+- *rows* are the inputs of the output head (after the final norm), as bf16 bits, at the positions of
+  output[0] .. output[n-2]: the last token is never fed, so n output tokens have n-1 rows;
+- `prefill` recomputes the same rows, and the sampling interval of every output token, in one pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+U16 = NDArray[np.uint16]
+
+Weights = Mapping[str, Any]
+"""Tensor name -> the engine's own representation, as returned by `Engine.read`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """prompt: token ids, at least one; uniforms: float64[max output tokens], one per token to draw."""
+
+    prompt: Sequence[int]
+    uniforms: F64
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """output: token ids, at least one; finished: ended by an end token; rows: uint16[n-1, hidden]."""
+
+    output: list[int]
+    finished: bool
+    rows: U16
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finished sequence to recompute. prompt and output: token ids, at least one each."""
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """lo, hi: float64[n] sampling interval of each output token; logprobs: float32[n]; rows: uint16[n-1, hidden]."""
+
+    lo: F64
+    hi: F64
+    logprobs: F32
+    rows: U16
+
+
+class Engine(Protocol):
+    """One model; one set of weights at a time. Raises EngineError."""
+
+    @property
+    def description(self) -> str:
+        """Name and version, for people."""
+        ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def dtype(self) -> str:
+        """Compute type of the forward pass."""
+        ...
+
+    @property
+    def parameters(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Token ids that end a completion."""
+        ...
+
+    def read(self, path: str) -> Weights:
+        """Read a bf16 safetensors image and check its names and shapes. Raises ModelError."""
+        ...
+
+    def load(self, weights: Weights) -> None:
+        """Make `weights` the ones in use."""
+        ...
+
+    def generate(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        """Sample one completion per request."""
+        ...
+
+    def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+        """Recompute finished sequences in one forward pass each."""
+        ...

@@ -1,0 +1,117 @@
+"""A model directory's tokenizer, from local files only.
+
+Knows tokenizer.json, the end-of-sequence ids of config.json / generation_config.json and the chat
+template; knows nothing of weights. Never contacts a hub and never runs code from the directory (chat
+templates are rendered in transformers' jinja sandbox).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from node.inference.errors import ModelError
+
+MAX_TOKENIZER_BYTES = 64 * 1024**2
+MAX_CONFIG_BYTES = 1024**2
+
+
+class LocalTokenizer:
+    """encode/decode of a model directory; `eos`: the token ids that end a completion."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._dir = model_dir
+        path = model_dir / "tokenizer.json"
+        try:
+            if path.stat().st_size > MAX_TOKENIZER_BYTES:
+                raise ValueError(f"larger than {MAX_TOKENIZER_BYTES} bytes")
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ModelError(
+                "the tokenizer cannot be loaded",
+                f"{path}: {error}",
+                "put the model's tokenizer.json (the fast tokenizer) into the model directory",
+            ) from None
+        self.eos = frozenset(_eos_ids(model_dir))
+        self._template: Any = None
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of known tokens, added ones included."""
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, without special tokens."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out; ids beyond the vocabulary are skipped."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Token ids of one user message in the chat template, ready for the assistant's turn.
+
+        Raises ModelError if the model has no chat template.
+        """
+        if self._template is None:
+            self._template = self._load_template()
+        rendered = self._template.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+        return self.encode(rendered)
+
+    def _load_template(self) -> Any:
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(self._dir), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            raise ModelError(
+                "the chat template cannot be loaded",
+                f"{self._dir}: {error}",
+                "check tokenizer_config.json, or set template = 'plain' in the environment's arguments",
+            ) from None
+        if not tokenizer.chat_template:
+            raise ModelError(
+                "the chat template cannot be loaded",
+                f"{self._dir} has none",
+                "use a chat model, or set template = 'plain' in the environment's arguments",
+            )
+        return tokenizer
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON object of a model directory. Raises ModelError."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ValueError(f"larger than {MAX_CONFIG_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            "the model cannot be loaded",
+            f"{path}: {error}",
+            "the model directory needs config.json, tokenizer.json and model.safetensors in Hugging Face form",
+        ) from None
+    return value
+
+
+def _eos_ids(model_dir: Path) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        if name == "generation_config.json" and not path.exists():
+            continue
+        eos = read_json(path).get("eos_token_id")
+        ids = eos if isinstance(eos, list) else [eos]
+        if ids and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            return ids
+    raise ModelError(
+        "the model cannot be loaded",
+        f"{model_dir} names no end-of-sequence token",
+        "set eos_token_id in config.json or generation_config.json",
+    )

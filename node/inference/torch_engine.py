@@ -1,0 +1,268 @@
+"""The reference engine: a transformers model in plain torch, decoded with a KV cache.
+
+Correctness first: compute is fp32 on a CPU, decoding is left-padded and batched, and a prefill of the
+same tokens gives the same rows and intervals up to rounding. Knows the Hugging Face directory form
+(config.json, safetensors names); never contacts a hub and never runs code from a model directory.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from node.inference.engine import Completion, Finished, Prefill, Request, Weights
+from node.inference.errors import EngineError, ModelError
+from node.inference.tokenizer import LocalTokenizer, read_json
+from protocol import sampling
+from protocol.policy import MalformedPolicy, decode_image
+
+BATCH_TOKENS = 1 << 15
+"""Most padded tokens in one forward pass, and in one decode batch's cache."""
+LOGIT_CELLS = 1 << 23
+"""Most logits (rows * vocabulary) turned into float64 at a time."""
+
+_SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+
+
+def build_model(model_dir: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    """A freshly initialised transformers model of `model_dir`/config.json, in eval mode.
+
+    Raises ModelError for anything that is not a plain causal language model of the installed transformers.
+    """
+    raw = read_json(model_dir / "config.json")
+    refused = [key for key in (*_SCALED_LOGITS, "quantization_config") if raw.get(key) not in (None, 1, 1.0)]
+    if refused:
+        raise _model_error(model_dir, f"config.json uses {', '.join(refused)}, which this engine does not support")
+    try:
+        config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever the config's values break
+        raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
+    model.eval()
+    return model
+
+
+def _model_error(where: Path | str, why: str) -> ModelError:
+    return ModelError(
+        "the model cannot be loaded",
+        f"{where}: {why}",
+        "use a model directory in Hugging Face form whose architecture the installed transformers supports",
+    )
+
+
+def image_names(model: Any) -> dict[str, Tensor]:
+    """The tensors of a weight image: the model's parameters by name, tied ones once, in canonical order."""
+    return dict(sorted(model.named_parameters()))
+
+
+def read_image(path: str, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """bf16 tensors of a canonical policy image; names and shapes must be exactly those of `expected`."""
+    try:
+        return _copy_tensors(path, decode_image(Path(path).read_bytes()), expected)
+    except (OSError, ValueError, MalformedPolicy) as error:
+        raise _model_error(path, str(error)) from None
+
+
+def _copy_tensors(path: str, tensors: dict[str, np.ndarray], expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    if set(tensors) != set(expected):
+        wrong = sorted(set(tensors) ^ set(expected))
+        raise _model_error(path, f"tensor {wrong[0]!r} is missing or not expected ({len(wrong)} in all)")
+    for name, tensor in expected.items():
+        if tensors[name].shape != tensor.shape:
+            raise _model_error(path, f"tensor {name!r} has shape {tensors[name].shape} instead of {tuple(tensor.shape)}")
+    return {name: torch.from_numpy(bits.astype(np.int16)).view(torch.bfloat16) for name, bits in tensors.items()}
+
+
+def bf16_bits(values: Tensor) -> np.ndarray:
+    """The bf16 bit patterns of float `values` as uint16, on the CPU."""
+    return values.to(torch.bfloat16).view(torch.int16).cpu().numpy().view(np.uint16)
+
+
+class TorchEngine:
+    """`node.inference.engine.Engine` for one model directory."""
+
+    def __init__(self, model_dir: Path, device: str = "cpu") -> None:
+        self._tokenizer = LocalTokenizer(model_dir)
+        self._model = build_model(model_dir, device)
+        self._parameters = image_names(self._model)
+        self._head = self._model.get_output_embeddings()
+        if self._head is None:
+            raise _model_error(model_dir, "the architecture has no output embeddings")
+        self.device = device
+        self.dtype = "float32"
+        self.eos = self._tokenizer.eos
+        self.vocabulary = int(self._head.weight.shape[0])
+        self.parameters = sum(tensor.numel() for tensor in self._parameters.values())
+        self.description = f"torch {torch.__version__} / transformers {transformers.__version__}"
+        if max(self.eos) >= self.vocabulary or self._tokenizer.vocabulary > self.vocabulary:
+            raise _model_error(model_dir, "the tokenizer has more tokens than the model")
+
+    @property
+    def tokenizer(self) -> LocalTokenizer:
+        return self._tokenizer
+
+    def read(self, path: str) -> Weights:
+        return read_image(path, self._parameters)
+
+    @torch.no_grad()
+    def load(self, weights: Weights) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(weights[name])
+
+    # Decoding
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        done: list[Completion] = []
+        for batch in _batches(requests, lambda request: len(request.prompt) + len(request.uniforms)):
+            done += self._decode(batch, temperature)
+        return done
+
+    def _decode(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        count = len(requests)
+        limit = np.array([len(request.uniforms) for request in requests])
+        uniforms = np.zeros((count, int(limit.max())))
+        for i, request in enumerate(requests):
+            uniforms[i, : limit[i]] = request.uniforms
+
+        hidden, cache, mask, positions = self._prompts(requests)
+        output = np.full((count, uniforms.shape[1]), -1, dtype=np.int64)
+        length = np.zeros(count, dtype=np.int64)
+        finished = np.zeros(count, dtype=bool)
+        done = np.zeros(count, dtype=bool)
+        alive = np.arange(count)  # the request of each row of the batch
+        steps: list[tuple[np.ndarray, np.ndarray]] = []
+        eos = np.array(sorted(self.eos))
+        for t in range(uniforms.shape[1]):
+            if t > 0:
+                steps.append((alive, bf16_bits(hidden)))
+            tokens = sampling.choose(self._logits(hidden), uniforms[alive, t], temperature)
+            fresh = ~done[alive]
+            output[alive[fresh], t] = tokens[fresh]
+            length[alive[fresh]] = t + 1
+            ended = np.isin(tokens, eos)
+            finished[alive[fresh & ended]] = True
+            done[alive] |= ended | (t + 1 >= limit[alive])
+            going = ~done[alive]
+            if not going.any():
+                break
+            if going.sum() <= 0.75 * len(alive):  # until then, ended requests are decoded on and the surplus is cut
+                keep = torch.from_numpy(np.flatnonzero(going)).to(self.device)
+                cache.batch_select_indices(keep)
+                mask = None if mask is None else mask[keep]
+                positions, alive, tokens = positions[keep], alive[going], tokens[going]
+            positions = positions + 1
+            mask = None if mask is None else torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+            hidden, cache = self._forward(
+                torch.from_numpy(tokens)[:, None].to(self.device), mask, positions[:, None], cache
+            )
+        return [
+            Completion(output[i, : length[i]].tolist(), bool(finished[i]), rows)
+            for i, rows in enumerate(_gather(steps, length, hidden.shape[1]))
+        ]
+
+    def _prompts(self, requests: Sequence[Request]) -> tuple[Tensor, Any, Tensor | None, Tensor]:
+        """Run each distinct prompt once: (last hidden [n, H], cache, mask [n, P] or None, position of the last token [n])."""
+        distinct: dict[tuple[int, ...], int] = {}
+        which = [distinct.setdefault(tuple(request.prompt), len(distinct)) for request in requests]
+        longest = max(map(len, distinct))
+        tokens = torch.zeros(len(distinct), longest, dtype=torch.long)
+        mask = torch.zeros(len(distinct), longest, dtype=torch.long)
+        for prompt, i in distinct.items():
+            tokens[i, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[i, longest - len(prompt) :] = 1
+        mask = mask.to(self.device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        padded = None if bool(mask.all()) else mask
+        hidden, cache = self._forward(tokens.to(self.device), padded, positions, None)
+        select = torch.tensor(which, device=self.device)
+        cache.batch_select_indices(select)
+        return hidden[select], cache, None if padded is None else padded[select], positions[select, -1]
+
+    def _forward(
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any
+    ) -> tuple[Tensor, Any]:
+        """(hidden of the last position [n, H], cache)."""
+        result = self._model.base_model(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        return result.last_hidden_state[:, -1], result.past_key_values
+
+    def _logits(self, hidden: Tensor) -> np.ndarray:
+        logits = self._head(hidden).float().cpu().numpy()
+        if not np.isfinite(logits).all():
+            raise EngineError(
+                "the model gives no valid probabilities",
+                "its logits are not finite with the weights in use",
+                "the policy is broken: stop the trainer of this run and resume it from an earlier checkpoint",
+            )
+        return logits
+
+    # Verification
+
+    @torch.inference_mode()
+    def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+        by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i].prompt) + len(sequences[i].output))
+        done: dict[int, Prefill] = {}
+        for batch in _batches(by_length, lambda i: len(sequences[i].prompt) + len(sequences[i].output)):
+            done.update(zip(batch, self._prefill([sequences[i] for i in batch], temperature), strict=True))
+        return [done[i] for i in range(len(sequences))]
+
+    def _prefill(self, sequences: Sequence[Finished], temperature: float) -> Iterator[Prefill]:
+        """Padding stands on the right, where a causal model cannot see it: no mask is needed."""
+        fed = [[*sequence.prompt, *sequence.output[:-1]] for sequence in sequences]
+        tokens = torch.zeros(len(fed), max(map(len, fed)), dtype=torch.long)
+        for i, ids in enumerate(fed):
+            tokens[i, : len(ids)] = torch.tensor(ids)
+        hidden = self._model.base_model(input_ids=tokens.to(self.device), use_cache=False).last_hidden_state
+        counts = [len(sequence.output) for sequence in sequences]
+        sample = torch.repeat_interleave(torch.arange(len(fed)), torch.tensor(counts))
+        place = torch.cat([torch.arange(len(ids) - n, len(ids)) for ids, n in zip(fed, counts, strict=True)])
+        heads = hidden[sample.to(self.device), place.to(self.device)]
+        drawn = np.concatenate([np.asarray(sequence.output, dtype=np.int64) for sequence in sequences])
+        if drawn.min() < 0 or drawn.max() >= self.vocabulary:
+            raise EngineError("a sequence cannot be checked", "it has tokens outside the vocabulary", "reject it")
+        lo, hi, logprobs = self._intervals(heads, drawn, temperature)
+        rows = bf16_bits(heads)
+        start = 0
+        for n in counts:
+            cut = slice(start, start + n)
+            yield Prefill(lo[cut], hi[cut], logprobs[cut], rows[start + 1 : start + n])
+            start += n
+
+    def _intervals(self, heads: Tensor, drawn: np.ndarray, temperature: float) -> tuple[np.ndarray, ...]:
+        size = max(1, LOGIT_CELLS // self.vocabulary)
+        parts = [
+            sampling.interval(self._logits(heads[at : at + size]), drawn[at : at + size], temperature)
+            for at in range(0, len(drawn), size)
+        ]
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _batches(items: Sequence[Any], width: Any) -> Iterator[list[Any]]:
+    """Consecutive runs of `items` of at most BATCH_TOKENS padded tokens (or one item, if it alone is larger)."""
+    batch: list[Any] = []
+    widest = 0
+    for item in items:
+        widest = max(widest, width(item))
+        if batch and widest * (len(batch) + 1) > BATCH_TOKENS:
+            yield batch
+            batch, widest = [], width(item)
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def _gather(steps: list[tuple[np.ndarray, np.ndarray]], length: np.ndarray, hidden: int) -> Iterator[np.ndarray]:
+    """Per request uint16[length-1, hidden] from the rows of each decode step (requests, rows)."""
+    stacked = np.zeros((len(length), len(steps), hidden), dtype=np.uint16)
+    for t, (requests, rows) in enumerate(steps):
+        stacked[requests, t] = rows
+    for i, n in enumerate(length):
+        yield stacked[i, : n - 1].copy()

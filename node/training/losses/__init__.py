@@ -1,0 +1,1 @@
+"""One file per loss. A recipe's name (protocol/run.py) picks the file."""

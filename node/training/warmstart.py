@@ -1,0 +1,175 @@
+"""A start model for small runs: a tiny Qwen3 with a character tokenizer, taught a little by example.
+
+`python -m node.training.warmstart --out DIR --seed S` writes a model directory in Hugging Face form that
+solves `sort` now and then: enough for reinforcement learning to have something to reinforce. Real runs
+start from a real model and do not need this. Progress goes to stdout as one JSON object per line.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from node.environments.base import Environment, EnvironmentSettings, Problem, load_environment
+from node.inference.engine import Request
+from node.inference.tokenizer import LocalTokenizer
+from node.inference.torch_engine import TorchEngine, bf16_bits, build_model
+from protocol.policy import encode_image
+from protocol.run import EnvironmentSpec
+from protocol.sampling import uniforms
+
+PAD, EOS = "<pad>", "<eos>"
+SORT_ALPHABET = "0123456789="
+
+
+def write_tokenizer(out: Path, alphabet: str) -> None:
+    """tokenizer.json: one token per character of `alphabet`, after <pad> (0) and <eos> (1)."""
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, *dict.fromkeys(alphabet)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([PAD, EOS])
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "pad_token": PAD}
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+
+
+def write_config(out: Path, vocabulary: int, hidden: int, layers: int) -> None:
+    """config.json and generation_config.json of an untied Qwen3; heads have 32 dimensions."""
+    heads = max(hidden // 32, 2)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    (out / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}, indent=1))
+
+
+def write_weights(out: Path, model: Any) -> None:
+    """model.safetensors: the canonical bf16 image, which is also policy 0 of a run."""
+    bits = {name: bf16_bits(tensor.detach()) for name, tensor in model.named_parameters()}
+    (out / "model.safetensors").write_bytes(encode_image(bits))
+
+
+def create_model(out: Path, alphabet: str, seed: int, hidden: int = 128, layers: int = 3) -> Any:
+    """An untrained model directory; returns its fp32 model."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(out, alphabet)
+    write_config(out, len(dict.fromkeys(alphabet)) + 2, hidden, layers)
+    torch.manual_seed(seed)
+    model = build_model(out)
+    write_weights(out, model)
+    return model
+
+
+def warm_start(
+    out: Path,
+    model: Any,
+    environment: Environment,
+    *,
+    seed: int,
+    target: float,
+    solution: Callable[[Problem], str] = lambda problem: problem.answer[0],
+    learning_rate: float = 1e-3,
+    batch_size: int = 64,
+    max_steps: int = 2000,
+    check_every: int = 10,
+    max_output_tokens: int = 16,
+    report: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> float:
+    """Teach by example until sampled accuracy on training problems reaches `target`; returns the accuracy."""
+    tokenizer = LocalTokenizer(out)
+    engine = TorchEngine(out)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
+    random = np.random.default_rng(seed)
+    end = min(tokenizer.eos)
+    accuracy, started = 0.0, time.monotonic()
+    for step in range(1, max_steps + 1):
+        problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=batch_size)]
+        examples = [
+            (environment.prompt_tokens(problem), [*tokenizer.encode(solution(problem)), end]) for problem in problems
+        ]
+        loss = _imitation_loss(model, examples)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % check_every == 0 or step == max_steps:
+            engine.load({name: tensor.to(torch.bfloat16) for name, tensor in model.named_parameters()})
+            trial = [environment.problem(int(i)) for i in random.integers(environment.size, size=256)]
+            accuracy = mean_reward(engine, environment, trial, random.bytes(32), max_output_tokens)
+            seconds = round(time.monotonic() - started, 2)
+            report({"step": step, "loss": round(float(loss.detach()), 4), "accuracy": round(accuracy, 4), "seconds": seconds})
+            if accuracy >= target:
+                break
+    write_weights(out, model)
+    return accuracy
+
+
+def _imitation_loss(model: Any, examples: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+    """Mean cross-entropy of the answers' tokens; padding on the right."""
+    width = max(len(prompt) + len(answer) for prompt, answer in examples)
+    tokens = torch.zeros(len(examples), width, dtype=torch.long)
+    labels = torch.full((len(examples), width), -100)
+    for i, (prompt, answer) in enumerate(examples):
+        ids = torch.tensor(prompt + answer)
+        tokens[i, : len(ids)] = ids
+        labels[i, len(prompt) : len(ids)] = ids[len(prompt) :]
+    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+
+
+def mean_reward(
+    engine: TorchEngine, environment: Environment, problems: Sequence[Problem], seed: bytes, max_output_tokens: int
+) -> float:
+    """Mean score of one sampled answer (temperature 1) to each problem."""
+    drawn = uniforms(seed, len(problems) * max_output_tokens).reshape(len(problems), max_output_tokens)
+    requests = [Request(environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
+    completions = engine.generate(requests, 1.0)
+    return float(np.mean([environment.score(p, c.output) for p, c in zip(problems, completions, strict=True)]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the model directory to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--digits", type=int, default=4, help="digits of the sort task")
+    parser.add_argument("--target", type=float, default=0.2, help="sampled accuracy at which to stop")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+
+    def report(event: dict[str, Any]) -> None:
+        print(json.dumps(event), flush=True)
+
+    model = create_model(arguments.out, SORT_ALPHABET, arguments.seed)
+    settings: EnvironmentSettings = EnvironmentSpec(name="sort", args={"digits": arguments.digits})
+    environment = load_environment(settings, arguments.out.parent, LocalTokenizer(arguments.out))
+    accuracy = warm_start(
+        arguments.out, model, environment, seed=arguments.seed, target=arguments.target, report=report
+    )
+    report({"done": True, "accuracy": accuracy, "parameters": sum(p.numel() for p in model.parameters())})
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
