@@ -430,7 +430,10 @@ class Revert(msgspec.Struct, frozen=True):
 
 @cache
 def _error_forms() -> dict[bytes, tuple[str, tuple[tuple[str, str], ...]]]:
-    forms = {b"\x08\xc3\x79\xa0": ("Error", (("message", "string"),)), b"\x4e\x48\x7b\x71": ("Panic", (("code", "uint256"),))}
+    forms = {
+        b"\x08\xc3\x79\xa0": ("Error", (("message", "string"),)),
+        b"\x4e\x48\x7b\x71": ("Panic", (("code", "uint256"),)),
+    }
     for contract in ("TestToken", "StakeVault", "Swarm"):
         for entry in artifact(contract)["abi"]:
             if entry["type"] == "error":

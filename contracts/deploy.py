@@ -50,7 +50,9 @@ def deploy(web3: Web3, key: NodeKey, params: DeployParams, on_step: Callable[[st
     say(f"vault {vault}")
     swarm = _create(web3, key, "Swarm", vault, params.base_stake, params.stake_per_unit)
     say(f"swarm {swarm}")
-    _send(web3, key, web3.eth.contract(address=_hex(vault), abi=artifact("StakeVault")["abi"]).functions.setSwarm(swarm))
+    _send(
+        web3, key, web3.eth.contract(address=_hex(vault), abi=artifact("StakeVault")["abi"]).functions.setSwarm(swarm)
+    )
     return Deployment(Addresses(token=token, vault=vault, swarm=swarm), first)
 
 

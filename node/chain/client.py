@@ -1,0 +1,408 @@
+"""The chain as the daemon sees it: async reads and writes in the words of the protocol.
+
+Knows the contracts through `contracts.bindings` and runs blocking web3 in a few threads. What to do with
+what it reads is for the roles; following events is `follower.py`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+from web3 import Web3
+from web3.contract.contract import ContractFunction
+from web3.middleware import AttributeDictMiddleware
+
+from contracts.bindings import (
+    Contracts,
+    Event,
+    Joined,
+    Member,
+    NodeInfo,
+    PoolCreated,
+    PoolInfo,
+    PoolParams,
+    RawLog,
+    Stake,
+    WorkInfo,
+    parse_log,
+    pool_topic,
+    raw_log,
+    topic_of,
+)
+from node.chain.errors import ChainError, NotDeployed, RpcRefused, RpcUnreachable
+from node.chain.outbox import Outbox
+from node.chain.profile import NetworkProfile
+from node.chain.rpc import FallbackProvider
+from node.chain.sender import Sender, SendLimits
+from node.chain.translate import EXPECTED, translate
+from protocol.identity import Address, NodeKey
+from protocol.statements import Domain, NodeRegistration, WorkCommitment, sign
+
+T = TypeVar("T")
+THREADS = 8
+LOG_SPAN = 2_000
+"""Blocks per log query; public endpoints refuse bigger ones."""
+RESCAN = 64
+"""Blocks looked at again at each scan for contacts, because the newest ones may be replaced."""
+MEMBER_BATCH = 256
+REGISTRATION_SECONDS = 3600
+
+
+class Block(msgspec.Struct, frozen=True):
+    """timestamp: unix seconds, the clock of everything in the contracts."""
+
+    number: int
+    hash: bytes
+    timestamp: int
+
+
+class Balances(msgspec.Struct, frozen=True):
+    """Wei of the chain's coin and of the token."""
+
+    coin: int
+    token: int
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """A transaction in a block. transaction: 0x hex; events: ours, in order."""
+
+    transaction: str
+    block: int
+    gas_used: int
+    events: tuple[Event, ...]
+
+
+class ChainClient:
+    """Reads and writes of one network. Every method may raise ChainError and its subclasses.
+
+    key: signs writes that name no other key; outbox: the database file that remembers unfinished
+    transactions over a restart; timeout: seconds per endpoint and request.
+    """
+
+    def __init__(
+        self,
+        profile: NetworkProfile,
+        key: NodeKey | None = None,
+        *,
+        outbox: Path | None = None,
+        timeout: float = 8.0,
+        limits: SendLimits | None = None,
+    ) -> None:
+        self.profile = profile
+        self.key = key
+        self.domain = Domain(profile.chain_id, profile.contracts.swarm)
+        self.healthy = True
+        self._provider = FallbackProvider(profile.rpc_urls, profile.chain_id, timeout)
+        self._web3 = Web3(self._provider, middleware=[AttributeDictMiddleware])
+        self._contracts = Contracts(self._web3, profile.contracts)
+        self._limiter = trio.CapacityLimiter(THREADS)
+        self._deadline = timeout * len(profile.rpc_urls) * 4
+        self._outbox = Outbox(outbox)
+        self._checked = False
+        self._contacts: dict[int, dict[Address, str]] = {}
+        self._scanned: dict[int, int] = {}
+        self._sender = Sender(self._web3, profile.chain_id, self._outbox, self._thread, limits or SendLimits())
+
+    @property
+    def url(self) -> str:
+        """The RPC endpoint in use."""
+        return self._provider.url
+
+    async def connect(self) -> None:
+        """Check chain id and contracts, and send again what an earlier process left unfinished."""
+        await self._read("connect", lambda: None)
+        if self.key is not None:
+            await self._sender.resume(self.key)
+
+    def close(self) -> None:
+        """Close connections and files. Nothing may be in progress."""
+        self._provider.close()
+        self._outbox.close()
+
+    # ---- reads
+
+    async def block(self, number: int | None = None) -> Block:
+        """The latest block, or the one with `number`."""
+        block = await self._read(
+            "read a block", lambda: self._web3.eth.get_block("latest" if number is None else number)
+        )
+        return Block(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
+
+    async def pool(self, pool: int) -> PoolInfo:
+        return await self._read(f"read pool {pool}", lambda: self._contracts.pool(pool))
+
+    async def pool_count(self) -> int:
+        """Pools have the numbers 1 to this."""
+        return await self._read("count pools", self._contracts.pool_count)
+
+    async def members(self, pool: int) -> list[Member]:
+        """Everybody who ever joined, with the last contact; flags tell who left or was evicted."""
+        return await self._read(f"read the members of pool {pool}", lambda: self._members(pool))
+
+    async def node_info(self, node: Address) -> NodeInfo:
+        return await self._read(f"read node {node}", lambda: self._contracts.node_info(node))
+
+    async def stake_of(self, provider: Address) -> Stake:
+        return await self._read("read a stake", lambda: self._contracts.stake_of(provider))
+
+    async def required_stake(self, provider: Address, more_units: int = 0) -> int:
+        """Token wei that the provider must have bonded, with `more_units` on top of its present nodes."""
+        return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units))
+
+    async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo:
+        return await self._read("read committed work", lambda: self._contracts.work(pool, node, epoch))
+
+    async def epoch_at(self, pool: int, timestamp: int | None = None) -> int:
+        """The pool's epoch at a block timestamp; without one, that of the latest block."""
+        when = (await self.block()).timestamp if timestamp is None else timestamp
+        return (await self.pool(pool)).epoch_at(when)
+
+    async def balances(self, address: Address) -> Balances:
+        def read() -> Balances:
+            coin = self._web3.eth.get_balance(Web3.to_checksum_address(address))
+            return Balances(int(coin), self._contracts.token_balance(address))
+
+        return await self._read("read balances", read)
+
+    async def logs(self, first: int, last: int, topics: Sequence[Any]) -> list[RawLog]:
+        """Logs of the Swarm contract in blocks first..last."""
+        return await self._read("read logs", lambda: self._logs(first, last, topics))
+
+    # ---- writes
+
+    async def faucet(self, to: Address, amount: int, *, key: NodeKey | None = None) -> Receipt:
+        """Mint test tokens; only where the token is a TestToken."""
+        return await self._write("mint test tokens", self._contracts.mint(to, amount), key)
+
+    async def transfer(self, to: Address, amount: int, *, key: NodeKey | None = None) -> Receipt:
+        """Send tokens."""
+        return await self._write("send tokens", self._contracts.transfer(to, amount), key)
+
+    async def bond(self, provider: Address, amount: int, *, key: NodeKey | None = None) -> Receipt:
+        """Add the key's tokens to the provider's stake; approves first where that is needed."""
+        await self._approve(self.profile.contracts.vault, amount, key)
+        return await self._write("bond stake", self._contracts.bond(provider, amount), key)
+
+    async def unbond(self, amount: int, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write("unbond stake", self._contracts.unbond(amount), key)
+
+    async def rebond(self, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write("bond stake again", self._contracts.rebond(), key)
+
+    async def withdraw(self, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write("withdraw stake", self._contracts.withdraw(), key)
+
+    async def register_node(
+        self, node: Address, units: int, deadline: int, node_signature: bytes, *, key: NodeKey | None = None
+    ) -> Receipt:
+        """key: the provider's. The signature is from `register_node_signature`."""
+        call = self._contracts.register_node(node, units, deadline, node_signature)
+        return await self._write("register the node", call, key)
+
+    async def remove_node(self, node: Address, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write("remove the node", self._contracts.remove_node(node), key)
+
+    async def register_node_signature(
+        self, node_key: NodeKey, provider: Address, units: int, *, deadline: int | None = None
+    ) -> tuple[int, bytes]:
+        """The node's consent: (deadline, signature), with its present nonce and, by default, an hour to use it."""
+        info = await self.node_info(node_key.address)
+        until = deadline if deadline is not None else (await self.block()).timestamp + REGISTRATION_SECONDS
+        statement = NodeRegistration(provider, node_key.address, units, info.nonce, until)
+        return until, sign(node_key, self.domain, statement)
+
+    async def create_pool(self, params: PoolParams, *, key: NodeKey | None = None) -> int:
+        """Open a pool; returns its number."""
+        receipt = await self._write("open a pool", self._contracts.create_pool(params), key)
+        for event in receipt.events:
+            if isinstance(event, PoolCreated):
+                return event.pool
+        raise RpcRefused("open a pool", f"transaction {receipt.transaction} has no PoolCreated event")
+
+    async def fund_pool(self, pool: int, amount: int, *, key: NodeKey | None = None) -> Receipt:
+        """Add the key's tokens to the pool's escrow; approves first where that is needed."""
+        await self._approve(self.profile.contracts.swarm, amount, key)
+        return await self._write(f"fund pool {pool}", self._contracts.fund_pool(pool, amount), key)
+
+    async def set_pool_run(self, pool: int, run_root: bytes, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write(f"name the run of pool {pool}", self._contracts.set_pool_run(pool, run_root), key)
+
+    async def end_pool(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write(f"end pool {pool}", self._contracts.end_pool(pool), key)
+
+    async def sweep(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write(f"sweep pool {pool}", self._contracts.sweep(pool), key)
+
+    async def join(self, pool: int, contact: str, *, key: NodeKey | None = None) -> Receipt:
+        """Join, renew the lease, or tell a new contact."""
+        return await self._write(f"join pool {pool}", self._contracts.join(pool, contact), key)
+
+    async def leave(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write(f"leave pool {pool}", self._contracts.leave(pool), key)
+
+    async def commit_work(
+        self, pool: int, epoch: int, root: bytes, units: int, *, key: NodeKey | None = None
+    ) -> Receipt:
+        call = self._contracts.commit_work(pool, epoch, root, units)
+        return await self._write(f"commit the work of epoch {epoch}", call, key)
+
+    async def settle(self, pool: int, node: Address, epoch: int, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write(f"settle epoch {epoch}", self._contracts.settle(pool, node, epoch), key)
+
+    async def invalidate(
+        self,
+        commitment: WorkCommitment,
+        epoch: int,
+        proof: Sequence[bytes],
+        reason: int,
+        verdicts: Sequence[bytes],
+        *,
+        key: NodeKey | None = None,
+    ) -> Receipt:
+        """Take a rejected file out of an unmatured epoch. verdicts: validators' signatures with outcome 1."""
+        call = self._contracts.invalidate(commitment, epoch, proof, reason, verdicts)
+        return await self._write("invalidate a file", call, key)
+
+    async def slash(
+        self,
+        commitment: WorkCommitment,
+        node_signature: bytes,
+        reason: int,
+        verdicts: Sequence[bytes],
+        *,
+        key: NodeKey | None = None,
+    ) -> Receipt:
+        """Punish an objective fault. verdicts: validators' signatures with outcome 2 and this reason."""
+        call = self._contracts.slash(commitment, node_signature, reason, verdicts)
+        return await self._write(f"slash {commitment.node}", call, key)
+
+    async def evidence(
+        self,
+        first: WorkCommitment,
+        first_signature: bytes,
+        second: WorkCommitment,
+        second_signature: bytes,
+        *,
+        key: NodeKey | None = None,
+    ) -> Receipt:
+        """Punish a node by two commitments of its own that contradict each other."""
+        call = self._contracts.evidence(first, first_signature, second, second_signature)
+        return await self._write(f"slash {first.node} by its own signatures", call, key)
+
+    # ---- inside
+
+    async def _thread(self, function: Callable[[], T], *, abandon: bool) -> T:
+        """Run in one of our threads; `abandon` leaves a hanging one behind when the caller is cancelled."""
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=abandon, limiter=self._limiter)
+
+    async def _read(self, action: str, function: Callable[[], T]) -> T:
+        try:
+            with trio.fail_after(self._deadline):
+                result = await self._thread(partial(self._guarded, action, function), abandon=True)
+        except trio.TooSlowError as error:
+            self.healthy = False
+            raise RpcUnreachable({self.url: f"no answer within {self._deadline:.0f} s"}) from error
+        except RpcUnreachable:
+            self.healthy = False
+            raise
+        self.healthy = True
+        return result
+
+    def _guarded(self, action: str, function: Callable[[], T]) -> T:
+        try:
+            if not self._checked:
+                self._check_contracts()
+            return function()
+        except EXPECTED as error:
+            raise translate(error, action) from error
+
+    def _check_contracts(self) -> None:
+        missing = self._contracts.missing()
+        if missing:
+            raise NotDeployed(missing, self.profile.chain_id)
+        self._checked = True
+
+    async def _write(self, action: str, call: ContractFunction, key: NodeKey | None) -> Receipt:
+        signer = key or self.key
+        if signer is None:
+            raise ChainError(f"cannot {action}", "no key was given to sign with", "give the key to sign with")
+        if not self._checked:
+            await self._read("connect", lambda: None)
+        try:
+            receipt = await self._sender.send(call, signer, action)
+        except RpcUnreachable:
+            self.healthy = False
+            raise
+        await self._confirm(int(receipt["blockNumber"]))
+        return self._receipt(receipt)
+
+    async def _confirm(self, block: int) -> None:
+        if self.profile.confirmations == 0:
+            return
+        while (await self.block()).number < block + self.profile.confirmations:
+            await trio.sleep(1.0)
+
+    def _receipt(self, receipt: Any) -> Receipt:
+        parsed = (parse_log(raw_log(entry), self.profile.contracts) for entry in receipt["logs"])
+        return Receipt(
+            transaction="0x" + bytes(receipt["transactionHash"]).hex(),
+            block=int(receipt["blockNumber"]),
+            gas_used=int(receipt["gasUsed"]),
+            events=tuple(event for event in parsed if event is not None),
+        )
+
+    async def _approve(self, spender: Address, amount: int, key: NodeKey | None) -> None:
+        owner = key or self.key
+        if owner is None:
+            return  # the write that follows says so
+        allowed = await self._read("read an allowance", lambda: self._contracts.allowance(owner.address, spender))
+        if allowed < amount:
+            await self._write("approve tokens", self._contracts.approve(spender, amount), key)
+
+    def _logs(self, first: int, last: int, topics: Sequence[Any]) -> list[RawLog]:
+        found: list[RawLog] = []
+        for start in range(first, last + 1, LOG_SPAN):
+            entries = self._web3.eth.get_logs(
+                {
+                    "address": Web3.to_checksum_address(self.profile.contracts.swarm),
+                    "fromBlock": start,
+                    "toBlock": min(start + LOG_SPAN - 1, last),
+                    "topics": list(topics),
+                }
+            )
+            found += [raw_log(entry) for entry in entries]
+        return found
+
+    def _members(self, pool: int) -> list[Member]:
+        contacts = self._scan_contacts(pool)
+        nodes = list(contacts)
+        members: list[Member] = []
+        for start in range(0, len(nodes), MEMBER_BATCH):
+            for state in self._contracts.member_states(pool, nodes[start : start + MEMBER_BATCH]):
+                if state.provider is not None:
+                    contact = contacts[state.node]
+                    members.append(
+                        Member(state.node, state.provider, contact, state.evicted, state.left, state.lease_until)
+                    )
+        return members
+
+    def _scan_contacts(self, pool: int) -> dict[Address, str]:
+        head = int(self._web3.eth.block_number)
+        first = min(self._scanned.get(pool, self.profile.deployed_block + RESCAN), head) - RESCAN
+        topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(pool).hex()]
+        known = dict(self._contacts.get(pool, {}))
+        for log in self._logs(max(first, self.profile.deployed_block), head, topics):
+            event = parse_log(log, self.profile.contracts)
+            if isinstance(event, Joined):
+                known[event.node] = event.contact
+        self._contacts[pool], self._scanned[pool] = known, head
+        return known
+
+
+def wall_clock_skew(block: Block) -> float:
+    """Seconds by which the chain's clock is ahead of this machine's."""
+    return block.timestamp - time.time()

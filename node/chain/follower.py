@@ -1,0 +1,222 @@
+"""Follows a pool's events, each exactly once per run, over restarts, outages and replaced blocks.
+
+Knows the cursor: rows and cursor stand in one SQLite transaction, so that neither can be ahead of the
+other. At every start the whole known history is delivered again, so consumers keep no state of their own.
+"""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+
+from contracts.bindings import ContractError, Event, RawLog, parse_log, pool_topic
+from node.chain.client import Block, ChainClient
+from node.chain.errors import ChainError
+from protocol.errors import IntellectError
+from protocol.identity import Address
+
+CHUNK = 1_000
+"""Blocks read per query and committed per transaction."""
+KEPT_BLOCKS = 256
+"""Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
+MAX_BACKOFF = 30.0
+log = structlog.get_logger()
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS chain_blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS chain_events (
+    block INTEGER NOT NULL, log_index INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (block, log_index));
+CREATE TABLE IF NOT EXISTS chain_source (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL);
+"""
+
+
+class RolledBack(msgspec.Struct, frozen=True):
+    """Blocks above `block` were replaced: `events`, delivered before, did not happen. New ones follow."""
+
+    block: int
+    events: tuple[Event, ...]
+
+
+Delivery = Event | RolledBack
+
+
+class EventStore:
+    """The follower's rows. Blocking; every method is one transaction."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, check_same_thread=False, timeout=10)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.executescript(_SCHEMA)
+
+    def bind(self, source: str) -> None:
+        """Forget everything if the rows are of another chain, contract or pool."""
+        with self._lock, self._db:
+            row = self._db.execute("SELECT name FROM chain_source").fetchone()
+            if row is not None and row[0] != source:
+                self._db.execute("DELETE FROM chain_events")
+                self._db.execute("DELETE FROM chain_blocks")
+            self._db.execute("INSERT OR REPLACE INTO chain_source VALUES (0, ?)", (source,))
+
+    def blocks(self) -> list[tuple[int, bytes]]:
+        """Remembered (number, hash), newest first; the first is the cursor."""
+        with self._lock:
+            return list(self._db.execute("SELECT number, hash FROM chain_blocks ORDER BY number DESC"))
+
+    def events(self, above: int = -1) -> list[RawLog]:
+        """Stored logs of blocks above a number, in order."""
+        with self._lock:
+            query = "SELECT body FROM chain_events WHERE block > ? ORDER BY block, log_index"
+            return [_unpack(body) for (body,) in self._db.execute(query, (above,))]
+
+    def advance(self, cursor: Block, logs: Sequence[RawLog]) -> None:
+        rows = [(entry.block, entry.log_index, _pack(entry)) for entry in logs]
+        with self._lock, self._db:
+            self._db.executemany("INSERT OR REPLACE INTO chain_events VALUES (?, ?, ?)", rows)
+            self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
+            keep = "SELECT number FROM chain_blocks ORDER BY number DESC LIMIT ?"
+            self._db.execute(f"DELETE FROM chain_blocks WHERE number NOT IN ({keep})", (KEPT_BLOCKS,))  # noqa: S608
+
+    def roll_back(self, block: int) -> None:
+        with self._lock, self._db:
+            self._db.execute("DELETE FROM chain_events WHERE block > ?", (block,))
+            self._db.execute("DELETE FROM chain_blocks WHERE number > ?", (block,))
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+class EventFollower:
+    """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read.
+
+    path: a SQLite file, which may be shared with others' tables. Deliveries come from `events`, a bounded
+    channel: a slow consumer slows the reading. poll: seconds between looks.
+    """
+
+    def __init__(
+        self, client: ChainClient, pool: int, path: Path | str, *, poll: float = 1.0, capacity: int = 256
+    ) -> None:
+        self.healthy = False
+        self.block: Block | None = None
+        self._client = client
+        self._pool = pool
+        self._path = path
+        self._poll = poll
+        self._send, self.events = trio.open_memory_channel[Delivery](capacity)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Deliver history, then follow until cancelled. `started` when history is read, not yet delivered."""
+        store = await trio.to_thread.run_sync(EventStore, self._path)
+        try:
+            profile = self._client.profile
+            source = f"{profile.chain_id}:{profile.contracts.swarm}:{self._pool}"
+            await trio.to_thread.run_sync(store.bind, source)
+            history = await trio.to_thread.run_sync(store.events)
+            task_status.started()
+            await self._deliver(history)
+            await self._follow(store)
+        finally:
+            self._send.close()
+            store.close()
+
+    async def _follow(self, store: EventStore) -> None:
+        backoff = self._poll
+        while True:
+            try:
+                behind = await self._step(store)
+            except (ChainError, ContractError) as error:
+                if self.healthy or self.block is None:
+                    log.warning("chain.unreachable", why=error.why, pool=self._pool)
+                self.healthy = False
+                backoff = min(backoff * 2, MAX_BACKOFF)
+                await trio.sleep(backoff)
+                continue
+            if not self.healthy:
+                log.info("chain.followed", pool=self._pool, block=self.block.number if self.block else None)
+            self.healthy, backoff = True, self._poll
+            await trio.sleep(0 if behind else self._poll)
+
+    async def _step(self, store: EventStore) -> bool:
+        """Read one chunk; returns whether there is more to read at once."""
+        latest = await self._client.block()
+        await self._undo_replaced(store, latest)
+        remembered = await trio.to_thread.run_sync(store.blocks)
+        first = remembered[0][0] + 1 if remembered else self._client.profile.deployed_block
+        target = latest.number - self._client.profile.confirmations
+        if first > target:
+            self.block = latest
+            return False
+        last = min(first + CHUNK - 1, target)
+        logs = await self._client.logs(first, last, [None, "0x" + pool_topic(self._pool).hex()])
+        end = await self._client.block(last)
+        if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
+            return True  # replaced between two questions: ask again
+        await trio.to_thread.run_sync(store.advance, end, logs)
+        self.block = latest
+        await self._deliver(logs)
+        return last < target
+
+    async def _undo_replaced(self, store: EventStore, latest: Block) -> None:
+        remembered = await trio.to_thread.run_sync(store.blocks)
+        if not remembered:
+            return
+        kept = -1
+        for number, known in remembered:
+            if number <= latest.number and (await self._client.block(number)).hash == known:
+                kept = number
+                break
+        if kept == remembered[0][0]:
+            return
+        undone = await trio.to_thread.run_sync(store.events, kept)
+        await trio.to_thread.run_sync(store.roll_back, kept)
+        log.warning("chain.rolled_back", block=kept, events=len(undone), pool=self._pool)
+        await self._send.send(RolledBack(kept, tuple(self._parse(undone))))
+
+    async def _deliver(self, logs: Sequence[RawLog]) -> None:
+        for event in self._parse(logs):
+            await self._send.send(event)
+
+    def _parse(self, logs: Sequence[RawLog]) -> list[Event]:
+        parsed: list[Event] = []
+        for entry in logs:
+            try:
+                event = parse_log(entry, self._client.profile.contracts)
+            except IntellectError as error:
+                log.warning("chain.bad_log", why=error.why)
+                continue
+            if event is not None:
+                parsed.append(event)
+        return parsed
+
+
+def _pack(entry: RawLog) -> str:
+    plain: dict[str, Any] = {
+        "address": entry.address,
+        "topics": [topic.hex() for topic in entry.topics],
+        "data": entry.data.hex(),
+        "block": entry.block,
+        "block_hash": entry.block_hash.hex(),
+        "transaction": entry.transaction,
+        "log_index": entry.log_index,
+    }
+    return json.dumps(plain)
+
+
+def _unpack(body: str) -> RawLog:
+    plain = json.loads(body)
+    return RawLog(
+        address=Address(plain["address"]),
+        topics=tuple(bytes.fromhex(topic) for topic in plain["topics"]),
+        data=bytes.fromhex(plain["data"]),
+        block=plain["block"],
+        block_hash=bytes.fromhex(plain["block_hash"]),
+        transaction=plain["transaction"],
+        log_index=plain["log_index"],
+    )

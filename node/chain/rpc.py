@@ -1,0 +1,133 @@
+"""A web3 provider over several RPC endpoints: sticks to the one that works, moves on when it fails.
+
+Knows HTTP, time limits, size limits and chain ids. Blocking: call it from threads. It tries every
+endpoint once per request; waiting and trying later is for the callers.
+"""
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import structlog
+from web3.providers.base import JSONBaseProvider
+from web3.types import RPCEndpoint, RPCResponse
+
+from node.chain.errors import RpcUnreachable, WrongChain
+
+MAX_RESPONSE = 32 * 1024 * 1024
+log = structlog.get_logger()
+
+
+class _EndpointFailed(Exception):
+    """This endpoint did not answer properly; another may."""
+
+
+class FallbackProvider(JSONBaseProvider):
+    """JSON-RPC over HTTP. Raises RpcUnreachable when no endpoint answers, WrongChain when all that answer
+    belong to another chain. timeout: seconds per endpoint and request.
+    """
+
+    def __init__(self, urls: Sequence[str], chain_id: int, timeout: float = 8.0) -> None:
+        super().__init__()
+        self._urls = tuple(urls)
+        self._chain_id = chain_id
+        limits = httpx.Limits(max_connections=16, max_keepalive_connections=8)
+        self._http = httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, 4.0)), limits=limits)
+        self._lock = threading.Lock()
+        self._current = 0
+        self._verified: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        """The endpoint in use."""
+        return self._urls[self._current]
+
+    def close(self) -> None:
+        self._http.close()
+
+    def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
+        payload = self.encode_rpc_request(method, params)
+        causes: dict[str, str] = {}
+        wrong: WrongChain | None = None
+        start = self._current
+        for offset in range(len(self._urls)):
+            place = (start + offset) % len(self._urls)
+            url = self._urls[place]
+            try:
+                self._verify(url)
+                response = self._post(url, payload)
+            except _EndpointFailed as failure:
+                causes[url] = str(failure)
+                self._distrust(url)
+                continue
+            except WrongChain as error:
+                causes[url] = error.why
+                wrong = error
+                continue
+            self._stick(place, causes)
+            return response
+        if wrong is not None and all("chain id" in cause for cause in causes.values()):
+            raise wrong
+        raise RpcUnreachable(causes)
+
+    def _verify(self, url: str) -> None:
+        """Check the chain id before the first request to an endpoint, and again after each of its failures."""
+        if url in self._verified:
+            return
+        answer = self._post(url, self.encode_rpc_request(RPCEndpoint("eth_chainId"), []))
+        try:
+            found = int(str(answer["result"]), 16)  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        except (KeyError, ValueError) as error:
+            raise _EndpointFailed("it does not tell its chain id") from error
+        if found != self._chain_id:
+            raise WrongChain(url, self._chain_id, found)
+        with self._lock:
+            self._verified.add(url)
+
+    def _distrust(self, url: str) -> None:
+        with self._lock:
+            self._verified.discard(url)
+
+    def _stick(self, place: int, causes: dict[str, str]) -> None:
+        if place != self._current:
+            log.warning("chain.endpoint_changed", url=self._urls[place], causes=causes)
+            with self._lock:
+                self._current = place
+
+    def _post(self, url: str, payload: bytes) -> RPCResponse:
+        try:
+            with self._http.stream(
+                "POST", url, content=payload, headers={"content-type": "application/json"}
+            ) as response:
+                body = _bounded(response)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise _EndpointFailed(str(error) or type(error).__name__) from error
+        try:
+            answer = self.decode_rpc_response(body)
+        except ValueError as error:
+            raise _EndpointFailed(f"HTTP {response.status_code} without JSON") from error
+        if not isinstance(answer, dict) or not ("result" in answer or "error" in answer):
+            raise _EndpointFailed(f"HTTP {response.status_code} without a JSON-RPC answer")
+        if response.status_code == 429 or (response.status_code >= 500 and "error" not in answer):
+            raise _EndpointFailed(f"HTTP {response.status_code}")
+        return answer
+
+
+def _bounded(response: httpx.Response) -> bytes:
+    body = bytearray()
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > MAX_RESPONSE:
+            raise _EndpointFailed(f"its answer is bigger than {MAX_RESPONSE} bytes")
+    return bytes(body)
+
+
+def rpc(http: httpx.Client, url: str, method: str, *params: Any) -> Any:
+    """One bare JSON-RPC request to one endpoint; raises httpx.HTTPError or ValueError."""
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+    answer = http.post(url, content=json.dumps(request), headers={"content-type": "application/json"}).json()
+    if "error" in answer:
+        raise ValueError(f"{method}: {answer['error']}")
+    return answer["result"]
