@@ -5,6 +5,8 @@ Knows where things lie on disk; opens none of them.
 
 import hashlib
 import os
+import shlex
+import sys
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -68,6 +70,13 @@ class NodeConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         file = default_home() / "config.toml"
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
+
+    @property
+    def engine_argv(self) -> list[str]:
+        """The program of the engine child."""
+        if self.engine_command:
+            return shlex.split(self.engine_command)
+        return [sys.executable, "-m", "node.inference.process"]
 
     @property
     def directory(self) -> Path:

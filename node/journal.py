@@ -117,6 +117,10 @@ class Journal:
         self._db.executemany("INSERT INTO consumed VALUES (?, ?)", [(root, step) for root in roots])
         self._db.execute("COMMIT")
 
+    def forget_consumed(self, first_step: int) -> None:
+        """Free the files of batches that were never written: the node died between the two."""
+        self._db.execute("DELETE FROM consumed WHERE step >= ?", (first_step,))
+
     def consumed(self) -> dict[bytes, int]:
         """file root -> step that used it."""
         return dict(self._db.execute("SELECT root, step FROM consumed").fetchall())

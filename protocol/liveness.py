@@ -5,7 +5,6 @@
 A member is unhealthy after `MISSED_UNHEALTHY` of its own announced intervals without a beat, dead after `MISSED_DEAD`.
 """
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 from protocol.identity import Address
@@ -86,8 +85,9 @@ class Members:
         member = self._members.get(address)  # type: ignore[arg-type]
         return member is not None and member.gone is None
 
-    def __iter__(self) -> Iterable[Member]:  # type: ignore[override]
-        return iter(list(self._members.values()))
+    def all(self) -> list[Member]:
+        """Every member ever admitted, those that are gone too."""
+        return list(self._members.values())
 
     def get(self, address: Address) -> Member | None:
         return self._members.get(address)

@@ -101,7 +101,9 @@ def decode_image(data: bytes | memoryview) -> dict[str, U16]:
         raise MalformedPolicy("bad policy image", "the header is longer than the file")
     try:
         header = json.loads(bytes(view[8 : 8 + length]))
-        entries = [(name, header[name]) for name in header if name != "__metadata__"]
+        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+        if not entries:
+            raise ValueError("no tensors")
         tensors = _views(view[8 + length :], entries)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedPolicy("bad policy image", f"unreadable header: {error}") from error

@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from node.swarm.board import Board
+from protocol.checks import Reason
 from protocol.identity import Address
 from protocol.liveness import Members, MemberState, heartbeat_interval
 from protocol.messages import Heartbeat
@@ -37,6 +38,14 @@ class SlashRecord(msgspec.Struct, frozen=True):
     block: int
     file_root: str
 
+    @property
+    def reason_name(self) -> str:
+        """The name of the reason, whatever number the chain holds."""
+        try:
+            return Reason(self.reason).name.lower()
+        except ValueError:
+            return f"reason {self.reason}"
+
 
 class Membership:
     """The table of members, and the rights that the pool gives."""
@@ -44,7 +53,7 @@ class Membership:
     def __init__(self, own: Address, contacts: Contacts, trainer: Address, validators: tuple[Address, ...]) -> None:
         self.table = Members()
         self.slashed: list[SlashRecord] = []
-        self._own = own
+        self.own = own
         self._network = contacts
         self._trainer = trainer
         self._validators = frozenset(validators)
@@ -61,6 +70,13 @@ class Membership:
 
     def is_trainer(self, address: Address) -> bool:
         return address == self._trainer
+
+    def addresses(self) -> list[Address]:
+        """The other members, the ones heard of lately first."""
+        now = trio.current_time()
+        members = [member for member in self.table.all() if member.gone is None and member.address != self.own]
+        members.sort(key=lambda member: now - (member.seen_at or -1e9))
+        return [member.address for member in members]
 
     # from the chain
 
@@ -88,12 +104,12 @@ class Membership:
         self.table.admit(node)
         self.table.remove(node, MemberState.EVICTED)
         self._contacts.pop(node, None)
-        if node == self._own:
+        if node == self.own:
             self.evicted.set()
         self._dial()
 
     def _dial(self) -> None:
-        self._network.set_contacts({node: to for node, to in self._contacts.items() if node != self._own})
+        self._network.set_contacts({node: to for node, to in self._contacts.items() if node != self.own})
 
     # heartbeats
 

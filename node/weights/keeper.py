@@ -4,6 +4,7 @@ Nobody sees an image before every tensor has matched the manifest and the manife
 """
 
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import trio
@@ -21,11 +22,19 @@ class HeldPolicy(msgspec.Struct, frozen=True):
     manifest: PolicyManifest
 
 
+class Pins(Protocol):
+    """The part of the blob store that keeps a policy from being evicted."""
+
+    def pin(self, root: bytes) -> None: ...
+    def unpin(self, root: bytes) -> None: ...
+
+
 class PolicyShelf:
     """The newest `keep` policies; waiting for newer ones."""
 
-    def __init__(self, keep: int) -> None:
+    def __init__(self, keep: int, pins: Pins) -> None:
         self._keep = keep
+        self._pins = pins
         self._held: dict[int, HeldPolicy] = {}
         self._changed = trio.Event()
 
@@ -40,13 +49,16 @@ class PolicyShelf:
     def by_root(self, root: bytes) -> HeldPolicy | None:
         return next((policy for policy in self._held.values() if policy.root == root), None)
 
-    def put(self, policy: HeldPolicy) -> list[HeldPolicy]:
-        """Add one; returns those that had to go."""
+    def put(self, policy: HeldPolicy) -> None:
+        """Add one; the oldest goes when there are too many."""
+        if policy.step in self._held:
+            return
         self._held[policy.step] = policy
-        dropped = [self._held.pop(step) for step in sorted(self._held)[: -self._keep]]
+        self._pins.pin(policy.manifest.image_root)
+        for step in sorted(self._held)[: -self._keep]:
+            self._pins.unpin(self._held.pop(step).manifest.image_root)
         self._changed.set()
         self._changed = trio.Event()
-        return dropped
 
     async def newer_than(self, step: int) -> HeldPolicy:
         """The newest policy, once it is newer than `step`."""

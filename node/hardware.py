@@ -1,0 +1,85 @@
+"""What this machine is, and which role fits it. Blocking: call from a thread."""
+
+import os
+import shutil
+import subprocess
+
+import msgspec
+import psutil
+
+from node.config import Role
+from node.errors import ConfigError
+from protocol.identity import Address
+
+MIN_MEMORY = 2 * 1024**3
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """memory: bytes."""
+
+    name: str
+    memory: int
+
+
+class Hardware(msgspec.Struct, frozen=True):
+    """memory: bytes."""
+
+    cores: int
+    memory: int
+    gpus: tuple[Gpu, ...]
+
+    @property
+    def summary(self) -> str:
+        gpus = ", ".join(gpu.name for gpu in self.gpus) or "no GPU"
+        return f"{self.cores} cores, {self.memory / 2**30:.0f} GiB, {gpus}"
+
+
+def inspect_hardware() -> Hardware:
+    """Look at this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Hardware(cores, psutil.virtual_memory().total, _gpus())
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (subprocess.SubprocessError, OSError):
+        return ()
+    rows = [line.rsplit(",", 1) for line in answer.splitlines() if "," in line]
+    return tuple(Gpu(name.strip(), int(memory) * 2**20) for name, memory in rows if memory.strip().isdigit())
+
+
+def choose_role(
+    role: Role, own: Address, trainer: Address, validators: tuple[Address, ...], hardware: Hardware
+) -> Role:
+    """The role that this node will play.
+
+    The pool names its trainer and validators, because others rely on them; `auto` takes such a post where the
+    pool gives it to this node, and otherwise works if the machine can hold an engine.
+    """
+    posts: list[Role] = []
+    if own == trainer:
+        posts.append("trainer")
+    if own in validators:
+        posts.append("validator")
+    if role in ("trainer", "validator"):
+        if role not in posts:
+            raise ConfigError(
+                f"this node cannot be {role}",
+                f"the pool does not name {own} as its {role}",
+                "join as a worker, or ask the pool's owner to name this node when the pool is opened",
+            )
+        return role
+    if role == "auto" and posts:
+        return posts[0]
+    if hardware.memory < MIN_MEMORY:
+        raise ConfigError(
+            "this machine is too small for a worker",
+            f"it has {hardware.memory / 2**30:.1f} GiB of memory, an engine needs {MIN_MEMORY // 2**30}",
+            "use a machine with more memory",
+        )
+    return "worker"

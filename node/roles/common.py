@@ -1,0 +1,88 @@
+"""What the three roles share: the run they work for and the doors to its parts."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from node.journal import Journal
+from node.swarm.board import Board
+from node.swarm.membership import Membership
+from node.weights.keeper import HeldPolicy, PolicyShelf
+from protocol.blobs import BlobInfo
+from protocol.identity import Address, NodeKey
+from protocol.run import RunSpec
+from protocol.statements import Domain
+
+
+class Blobs(Protocol):
+    """Blobs by root, ours and other people's."""
+
+    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path: ...
+    async def add(self, source: Path | bytes) -> BlobInfo: ...
+
+
+class Run(msgspec.Struct, frozen=True):
+    """The run on this node. root: of the RunSpec; encoded: its canonical bytes; assets: directory of its files."""
+
+    spec: RunSpec
+    root: bytes
+    encoded: bytes
+    assets: Path
+
+
+class Station(msgspec.Struct):
+    """A node's place in the swarm: who it is, what it holds, whom it can talk to."""
+
+    key: NodeKey
+    domain: Domain
+    pool: int
+    run: Run
+    board: Board
+    blobs: Blobs
+    journal: Journal
+    membership: Membership
+    shelf: PolicyShelf
+    quorum: int
+
+
+class Rate:
+    """Tokens per second over the last `window` seconds."""
+
+    def __init__(self, window: float = 15.0) -> None:
+        self._window = window
+        self._events: deque[tuple[float, int]] = deque()
+
+    def add(self, tokens: int) -> None:
+        self._events.append((time.monotonic(), tokens))
+
+    @property
+    def per_second(self) -> float:
+        horizon = time.monotonic() - self._window
+        while self._events and self._events[0][0] < horizon:
+            self._events.popleft()
+        if not self._events:
+            return 0.0
+        span = max(time.monotonic() - self._events[0][0], 1.0)
+        return sum(tokens for _, tokens in self._events) / span
+
+
+class LoadedPolicies:
+    """Which policies the engine child has in memory: reset when the child restarts."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._roots: list[bytes] = []
+        self._generation = -1
+
+    def needs(self, policy: HeldPolicy, generation: int) -> bool:
+        """Whether `policy` must be loaded before use; `generation` counts the child's starts."""
+        if generation != self._generation:
+            self._generation, self._roots = generation, []
+        return policy.root not in self._roots
+
+    def loaded(self, policy: HeldPolicy) -> None:
+        self._roots = [*self._roots, policy.root][-self._limit :]

@@ -1,0 +1,196 @@
+"""The worker: draw, generate, commit, publish; and put accepted work on chain, one root per epoch.
+
+Its own rewards are for its log only. What it has committed to is in the journal before anybody hears of it.
+"""
+
+import math
+import time
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from node.inference.wire import LoadPolicy, Produce, Produced
+from node.journal import Journal
+from node.roles.common import LoadedPolicies, Rate, Station
+from node.weights.keeper import HeldPolicy
+from protocol.errors import IntellectError
+from protocol.messages import Heartbeat, RolloutCommitted, VerdictIssued
+from protocol.statements import Outcome, WorkCommitment, sign
+from protocol.work import leaf, merkle_root
+
+log = structlog.get_logger()
+OVERSAMPLE = 1.5
+PATIENCE = 4.0
+LOAD_DEADLINE = 120.0
+PRODUCE_DEADLINE = 600.0
+
+
+class EngineChild(Protocol):
+    """The part of node.inference that a worker drives."""
+
+    generation: int
+
+    async def ask(self, request: object, *, timeout: float) -> object: ...
+
+
+class Treasury(Protocol):
+    """The part of node.chain that pays."""
+
+    async def current_epoch(self, pool: int) -> int: ...
+    async def epoch_seconds(self, pool: int) -> float: ...
+    async def commit_work(self, pool: int, epoch: int, root: bytes, units: int) -> object: ...
+
+
+class Worker:
+    """Generates rollouts for every policy until the run is over."""
+
+    def __init__(self, station: Station, engine: EngineChild, treasury: Treasury, scratch: Path) -> None:
+        self._station = station
+        self._engine = engine
+        self._treasury = treasury
+        self._scratch = scratch
+        self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
+        self.rate = Rate()
+        self.last_reward: float | None = None
+        self.finished = False
+        self.counts: dict[str, int] = {}
+        self.units = 0
+
+    async def run(self) -> None:
+        await self._repeat_promises()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_verdicts)
+            nursery.start_soon(self._watch_trainer)
+            nursery.start_soon(self._pay_epochs)
+            await self._generate()
+
+    async def _generate(self) -> None:
+        while True:
+            policy = await self._next_policy()
+            index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
+            try:
+                produced = await self._produce(policy, index)
+                await self._commit(policy, index, produced)
+            except IntellectError as error:
+                log.warning("rollout.failed", step=policy.step, why=error.why)
+                await trio.sleep(1.0)
+
+    async def _next_policy(self) -> HeldPolicy:
+        """The newest policy, once this worker's share of its rollouts is not yet made."""
+        since = trio.current_time()
+        while True:
+            policy = self._station.shelf.newest or await self._station.shelf.newer_than(-1)
+            made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
+            waited = (trio.current_time() - since) / PATIENCE
+            if not self.finished and made < self._share() + math.floor(waited):
+                return policy
+            with trio.move_on_after(PATIENCE if not self.finished else 30.0):
+                await self._station.shelf.newer_than(policy.step)
+
+    def _share(self) -> int:
+        """Files per policy so that all live workers together make somewhat more than a step needs."""
+        workers = max(1, len(self._station.membership.table.live(trio.current_time(), "worker")))
+        return math.ceil(self._station.run.spec.rollout.files_per_step * OVERSAMPLE / workers)
+
+    async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
+        if self._loaded.needs(policy, self._engine.generation):
+            load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
+            await self._engine.ask(load, timeout=LOAD_DEADLINE)
+            self._loaded.loaded(policy)
+        out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
+        order = Produce(
+            policy_root=policy.root,
+            node=self._station.key.address,
+            pool=self._station.pool,
+            index=index,
+            out_path=str(out),
+        )
+        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE)
+        assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
+        return produced
+
+    async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
+        path = Path(produced.path)
+        info = await self._station.blobs.add(path)
+        path.unlink(missing_ok=True)
+        commitment = WorkCommitment(
+            self._station.pool, self._station.key.address, policy.root, index, info.root, produced.units
+        )
+        message = RolloutCommitted(
+            pool=self._station.pool,
+            commitment=commitment,
+            signature=sign(self._station.key, self._station.domain, commitment),
+            size=info.size,
+        )
+        raw = self._station.board.sealed(message)
+        slot = policy.root + index.to_bytes(8, "big")
+        await self._journal.do(self._journal.say, "commitment", slot, raw)
+        await self._journal.do(
+            self._journal.add_file, info.root, policy.root, index, produced.units, time.time()
+        )
+        await self._station.board.post_raw(raw)
+        self.units += produced.units
+        self.counts = await self._journal.do(self._journal.file_counts)
+        self.rate.add(produced.tokens)
+        self.last_reward = produced.reward_estimate
+        log.info("rollout.committed", step=policy.step, index=index, root=info.root.hex()[:16], units=produced.units)
+
+    async def _repeat_promises(self) -> None:
+        """After a restart: say again what was committed last; the files are still in the store."""
+        for raw in await self._journal.do(self._journal.all_said, "commitment", 16):
+            await self._station.board.post_raw(raw)
+
+    async def _follow_verdicts(self) -> None:
+        votes: dict[bytes, dict[int, set[str]]] = {}
+        async for signed in self._station.board.subscribe(VerdictIssued):
+            verdict = signed.message.verdict  # type: ignore[union-attr]
+            if verdict.node != self._station.key.address:
+                continue
+            voters = votes.setdefault(verdict.file_root, {}).setdefault(verdict.outcome, set())
+            voters.add(signed.author)
+            if len(voters) >= self._station.quorum:
+                state = "accepted" if verdict.outcome == Outcome.ACCEPT else "rejected"
+                await self._journal.do(self._journal.judge_file, verdict.file_root, state)
+                self.counts = await self._journal.do(self._journal.file_counts)
+                votes.pop(verdict.file_root, None)
+            if len(votes) > 4096:
+                votes.pop(next(iter(votes)))
+
+    async def _watch_trainer(self) -> None:
+        async for signed in self._station.board.subscribe(Heartbeat):
+            if self._station.membership.is_trainer(signed.author):
+                self.finished = bool(signed.message.finished)  # type: ignore[union-attr]
+
+    async def _pay_epochs(self) -> None:
+        """Once an epoch is over, one Merkle root of its accepted files goes on chain."""
+        while True:
+            try:
+                seconds = await self._treasury.epoch_seconds(self._station.pool)
+                await self._commit_epoch(await self._treasury.current_epoch(self._station.pool))
+                await trio.sleep(min(max(seconds / 3, 1.0), 300.0))
+            except IntellectError as error:
+                log.warning("work.not_committed", why=error.why)
+                await trio.sleep(5.0)
+
+    async def _commit_epoch(self, now: int) -> None:
+        """Commit what is accepted and not yet on chain under the epoch that just ended."""
+        last = int(await self._journal.do(self._journal.recall, "epoch") or b"-1")
+        epoch = now - 1
+        if epoch <= last:
+            return
+        files = await self._journal.do(self._journal.files_of_epoch, epoch)
+        if not files:
+            files = await self._journal.do(self._journal.unpaid_files, time.time())
+            await self._journal.do(self._journal.assign_epoch, [root for root, _ in files], epoch)
+        if files:
+            leaves = [leaf(self._station.key.address, root, units) for root, units in files]
+            units = sum(units for _, units in files)
+            await self._treasury.commit_work(self._station.pool, epoch, merkle_root(leaves), units)
+            log.info("work.committed", epoch=epoch, files=len(files), units=units)
+        await self._journal.do(self._journal.remember, "epoch", str(epoch).encode())
+
+    @property
+    def _journal(self) -> Journal:
+        return self._station.journal

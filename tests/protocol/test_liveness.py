@@ -1,0 +1,63 @@
+import msgspec
+import pytest
+
+from protocol.identity import NodeKey
+from protocol.liveness import Members, MemberState, heartbeat_interval
+from protocol.messages import Heartbeat
+
+A, B = NodeKey(b"\x05" * 32).address, NodeKey(b"\x06" * 32).address
+BEAT = Heartbeat(pool=1, sequence=10, role="worker", state="working", contact="", policy_step=0, interval=2.0)
+
+
+def table() -> Members:
+    members = Members()
+    members.admit(A)
+    return members
+
+
+@pytest.mark.parametrize(
+    ("silence", "state"),
+    [(0, MemberState.HEALTHY), (5.9, MemberState.HEALTHY), (6, MemberState.UNHEALTHY), (16, MemberState.DEAD)],
+)
+def test_silence_is_counted_in_the_members_own_intervals(silence: float, state: MemberState) -> None:
+    members = table()
+    assert members.beat(A, BEAT, 100.0)
+    assert members.all()[0].state(100.0 + silence) is state
+
+
+def test_a_member_is_joining_until_it_is_heard() -> None:
+    assert table().all()[0].state(1e9) is MemberState.JOINING
+
+
+def test_a_dead_member_comes_back_with_a_beat() -> None:
+    members = table()
+    members.beat(A, BEAT, 0.0)
+    assert members.live(1000.0) == []
+    assert members.beat(A, msgspec.structs.replace(BEAT, sequence=11), 1000.0)
+    assert members.live(1000.0, "worker") == [A]
+    assert members.live(1000.0, "validator") == []
+
+
+def test_old_and_foreign_beats_are_ignored() -> None:
+    members = table()
+    assert members.beat(A, BEAT, 0.0)
+    assert not members.beat(A, BEAT, 1.0)
+    assert not members.beat(A, msgspec.structs.replace(BEAT, sequence=9), 1.0)
+    assert not members.beat(B, BEAT, 1.0)
+
+
+def test_eviction_is_final_but_leaving_is_not() -> None:
+    members = table()
+    members.remove(A, MemberState.LEFT)
+    assert A not in members
+    members.admit(A)
+    assert A in members
+    members.remove(A, MemberState.EVICTED)
+    members.admit(A)
+    assert A not in members
+    assert not members.beat(A, BEAT, 0.0)
+
+
+def test_intervals_stretch_so_that_the_swarms_traffic_stays_bounded() -> None:
+    assert heartbeat_interval(5) == 1.0
+    assert 1000 / heartbeat_interval(1000) <= 20

@@ -1,0 +1,107 @@
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from protocol.policy import (
+    MalformedPolicy,
+    PolicyManifest,
+    bf16_bits,
+    bf16_values,
+    decode_image,
+    decode_manifest,
+    describe_tensors,
+    encode_image,
+    encode_manifest,
+    policy_root,
+    verify_image,
+)
+
+TENSORS = {"b.weight": np.arange(6, dtype=np.uint16).reshape(2, 3), "a": np.ones(4, np.uint16), "s": np.ones((), np.uint16)}
+
+
+def manifest() -> PolicyManifest:
+    infos = describe_tensors(TENSORS)
+    return PolicyManifest(b"\x01" * 32, 4, policy_root(infos), infos, b"\x02" * 32, 100)
+
+
+def test_an_image_holds_its_tensors_whatever_order_they_came_in() -> None:
+    image = encode_image(TENSORS)
+    assert image == encode_image(dict(reversed(TENSORS.items())))
+    assert all((decode_image(image)[name] == tensor).all() for name, tensor in TENSORS.items())
+    assert verify_image(manifest(), image).keys() == TENSORS.keys()
+
+
+def test_safetensors_reads_our_images(tmp_path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(encode_image({"w": bf16_bits(np.array([1.5, -2.0], dtype=np.float32))}))
+    assert load_file(path)["w"].dtype == torch.bfloat16
+    assert load_file(path)["w"].tolist() == [1.5, -2.0]
+
+
+def test_one_changed_weight_changes_the_root() -> None:
+    changed = {**TENSORS, "a": np.array([1, 1, 1, 2], np.uint16)}
+    assert policy_root(describe_tensors(changed)) != policy_root(describe_tensors(TENSORS))
+    with pytest.raises(MalformedPolicy):
+        verify_image(manifest(), encode_image(changed))
+
+
+def test_a_reshaped_tensor_is_another_policy() -> None:
+    reshaped = {**TENSORS, "b.weight": TENSORS["b.weight"].reshape(3, 2)}
+    assert policy_root(describe_tensors(reshaped)) != policy_root(describe_tensors(TENSORS))
+
+
+def header(entry: object) -> bytes:
+    text = json.dumps(entry).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        (10**9).to_bytes(8, "little"),
+        header([]),
+        header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}) + bytes(4),
+        header({"a": {"dtype": "BF16", "shape": [2**62, 4], "data_offsets": [0, 8]}}) + bytes(8),
+        header({"a": {"dtype": "BF16", "shape": [-1], "data_offsets": [0, -2]}}),
+        header({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [2, 4]}}) + bytes(4),
+        header({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}) + bytes(4),
+        header({"a": {"dtype": "BF16", "shape": "x", "data_offsets": [0, 2]}}) + bytes(2),
+        header({"b": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}, "a": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}),
+    ],
+)
+def test_a_hostile_image_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedPolicy):
+        decode_image(data)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_no_image_and_no_manifest(data: bytes) -> None:
+    with pytest.raises(MalformedPolicy):
+        decode_image(data + b"x")
+    with pytest.raises(MalformedPolicy):
+        decode_manifest(data)
+
+
+def test_a_manifest_must_follow_from_its_tensors() -> None:
+    good = manifest()
+    assert decode_manifest(encode_manifest(good)) == good
+    for change in ({"policy_root": bytes(32)}, {"tensors": good.tensors[::-1]}, {"tensors": ()}, {"image_root": b""}):
+        with pytest.raises(MalformedPolicy):
+            decode_manifest(encode_manifest(msgspec.structs.replace(good, **change)))
+
+
+@given(hnp.arrays(np.float32, 20, elements=st.floats(width=32, allow_nan=True)))
+def test_rounding_to_bf16_is_torchs(values: np.ndarray) -> None:
+    torch = pytest.importorskip("torch")
+    ours, theirs = bf16_values(bf16_bits(values)), torch.from_numpy(values).bfloat16().float().numpy()
+    assert np.array_equal(ours, theirs, equal_nan=True)

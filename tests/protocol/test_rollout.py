@@ -1,0 +1,97 @@
+import random
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from protocol import rollout
+from protocol.identity import NodeKey
+from protocol.rollout import (
+    MalformedRollout,
+    Report,
+    ReportHeader,
+    ReportRow,
+    RolloutBatch,
+    RolloutHeader,
+    SampleRow,
+    decode,
+    decode_report,
+    encode,
+    encode_report,
+)
+
+NODE = NodeKey(b"\x05" * 32).address
+
+
+def batch() -> RolloutBatch:
+    rows = tuple(
+        SampleRow(group, sample, f"p{group}", [1, 2, 3], [4, 5], True, b"proof" * 10)
+        for group in range(2)
+        for sample in range(3)
+    )
+    return RolloutBatch(RolloutHeader(1, NODE, "00" * 32, 0), rows)
+
+
+def test_a_file_says_what_was_put_in() -> None:
+    assert decode(encode(batch()), 6) == batch()
+    assert batch().units == 12
+
+
+def test_a_report_says_what_was_put_in() -> None:
+    report = Report(ReportHeader("aa" * 32, "bb" * 32), (ReportRow(0, 0, 1.0, [-0.5, -0.25]),))
+    assert decode_report(encode_report(report), 1) == report
+
+
+def test_there_is_no_place_for_a_workers_own_reward() -> None:
+    assert not {"reward", "rewards", "advantage", "logprobs"} & set(SampleRow.__struct_fields__)
+
+
+def test_more_rows_than_the_run_allows_are_refused() -> None:
+    with pytest.raises(MalformedRollout):
+        decode(encode(batch()), 5)
+
+
+def stream(schema: pa.Schema, columns: list, options: pa.ipc.IpcWriteOptions | None = None, header: bytes = b"{}") -> bytes:
+    stamped = schema.with_metadata({b"intellect-node": header})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, stamped, options=options) as writer:
+        writer.write_batch(pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, stamped, strict=True)], schema=stamped))
+    return sink.getvalue().to_pybytes()
+
+
+def columns() -> list[list]:
+    return [[getattr(row, f.name) for row in batch().rows] for f in rollout._ROLLOUT]
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_compressed_file_is_refused_before_it_is_unpacked(codec: str) -> None:
+    with pytest.raises(MalformedRollout, match="plain record batch"):
+        decode(stream(rollout._ROLLOUT, columns(), pa.ipc.IpcWriteOptions(compression=codec)), 6)
+
+
+def test_other_columns_are_refused() -> None:
+    schema = rollout._ROLLOUT.append(pa.field("reward", pa.float32()))
+    with pytest.raises(MalformedRollout, match="columns"):
+        decode(stream(schema, [*columns(), [1.0] * 6]), 6)
+
+
+def test_an_unknown_header_field_is_refused() -> None:
+    header = msgspec.json.encode({**msgspec.to_builtins(batch().header), "reward": 1})
+    with pytest.raises(MalformedRollout):
+        decode(stream(rollout._ROLLOUT, columns(), header=header), 6)
+
+
+def test_damage_anywhere_gives_a_clear_error_or_other_tokens_but_never_a_crash() -> None:
+    good, dice = encode(batch()), random.Random(7)
+    refused = 0
+    for _ in range(1500):
+        bad = bytearray(good)
+        for _ in range(dice.randint(1, 4)):
+            bad[dice.randrange(len(bad))] = dice.randrange(256)
+        if dice.random() < 0.3:
+            bad = bad[: dice.randrange(len(bad))]
+        try:
+            assert len(decode(bytes(bad), 6).rows) <= 6
+        except MalformedRollout:
+            refused += 1
+    assert refused > 1000

@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.policy import bf16_bits
+from protocol.toploc import (
+    PRIME,
+    MalformedProof,
+    build_proof,
+    build_proofs,
+    compare,
+    compare_points,
+    injective_modulus,
+    parse_proof,
+    proof_count,
+    proof_from_points,
+    proof_size,
+    proofs_for,
+    split_proofs,
+    top_positions,
+)
+
+
+def rows_of(seed: int, n: int = 4, hidden: int = 128) -> np.ndarray:
+    return bf16_bits(np.random.default_rng(seed).standard_normal((n, hidden)).astype(np.float32))
+
+
+def naive_proof(positions: list[int], bits: list[int]) -> bytes:
+    """Lagrange in plain Python integers: slow, and written independently of the module."""
+    modulus = next(m for m in range(PRIME, 0, -1) if len({p % m for p in positions}) == len(positions))
+    xs = [p % modulus for p in positions]
+    total = [0] * len(xs)
+    for i, x in enumerate(xs):
+        basis, scale = [1], 1
+        for j, other in enumerate(xs):
+            if i != j:
+                basis = [(a - other * b) % PRIME for a, b in zip([0, *basis], [*basis, 0], strict=True)]
+                scale = scale * (x - other) % PRIME
+        factor = bits[i] * pow(scale, -1, PRIME) % PRIME
+        total = [(t + factor * b) % PRIME for t, b in zip(total, basis, strict=True)]
+    return b"".join(word.to_bytes(2) for word in [modulus, *total])
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.integers(0, 200_000), st.integers(0, 0xFF80), min_size=1, max_size=12))
+def test_proofs_are_byte_for_byte_the_published_format(points: dict[int, int]) -> None:
+    positions, bits = list(points), list(points.values())
+    assert proof_from_points(positions, bits) == naive_proof(positions, bits)
+
+
+def test_a_proof_of_128_points_has_258_bytes_and_repeats_its_points() -> None:
+    rows = rows_of(0, 32, 512)
+    data = build_proof(rows, 128)
+    assert len(data) == proof_size(128) == 258
+    parsed = parse_proof(data, 128)
+    flat = rows.reshape(-1)
+    assert all(parsed.evaluate(int(p)) == flat[p] for p in top_positions(rows, 128))
+    assert compare(parsed, rows).exponent_mismatches == 0
+    assert parsed.encode() == data
+
+
+def test_positions_that_collide_get_a_smaller_modulus_and_still_verify() -> None:
+    positions, bits = [5, 5 + PRIME, 9], [16256, 16300, 16400]
+    assert injective_modulus(np.array(positions)) < PRIME
+    parsed = parse_proof(proof_from_points(positions, bits), 3)
+    assert compare_points(parsed, positions, bits).exponent_mismatches == 0
+
+
+def test_batched_and_single_proofs_agree() -> None:
+    batches = [rows_of(seed) for seed in range(6)]
+    assert build_proofs(batches, 64) == [build_proof(rows, 64) for rows in batches]
+
+
+def test_other_activations_are_far_away() -> None:
+    errors = compare(parse_proof(build_proof(rows_of(1), 128), 128), rows_of(2))
+    assert errors.exponent_mismatches > 100
+
+
+def test_ties_break_to_the_lowest_position() -> None:
+    rows = np.full((2, 8), 0x3F80, dtype=np.uint16)
+    assert top_positions(rows, 3).tolist() == [0, 1, 2]
+
+
+def test_the_median_is_the_upper_one() -> None:
+    parsed = parse_proof(proof_from_points([0, 1], [0x3F80, 0x3F84]), 2)
+    assert compare_points(parsed, [0, 1], [0x3F80, 0x3F80]).mantissa_median == 4
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        bytes(258),  # the null proof that kills the reference's verifier: modulus 0
+        bytes(257),
+        (65498).to_bytes(2) + bytes(256),
+        (127).to_bytes(2) + bytes(256),
+        PRIME.to_bytes(2) + (65497).to_bytes(2) + bytes(254),
+        PRIME.to_bytes(2) + b"\xff\xff" + bytes(254),
+    ],
+)
+def test_anything_not_canonical_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedProof):
+        parse_proof(data, 128)
+
+
+@given(st.integers(1, 200))
+def test_n_output_tokens_have_n_minus_one_rows(tokens: int) -> None:
+    rows = np.zeros((tokens - 1, 128), dtype=np.uint16)
+    data = proofs_for(rows, 16)
+    assert len(split_proofs(data, 16, proof_count(tokens))) == -(-(tokens - 1) // 32)
+    with pytest.raises(MalformedProof):
+        split_proofs(data, 16, proof_count(tokens) + 1)
+
+
+def test_too_few_values_for_k_points_is_a_clear_error() -> None:
+    with pytest.raises(ValueError, match="toploc_k"):
+        build_proof(rows_of(0, 1, 64), 128)

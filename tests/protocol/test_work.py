@@ -1,0 +1,31 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.identity import NodeKey
+from protocol.work import EMPTY_ROOT, leaf, merkle_root, proof, verify
+
+NODE = NodeKey(b"\x05" * 32).address
+leaves = st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=40, unique=True)
+
+
+@given(leaves)
+def test_every_leaf_proves_itself_and_nothing_else(items: list[bytes]) -> None:
+    root = merkle_root(items)
+    for index, item in enumerate(items):
+        assert verify(root, item, proof(items, index))
+        assert not verify(root, bytes(32), proof(items, index)) or item == bytes(32)
+
+
+@given(leaves)
+def test_an_inner_node_cannot_pass_for_a_leaf(items: list[bytes]) -> None:
+    made = [leaf(NODE, item, 1) for item in items]
+    assert merkle_root(made) not in made or len(made) == 1
+
+
+def test_units_and_node_are_part_of_the_leaf() -> None:
+    other = NodeKey(b"\x06" * 32).address
+    assert len({leaf(NODE, bytes(32), 1), leaf(NODE, bytes(32), 2), leaf(other, bytes(32), 1)}) == 3
+
+
+def test_no_work_has_the_empty_root() -> None:
+    assert merkle_root([]) == EMPTY_ROOT
