@@ -7,6 +7,7 @@ Each class here cures a measured defect of the library (docs/decisions.md names 
 - the auto-connector dials whatever identify has heard of                 -> _NoAutoConnector
 - cancelling a write leaves half a frame on the wire                      -> HardYamux
 - two sides that both send bulk can each wait for the other to read      -> HardYamux
+- every read costs two system calls, every full frame two messages       -> BufferedSocket
 - receive buffers are unbounded; a frame in > 101 parts is given up       -> HardYamux
 - the listener shares its port with any other process (SO_REUSEPORT)      -> port_is_taken
 
@@ -25,7 +26,7 @@ import trio
 # Read at every window update: the default sends one per read and costs a third of the throughput.
 os.environ.setdefault("PY_YAMUX_RELEASE_ON_READ", "0")
 
-from libp2p.abc import IMuxedConn, INetStream, ISecureConn  # noqa: E402
+from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn  # noqa: E402
 from libp2p.io.abc import ReadWriteCloser  # noqa: E402
 from libp2p.io.exceptions import IncompleteReadError  # noqa: E402
 from libp2p.network.auto_connector import AutoConnector  # noqa: E402
@@ -36,10 +37,13 @@ from libp2p.network.swarm import Swarm, SwarmEvent  # noqa: E402
 from libp2p.peer.id import ID  # noqa: E402
 from libp2p.pubsub.pb import rpc_pb2  # noqa: E402
 from libp2p.pubsub.pubsub import Pubsub  # noqa: E402
+from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH  # noqa: E402
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream  # noqa: E402
+from libp2p.stream_muxer.yamux import yamux as yamux_module  # noqa: E402
 from libp2p.stream_muxer.yamux.yamux import Yamux  # noqa: E402
 from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI  # noqa: E402
 from libp2p.tools.anyio_service.stats import Stats, TaskStats  # noqa: E402
+from libp2p.transport.tcp.tcp import TCP  # noqa: E402
 from multiaddr import Multiaddr  # noqa: E402
 
 log = structlog.get_logger(__name__)
@@ -50,6 +54,7 @@ MAX_CONTROL_FRAMES = 1024
 MAX_STREAMS_PER_PEER = 128
 MAX_HANDSHAKES_PER_IP = 16
 WRITE_SECONDS = 30.0
+READ_AHEAD = 256 * 1024
 
 Fault = Callable[[str, BaseException], None]
 """Told of every error that was caught on a peer's behalf: (where, error)."""
@@ -62,6 +67,8 @@ class _ToStructlog(logging.Handler):
 
 # A wait after every dial, in case another address of the peer answers sooner. We dial one address.
 swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
+# A full frame of the library needs two Noise messages, the second of them 29 bytes long.
+yamux_module.MAX_MESSAGE_SIZE = MAX_PLAINTEXT_LENGTH
 
 
 def quieten() -> None:
@@ -193,6 +200,40 @@ class Tasks(InternalManagerAPI):
             await self._finished.wait()
 
 
+class BufferedSocket(ReadWriteCloser):
+    """Reads ahead. The library asks the kernel for two bytes, then for a message, and so on."""
+
+    def __init__(self, inner: ReadWriteCloser) -> None:
+        self._inner = inner
+        self._ahead = memoryview(b"")
+
+    async def read(self, n: int | None = None) -> bytes:
+        if not self._ahead:
+            self._ahead = memoryview(await self._inner.read(READ_AHEAD))
+        data = bytes(self._ahead[:n])
+        self._ahead = self._ahead[len(data) :]
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._inner.write(data)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._inner.get_remote_address()
+
+
+class HardTcp(TCP):
+    """Dials with a buffer."""
+
+    async def dial(self, maddr: Multiaddr) -> IRawConnection:
+        raw = await super().dial(maddr)
+        assert isinstance(raw, RawConnection)
+        raw.stream = BufferedSocket(raw.stream)
+        return raw
+
+
 class HardYamux(Yamux):
     """Yamux whose frames are written whole, whose reader never waits for a writer, and whose memory is bounded."""
 
@@ -310,7 +351,7 @@ class HardSwarm(Swarm):
             await read_write_closer.close()
             return
         self._handshakes[ip] = self._handshakes.get(ip, 0) + 1
-        raw = RawConnection(read_write_closer, False)
+        raw = RawConnection(BufferedSocket(read_write_closer), False)
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
         except Exception as error:

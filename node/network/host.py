@@ -25,7 +25,7 @@ from node.network.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from node.network.hardening import HardMuxer, HardPubsub, HardSwarm, Tasks  # before any import of libp2p
+from node.network.hardening import HardMuxer, HardPubsub, HardSwarm, HardTcp, Tasks  # before any import of libp2p
 from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Handler, NetworkStats, Tally
 from node.network.redial import Contact, Redialer
 from protocol.errors import InvalidIdentity
@@ -47,7 +47,6 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.stream_muxer.yamux.yamux import YamuxStream
-from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
@@ -163,7 +162,7 @@ class Libp2pNetwork:
             own,
             peerstore,
             upgrader,
-            [TCP()],
+            [HardTcp()],
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
                 max_connections=MAX_CONNECTIONS,
