@@ -343,7 +343,7 @@ class ChainClient:
     async def _confirm(self, block: int) -> None:
         if self.profile.confirmations == 0:
             return
-        while (await self.block()).number < block + self.profile.confirmations:
+        while (await self.block()).number < block + self.profile.confirmations:  # noqa: ASYNC110 - blocks are remote
             await trio.sleep(1.0)
 
     def _receipt(self, receipt: Any) -> Receipt:

@@ -177,7 +177,8 @@ class EventFollower:
         undone = await trio.to_thread.run_sync(store.events, kept)
         await trio.to_thread.run_sync(store.roll_back, kept)
         log.warning("chain.rolled_back", block=kept, events=len(undone), pool=self._pool)
-        await self._send.send(RolledBack(kept, tuple(self._parse(undone))))
+        if undone:
+            await self._send.send(RolledBack(kept, tuple(self._parse(undone))))
 
     async def _deliver(self, logs: Sequence[RawLog]) -> None:
         for event in self._parse(logs):

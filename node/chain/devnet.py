@@ -1,0 +1,529 @@
+"""A local chain with our contracts on it: starts anvil, deploys, keeps its state safe, brings it back.
+
+`Devnet.run` is the service; it runs inside another program (the demo) or alone in the background
+(`up`, which starts `python -m node.chain.devnet`). Everything lies in one directory.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import httpx
+import msgspec
+import psutil
+import structlog
+import trio
+from eth_account import Account
+from web3 import Web3
+
+from contracts.bindings import Addresses
+from contracts.deploy import DeployParams, deploy
+from node.chain.anvil import find_anvil
+from node.chain.client import ChainClient
+from node.chain.devnet_state import StateCopies
+from node.chain.errors import ChainError, DevnetError
+from node.chain.faucet import DevnetFaucet
+from node.chain.profile import NetworkProfile, read_profile, write_profile
+from node.chain.rpc import FallbackProvider, rpc
+from protocol.identity import Address, NodeKey
+
+HOST = "127.0.0.1"
+ACCOUNTS = 4
+READY_SECONDS = 20.0
+STOP_SECONDS = 10.0
+WATCH_SECONDS = 0.25
+RESTARTS_PER_MINUTE = 6
+RICH = 10**24
+log = structlog.get_logger()
+
+
+class DevnetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """chain_id; block_time: seconds between empty blocks (a transaction gets a block at once); port: 0 for
+    any free one, kept over restarts; window_seconds: a hint in the profile; deployment: what the contracts
+    are born with.
+    """
+
+    chain_id: int = 31337
+    block_time: int = 1
+    port: int = 0
+    window_seconds: int = 60
+    deployment: DeployParams = DeployParams(unbonding_seconds=3600)
+
+
+class DevnetStatus(msgspec.Struct, frozen=True):
+    """running: the chain answers; keeper_pid: the process that looks after anvil."""
+
+    running: bool
+    keeper_pid: int | None
+    anvil_pid: int | None
+    url: str | None
+    block: int | None
+    directory: str
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """devnet.json: what must be the same at the next start."""
+
+    port: int
+    chain_id: int
+    contracts: Addresses | None = None
+    deployed_block: int = 0
+
+
+class _Pid(msgspec.Struct, frozen=True):
+    """A process that we started, told apart from a later one with the same number by its start time."""
+
+    pid: int
+    created: float
+
+    def process(self) -> psutil.Process | None:
+        try:
+            process = psutil.Process(self.pid)
+            alive = abs(process.create_time() - self.created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return None
+        return process if alive else None
+
+
+class Devnet:
+    """One local chain in `directory`. cache: where anvil is installed to if it is not in PATH; publish: a
+    second place for the profile, which exists only while the chain is up (home/networks/local.toml).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        cache: Path,
+        options: DevnetOptions | None = None,
+        publish: Path | None = None,
+    ) -> None:
+        self.directory = directory.resolve()
+        self.options = options or DevnetOptions()
+        self.profile: NetworkProfile | None = None
+        self._cache = cache
+        self._publish = publish
+        self._anvil: subprocess.Popen[bytes] | None = None
+        self._state = StateCopies(self.directory / "state")
+        self._restarts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE)
+        self._lock: IO[str] | None = None
+
+    @property
+    def profile_path(self) -> Path:
+        return self.directory / "network.toml"
+
+    @property
+    def anvil_pid(self) -> int | None:
+        """The pid of the running anvil."""
+        known = self._read_pid("anvil")
+        return known.pid if known and known.process() else None
+
+    # ---- accounts
+
+    def accounts(self) -> list[NodeKey]:
+        """This devnet's own accounts, derived from its own random words; the first deployed the contracts."""
+        path = self.directory / "keys.json"
+        if not path.exists():
+            _write_private(path, json.dumps(_new_accounts()))
+        return [NodeKey(bytes.fromhex(entry["key"])) for entry in json.loads(path.read_text())["accounts"]]
+
+    async def fund(self, address: Address, *, coin: int = 0, token: int = 0) -> None:
+        """Add wei of the chain's coin and of the token to an account."""
+        client = ChainClient(self._require_profile())
+        try:
+            await DevnetFaucet(client).fund(address, coin=coin, token=token)
+        finally:
+            client.close()
+
+    # ---- as a service
+
+    async def run(self, *, task_status: trio.TaskStatus[NetworkProfile] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bring the chain up, tell its profile, keep it up until cancelled, then stop it cleanly.
+
+        Raises DevnetError if anvil is missing, the port is taken, another keeper runs, or anvil keeps dying.
+        """
+        binary = await trio.to_thread.run_sync(find_anvil, self._cache, abandon_on_cancel=True)
+        try:
+            await trio.to_thread.run_sync(self._start, binary)
+            task_status.started(self._require_profile())
+            await self._keep(binary)
+        finally:
+            with trio.move_on_after(3 * STOP_SECONDS, shield=True):
+                await trio.to_thread.run_sync(self._stop)
+
+    async def _keep(self, binary: Path) -> None:
+        saved, pause = -1, WATCH_SECONDS
+        while True:
+            await trio.sleep(pause)
+            if self._anvil is None or self._anvil.poll() is not None:
+                await trio.to_thread.run_sync(self._revive, binary)
+                saved = -1
+                continue
+            started = time.monotonic()
+            saved = await trio.to_thread.run_sync(self._save, saved)
+            pause = max(WATCH_SECONDS, 10 * (time.monotonic() - started))
+
+    # ---- in the background
+
+    def up(self, *, timeout: float = 120.0) -> NetworkProfile:
+        """Start in the background unless it runs already; returns when the chain answers. Blocking."""
+        if self._keeper() is not None:
+            return self._wait_up(None, timeout)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        arguments = [str(self.directory), "--cache", str(self._cache), "--options", _encode(self.options)]
+        if self._publish:
+            arguments += ["--publish", str(self._publish)]
+        with (self.directory / "keeper.log").open("ab") as output:
+            keeper = subprocess.Popen(
+                [sys.executable, "-m", "node.chain.devnet", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=Path(__file__).resolve().parents[2],
+            )
+        return self._wait_up(keeper, timeout)
+
+    def down(self) -> bool:
+        """Stop the background chain and whatever is left of it; returns whether anything ran. Blocking."""
+        keeper, anvil = self._keeper(), self._read_pid("anvil")
+        found = keeper is not None or (anvil is not None and anvil.process() is not None)
+        if keeper is not None:
+            _end(keeper, 3 * STOP_SECONDS)
+        if anvil is not None and (process := anvil.process()) is not None:
+            _end(process, STOP_SECONDS)
+        self._forget()
+        return found
+
+    def status(self) -> DevnetStatus:
+        """Whether it runs, seen from any process. Blocking, a second at most."""
+        keeper, record = self._keeper(), self._record()
+        url = f"http://{HOST}:{record.port}" if record else None
+        block = _block_number(url) if url and self.anvil_pid else None
+        return DevnetStatus(
+            running=block is not None,
+            keeper_pid=keeper.pid if keeper else None,
+            anvil_pid=self.anvil_pid,
+            url=url,
+            block=block,
+            directory=str(self.directory),
+        )
+
+    def _wait_up(self, keeper: subprocess.Popen[bytes] | None, timeout: float) -> NetworkProfile:
+        limit = time.monotonic() + timeout
+        while time.monotonic() < limit:
+            if keeper is not None and keeper.poll() is not None:
+                raise self._failed_to_come_up()
+            if (self.directory / "keeper.pid").exists() and self.profile_path.exists() and self.status().running:
+                self.profile = read_profile(self.profile_path)
+                return self.profile
+            time.sleep(0.1)
+        where = self.directory / "keeper.log"
+        raise DevnetError("the local chain does not come up", f"no answer within {timeout:.0f} s", f"look into {where}")
+
+    def _failed_to_come_up(self) -> DevnetError:
+        path = self.directory / "failure.json"
+        try:
+            return DevnetError(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            where = self.directory / "keeper.log"
+            return DevnetError("the local chain does not come up", "its keeper ended", f"look into {where}")
+
+    # ---- inside, all blocking
+
+    def _start(self, binary: Path) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.directory / "failure.json").unlink(missing_ok=True)
+        self._acquire()
+        self._end_orphan()
+        record = self._record() or _Record(self.options.port or _free_port(), self.options.chain_id)
+        if self.options.port and record.port != self.options.port:
+            record = msgspec.structs.replace(record, port=self.options.port)
+        self._write_record(record)
+        self._launch(binary, record)
+        self._deploy_once(record)
+        self._save(-1)
+        profile = self._make_profile()
+        write_profile(self.profile_path, profile)
+        if self._publish:
+            write_profile(self._publish, profile)
+        self.profile = profile
+        self._write_pid("keeper", os.getpid())
+        log.info("devnet.up", url=profile.rpc_urls[0], anvil=self.anvil_pid, directory=str(self.directory))
+
+    def _launch(self, binary: Path, record: _Record) -> None:
+        _require_free(record.port)
+        command = [str(binary), "--host", HOST, "--port", str(record.port), "--chain-id", str(record.chain_id)]
+        command += ["--block-time", str(self.options.block_time), "--mixed-mining", "--accounts", "0"]
+        command += ["--silent", "--no-cors", "--cache-path", str(self.directory / "cache")]
+        state = self._state.newest_valid()
+        if state is not None:
+            command += ["--load-state", str(state)]
+        with (self.directory / "anvil.log").open("ab") as output:
+            self._anvil = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        self._write_pid("anvil", self._anvil.pid)
+        self._wait_ready(record)
+
+    def _wait_ready(self, record: _Record) -> None:
+        limit = time.monotonic() + READY_SECONDS
+        while time.monotonic() < limit and self._anvil is not None and self._anvil.poll() is None:
+            if _block_number(f"http://{HOST}:{record.port}") is not None:
+                return
+            time.sleep(0.03)
+        tail = (self.directory / "anvil.log").read_bytes()[-400:].decode(errors="replace").strip()
+        raise DevnetError("the local chain does not start", tail or "anvil does not answer", "look into anvil.log")
+
+    def _revive(self, binary: Path) -> None:
+        now = time.monotonic()
+        if len(self._restarts) == RESTARTS_PER_MINUTE and now - self._restarts[0] < 60:
+            raise DevnetError("the local chain keeps dying", "anvil ended again and again", "look into anvil.log")
+        self._restarts.append(now)
+        record = self._record()
+        if record is None:
+            raise DevnetError(
+                "the local chain cannot come back", "devnet.json is gone", "run: intellect-node devnet up"
+            )
+        log.warning("devnet.revived", port=record.port)
+        self._launch(binary, record)
+        self._deploy_once(record)
+
+    def _deploy_once(self, record: _Record) -> None:
+        """Deploy unless the contracts are there; after a loss of all state they get the same addresses again."""
+        deployer = self.accounts()[0]
+        web3 = Web3(FallbackProvider([f"http://{HOST}:{record.port}"], record.chain_id))
+        if record.contracts is not None:
+            swarm = Web3.to_checksum_address(record.contracts.swarm)
+            if web3.eth.get_code(swarm):
+                return
+            log.warning("devnet.state_lost", directory=str(self.directory))
+        with httpx.Client(timeout=8.0) as http:
+            for account in self.accounts():
+                rpc(http, f"http://{HOST}:{record.port}", "anvil_setBalance", account.address, hex(RICH))
+        done = deploy(web3, deployer, self.options.deployment)
+        self._write_record(msgspec.structs.replace(record, contracts=done.addresses, deployed_block=done.block))
+
+    def _make_profile(self) -> NetworkProfile:
+        record = self._record()
+        if record is None or record.contracts is None:
+            raise DevnetError("the local chain has no contracts", "they were not deployed", "start it anew")
+        return NetworkProfile(
+            name="local",
+            chain_id=record.chain_id,
+            rpc_urls=(f"http://{HOST}:{record.port}",),
+            contracts=record.contracts,
+            window_seconds=self.options.window_seconds,
+            deployed_block=record.deployed_block,
+        )
+
+    def _save(self, saved: int) -> int:
+        """Copy the state if there are new blocks since `saved`; returns the block that is safe now."""
+        record = self._record()
+        if record is None:
+            return saved
+        url = f"http://{HOST}:{record.port}"
+        try:
+            with httpx.Client(timeout=30.0) as http:
+                head = int(rpc(http, url, "eth_blockNumber"), 16)
+                if head == saved:
+                    return saved
+                self._state.save(rpc(http, url, "anvil_dumpState"))
+        except (httpx.HTTPError, ValueError, OSError) as error:
+            log.warning("devnet.not_saved", why=str(error)[:200])
+            return saved
+        return head
+
+    def _stop(self) -> None:
+        """Only what this object started; a second keeper that failed to start leaves the first alone."""
+        if self._anvil is not None:
+            if self._anvil.poll() is None:
+                self._save(-1)
+                self._anvil.terminate()
+                try:
+                    self._anvil.wait(STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    self._anvil.kill()
+                    self._anvil.wait(STOP_SECONDS)
+            self._forget()
+            log.info("devnet.down", directory=str(self.directory))
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _forget(self) -> None:
+        for name in ("keeper.pid", "anvil.pid"):
+            (self.directory / name).unlink(missing_ok=True)
+        if self._publish:
+            self._publish.unlink(missing_ok=True)
+
+    def _acquire(self) -> None:
+        lock = (self.directory / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise DevnetError(
+                "this local chain runs already", f"another process keeps {self.directory}", "use it, or stop it first"
+            ) from error
+        self._lock = lock
+
+    def _end_orphan(self) -> None:
+        """An anvil whose keeper was killed: save what it knows, then end it."""
+        known, record = self._read_pid("anvil"), self._record()
+        process = known.process() if known else None
+        if process is None or record is None:
+            return
+        log.warning("devnet.orphan_ended", pid=process.pid)
+        self._save(-1)
+        _end(process, STOP_SECONDS)
+
+    def _keeper(self) -> psutil.Process | None:
+        known = self._read_pid("keeper")
+        return known.process() if known else None
+
+    def _read_pid(self, name: str) -> _Pid | None:
+        try:
+            return msgspec.json.decode((self.directory / f"{name}.pid").read_bytes(), type=_Pid)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _write_pid(self, name: str, pid: int) -> None:
+        try:
+            created = psutil.Process(pid).create_time()
+        except psutil.Error:
+            return  # it is gone already; waiting for it will say so
+        (self.directory / f"{name}.pid").write_bytes(msgspec.json.encode(_Pid(pid, created)))
+
+    def _record(self) -> _Record | None:
+        try:
+            return msgspec.json.decode((self.directory / "devnet.json").read_bytes(), type=_Record)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            path = self.directory / "devnet.json"
+            raise DevnetError(
+                "the local chain's record is damaged", f"{path}: {error}", "remove its directory"
+            ) from error
+
+    def _write_record(self, record: _Record) -> None:
+        partial = self.directory / ".devnet.json"
+        partial.write_bytes(msgspec.json.encode(record))
+        os.replace(partial, self.directory / "devnet.json")
+
+    def _require_profile(self) -> NetworkProfile:
+        if self.profile is None:
+            raise DevnetError("the local chain is not up", "it was not started", "run: intellect-node devnet up")
+        return self.profile
+
+
+def _new_accounts() -> dict[str, object]:
+    Account.enable_unaudited_hdwallet_features()
+    _, words = Account.create_with_mnemonic()
+    paths = [f"m/44'/60'/0'/0/{index}" for index in range(ACCOUNTS)]
+    keys = [Account.from_mnemonic(words, account_path=path) for path in paths]
+    return {"mnemonic": words, "accounts": [{"address": key.address, "key": bytes(key.key).hex()} for key in keys]}
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise DevnetError(
+                f"port {port} is taken",
+                error.strerror or str(error),
+                "stop what uses it, or choose another with --port",
+            ) from error
+
+
+def _block_number(url: str) -> int | None:
+    try:
+        with httpx.Client(timeout=2.0) as http:
+            return int(rpc(http, url, "eth_blockNumber"), 16)
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
+def _end(process: psutil.Process, timeout: float) -> None:
+    try:
+        process.terminate()
+        process.wait(timeout)
+    except psutil.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_SECONDS)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _encode(options: DevnetOptions) -> str:
+    plain = msgspec.to_builtins(options)
+    plain["deployment"] = {key: str(v) if isinstance(v, int) else v for key, v in plain["deployment"].items()}
+    return json.dumps(plain)
+
+
+def _decode(text: str) -> DevnetOptions:
+    return msgspec.convert(json.loads(text), DevnetOptions, strict=False)
+
+
+async def _main(devnet: Devnet) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(devnet.run)
+            async for _ in signals:
+                nursery.cancel_scope.cancel()
+                return
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m node.chain.devnet", description="Keeps a local chain up.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--options", type=_decode, default=DevnetOptions())
+    parser.add_argument("--publish", type=Path)
+    given = parser.parse_args()
+    devnet = Devnet(given.directory, cache=given.cache, options=given.options, publish=given.publish)
+    try:
+        trio.run(partial(_main, devnet))
+    except (ChainError, BaseExceptionGroup) as raised:
+        error = _innermost(raised)
+        if not isinstance(error, ChainError):
+            raise
+        failure = {"what": error.what, "why": error.why, "remedy": error.remedy}
+        (given.directory / "failure.json").write_text(json.dumps(failure))
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Money on a local chain: anvil sets any balance, and the test token mints for anybody.
+
+Works from any process that has the profile, without a shared key, so that several may fund at once.
+"""
+
+import httpx
+import trio
+
+from node.chain.client import ChainClient
+from node.chain.errors import DevnetError
+from node.chain.profile import NetworkProfile
+from node.chain.rpc import rpc
+from protocol.identity import Address, NodeKey
+
+FAUCET_CAP = 1_000_000 * 10**18
+"""TestToken mints at most this much per call, token wei."""
+COIN_FOR_GAS = 10**18
+
+
+def is_devnet(profile: NetworkProfile) -> bool:
+    """Whether the profile names a chain that the faucet may be tried on."""
+    return profile.chain_id == 31337 or profile.name == "local"
+
+
+class DevnetFaucet:
+    """Funds accounts of one devnet."""
+
+    def __init__(self, client: ChainClient) -> None:
+        self._client = client
+
+    async def fund(self, address: Address, *, coin: int = 0, token: int = 0) -> None:
+        """Add wei of the chain's coin, and of the token. Raises DevnetError or ChainError."""
+        if coin:
+            await self._add_coin(address, coin)
+        while token > 0:
+            part = min(token, FAUCET_CAP)
+            minter = NodeKey.generate()
+            await self._add_coin(minter.address, COIN_FOR_GAS)
+            await self._client.faucet(address, part, key=minter)
+            token -= part
+
+    async def _add_coin(self, address: Address, amount: int) -> None:
+        have = (await self._client.balances(address)).coin
+        await trio.to_thread.run_sync(_set_balance, self._client.url, address, have + amount)
+
+
+def _set_balance(url: str, address: Address, amount: int) -> None:
+    try:
+        with httpx.Client(timeout=8.0) as http:
+            rpc(http, url, "anvil_setBalance", address, hex(amount))
+    except (httpx.HTTPError, ValueError) as error:
+        raise DevnetError(
+            f"cannot fund {address}",
+            f"{url}: {error}",
+            "only a local chain gives coins away; see: intellect-node devnet",
+        ) from error
