@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.errors import CommandError
+from cli.errors import USAGE, CommandError
+from cli.keyring import NODE_KEY, open_key, open_node_key, read_password
 from cli.output import console, print_json
 
 app = typer.Typer(
@@ -13,6 +14,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+File = Annotated[Path | None, typer.Argument(help="A keystore v3 file.")]
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="Instead of a file: the node with this state directory.")
+]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
@@ -22,60 +27,54 @@ PasswordFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
-@app.command("new", epilog="Example:  intellect-node keys new ~/keys/provider.json")
+@app.command(
+    "new",
+    epilog="Examples:  intellect-node keys new provider.json   |   intellect-node keys new --state-dir nodes/worker-1",
+)
 def new(
-    file: Annotated[Path, typer.Argument(help="Where the encrypted key goes; never overwritten.")],
-    password_file: PasswordFile = None,
-    as_json: AsJson = False,
+    file: File = None, state_dir: StateDir = None, password_file: PasswordFile = None, as_json: AsJson = False
 ) -> None:
-    """Make a new key and keep it encrypted."""
+    """Make a new key and keep it encrypted; nothing is ever overwritten.
+
+    With --state-dir it becomes the key of that node, and a missing password is made up and kept beside it.
+    """
     from node.keystore import save_key
     from protocol.identity import NodeKey
 
-    if file.exists():
-        raise CommandError(f"will not overwrite {file}", "a file is there already", "choose another name")
-    key = NodeKey.generate()
-    save_key(file, key, _password(password_file, confirm=True))
-    _show(file, key.address, key.peer_id, as_json)
+    target = _target(file, state_dir)
+    if target.exists():
+        raise CommandError(f"will not overwrite {target}", "a key is there already", "choose another name")
+    if state_dir is not None:
+        key = open_node_key(state_dir, password_file, create=True)
+    else:
+        key = NodeKey.generate()
+        save_key(target, key, read_password(password_file, confirm=True))
+    _show(target, key.address, key.peer_id, as_json)
 
 
-@app.command("show", epilog="Example:  intellect-node keys show ~/keys/provider.json --json")
+@app.command(
+    "show",
+    epilog="Examples:  intellect-node keys show provider.json --json   |   intellect-node keys show --state-dir a",
+)
 def show(
-    file: Annotated[Path, typer.Argument(help="A keystore v3 file.")],
-    password_file: PasswordFile = None,
-    as_json: AsJson = False,
+    file: File = None, state_dir: StateDir = None, password_file: PasswordFile = None, as_json: AsJson = False
 ) -> None:
     """Show the address and the peer id of a key. The secret is never shown."""
-    from node.keystore import load_key, require_private
+    target = _target(file, state_dir)
+    if not target.exists():
+        raise CommandError(f"no key at {target}", "the file does not exist", "make one: intellect-node keys new")
+    key = open_key(target, password_file) if state_dir is None else open_node_key(state_dir, password_file)
+    _show(target, key.address, key.peer_id, as_json)
 
-    require_private(file)
-    key = load_key(file, _password(password_file, confirm=False))
-    _show(file, key.address, key.peer_id, as_json)
 
-
-def _password(file: Path | None, *, confirm: bool) -> str:
-    import os
-    import sys
-
-    from node.keystore import require_private
-
-    if file is not None:
-        require_private(file)
-        return file.read_text(encoding="utf-8").strip()
-    if from_environment := os.environ.get("INTELLECT_NODE_PASSWORD"):
-        return from_environment
-    if not sys.stdin.isatty():
-        raise CommandError(
-            "no password for the key",
-            "there is no terminal to ask at",
-            "give --password-file or INTELLECT_NODE_PASSWORD",
-        )
-    return typer.prompt("Password", hide_input=True, confirmation_prompt=confirm)
+def _target(file: Path | None, state_dir: Path | None) -> Path:
+    if (file is None) == (state_dir is None):
+        raise CommandError("which key?", "give a file or --state-dir, one of them", "see --help", USAGE)
+    return file if file is not None else Path(state_dir or "") / NODE_KEY
 
 
 def _show(file: Path, address: str, peer_id: str, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(file), "address": address, "peer_id": peer_id})
         return
-    out = console()
-    out.print(f"key      {file}\naddress  {address}\npeer id  {peer_id}", soft_wrap=True)
+    console().print(f"key      {file}\naddress  {address}\npeer id  {peer_id}", soft_wrap=True)

@@ -38,6 +38,11 @@ def ether(wei: int) -> str:
     return ("-" if wei < 0 else "") + (f"{whole:,}.{fraction}" if fraction else f"{whole:,}")
 
 
+def clean(text: str, limit: int = 200) -> str:
+    """Text from strangers, fit for a terminal: printable characters only, bounded."""
+    return "".join(c if c.isprintable() else "?" for c in text[:limit])
+
+
 def short(address: str) -> str:
     """'0x1234..abcd', for columns."""
     return f"{address[:6]}..{address[-4:]}" if len(address) > 12 else address

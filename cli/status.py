@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import NETWORK, CommandError
-from cli.output import console, duration, ether, print_json, short
+from cli.output import clean, console, duration, ether, print_json, short
 
 if TYPE_CHECKING:
     from cli.daemon_status import DaemonStatus
@@ -58,7 +58,7 @@ def _show(status: "DaemonStatus") -> None:
     node, network = status.node, status.network
     out.print(
         Text.assemble(
-            (node.role, "bold"),
+            (node.role or "node", "bold"),
             "  ",
             node.address,
             "  ",
@@ -69,7 +69,8 @@ def _show(status: "DaemonStatus") -> None:
     out.print(_facts(status))
     if status.last_error:
         error = status.last_error
-        out.print(Text(f"  last error: {error.what}\n    why: {error.why}\n    do:  {error.remedy}", style="red"))
+        lines = (f"  last error: {error.what}", f"    why: {error.why}", f"    do:  {error.remedy}")
+        out.print(Text("\n".join(clean(line, 500) for line in lines), style="red"))
     if status.swarm:
         out.print(_swarm(status))
     if not network.rpc_ok:
@@ -82,18 +83,20 @@ def _facts(status: "DaemonStatus") -> Table:
     grid.add_column(style="dim")
     grid.add_column()
     network = status.network
-    grid.add_row("  network", f"{network.name}  chain {network.chain_id}  pool {network.pool}  block {network.block}")
+    _row(grid, "  network", f"{network.name}  chain {network.chain_id}  pool {network.pool}  block {network.block}")
     if status.run:
         run = status.run
-        grid.add_row("  run", f"{run.name}  step {run.step}/{run.steps_total}  policies held {run.policies_held}")
+        _row(grid, "  run", f"{run.name}  step {run.step}/{run.steps_total}  policies held {run.policies_held}")
     if status.stake:
-        grid.add_row(
+        _row(
+            grid,
             "  stake",
             f"{ether(int(status.stake.bonded_wei))} bonded  {ether(int(status.stake.slashed_wei))} slashed",
         )
     if status.work and status.work.files_committed:
         work = status.work
-        grid.add_row(
+        _row(
+            grid,
             "  work",
             f"{work.files_committed} files committed  {work.files_accepted} accepted  {work.files_rejected} rejected"
             f"  {work.tokens_per_second:,.0f} tokens/s  {work.units:,} units",
@@ -101,12 +104,16 @@ def _facts(status: "DaemonStatus") -> Table:
     if status.training:
         training = status.training
         reward = f"{training.reward_eval[-1][1]:.3f}" if training.reward_eval else "-"
-        grid.add_row("  training", f"step {training.step}  reward {reward}  {training.queued_rollouts} rollouts queued")
+        _row(grid, "  training", f"step {training.step}  reward {reward}  {training.queued_rollouts} rollouts queued")
     if status.verdicts and status.verdicts.accepted + status.verdicts.rejected:
-        grid.add_row("  verdicts", f"{status.verdicts.accepted} accepted  {status.verdicts.rejected} rejected")
+        _row(grid, "  verdicts", f"{status.verdicts.accepted} accepted  {status.verdicts.rejected} rejected")
     for contact in status.node.contacts[:2]:
-        grid.add_row("  contact", contact)
+        _row(grid, "  contact", contact)
     return grid
+
+
+def _row(grid: Table, name: str, text: str) -> None:
+    grid.add_row(name, Text(clean(text)))
 
 
 def _swarm(status: "DaemonStatus") -> Table:
@@ -116,9 +123,9 @@ def _swarm(status: "DaemonStatus") -> Table:
     for member in status.swarm:
         table.add_row(
             f"  {short(member.address)}",
-            member.role,
+            Text(clean(member.role)),
             Text(member.state, style=_style(member.state)),
-            "" if member.step is None else str(member.step),
+            "" if member.step is None or member.step < 0 else str(member.step),
             "" if not member.tokens_per_second else f"{member.tokens_per_second:,.0f}",
             "" if member.seen_seconds_ago is None else f"{member.seen_seconds_ago:.0f} s ago",
             "yes" if member.connected else "no",

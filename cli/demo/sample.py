@@ -13,11 +13,11 @@ def _address(n: int) -> str:
 def sample_snapshot(step: int = 96, steps: int = 150) -> Snapshot:
     """A demo at `step`, its cheat caught."""
     people = [
-        Participant("trainer", "trainer", _address(1), _address(6)),
-        Participant("worker 1", "worker", _address(2), _address(7)),
-        Participant("worker 2", "worker", _address(3), _address(8)),
-        Participant("validator", "validator", _address(4), _address(9)),
-        Participant("cheat", "worker", _address(5), _address(10), cheat="own-problems"),
+        Participant("trainer", "trainer", address=_address(1)),
+        Participant("worker 1", "worker", address=_address(2)),
+        Participant("worker 2", "worker", address=_address(3)),
+        Participant("validator", "validator", address=_address(4)),
+        Participant("cheat", "worker", cheat="own-problems", address=_address(5)),
     ]
     states = ("working", "working", "working", "working", "evicted")
     speeds = (9400.0, 2210.0, 2150.0, None, None)

@@ -13,13 +13,12 @@ WINDOW = 10  # steps that the summary's first and last reward are means over
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One process of the demo. cheat: which cheat it is, None for the honest."""
+    """One process of the demo. cheat: which cheat it is, None for the honest; address: empty until it told."""
 
     name: str
     role: str
-    address: str
-    provider: str
     cheat: str | None = None
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,8 @@ class Snapshot:
 
     @property
     def names(self) -> dict[str, str]:
-        """Node and provider addresses, in lower case -> the participant's name."""
-        named = {row.participant.provider.lower(): f"{row.participant.name}'s provider" for row in self.rows}
-        return named | {row.participant.address.lower(): row.participant.name for row in self.rows}
+        """Node addresses, in lower case -> the participant's name."""
+        return {row.participant.address.lower(): row.participant.name for row in self.rows}
 
     @property
     def cheats(self) -> tuple[Row, ...]:
@@ -105,6 +103,8 @@ class Tracker:
         self._train_rewards: dict[int, float] = {}
         self._slashed: dict[str, SlashPart] = {}
         self._latest: dict[str, DaemonStatus] = {}
+        self._began: float | None = None
+        self._ended: float | None = None
         self._base = Snapshot(target=target, run_name=run_name)
 
     def absorb(self, name: str, status: DaemonStatus) -> None:
@@ -127,8 +127,8 @@ class Tracker:
             elapsed=elapsed,
             chain_id=max((s.network.chain_id for s in statuses), default=0),
             block=max((s.network.block for s in statuses if s.network.block is not None), default=None),
-            pool=next((s.network.pool for s in statuses if s.network.pool is not None), None),
-            step=training.step if training else 0,
+            pool=next((s.network.pool for s in statuses if s.network.pool is not None and s.network.pool >= 0), None),
+            step=max(training.step, 0) if training else 0,
             steps_total=run.steps_total if run else 0,
             rewards=tuple(sorted(self._rewards.items())),
             train_rewards=tuple(sorted(self._train_rewards.items())),
@@ -137,13 +137,22 @@ class Tracker:
             verdicts=_fullest(s.verdicts for s in statuses if s.verdicts),
             slashed=tuple(self._slashed.values()),
             training=training,
-            training_seconds=training.seconds if training else 0.0,
+            training_seconds=self._seconds(training, elapsed),
             done=bool(training and training.done),
         )
 
+    def _seconds(self, training: TrainingPart | None, elapsed: float) -> float:
+        """Of training: the trainer's own clock, or ours where a restart set the trainer's back."""
+        if training and training.step >= 0 and self._began is None:
+            self._began = elapsed
+        if training and training.done and self._ended is None:
+            self._ended = elapsed
+        ours = 0.0 if self._began is None else (self._ended or elapsed) - self._began
+        return max(training.seconds, ours - 1.0, 0.0) if training else 0.0
+
     def _row(self, participant: Participant, process: ProcessState) -> Row:
         status = self._latest.get(participant.name)
-        if status is None or process.state != "running":
+        if status is None:
             return Row(participant, process, process.state)
         work = status.work
         training = status.training
@@ -151,11 +160,11 @@ class Tracker:
         if participant.role == "trainer" and training:
             speed = training.tokens_per_second
         return Row(
-            participant=participant,
+            participant=replace(participant, address=status.node.address or participant.address),
             process=process,
-            state=status.node.state,
-            step=status.run.step if status.run else None,
-            tokens_per_second=speed,
+            state=status.node.state if process.state == "running" else process.state,
+            step=status.run.step if status.run and status.run.step is not None and status.run.step >= 0 else None,
+            tokens_per_second=speed if process.state == "running" else None,
             files_accepted=work.files_accepted if work else 0,
             files_rejected=work.files_rejected if work else 0,
             error=status.last_error.what if status.last_error else None,

@@ -64,6 +64,10 @@ class Supervisor:
         """The state of every process by its name."""
         return {name: _state(child) for name, child in self._children.items()}
 
+    def has_ended(self, name: str) -> bool:
+        """Whether a program is not running now."""
+        return self._children[name].process.poll() is not None
+
     async def watch(self) -> None:
         """Look after the children; raises CommandError when one dies more often than the budget allows."""
         while True:
@@ -111,6 +115,20 @@ class Supervisor:
         child.restarts += 1
         child.restart_at = now + min(0.5 * 2 ** (child.restarts - 1), 8.0)
         self._told(f"{name} died ({_exit_text(code)}); starting it again ({child.restarts} of {self._restarts})")
+
+
+async def run_to_end(program: Program) -> None:
+    """Run one program until it exits 0; raises CommandError with its own words when it fails."""
+    child = _Child(program, _spawn(program), time.monotonic())
+    try:
+        while (code := child.process.poll()) is None:
+            await trio.sleep(0.05)
+        if code:
+            raise _given_up(child, code)
+    finally:
+        if child.process.poll() is None:
+            _kill_group(child.process)
+            child.process.wait()
 
 
 def child_environment(root: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from rich.text import Text
 from cli.daemon_status import VerdictPart
 from cli.demo.plot import plot, running_mean
 from cli.demo.snapshot import Row, Snapshot
-from cli.output import duration, ether, short
+from cli.output import clean, duration, ether, short
 
 TALLEST = 12  # lines of the plot
 WIDEST = 118
@@ -25,7 +25,7 @@ WIDE = 96  # from here on there is room for a column beside the plot
 SIDE = 36
 
 _STATE_STYLES = {
-    "working": "green", "idle": "cyan", "syncing": "yellow", "starting": "yellow", "restarting": "yellow",
+    "working": "green", "idle": "cyan", "finished": "bold green", "syncing": "yellow", "starting": "yellow", "restarting": "yellow",
     "running": "cyan", "draining": "dim", "stopped": "dim", "evicted": "bold red", "failed": "bold red",
 }
 
@@ -273,4 +273,4 @@ def _reason(reason: int | str) -> str:
             reason = Reason(reason).name
         except ValueError:
             return f"reason {reason}"
-    return reason.lower().replace("_", " ")
+    return clean(reason, 40).lower().replace("_", " ")

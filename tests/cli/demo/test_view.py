@@ -92,8 +92,8 @@ def test_the_running_mean_looks_back_only() -> None:
     assert running_mean([(0, 1.0), (1, 0.0), (2, 0.5)], window=2) == [(0, 1.0), (1, 0.5), (2, 0.25)]
 
 
-WORKER = Participant("worker 1", "worker", "0xAa", "0xBb")
-TRAINER = Participant("trainer", "trainer", "0xCc", "0xDd")
+WORKER = Participant("worker 1", "worker", address="0xAa")
+TRAINER = Participant("trainer", "trainer")
 ALIVE = {"worker 1": ProcessState(1, "running"), "trainer": ProcessState(2, "running")}
 
 

@@ -1,0 +1,90 @@
+"""The demo's own local chain: its keeper is one more supervised process, stopped after all the others."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from cli.demo.scene import Scene
+from cli.demo.supervise import Program, Supervisor
+from cli.demo.view import View
+from cli.devnet import cache_directory
+from cli.errors import CHAIN, CommandError
+
+if TYPE_CHECKING:
+    from node.chain.client import ChainClient
+
+NAME = "the chain"
+START = 180.0  # seconds; the first time anvil itself is downloaded
+
+
+@dataclass(frozen=True, slots=True)
+class DemoChain:
+    """profile: the file that `--network` takes."""
+
+    profile: Path
+    client: "ChainClient"
+
+
+@asynccontextmanager
+async def open_chain(scene: Scene, environment: dict[str, str], view: View) -> AsyncIterator[DemoChain]:
+    """A running chain with the contracts on it. Its state survives in the scene for --resume."""
+    from node.chain.client import ChainClient
+    from node.chain.devnet import Devnet
+    from node.chain.profile import local_profile_path
+
+    devnet = Devnet(scene.home / "devnet", cache=cache_directory(), publish=local_profile_path(scene.home))
+    supervisor = Supervisor(view.say)
+    view.say("starting a local chain and deploying the contracts")
+    try:
+        supervisor.start(_keeper(scene, devnet.directory, local_profile_path(scene.home), environment))
+        async with trio.open_nursery() as nursery:
+            profile = await _until_up(devnet, supervisor)
+            nursery.start_soon(supervisor.watch)
+            client = ChainClient(profile)
+            try:
+                await client.connect()
+                swarm = profile.contracts.swarm
+                view.say(f"chain {profile.chain_id} at {profile.rpc_urls[0]}, swarm contract {swarm}")
+                yield DemoChain(devnet.profile_path, client)
+            finally:
+                client.close()
+            nursery.cancel_scope.cancel()
+    finally:
+        await supervisor.stop()
+
+
+def _keeper(scene: Scene, directory: Path, publish: Path, environment: dict[str, str]) -> Program:
+    command = [sys.executable, "-m", "node.chain.devnet", str(directory)]
+    command += ["--cache", str(cache_directory()), "--publish", str(publish)]
+    return Program(NAME, command, environment, scene.log("chain"), scene.directory)
+
+
+async def _until_up(devnet, supervisor: Supervisor):  # noqa: ANN001, ANN202 - Devnet -> NetworkProfile
+    from node.chain.profile import read_profile
+
+    with trio.move_on_after(START):
+        while True:
+            if supervisor.has_ended(NAME):
+                raise _failure(devnet.directory)
+            status = await trio.to_thread.run_sync(devnet.status, abandon_on_cancel=True)
+            if status.running and devnet.profile_path.exists() and (devnet.directory / "keeper.pid").exists():
+                return read_profile(devnet.profile_path)
+            await trio.sleep(0.1)
+    raise CommandError(
+        "the local chain does not come up", f"no answer within {START:.0f} s", f"look into {devnet.directory}", CHAIN
+    )
+
+
+def _failure(directory: Path) -> CommandError:
+    import msgspec
+
+    try:
+        said = msgspec.json.decode((directory / "failure.json").read_bytes(), type=dict[str, str])
+        return CommandError(said["what"], said["why"], said["remedy"], CHAIN)
+    except (OSError, msgspec.DecodeError, KeyError):
+        return CommandError("the local chain does not come up", "its keeper ended", "read logs/chain.log", CHAIN)

@@ -1,0 +1,143 @@
+"""The command `intellect-node demo`: its options, and what it says at the end."""
+
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.errors import RUN, USAGE, CommandError
+from cli.output import console, duration
+
+if TYPE_CHECKING:
+    from cli.demo.view import View
+
+EXAMPLES = (
+    "Examples:  intellect-node demo   |   intellect-node demo --no-cheat --workers 3 --steps 40   |   "
+    "intellect-node demo --seed 7 --json   |   intellect-node demo --run my-run.toml"
+)
+SMALLEST = 60  # columns and, with 20 lines, the least terminal for the live view
+
+
+class Cheat(StrEnum):
+    """How the cheating worker cheats."""
+
+    own_problems = "own-problems"
+    other_weights = "other-weights"
+
+
+def command(
+    workers: Annotated[int, typer.Option(min=1, max=32, help="Honest workers.")] = 2,
+    cheat: Annotated[Cheat, typer.Option(help="How the cheating worker cheats.")] = Cheat.own_problems,
+    no_cheat: Annotated[bool, typer.Option("--no-cheat", help="Only honest nodes.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the run's own.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the start model and the training.")] = 0,
+    run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
+    directory: Annotated[Path, typer.Option("--dir", help="Where state, keys and report go.")] = Path("demo"),
+    fresh: Annotated[
+        bool, typer.Option("--fresh/--resume", help="Start anew (default), or go on where the last demo stopped.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Last line of standard output: one JSON object.")] = False,
+    no_view: Annotated[bool, typer.Option("--no-view", help="Plain lines instead of the live picture.")] = False,
+) -> None:
+    """A whole swarm on this machine trains a model: chain, trainer, workers, validator, and a cheat who is caught.
+
+    Each is its own process and the very daemon that `join` runs. Ctrl-C stops everything cleanly.
+    """
+    import msgspec
+    import trio
+
+    from cli.demo.cast import DemoOptions
+    from cli.demo.story import run_demo
+
+    if not fresh and run is not None:
+        raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
+    _check_parts(None if no_cheat else cheat.value)
+    options = DemoOptions(
+        directory=directory,
+        workers=workers,
+        cheat=None if no_cheat else cheat.value,
+        steps=steps,
+        seed=seed,
+        run_file=run,
+        resume=not fresh,
+    )
+    with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
+        summary = trio.run(run_demo, options, view)
+    say_goodbye(summary, directory, to_errors=as_json)
+    if as_json:
+        print(msgspec.json.encode(summary).decode(), flush=True)
+
+
+def make_view(*, live: bool, errors: bool) -> "View":
+    """The live picture or plain lines; with `errors` on standard error, so that output stays for the JSON."""
+    from rich.console import Console
+
+    from cli.demo.view import LiveView, PlainView
+
+    if live:
+        return LiveView(Console(stderr=errors, highlight=False))
+    stream = sys.stderr if errors else sys.stdout
+
+    def write(line: str) -> None:
+        print(line, file=stream, flush=True)
+
+    return PlainView(write)
+
+
+def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) -> None:
+    """What came of it, and what to try next."""
+    from rich.console import Console
+
+    out = Console(stderr=True, highlight=False) if to_errors else console()
+    say: Callable[..., None] = lambda text: out.print(text, soft_wrap=True)  # noqa: E731
+    first, last = summary["reward_first"], summary["reward_last"]
+    if first is not None and last is not None:
+        say(
+            f"\n[bold]mean reward on held-back problems {first:.2f} -> {last:.2f}[/]"
+            f" (first and last {summary['reward_window']} evaluations)"
+        )
+    say(
+        f"{summary['steps']} steps in {duration(summary['seconds'])} of training,"
+        f" {duration(summary['seconds_total'])} in all; {summary['verdicts']['accepted']} rollout files accepted,"
+        f" {summary['verdicts']['rejected']} rejected"
+    )
+    names = {member["address"]: member["name"] for member in summary["members"]}
+    for address, transaction in summary["slashed"].items():
+        say(f"{names.get(address, 'a node')} {address} lost its stake in transaction {transaction}")
+    say(f"\nreport: {directory / 'report'}  (reward.png, reward.svg, metrics.jsonl, events.jsonl, model/)")
+    say(
+        "\n[dim]try next:[/]\n"
+        "  intellect-node demo --cheat other-weights      a cheat with another model: rejected, unpaid\n"
+        "  intellect-node demo --no-cheat --workers 3     honest people only\n"
+        "  intellect-node demo --run my-run.toml          your model, your data\n"
+        "  intellect-node devnet up                       build the swarm yourself, node by node (README)"
+    )
+
+
+def _can_draw() -> bool:
+    size = console().size
+    return sys.stdout.isatty() and size.width >= SMALLEST and size.height >= 20
+
+
+def _check_parts(cheat: str | None) -> None:
+    """What a demo needs besides the core; said before anything starts."""
+    import importlib.util
+
+    from cli.demo.story import ROOT
+
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        raise CommandError(
+            "the demo trains a model here, and torch is not installed",
+            "intellect-node was installed without its extra [train]",
+            "pip install 'intellect-node[train]', or in a clone: make demo",
+            RUN,
+        )
+    if cheat and not (ROOT / "tests" / "cheats").is_dir():
+        raise CommandError(
+            "there is no cheat here", "cheats are test code, which only a clone of the project has", "add --no-cheat", RUN
+        )
+
+

@@ -1,0 +1,98 @@
+"""Everything before the first process plays: the start model, the keys that the pool names, the run, the pool.
+
+Teaching the start model takes the longest, so the chain and the keys are made beside it.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from cli.demo.cast import DemoOptions
+from cli.demo.chain import DemoChain
+from cli.demo.runs import write_run
+from cli.demo.scene import Scene
+from cli.demo.supervise import Program, run_to_end
+from cli.demo.view import View
+from cli.keyring import open_node_key
+from cli.pools import PoolTerms, open_pool, signer_for
+
+EPOCH_SECONDS, WINDOW_SECONDS = 20, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the processes are told. target: the reward that ends the run, if one does."""
+
+    profile: Path
+    pool: int
+    run_name: str
+    target: float | None
+
+
+async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], view: View) -> Stage:
+    """Bring everything to where `join` can start."""
+    from node.runfile import compile_run, load_run_file
+
+    if options.resume:
+        run = await trio.to_thread.run_sync(load_run_file, scene.run_file)
+        pool = int(scene.pool_file.read_text(encoding="ascii"))
+        view.say(f"going on with the run {run.name} in pool {pool}")
+        return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
+
+    run = await trio.to_thread.run_sync(write_run, options, scene)
+    addresses: dict[str, str] = {}
+    async with trio.open_nursery() as nursery:
+        if options.run_file is None:
+            nursery.start_soon(teach_start_model, options, scene, environment, view)
+        nursery.start_soon(_make_keys, scene, addresses)
+    compiled = await trio.to_thread.run_sync(compile_run, scene.run_file)
+    terms = PoolTerms(
+        run_root=compiled.root,
+        trainer=_address(addresses["trainer"]),
+        validators=(_address(addresses["validator"]),),
+        threshold=1,
+        epoch_seconds=EPOCH_SECONDS,
+        window=WINDOW_SECONDS,
+    )
+    account = await signer_for(chain.client, None, terms.fund)
+    pool = await open_pool(chain.client, terms, account)
+    scene.pool_file.write_text(f"{pool}\n", encoding="ascii")
+    view.say(f"pool {pool} is open for the run {run.name} ({compiled.root.hex()[:16]})")
+    return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
+
+
+async def teach_start_model(options: DemoOptions, scene: Scene, environment: dict[str, str], view: View) -> None:
+    """A tiny model that solves the task now and then, so that there is something to reinforce."""
+    view.say("teaching the start model by example, until it is right now and then (about 20 s)")
+    command = [sys.executable, "-m", "node.training.warmstart", "--out", str(scene.model), "--seed", str(options.seed)]
+    log = scene.log("start model")
+    await run_to_end(Program("the start model", command, environment, log, scene.directory))
+    accuracy = _last_accuracy(log)
+    if accuracy is not None:
+        view.say(f"the start model is right in {accuracy:.0%} of its tries")
+
+
+async def _make_keys(scene: Scene, addresses: dict[str, str]) -> None:
+    """The keys of those whom the pool names; the others make their own when they start."""
+    for name in ("trainer", "validator"):
+        key = await trio.to_thread.run_sync(lambda d=scene.state_dir(name): open_node_key(d, create=True))
+        addresses[name] = key.address
+
+
+def _last_accuracy(log: Path) -> float | None:
+    for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
+        try:
+            event = json.loads(line)
+            return float(event["accuracy"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _address(text: str):  # noqa: ANN202 - protocol.identity.Address
+    from protocol.identity import parse_address
+
+    return parse_address(text)

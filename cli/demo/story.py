@@ -1,0 +1,176 @@
+"""The demo from its first line to its summary: chain, model, pool, processes, training, report.
+
+Everything that is started is stopped, whichever way the story ends: processes first, then the chain.
+"""
+
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from cli.api import get_status_async, socket_of
+from cli.demo.cast import DemoOptions, cast, join_command
+from cli.demo.chain import DemoChain, open_chain
+from cli.demo.lock import directory_lock
+from cli.demo.prepare import Stage, prepare
+from cli.demo.report import write_report
+from cli.demo.scene import Scene
+from cli.demo.snapshot import Participant, Snapshot, Tracker
+from cli.demo.supervise import Program, Supervisor, child_environment
+from cli.demo.view import View
+from cli.errors import RUN, CommandError
+from cli.events import event_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+POLL = 1.0  # seconds between questions to a daemon
+DRAW = 0.5  # seconds between pictures
+STALL = 600.0  # seconds without a new step after which something must be wrong
+FATE = 20.0  # seconds that a cheat's case may still take after the last step
+
+
+async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
+    """The whole demo; returns its summary. Raises IntellectError, or KeyboardInterrupt after a clean stop."""
+    result: list[dict[str, Any]] = []
+
+    async def story() -> None:
+        result.append(await _story(options, view))
+
+    await _until_signalled(story)
+    return result[0]
+
+
+async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
+    scene = Scene(options.directory.resolve())
+    began = trio.current_time()
+    with directory_lock(scene.directory):
+        scene.claim()
+        _check_resume(options, scene)
+        if not options.resume:
+            await trio.to_thread.run_sync(scene.clear)
+        environment = demo_environment(scene)
+        async with open_chain(scene, environment, view) as chain:
+            stage = await prepare(options, scene, chain, environment, view)
+            last = await _perform(options, scene, stage, environment, view, began)
+            return await _report(options, scene, chain, last)
+
+
+async def _perform(
+    options: DemoOptions, scene: Scene, stage: Stage, environment: dict[str, str], view: View, began: float
+) -> Snapshot:
+    """Start the processes, watch them until the run is done, stop them; returns the last moment."""
+    participants = cast(options)
+    tracker = Tracker(participants, target=stage.target, run_name=stage.run_name)
+    supervisor = Supervisor(view.say)
+
+    def now(phase: str) -> Snapshot:
+        return tracker.snapshot(phase, trio.current_time() - began, supervisor.states())
+
+    try:
+        for one in participants:
+            supervisor.start(_program(one, scene, stage, environment))
+        view.say(f"{len(participants)} nodes started, each its own process")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.watch)
+            for one in participants:
+                nursery.start_soon(_listen, one, scene, tracker)
+            await _watch_training(now, view)
+            nursery.cancel_scope.cancel()
+        last = now("done")
+        view.show(last)
+    finally:
+        await supervisor.stop()
+    return last
+
+
+def _program(one: Participant, scene: Scene, stage: Stage, environment: dict[str, str]) -> Program:
+    command = join_command(one, scene, stage.profile, stage.pool)
+    return Program(one.name, command, environment, scene.log(one.name), scene.directory)
+
+
+async def _listen(one: Participant, scene: Scene, tracker: Tracker) -> None:
+    """Ask one daemon for its status, over and over."""
+    socket = socket_of(scene.state_dir(one.name))
+    while True:
+        status = await get_status_async(socket)
+        if status is not None:
+            tracker.absorb(one.name, status)
+        await trio.sleep(POLL)
+
+
+async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
+    """Show the state of things until the run is done and every cheat has met its fate."""
+    newest, moved, done_at = -1, trio.current_time(), None
+    while True:
+        snapshot = now("training" if newest >= 0 else "starting")
+        view.show(snapshot)
+        clock = trio.current_time()
+        if snapshot.rewards and snapshot.rewards[-1][0] > newest:
+            newest, moved = snapshot.rewards[-1][0], clock
+        if snapshot.done:
+            done_at = clock if done_at is None else done_at
+            if _fates_are_sealed(snapshot) or clock - done_at > FATE:
+                return
+        elif clock - moved > STALL:
+            raise CommandError(
+                "training stands still",
+                f"no new step for {STALL:.0f} s; the last was {newest}",
+                "look at nodes/*/logs in the demo's directory",
+                RUN,
+            )
+        await trio.sleep(DRAW)
+
+
+def _fates_are_sealed(snapshot: Snapshot) -> bool:
+    return all(
+        snapshot.slash_of(row.participant) is not None or (row.participant.cheat != "own-problems" and row.files_rejected)
+        for row in snapshot.cheats
+    )
+
+
+async def _report(options: DemoOptions, scene: Scene, chain: DemoChain, last: Snapshot) -> dict[str, Any]:
+    events = await event_rows(chain.client)
+
+    def write() -> dict[str, Any]:
+        spool = scene.state_dir("trainer") / "spool"
+        summary = write_report(scene.report, last, spool=spool, events=events, seed=options.seed)
+        (scene.report / "snapshot.json").write_bytes(msgspec.json.encode(last))
+        return summary
+
+    return await trio.to_thread.run_sync(write)
+
+
+def demo_environment(scene: Scene) -> dict[str, str]:
+    """What the children see: no setting of the user's own nodes, the demo's home, the repository importable."""
+    environment = child_environment(ROOT)
+    own = {name: value for name, value in environment.items() if not name.startswith("INTELLECT_NODE_")}
+    return own | {"INTELLECT_NODE_HOME": str(scene.home)}
+
+
+def _check_resume(options: DemoOptions, scene: Scene) -> None:
+    if options.resume and not scene.can_resume:
+        raise CommandError(
+            "there is no demo to go on with",
+            f"{scene.directory} holds none that came as far as its pool",
+            "start a fresh one, without --resume",
+        )
+
+
+async def _until_signalled(story: Callable[[], Awaitable[None]]) -> None:
+    """Run the story; SIGINT and SIGTERM cancel it, and its cleaning up is not cut short."""
+    received: list[int] = []
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def heed() -> None:
+                async for number in signals:
+                    received.append(number)
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(heed)
+            await story()
+            nursery.cancel_scope.cancel()
+    if received:
+        raise KeyboardInterrupt

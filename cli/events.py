@@ -1,0 +1,47 @@
+"""The contracts' events as plain rows: for the terminal, for JSON, for the demo's report."""
+
+from typing import TYPE_CHECKING, Any
+
+from cli.output import ether, short
+
+if TYPE_CHECKING:
+    from node.chain.client import ChainClient
+
+_AMOUNTS = ("amount", "escrow", "reserved", "returned", "bonded")
+
+
+async def event_rows(chain: "ChainClient") -> list[dict[str, Any]]:
+    """Every event of the swarm's contract since it was deployed, oldest first; JSON-ready."""
+    from contracts.bindings import parse_log
+
+    head = await chain.block()
+    logs = await chain.logs(chain.profile.deployed_block, head.number, [])
+    parsed = [parse_log(log, chain.profile.contracts) for log in logs]
+    return [event_row(event) for event in parsed if event is not None]
+
+
+def event_row(event: Any) -> dict[str, Any]:
+    """One event: its name, then its fields; amounts in wei as strings, roots in hex."""
+    row: dict[str, Any] = {"event": type(event).__name__}
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if isinstance(value, bytes):
+            value = value.hex()
+        row[f"{name}_wei" if name in _AMOUNTS else name] = str(value) if name in _AMOUNTS else value
+    return row
+
+
+def describe_event(row: dict[str, Any]) -> str:
+    """A row in a few words."""
+    from protocol.checks import Reason
+
+    words = []
+    for name in ("pool", "node", "provider", "manager", "payer", "epoch", "units", "contact"):
+        if row.get(name) not in (None, ""):
+            value = row[name]
+            words.append(f"{name} {short(value) if str(value).startswith('0x') else str(value)[:60]}")
+    words += [f"{name} {ether(int(row[f'{name}_wei']))}" for name in _AMOUNTS if f"{name}_wei" in row]
+    if "reason" in row:
+        known = row["reason"] in Reason.__members__.values()
+        words.append(f"reason {Reason(row['reason']).name.lower() if known else row['reason']}")
+    return "  ".join(words)
