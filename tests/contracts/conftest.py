@@ -1,0 +1,224 @@
+"""A real chain under the test's own clock, the contracts on it, and short words to act with."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eth_account import Account
+from web3 import Web3
+
+from contracts.bindings import Contracts, Event, PoolParams, Revert, parse_log, parse_revert, raw_log
+from contracts.deploy import TOKEN, DeployParams, deploy
+from node.chain.anvil import find_anvil
+from node.chain.rpc import FallbackProvider
+from protocol.identity import Address, NodeKey
+from protocol.statements import Domain, NodeRegistration, Outcome, Verdict, WorkCommitment, sign
+
+CHAIN_ID = 31337
+UNBONDING = 3600
+EPOCH, WINDOW, LEASE = 100, 300, 1000
+REWARD, SLASH = 10**15, 50 * TOKEN
+POLICY = b"\x11" * 32
+
+
+class Refused(Exception):
+    """A transaction that a contract reverted."""
+
+    def __init__(self, revert: Revert | None) -> None:
+        super().__init__(str(revert))
+        self.revert = revert
+
+
+class World:
+    """Everything a contract test needs. Amounts in wei, times in block timestamps."""
+
+    def __init__(self, web3: Web3, contracts: Contracts, deployer: NodeKey) -> None:
+        self.web3 = web3
+        self.contracts = contracts
+        self.deployer = deployer
+        self.domain = Domain(CHAIN_ID, contracts.addresses.swarm)
+
+    # chain
+
+    def rpc(self, method: str, *params: Any) -> Any:
+        answer = self.web3.provider.make_request(method, list(params))  # type: ignore[arg-type]
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def now(self) -> int:
+        return int(self.web3.eth.get_block("latest")["timestamp"])
+
+    def send(self, call: Any, key: NodeKey, *, at: int | None = None) -> Any:
+        """Put `call` into the next block (of timestamp `at`); raises Refused."""
+        if at is not None:
+            self.rpc("evm_setNextBlockTimestamp", at)
+        sender = Web3.to_checksum_address(key.address)
+        fields = {"from": sender, "nonce": self.web3.eth.get_transaction_count(sender), "gas": 5_000_000}
+        fields |= {"maxFeePerGas": 10**10, "maxPriorityFeePerGas": 0, "chainId": CHAIN_ID}
+        signed = Account.sign_transaction(call.build_transaction(fields), key.secret)
+        receipt = self.web3.eth.wait_for_transaction_receipt(
+            self.web3.eth.send_raw_transaction(signed.raw_transaction), timeout=5, poll_latency=0.01
+        )
+        if receipt["status"] != 1:
+            raise Refused(self._revert(call, sender, receipt))
+        return receipt
+
+    def _revert(self, call: Any, sender: Any, receipt: Any) -> Revert | None:
+        try:
+            call.call({"from": sender}, block_identifier=receipt["blockNumber"])
+        except Exception as error:
+            data = getattr(error, "data", None)
+            return parse_revert(bytes.fromhex(data[2:])) if isinstance(data, str) else None
+        return None
+
+    def events(self, receipt: Any) -> list[Event]:
+        parsed = [parse_log(raw_log(entry), self.contracts.addresses) for entry in receipt["logs"]]
+        return [event for event in parsed if event is not None]
+
+    # people
+
+    def person(self, tokens: int = 0) -> NodeKey:
+        """A new key with gas, `tokens` wei of the token, and an allowance for vault and Swarm."""
+        key = NodeKey.generate()
+        self.rpc("anvil_setBalance", key.address, hex(10**20))
+        if tokens:
+            self.send(self.contracts.mint(key.address, tokens), key)
+            for spender in (self.contracts.addresses.vault, self.contracts.addresses.swarm):
+                self.send(self.contracts.approve(spender, tokens), key)
+        return key
+
+    def provider(self, stake: int = 100 * TOKEN) -> NodeKey:
+        key = self.person(stake)
+        self.send(self.contracts.bond(key.address, stake), key)
+        return key
+
+    def consent(self, provider: Address, node: NodeKey, units: int = 1, **changes: Any) -> tuple[int, bytes]:
+        """(deadline, signature) of a NodeRegistration."""
+        domain = changes.pop("domain", self.domain)
+        fields = {"nonce": self.contracts.node_info(node.address).nonce, "deadline": self.now() + 1000, **changes}
+        return fields["deadline"], sign(node, domain, NodeRegistration(provider, node.address, units, **fields))
+
+    def register(self, provider: NodeKey, node: NodeKey, units: int = 1) -> Any:
+        deadline, signature = self.consent(provider.address, node, units)
+        return self.send(self.contracts.register_node(node.address, units, deadline, signature), provider)
+
+    # pools
+
+    def params(self, manager: NodeKey, validators: list[NodeKey], /, **changes: Any) -> PoolParams:
+        fields = {
+            "run_root": b"\x22" * 32,
+            "run_uri": "",
+            "manager": manager.address,
+            "reward_per_unit": REWARD,
+            "window": WINDOW,
+            "epoch_seconds": EPOCH,
+            "lease_seconds": LEASE,
+            "max_units_per_epoch": 100_000,
+            "slash_amount": SLASH,
+            "validators": tuple(v.address for v in validators),
+            "threshold": 1,
+        }
+        return PoolParams(**{**fields, **changes})
+
+
+class Pool:
+    """An open, funded pool with two validators (both needed) and one node at work in it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.contracts = world.contracts
+        self.manager = world.person(1000 * TOKEN)
+        self.validators = [NodeKey.generate(), NodeKey.generate()]
+        params = world.params(self.manager, self.validators, threshold=2)
+        receipt = world.send(self.contracts.create_pool(params), self.manager)
+        self.id = world.events(receipt)[0].pool
+        world.send(self.contracts.fund_pool(self.id, 500 * TOKEN), self.manager)
+        self.provider = world.provider()
+        self.node = world.person()
+        world.register(self.provider, self.node)
+        world.send(self.contracts.join(self.id, "/ip4/127.0.0.1/tcp/1"), self.node)
+
+    @property
+    def info(self) -> Any:
+        return self.contracts.pool(self.id)
+
+    def commit(self, epoch: int, units: int = 1000, *, root: bytes = b"\x33" * 32, at: int | None = None) -> Any:
+        return self.world.send(self.contracts.commit_work(self.id, epoch, root, units), self.node, at=at)
+
+    def commitment(self, *, file: bytes = b"\x44" * 32, index: int = 0, units: int = 10) -> WorkCommitment:
+        return WorkCommitment(self.id, self.node.address, POLICY, index, file, units)
+
+    def verdicts(
+        self, c: WorkCommitment, reason: int, *, outcome: int = Outcome.SLASH, by: list[NodeKey] | None = None
+    ) -> list[bytes]:
+        verdict = Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, int(outcome), reason)
+        return [sign(key, self.world.domain, verdict) for key in by or self.validators]
+
+    def slash(self, c: WorkCommitment, by: NodeKey, *, reason: int = 5, at: int | None = None, **changes: Any) -> Any:
+        signature = changes.get("signature") or sign(self.node, self.world.domain, c)
+        verdicts = changes["verdicts"] if "verdicts" in changes else self.verdicts(c, reason)
+        return self.world.send(self.contracts.slash(c, signature, reason, verdicts), by, at=at)
+
+
+@contextmanager
+def _refused(name: str) -> Iterator[None]:
+    with pytest.raises(Refused) as caught:
+        yield
+    assert caught.value.revert is not None and caught.value.revert.name == name, caught.value
+
+
+@pytest.fixture
+def refused() -> Any:
+    """`with refused("NodeTaken"):` the transaction inside must revert with that error."""
+    return _refused
+
+
+@pytest.fixture(scope="session")
+def chain(request: pytest.FixtureRequest) -> Iterator[World]:
+    cache = Path(request.config.cache.mkdir("anvil"))  # type: ignore[union-attr]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(find_anvil(cache)), "--port", str(port), "--accounts", "0", "--silent", "--chain-id", str(CHAIN_ID)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    provider = FallbackProvider([f"http://127.0.0.1:{port}"], CHAIN_ID)
+    try:
+        web3 = Web3(provider)
+        _wait_for(web3, process)
+        deployer = NodeKey.generate()
+        provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
+        params = DeployParams(unbonding_seconds=UNBONDING, treasury=Address("0x" + "99" * 20))
+        yield World(web3, Contracts(web3, deploy(web3, deployer, params).addresses), deployer)
+    finally:
+        provider.close()
+        process.kill()
+        process.wait()
+
+
+def _wait_for(web3: Web3, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(500):
+        assert process.poll() is None
+        try:
+            web3.eth.block_number  # noqa: B018
+            return
+        except Exception:
+            time.sleep(0.01)
+    raise AssertionError("anvil does not answer")
+
+
+@pytest.fixture
+def world(chain: World) -> Iterator[World]:
+    """The chain as it was after deployment, whatever earlier tests did."""
+    snapshot = chain.rpc("evm_snapshot")
+    yield chain
+    chain.rpc("evm_revert", snapshot)
+
+
+@pytest.fixture
+def pool(world: World) -> Pool:
+    return Pool(world)

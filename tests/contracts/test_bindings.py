@@ -1,0 +1,54 @@
+"""What Python and Solidity must agree on, and what hostile logs may not do."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from contracts.bindings import ContractError, Joined, parse_log, parse_revert, raw_log, topic_of
+from protocol.statements import NodeRegistration, Verdict, WorkCommitment, type_string
+
+
+def test_the_domain_is_the_same_on_both_sides(world: Any) -> None:
+    assert world.domain.separator() == world.contracts.swarm.functions.domainSeparator().call()
+
+
+def test_the_type_strings_are_the_same_on_both_sides() -> None:
+    from contracts.bindings import ARTIFACTS
+
+    source = (ARTIFACTS.parent / "src" / "Statements.sol").read_text()
+    for kind in (WorkCommitment, Verdict, NodeRegistration):
+        assert f'"{type_string(kind)}"' in source
+
+
+def test_the_epochs_are_the_same_on_both_sides(world: Any, pool: Any) -> None:
+    info = pool.info
+    for timestamp in (0, info.started_at, info.started_at + 99, info.started_at + 100, info.started_at + 12_345):
+        assert world.contracts.swarm.functions.epochAt(pool.id, timestamp).call() == info.epoch_at(timestamp)
+
+
+def joined(world: Any, pool: Any) -> Any:
+    receipt = world.send(world.contracts.join(pool.id, "contact"), pool.node)
+    return raw_log(receipt["logs"][0])
+
+
+def test_a_log_of_another_contract_is_not_ours(world: Any, pool: Any) -> None:
+    log = joined(world, pool)
+    assert isinstance(parse_log(log, world.contracts.addresses), Joined)
+    moved = msgspec.structs.replace(log, address=world.contracts.addresses.token)
+    assert parse_log(moved, world.contracts.addresses) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"data": b""}, {"data": b"\xff" * 640}, {"data": bytes(20_000)}, {"topics": (topic_of(Joined),)}],
+)
+def test_a_log_that_breaks_its_form_is_refused(world: Any, pool: Any, changes: dict[str, Any]) -> None:
+    broken = msgspec.structs.replace(joined(world, pool), **changes)
+    with pytest.raises(ContractError):
+        parse_log(broken, world.contracts.addresses)
+
+
+def test_unknown_revert_data_is_none() -> None:
+    for data in (b"", b"\x00" * 4, bytes.fromhex("b08b5180"), b"\xff" * 40_000):
+        assert parse_revert(data) is None

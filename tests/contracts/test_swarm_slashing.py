@@ -1,0 +1,177 @@
+from typing import Any
+
+from contracts.bindings import Slashed, WorkVoided
+from contracts.deploy import TOKEN
+from protocol.identity import NodeKey
+from protocol.statements import Domain, sign
+
+CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+
+
+def test_a_slash_takes_the_stake_voids_the_work_and_evicts(world: Any, pool: Any, refused: Any) -> None:
+    for epoch in range(3):
+        pool.commit(epoch, at=pool.info.epoch_end(epoch))
+    reporter = world.person()
+    receipt = pool.slash(pool.commitment(), reporter, reason=6)
+    events = world.events(receipt)
+    slashed = [event for event in events if isinstance(event, Slashed)][0]
+    assert (slashed.node, slashed.provider) == (pool.node.address, pool.provider.address)
+    assert (slashed.reason, slashed.amount, slashed.reporter) == (6, 50 * TOKEN, reporter.address)
+    assert slashed.file_root == pool.commitment().file_root
+    assert {event.epoch for event in events if isinstance(event, WorkVoided)} == {0, 1, 2}
+    assert (pool.info.escrow, pool.info.reserved) == (500 * TOKEN, 0)
+    assert world.contracts.stake_of(pool.provider.address).bonded == 50 * TOKEN
+    assert world.contracts.token_balance(reporter.address) == 5 * TOKEN
+    assert world.contracts.member_states(pool.id, [pool.node.address])[0].evicted
+    with refused("NodeEvicted"):
+        world.send(world.contracts.join(pool.id, "x"), pool.node)
+    with refused("NodeEvicted"):
+        pool.commit(3)
+
+
+def test_a_slash_spares_what_is_mature(world: Any, pool: Any) -> None:
+    pool.commit(0)
+    pool.commit(3, at=pool.info.epoch_end(2))
+    pool.slash(pool.commitment(), world.person(), at=pool.info.maturity(0))
+    assert world.contracts.work(pool.id, pool.node.address, 0).reserved == TOKEN
+    assert world.contracts.work(pool.id, pool.node.address, 3).reserved == 0
+
+
+def test_a_node_is_slashed_once_per_pool(world: Any, pool: Any, refused: Any) -> None:
+    pool.slash(pool.commitment(), world.person())
+    with refused("NodeEvicted"):
+        pool.slash(pool.commitment(index=1), world.person())
+
+
+def test_a_slash_takes_no_more_than_there_is(world: Any, pool: Any) -> None:
+    world.send(world.contracts.unbond(70 * TOKEN), pool.provider)
+    world.send(
+        world.contracts.withdraw(), pool.provider, at=world.contracts.stake_of(pool.provider.address).withdrawable_at
+    )
+    receipt = pool.slash(pool.commitment(), world.person())
+    assert [event.amount for event in world.events(receipt) if isinstance(event, Slashed)] == [30 * TOKEN]
+
+
+def test_stake_that_is_unbonding_is_slashed_until_it_is_withdrawn(world: Any, pool: Any) -> None:
+    world.send(world.contracts.unbond(100 * TOKEN), pool.provider)
+    world.send(world.contracts.leave(pool.id), pool.node)
+    world.send(world.contracts.remove_node(pool.node.address), pool.provider)
+    ready = world.contracts.stake_of(pool.provider.address).withdrawable_at
+    pool.slash(pool.commitment(), world.person(), at=ready + 5)
+    stake = world.contracts.stake_of(pool.provider.address)
+    assert (stake.bonded, stake.unbonding) == (0, 50 * TOKEN)
+
+
+def test_a_quorum_alone_cannot_slash(world: Any, pool: Any, refused: Any) -> None:
+    c = pool.commitment()
+    for forged in (sign(pool.validators[0], world.domain, c), sign(pool.node, world.domain, pool.commitment(index=1))):
+        with refused("WrongSigner"):
+            pool.slash(c, world.person(), signature=forged)
+
+
+def test_the_nodes_signature_alone_cannot_slash(world: Any, pool: Any, refused: Any) -> None:
+    c = pool.commitment()
+    one, two = pool.verdicts(c, 5)
+    reporter = world.person()
+    for verdicts in ([], [one]):
+        with refused("QuorumMissing"):
+            pool.slash(c, reporter, verdicts=verdicts)
+    with refused("DuplicateVerdict"):
+        pool.slash(c, reporter, verdicts=[one, one])
+    with refused("QuorumMissing"):
+        pool.slash(c, reporter, verdicts=[one, two] * 9)
+    with refused("NotAValidator"):
+        pool.slash(c, reporter, verdicts=[one, *pool.verdicts(c, 5, by=[NodeKey.generate()])])
+
+
+def test_verdicts_count_only_for_their_own_file_reason_and_outcome(world: Any, pool: Any, refused: Any) -> None:
+    c = pool.commitment()
+    reporter = world.person()
+    for verdicts in (
+        pool.verdicts(c, 6),
+        pool.verdicts(c, 5, outcome=1),
+        pool.verdicts(pool.commitment(file=b"\x45" * 32), 5),
+        pool.verdicts(pool.commitment(index=1), 5),
+    ):
+        with refused("NotAValidator"):
+            pool.slash(c, reporter, verdicts=verdicts)
+
+
+def test_verdicts_do_not_carry_over_to_another_chain_or_contract(world: Any, pool: Any, refused: Any) -> None:
+    c = pool.commitment()
+    home = world.domain
+    for foreign in (Domain(8453, home.contract), Domain(31337, world.contracts.addresses.vault)):
+        world.domain = foreign
+        try:
+            verdicts, signature = pool.verdicts(c, 5), sign(pool.node, foreign, c)
+        finally:
+            world.domain = home
+        with refused("NotAValidator"):
+            pool.slash(c, pool.manager, verdicts=verdicts)
+        with refused("WrongSigner"):
+            pool.slash(c, pool.manager, signature=signature)
+
+
+def test_a_malleated_verdict_is_refused(world: Any, pool: Any, refused: Any) -> None:
+    c = pool.commitment()
+    one, two = pool.verdicts(c, 5)
+    flipped = two[:32] + (CURVE_ORDER - int.from_bytes(two[32:64])).to_bytes(32) + bytes([55 - two[64]])
+    with refused("ECDSAInvalidSignatureS"):
+        pool.slash(c, world.person(), verdicts=[one, flipped])
+
+
+def test_only_members_are_slashed(world: Any, pool: Any, refused: Any) -> None:
+    stranger = NodeKey.generate()
+    c = type(pool.commitment())(pool.id, stranger.address, b"\x11" * 32, 0, b"\x44" * 32, 10)
+    with refused("NotMember"):
+        pool.slash(c, world.person(), signature=sign(stranger, world.domain, c))
+
+
+def contradiction(pool: Any, **changes: Any) -> tuple[Any, bytes, Any, bytes]:
+    first = pool.commitment()
+    second = type(first)(
+        **{**{f: getattr(first, f) for f in first.__struct_fields__}, "file_root": b"\x55" * 32} | changes
+    )
+    signatures = [sign(pool.node, pool.world.domain, c) for c in (first, second)]
+    return first, signatures[0], second, signatures[1]
+
+
+def test_two_files_under_one_index_slash_by_themselves(world: Any, pool: Any, refused: Any) -> None:
+    pool.commit(0)
+    receipt = world.send(world.contracts.evidence(*contradiction(pool)), world.person())
+    (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
+    assert (slashed.reason, slashed.amount) == (4, 50 * TOKEN)
+    assert pool.info.reserved == 0
+    with refused("NodeEvicted"):
+        world.send(world.contracts.evidence(*contradiction(pool)), world.person())
+
+
+def test_commitments_that_do_not_contradict_are_no_evidence(world: Any, pool: Any, refused: Any) -> None:
+    reporter = world.person()
+    same = pool.commitment().file_root
+    for changes in ({"index": 1}, {"policy_root": b"\x12" * 32}, {"file_root": same}, {"file_root": same, "units": 11}):
+        with refused("NoContradiction"):
+            world.send(world.contracts.evidence(*contradiction(pool, **changes)), reporter)
+
+
+def test_evidence_needs_both_signatures_of_the_node(world: Any, pool: Any, refused: Any) -> None:
+    first, one, second, two = contradiction(pool)
+    forged = sign(NodeKey.generate(), world.domain, second)
+    for signatures in ((one, forged), (forged, two), (one, one)):
+        with refused("WrongSigner"):
+            world.send(world.contracts.evidence(first, signatures[0], second, signatures[1]), world.person())
+
+
+def test_the_longest_window_is_voided_within_a_blocks_gas(world: Any, pool: Any) -> None:
+    params = world.params(
+        pool.manager, pool.validators, window=3_360, epoch_seconds=70, lease_seconds=10**6, threshold=2
+    )
+    receipt = world.send(world.contracts.create_pool(params), pool.manager)
+    pool.id = world.events(receipt)[0].pool
+    world.send(world.contracts.join(pool.id, "x"), pool.node)
+    world.send(world.contracts.fund_pool(pool.id, 100 * TOKEN), pool.manager)
+    for epoch in range(48):
+        pool.commit(epoch, units=1, at=pool.info.epoch_end(epoch))
+    receipt = pool.slash(pool.commitment(), world.person())
+    assert len([event for event in world.events(receipt) if isinstance(event, WorkVoided)]) == 48
+    assert receipt["gasUsed"] < 1_500_000
