@@ -168,7 +168,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         metadata = file.metadata
         for group in range(metadata.num_row_groups):
             if metadata.row_group(group).total_byte_size > MAX_ROW_GROUP_BYTES:
-                raise DatasetError("the dataset cannot be read", f"{path}: row group {group} is too large", "rewrite it")
+                why = f"{path}: row group {group} is larger than {MAX_ROW_GROUP_BYTES} bytes"
+                raise DatasetError("the dataset cannot be read", why, "write it with smaller row groups")
         line = 0
         for batch in file.iter_batches(batch_size=1024):
             for row in batch.to_pylist():

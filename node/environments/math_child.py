@@ -7,6 +7,7 @@ deadline does the work. End of input ends the process.
 import json
 import logging
 import sys
+from typing import Any
 
 from node.environments.math_scorer import limit_memory
 
@@ -16,7 +17,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     from math_verify import parse, verify
 
-    def boxed(text: str) -> list[object]:
+    def boxed(text: str) -> list[Any]:
         return parse(f"\\boxed{{{text}}}", parsing_timeout=None)
 
     def right(answer: str, truths: list[str]) -> bool:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import IO
 
 from node.environments.errors import EnvironmentFault
 
@@ -74,10 +75,9 @@ class MathScorer:
 
     def _ask(self, answer: str, truths: Sequence[str]) -> bool:
         child = self._running()
-        assert child.stdin is not None
         try:
-            child.stdin.write(json.dumps([answer, list(truths)]).encode() + b"\n")
-            child.stdin.flush()
+            child.stdin.write(json.dumps([answer, list(truths)]).encode() + b"\n")  # type: ignore[union-attr]
+            child.stdin.flush()  # type: ignore[union-attr]
             reply = self._line(child, self._deadline)
         except OSError:
             reply = None
@@ -105,12 +105,12 @@ class MathScorer:
     @staticmethod
     def _line(child: subprocess.Popen[bytes], seconds: float) -> bytes | None:
         """One line of output, None after `seconds` or at the end. Replies are shorter than a pipe's buffer."""
-        assert child.stdout is not None
+        stdout: IO[bytes] = child.stdout  # type: ignore[assignment]
         with selectors.DefaultSelector() as selector:
-            selector.register(child.stdout, selectors.EVENT_READ)
+            selector.register(stdout, selectors.EVENT_READ)
             if not selector.select(seconds):
                 return None
-        return os.read(child.stdout.fileno(), 64).strip() or None
+        return os.read(stdout.fileno(), 64).strip() or None
 
 
 def _plainly_equal(answer: str, truth: str) -> bool:

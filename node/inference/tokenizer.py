@@ -66,9 +66,7 @@ class LocalTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(self._dir), local_files_only=True, trust_remote_code=False
-            )
+            tokenizer = AutoTokenizer.from_pretrained(str(self._dir), local_files_only=True, trust_remote_code=False)
         except Exception as error:
             raise ModelError(
                 "the chat template cannot be loaded",
@@ -109,7 +107,7 @@ def _eos_ids(model_dir: Path) -> list[int]:
         eos = read_json(path).get("eos_token_id")
         ids = eos if isinstance(eos, list) else [eos]
         if ids and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            return ids
+            return [i for i in ids if isinstance(i, int)]
     raise ModelError(
         "the model cannot be loaded",
         f"{model_dir} names no end-of-sequence token",

@@ -75,7 +75,8 @@ def _copy_tensors(path: str, tensors: dict[str, np.ndarray], expected: dict[str,
         raise _model_error(path, f"tensor {wrong[0]!r} is missing or not expected ({len(wrong)} in all)")
     for name, tensor in expected.items():
         if tensors[name].shape != tensor.shape:
-            raise _model_error(path, f"tensor {name!r} has shape {tensors[name].shape} instead of {tuple(tensor.shape)}")
+            shapes = f"{tensors[name].shape} instead of {tuple(tensor.shape)}"
+            raise _model_error(path, f"tensor {name!r} has shape {shapes}")
     return {name: torch.from_numpy(bits.astype(np.int16)).view(torch.bfloat16) for name, bits in tensors.items()}
 
 
@@ -168,7 +169,10 @@ class TorchEngine:
         ]
 
     def _prompts(self, requests: Sequence[Request]) -> tuple[Tensor, Any, Tensor | None, Tensor]:
-        """Run each distinct prompt once: (last hidden [n, H], cache, mask [n, P] or None, position of the last token [n])."""
+        """Run each distinct prompt once.
+
+        Returns (last hidden [n, H], cache, mask [n, P] or None, position of the last token [n]).
+        """
         distinct: dict[tuple[int, ...], int] = {}
         which = [distinct.setdefault(tuple(request.prompt), len(distinct)) for request in requests]
         longest = max(map(len, distinct))
@@ -185,9 +189,7 @@ class TorchEngine:
         cache.batch_select_indices(select)
         return hidden[select], cache, None if padded is None else padded[select], positions[select, -1]
 
-    def _forward(
-        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any
-    ) -> tuple[Tensor, Any]:
+    def _forward(self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """(hidden of the last position [n, H], cache)."""
         result = self._model.base_model(
             input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True

@@ -118,8 +118,8 @@ def warm_start(
             engine.load({name: tensor.to(torch.bfloat16) for name, tensor in model.named_parameters()})
             trial = [environment.problem(int(i)) for i in random.integers(environment.size, size=256)]
             accuracy = mean_reward(engine, environment, trial, random.bytes(32), max_output_tokens)
-            seconds = round(time.monotonic() - started, 2)
-            report({"step": step, "loss": round(float(loss.detach()), 4), "accuracy": round(accuracy, 4), "seconds": seconds})
+            numbers = {"loss": float(loss.detach()), "accuracy": accuracy, "seconds": time.monotonic() - started}
+            report({"step": step, **{name: round(value, 4) for name, value in numbers.items()}})
             if accuracy >= target:
                 break
     write_weights(out, model)

@@ -1,0 +1,92 @@
+"""A worker's submission: draw, sample, prove, write."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from node.environments.base import Problem
+from node.inference.engine import Completion
+from node.inference.engine import Request as Sample
+from node.inference.errors import EngineError
+from node.inference.proofs import prove_all
+from node.inference.session import Session, checked_address
+from node.inference.wire import Produce, Produced
+from protocol.draw import sample_seed
+from protocol.identity import Address
+from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow, encode
+from protocol.sampling import uniforms
+
+
+def produce(session: Session, order: Produce) -> Produced:
+    """Write the rollout file that `order` asks for. Raises EngineError."""
+    started = time.monotonic()
+    node = checked_address(order.node)
+    session.use(order.policy_root)
+    problems = session.problems(order.policy_root, node, order.index)
+    prompts = [_prompt(session, problem) for problem in problems]
+    samples = _requests(session, order, node, prompts)
+    completions = session.engine.generate(samples, session.run.rollout.temperature)
+    batch = RolloutBatch(
+        RolloutHeader(order.pool, node, order.policy_root.hex(), order.index),
+        tuple(_rows(session, problems, prompts, completions)),
+    )
+    write_atomically(Path(order.out_path), encode(batch))
+    size = session.run.rollout.group_size
+    scores = [session.environment.score(problems[i // size], c.output) for i, c in enumerate(completions)]
+    return Produced(
+        id=order.id,
+        path=order.out_path,
+        units=batch.units,
+        samples=len(completions),
+        tokens=batch.units + sum(len(sample.prompt) for sample in samples),
+        seconds=time.monotonic() - started,
+        reward_estimate=float(np.mean(scores)),
+    )
+
+
+def _prompt(session: Session, problem: Problem) -> list[int]:
+    prompt = session.environment.prompt_tokens(problem)
+    if not 1 <= len(prompt) <= session.run.rollout.max_prompt_tokens:
+        raise EngineError(
+            "a problem does not fit the run",
+            f"the prompt of {problem.problem_id[:80]} has {len(prompt)} tokens, "
+            f"rollout.max_prompt_tokens is {session.run.rollout.max_prompt_tokens}",
+            "the run's owner must raise the limit or shorten the problem",
+        )
+    return prompt
+
+
+def _requests(session: Session, order: Produce, node: Address, prompts: Sequence[list[int]]) -> list[Sample]:
+    rollout = session.run.rollout
+    return [
+        Sample(prompt, uniforms(sample_seed(order.policy_root, node, order.index, group, i), rollout.max_output_tokens))
+        for group, prompt in enumerate(prompts)
+        for i in range(rollout.group_size)
+    ]
+
+
+def _rows(
+    session: Session, problems: Sequence[Problem], prompts: Sequence[list[int]], completions: Sequence[Completion]
+) -> list[SampleRow]:
+    cuts, size = session.run.verification, session.run.rollout.group_size
+    proofs = prove_all([completion.rows for completion in completions], cuts.toploc_k, cuts.toploc_batch)
+    return [
+        SampleRow(
+            i // size, i % size, problems[i // size].problem_id, prompts[i // size], c.output, c.finished, proofs[i]
+        )
+        for i, c in enumerate(completions)
+    ]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of `data` or nothing, also after a power cut."""
+    partial = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

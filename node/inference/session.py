@@ -1,0 +1,80 @@
+"""What an engine process holds between requests: the run, its problems, one engine, recent weights."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from node.environments.base import Environment, Problem, Tokenizer, load_environment
+from node.inference.engine import Engine, Weights
+from node.inference.errors import EngineError
+from protocol.draw import draw_problems
+from protocol.identity import Address, parse_address
+from protocol.run import RunSpec
+
+SPARE_POLICIES = 3
+"""Weights kept beyond the run's max_staleness: the newest, the next, and one that is late."""
+
+EngineFactory = Callable[[Path], tuple[Engine, Tokenizer]]
+"""Model directory -> the engine for it and the model's tokenizer."""
+
+
+class Session:
+    """A run being worked on. Raises EngineError for requests that it cannot serve."""
+
+    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
+        self.run = run
+        self.engine, tokenizer = factory(assets / "model")
+        self.environment: Environment = load_environment(run.environment, assets, tokenizer)
+        self._weights: OrderedDict[bytes, Weights] = OrderedDict()
+        self._in_use: bytes | None = None
+
+    def keep(self, policy_root: bytes, path: str) -> None:
+        """Read a policy's weights; the oldest ones are forgotten."""
+        self._weights[policy_root] = self.engine.read(path)
+        self._weights.move_to_end(policy_root)
+        while len(self._weights) > self.run.recipe.max_staleness + SPARE_POLICIES:
+            self._weights.popitem(last=False)
+
+    def use(self, policy_root: bytes) -> None:
+        """Put a kept policy's weights into the engine."""
+        if policy_root not in self._weights:
+            raise EngineError(
+                "the policy is not loaded",
+                f"{policy_root.hex()[:16]} is not among the last {len(self._weights)}",
+                "send LoadPolicy first",
+            )
+        if self._in_use != policy_root:
+            self.engine.load(self.adjust(self._weights[policy_root]))
+            self._in_use = policy_root
+
+    def adjust(self, weights: Weights) -> Weights:
+        """The weights to sample and check with: those of the policy."""
+        return weights
+
+    def problems(self, policy_root: bytes, node: Address, index: int) -> list[Problem]:
+        """The problems of one submission, one per group: those that are drawn."""
+        count = self.run.rollout.prompts_per_file
+        numbers = draw_problems(policy_root, node, index, count, self.environment.size)
+        return [self.environment.problem(number) for number in numbers]
+
+    def close(self) -> None:
+        self.environment.close()
+
+
+def torch_engine(model_dir: Path) -> tuple[Engine, Tokenizer]:
+    """The engine that runs everywhere: one thread, so that several nodes share a machine in peace."""
+    import torch
+
+    from node.inference.torch_engine import TorchEngine
+
+    torch.set_num_threads(1)
+    engine = TorchEngine(model_dir)
+    return engine, engine.tokenizer
+
+
+def checked_address(text: str) -> Address:
+    """A node address from the daemon; raises EngineError."""
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise EngineError("not an address", str(error), "report this: the daemon sent it") from None

@@ -1,0 +1,145 @@
+"""Frames between the daemon and its engine child: u32-LE length, then msgpack of one tagged struct.
+
+Requests carry an id and the reply repeats it; a request that fails is answered with `Failed`. One request
+at a time. Knows bytes only: reading and writing is done by the two ends.
+"""
+
+import struct
+
+import msgspec
+
+from protocol.errors import ProtocolError
+
+MAX_FRAME = 64 * 1024 * 1024
+HEADER = struct.Struct("<I")
+
+
+class WireError(ProtocolError):
+    """A frame that is too long or is not one of the messages."""
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, tag_field="type", kw_only=True):
+    """id: chosen by the client, repeated in the reply; 0 in a reply to something unreadable."""
+
+    id: int = 0
+
+
+class Prepare(_Message, frozen=True):
+    """Load the run. run: canonical RunSpec JSON; assets_dir: directory of its files."""
+
+    run: bytes
+    assets_dir: str
+
+
+class Ready(_Message, frozen=True):
+    """engine: name and version; parameters: of the model."""
+
+    device: str
+    dtype: str
+    engine: str
+    parameters: int
+
+
+class LoadPolicy(_Message, frozen=True):
+    """Keep a policy's weights in memory. policy_root: 32 bytes; path: its bf16 image, already verified."""
+
+    policy_root: bytes
+    step: int
+    path: str
+
+
+class Loaded(_Message, frozen=True):
+    seconds: float
+
+
+class Produce(_Message, frozen=True):
+    """Generate submission `index` of `node` under a loaded policy and write the rollout file to out_path."""
+
+    policy_root: bytes
+    node: str
+    pool: int
+    index: int
+    out_path: str
+
+
+class Produced(_Message, frozen=True):
+    """units: output tokens, as committed to; tokens: prompts included; reward_estimate: mean of the own scores."""
+
+    path: str
+    units: int
+    samples: int
+    tokens: int
+    seconds: float
+    reward_estimate: float
+
+
+class Inspect(_Message, frozen=True):
+    """Check a rollout file against its commitment. file_root: its blob's root, computed from the bytes if empty."""
+
+    policy_root: bytes
+    node: str
+    pool: int
+    index: int
+    units: int
+    path: str
+    report_path: str
+    file_root: bytes = b""
+
+
+class Inspected(_Message, frozen=True):
+    """outcome, reason: as in a Verdict; report_path: the written report if accepted, else empty;
+    tokens: output tokens checked; statistics: what the checks measured."""
+
+    outcome: int
+    reason: int
+    detail: str
+    report_path: str
+    rewards_mean: float
+    tokens: int
+    seconds: float
+    statistics: dict[str, float]
+
+
+class Failed(_Message, frozen=True):
+    what: str
+    why: str
+    remedy: str
+
+
+Request = Prepare | LoadPolicy | Produce | Inspect
+Reply = Ready | Loaded | Produced | Inspected | Failed
+
+REPLY_TO: dict[type, type] = {Prepare: Ready, LoadPolicy: Loaded, Produce: Produced, Inspect: Inspected}
+
+
+def encode(message: Request | Reply) -> bytes:
+    """The whole frame, length included."""
+    body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_FRAME:
+        raise WireError("a message to the engine is too long", f"{len(body)} bytes")
+    return HEADER.pack(len(body)) + body
+
+
+def body_length(header: bytes) -> int:
+    """Length that a frame's first four bytes announce; raises WireError above MAX_FRAME."""
+    (length,) = HEADER.unpack(header)
+    if length > MAX_FRAME:
+        raise WireError("unreadable frame", f"{length} bytes announced, {MAX_FRAME} allowed")
+    return length
+
+
+def decode_request(body: bytes) -> Request:
+    """Raises WireError."""
+    return _decode(body, Request)
+
+
+def decode_reply(body: bytes) -> Reply:
+    """Raises WireError."""
+    return _decode(body, Reply)
+
+
+def _decode(body: bytes, kind):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError("unreadable frame", str(error)[:200]) from None

@@ -1,0 +1,132 @@
+"""The daemon's end of the trainer process: start it, restart it while that helps, stop it cleanly.
+
+Progress is read from the spool, not from the process, so nothing is lost with it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+import trio
+
+from node.training.errors import TrainingError
+from node.training.spool import Spool
+
+log = structlog.get_logger()
+RESTARTS_WITHOUT_PROGRESS = 5
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
+STOP_SECONDS = 15.0
+
+
+class _GivenUp(msgspec.Struct, frozen=True):
+    what: str
+    why: str
+    remedy: str
+
+
+class TrainerProcess:
+    """A supervised trainer on a prepared spool."""
+
+    name = "learner"
+    engine_name = "torch"
+
+    def __init__(self, spool: Spool, command: Sequence[str] | None = None) -> None:
+        self._spool = spool
+        self._command = list(command or [sys.executable, "-m", "node.training.launch"])
+        self._process: trio.Process | None = None
+        self._finishing = trio.Event()
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the launcher; its worker dies with it."""
+        return self._process.pid if self._process else None
+
+    def finish(self) -> None:
+        """Ask the trainer to stop; `run` then returns."""
+        self._finishing.set()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the trainer running until it has done its last step or `finish` is called.
+
+        Raises TrainingError if the trainer says that it cannot go on, or keeps dying without progress.
+        """
+        task_status.started()
+        failures, progress = 0, self._spool.newest_step()
+        while True:
+            status = await self._run_once()
+            if status == 0 or self._finishing.is_set():
+                return
+            self._raise_if_given_up()
+            newest = self._spool.newest_step()
+            failures, progress = (1 if newest > progress else failures + 1), newest
+            if failures > RESTARTS_WITHOUT_PROGRESS:
+                raise TrainingError(
+                    "the trainer keeps dying",
+                    f"{failures} times after step {newest}, last with exit status {status}",
+                    "see the trainer's log for the cause",
+                )
+            self.restarts += 1
+            log.warning("learner.died", status=status, step=newest, failures=failures)
+            with trio.move_on_after(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)):
+                await self._finishing.wait()
+                return
+
+    async def _run_once(self) -> int:
+        """One process's life; its exit status."""
+        process = await trio.lowlevel.open_process(
+            [*self._command, "--spool", str(self._spool.root)],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self._process = process
+        log.info("learner.started", pid=process.pid)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._stop_when_finishing, process)
+                status = await process.wait()
+                nursery.cancel_scope.cancel()
+            return status
+        finally:
+            self._process = None
+            with trio.CancelScope(shield=True):
+                await _end(process)
+
+    async def _stop_when_finishing(self, process: trio.Process) -> None:
+        await self._finishing.wait()
+        await _close_stdin(process)
+        await trio.sleep(STOP_SECONDS)
+        _kill_group(process.pid)
+
+    def _raise_if_given_up(self) -> None:
+        """The trainer's own reason to stop is not cured by another start."""
+        try:
+            reason = msgspec.json.decode(self._spool.error_path.read_bytes(), type=_GivenUp)
+        except (OSError, msgspec.MsgspecError):
+            return
+        raise TrainingError(reason.what, reason.why, reason.remedy)
+
+
+async def _end(process: trio.Process) -> None:
+    """Leave nothing running: the group at once, the worker by itself as soon as its parent is gone."""
+    await _close_stdin(process)
+    _kill_group(process.pid)
+    await process.wait()
+
+
+async def _close_stdin(process: trio.Process) -> None:
+    if process.stdin is not None:
+        await process.stdin.aclose()
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        log.debug("learner.already_gone", pid=pid)

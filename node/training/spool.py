@@ -1,0 +1,131 @@
+"""The spool: the directory through which daemon and trainer meet. Either may be killed at any instant.
+
+    run.json                       canonical RunSpec
+    assets                         link to the run's files
+    in/batch-000012.arrow          daemon -> trainer: what step 12 learns from (policy 12 -> policy 13)
+    out/policy-000013.safetensors  trainer -> daemon: the image, then
+    out/step-000013.json           its metrics; its presence means that the step is complete
+    ckpt/step-000010/              weights, optimiser state, step
+    error.json                     why the trainer gave up, if it did
+
+Every file appears whole or not at all. Knows names and atomicity; knows nothing of what is inside.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from node.training.errors import TrainingError
+
+_STEP = re.compile(r"(?:step|batch)-(\d{6,})(?:\.json|\.arrow)?")
+
+
+class Spool:
+    """Paths below `root`, and the progress that can be read off them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._next_batch = 0
+        self._newest = -1
+
+    @property
+    def run_path(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def assets(self) -> Path:
+        return self.root / "assets"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "ckpt"
+
+    @property
+    def error_path(self) -> Path:
+        return self.root / "error.json"
+
+    def batch_path(self, step: int) -> Path:
+        return self.root / "in" / f"batch-{step:06d}.arrow"
+
+    def policy_path(self, step: int) -> Path:
+        return self.root / "out" / f"policy-{step:06d}.safetensors"
+
+    def metrics_path(self, step: int) -> Path:
+        return self.root / "out" / f"step-{step:06d}.json"
+
+    def prepare(self, run: bytes, assets: Path) -> None:
+        """Create the spool of a run, or find it again. Raises TrainingError if it belongs to another run."""
+        for part in ("in", "out", "ckpt"):
+            (self.root / part).mkdir(parents=True, exist_ok=True)
+        if self.run_path.exists() and self.run_path.read_bytes() != run:
+            raise TrainingError(
+                "the training directory belongs to another run",
+                f"{self.run_path} differs from the run of this pool",
+                "use another --state-dir, or remove the old one",
+            )
+        write_whole(self.run_path, run)
+        link = self.root / "assets.new"
+        link.unlink(missing_ok=True)
+        link.symlink_to(assets.resolve(), target_is_directory=True)
+        os.replace(link, self.assets)
+        self.error_path.unlink(missing_ok=True)
+
+    def is_complete(self, step: int) -> bool:
+        """Whether policy `step` and its metrics are there."""
+        return self.metrics_path(step).exists()
+
+    def newest_step(self) -> int:
+        """The newest complete step, -1 if there is none."""
+        if self._newest < 0:
+            self._newest = max(_steps(self.root / "out"), default=-1)
+        while self.is_complete(self._newest + 1):
+            self._newest += 1
+        return self._newest
+
+    def next_batch(self) -> int:
+        """The first step that has no batch yet."""
+        if self._next_batch == 0:
+            self._next_batch = max(_steps(self.root / "in"), default=-1) + 1
+        self._next_batch = max(self._next_batch, self.newest_step(), 0)
+        while self.batch_path(self._next_batch).exists():
+            self._next_batch += 1
+        return self._next_batch
+
+    def write_batch(self, step: int, data: bytes) -> None:
+        write_whole(self.batch_path(step), data)
+
+    def forget_batches(self, before: int) -> None:
+        """Delete the batches of steps below `before`: a checkpoint makes them unnecessary."""
+        for step in _steps(self.root / "in"):
+            if step < before:
+                self.batch_path(step).unlink(missing_ok=True)
+
+    def forget_policies(self, before: int) -> None:
+        """Delete the images (not the metrics) of steps below `before`."""
+        for path in (self.root / "out").glob("policy-*.safetensors"):
+            if int(path.stem.removeprefix("policy-")) < before:
+                path.unlink(missing_ok=True)
+
+
+def _steps(directory: Path) -> list[int]:
+    matches = (_STEP.fullmatch(name) for name in os.listdir(directory))
+    return [int(match[1]) for match in matches if match]
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """All of `data` or nothing, also after a power cut."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
