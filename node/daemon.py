@@ -16,7 +16,7 @@ from node.assets import image_limit, obtain_run, offer_run
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
 from node.chain.profile import NetworkProfile, load_profile
-from node.chain.setup import ensure_participant
+from node.participant import ensure_participant
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
 from node.hardware import choose_role, inspect_hardware
@@ -115,7 +115,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             await nursery.start(ApiServer(api_socket_path(state.path), self.status.render).run)
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
-            chain = ChainClient(profile, key)
+            chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
             await self._join_swarm(nursery, state, journal, key, profile, chain)
             nursery.cancel_scope.cancel()
 
@@ -143,14 +143,15 @@ class Daemon:
         membership = Membership(key.address, network, pool.manager, pool.validators)
         domain = Domain(profile.chain_id, profile.contracts.swarm)
         board = Board(network, key, domain, number, membership)
-        store = await BlobStore.open(state.path / "blobs", self.config.store_quota)
+        store = await trio.to_thread.run_sync(BlobStore, state.path / "blobs", self.config.store_quota)
         exchange = BlobExchange(network, store)
         await nursery.start(network.run)
         contact = self.config.announce or network.contacts()[0]
-        await ensure_participant(chain, key, self.config, state.path, contact_pool=number)
+        await ensure_participant(chain, key, self.config, state.path)
         await chain.join(number, contact)
         log.info("pool.joined", pool=number, role=role, contact=contact)
-        events = PoolEvents(EventFollower(chain, number, state.path / "chain.sqlite"), chain, number, membership)
+        follower = EventFollower(chain, number, state.path / "chain.sqlite", poll=self.config.chain_poll)
+        events = PoolEvents(follower, chain, number, membership, contact)
         await nursery.start(events.run)
         nursery.start_soon(board.run)
         nursery.start_soon(membership.follow, board)

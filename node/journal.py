@@ -52,6 +52,19 @@ class Journal:
     def close(self) -> None:
         self._db.close()
 
+    def commit_file(
+        self, slot: bytes, raw: bytes, root: bytes, policy: bytes, index: int, units: int, made_at: float
+    ) -> None:
+        """A worker's commitment and its file, together or not at all."""
+        self._db.execute("BEGIN")
+        try:
+            self.say("commitment", slot, raw)
+            self.add_file(root, policy, index, units, made_at)
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
     def say(self, kind: str, slot: bytes, raw: bytes) -> None:
         """Record a signed message before it leaves; raises StateError if the slot holds another one."""
         self._db.execute("INSERT OR IGNORE INTO said VALUES (?, ?, ?)", (kind, slot, raw))

@@ -71,6 +71,12 @@ class Members:
         if member and member.gone is not MemberState.EVICTED:
             member.gone = how
 
+    def pardon(self, address: Address) -> None:
+        """The chain took an eviction back (a replaced block)."""
+        member = self._members.get(address)
+        if member and member.gone is MemberState.EVICTED:
+            member.gone = None
+
     def beat(self, address: Address, beat: Heartbeat, now: float) -> bool:
         """Take a heartbeat; False if the author is no member, or it is older than the last one."""
         member = self._members.get(address)

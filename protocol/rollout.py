@@ -1,3 +1,4 @@
+# pyright: basic
 """The rollout file (what a worker commits to) and the report (what a validator recomputed): Arrow IPC streams.
 
 A rollout file carries tokens and proofs, and no reward, log-prob or advantage: nobody would believe them.

@@ -25,7 +25,7 @@ class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """A strict section of the run."""
 
 
-class Asset(_Spec):
+class Asset(_Spec, frozen=True):
     """A file of the run. path: relative, '/'-separated; root: 64 hex digits of its blob root; size: bytes."""
 
     path: str
@@ -33,14 +33,14 @@ class Asset(_Spec):
     size: int
 
 
-class EnvironmentSpec(_Spec):
+class EnvironmentSpec(_Spec, frozen=True):
     """name: a module of node.environments; args: its parameters."""
 
     name: str
     args: dict[str, int | float | str] = {}
 
 
-class RolloutSpec(_Spec):
+class RolloutSpec(_Spec, frozen=True):
     """How rollouts are made. Counts are per optimiser step, per file, per problem."""
 
     group_size: int = 8
@@ -59,7 +59,7 @@ class RolloutSpec(_Spec):
         return -(-self.prompts_per_step // self.prompts_per_file)
 
 
-class Recipe(_Spec):
+class Recipe(_Spec, frozen=True):
     """How the trainer learns. clip_low, clip_high, ratio_cap: the two-sided clip of INTELLECT-2."""
 
     name: str = "intellect2"
@@ -77,14 +77,14 @@ class Recipe(_Spec):
     seed: int = 0
 
 
-class EvaluationSpec(_Spec):
+class EvaluationSpec(_Spec, frozen=True):
     """Held-back problems scored after every `every`-th step."""
 
     problems: int = 128
     every: int = 1
 
 
-class VerificationSpec(_Spec):
+class VerificationSpec(_Spec, frozen=True):
     """Cuts of the checks. The defaults fit fp32 compute on both sides; bf16 engines need calibrated ones.
 
     exponent_mismatches (of toploc_k), mantissa_mean, mantissa_median: TOPLOC cuts per proof;
@@ -101,7 +101,7 @@ class VerificationSpec(_Spec):
     quorum: int = 1
 
 
-class RunSpec(_Spec):
+class RunSpec(_Spec, frozen=True):
     """One training run."""
 
     name: str

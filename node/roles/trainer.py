@@ -110,6 +110,7 @@ class Trainer:
             self._steps[held.root] = step
             self._station.shelf.put(held)
             self._count_time(step)
+            self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1)
             self.step = step
             self.metrics.append(metrics)
             if self._reached_target():

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -27,13 +28,14 @@ LOAD_DEADLINE = 120.0
 QUEUE = 256
 REMEMBERED = 8192
 SLASH_TRIES = 20
+INSPECT_TRIES = 3
 
 
 class Judge(Protocol):
     """The part of node.chain that executes a quorum's verdict."""
 
     async def slash(
-        self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdict_signatures: list[bytes]
+        self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]
     ) -> object: ...
     async def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
@@ -144,10 +146,13 @@ class Validator:
         stale = check_staleness(step, self._policies.newest_step, self._station.run.spec)
         if stale:
             return stale
-        try:
-            return await self._check(message, step)
-        except IntellectError as error:
-            return Fault(Reason.UNAVAILABLE, f"{error.what}: {error.why}"[:MAX_DETAIL])
+        fault = Fault(Reason.UNAVAILABLE, "")
+        for _ in range(INSPECT_TRIES):  # our own engine's crash must not cost an honest worker its pay
+            try:
+                return await self._check(message, step)
+            except IntellectError as error:
+                fault = Fault(Reason.UNAVAILABLE, f"{error.what}: {error.why}"[:MAX_DETAIL])
+        return fault
 
     async def _check(self, message: RolloutCommitted, step: int) -> Inspected | Fault:
         commitment = message.commitment
@@ -170,6 +175,7 @@ class Validator:
             pool=commitment.pool,
             index=commitment.index,
             units=commitment.units,
+            file_root=commitment.file_root,
             path=str(path),
             report_path=str(self._scratch / f"report-{commitment.file_root.hex()[:16]}.arrow"),
         )

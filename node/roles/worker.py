@@ -11,11 +11,14 @@ from typing import Protocol
 import structlog
 import trio
 
-from node.inference.wire import LoadPolicy, Produce, Produced
+from contracts.bindings import PoolInfo, WorkInfo
+from node.chain.client import Block
+from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.journal import Journal
 from node.roles.common import LoadedPolicies, Rate, Station
 from node.weights.keeper import HeldPolicy
 from protocol.errors import IntellectError
+from protocol.identity import Address
 from protocol.messages import Heartbeat, RolloutCommitted, VerdictIssued
 from protocol.statements import Outcome, WorkCommitment, sign
 from protocol.work import leaf, merkle_root
@@ -32,14 +35,15 @@ class EngineChild(Protocol):
 
     generation: int
 
-    async def ask(self, request: object, *, timeout: float) -> object: ...
+    async def ask(self, request: Request, *, timeout: float) -> Reply: ...
 
 
 class Treasury(Protocol):
     """The part of node.chain that pays."""
 
-    async def current_epoch(self, pool: int) -> int: ...
-    async def epoch_seconds(self, pool: int) -> float: ...
+    async def pool(self, pool: int) -> PoolInfo: ...
+    async def block(self) -> Block: ...
+    async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo: ...
     async def commit_work(self, pool: int, epoch: int, root: bytes, units: int) -> object: ...
 
 
@@ -126,9 +130,8 @@ class Worker:
         )
         raw = self._station.board.sealed(message)
         slot = policy.root + index.to_bytes(8, "big")
-        await self._journal.do(self._journal.say, "commitment", slot, raw)
         await self._journal.do(
-            self._journal.add_file, info.root, policy.root, index, produced.units, time.time()
+            self._journal.commit_file, slot, raw, info.root, policy.root, index, produced.units, time.time()
         )
         await self._station.board.post_raw(raw)
         self.units += produced.units
@@ -167,29 +170,34 @@ class Worker:
         """Once an epoch is over, one Merkle root of its accepted files goes on chain."""
         while True:
             try:
-                seconds = await self._treasury.epoch_seconds(self._station.pool)
-                await self._commit_epoch(await self._treasury.current_epoch(self._station.pool))
-                await trio.sleep(min(max(seconds / 3, 1.0), 300.0))
+                pool = await self._treasury.pool(self._station.pool)
+                now = (await self._treasury.block()).timestamp
+                await self._commit_epoch(pool.epoch_at(now) - 1)
+                await trio.sleep(min(max(pool.epoch_seconds / 4, 1.0), 300.0))
             except IntellectError as error:
                 log.warning("work.not_committed", why=error.why)
                 await trio.sleep(5.0)
 
-    async def _commit_epoch(self, now: int) -> None:
+    async def _commit_epoch(self, epoch: int) -> None:
         """Commit what is accepted and not yet on chain under the epoch that just ended."""
         last = int(await self._journal.do(self._journal.recall, "epoch") or b"-1")
-        epoch = now - 1
         if epoch <= last:
             return
         files = await self._journal.do(self._journal.files_of_epoch, epoch)
         if not files:
             files = await self._journal.do(self._journal.unpaid_files, time.time())
             await self._journal.do(self._journal.assign_epoch, [root for root, _ in files], epoch)
-        if files:
+        if files and not await self._is_on_chain(epoch):
             leaves = [leaf(self._station.key.address, root, units) for root, units in files]
             units = sum(units for _, units in files)
             await self._treasury.commit_work(self._station.pool, epoch, merkle_root(leaves), units)
             log.info("work.committed", epoch=epoch, files=len(files), units=units)
         await self._journal.do(self._journal.remember, "epoch", str(epoch).encode())
+
+    async def _is_on_chain(self, epoch: int) -> bool:
+        """Whether a commitment was sent before a restart could be journaled."""
+        work = await self._treasury.work(self._station.pool, self._station.key.address, epoch)
+        return work.root != bytes(32)
 
     @property
     def _journal(self) -> Journal:

@@ -100,6 +100,11 @@ class Membership:
         self.evict(record.node)
         log.warning("member.slashed", node=record.node, reason=record.reason, transaction=record.transaction)
 
+    def unslash(self, node: Address, transaction: str) -> None:
+        """The block of a slash was replaced. A node that has already stopped over it must be started again."""
+        self.slashed = [known for known in self.slashed if known.transaction != transaction]
+        self.table.pardon(node)
+
     def evict(self, node: Address) -> None:
         self.table.admit(node)
         self.table.remove(node, MemberState.EVICTED)

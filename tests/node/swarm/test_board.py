@@ -1,0 +1,158 @@
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from node.network.memory import MemoryHub, MemoryNetwork
+from node.swarm import board as board_module
+from node.swarm.board import Board
+from node.swarm.membership import Membership, SlashRecord
+from protocol.identity import NodeKey
+from protocol.liveness import MemberState
+from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, VerdictIssued, topic
+from protocol.statements import Domain, Verdict, WorkCommitment, sign
+
+TRAINER, WORKER, VALIDATOR, STRANGER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
+DOMAIN = Domain(31337, TRAINER.address)
+
+
+class Node:
+    """A board and a membership on a memory network."""
+
+    def __init__(self, hub: MemoryHub, key: NodeKey) -> None:
+        self.key = key
+        self.network = MemoryNetwork(key, hub)
+        self.membership = Membership(key.address, self.network, TRAINER.address, (VALIDATOR.address,))
+        self.board = Board(self.network, key, DOMAIN, 1, self.membership)
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.network.run)
+        nursery.start_soon(self.board.run)
+        nursery.start_soon(self.membership.follow, self.board)
+
+
+async def swarm(nursery: trio.Nursery, hub: MemoryHub, *keys: NodeKey) -> list[Node]:
+    nodes = [Node(hub, key) for key in keys]
+    for node in nodes:
+        await node.start(nursery)
+    for node in nodes:
+        for other in nodes:
+            node.membership.joined(other.key.address, other.network.contacts()[0])
+    await trio.sleep(3)
+    return nodes
+
+
+def beat(sequence: int = 1, **change: object) -> Heartbeat:
+    base = Heartbeat(pool=1, sequence=sequence, role="worker", state="working", contact="", policy_step=0, interval=1.0)
+    return msgspec.structs.replace(base, **change)
+
+
+def committed(key: NodeKey, index: int = 0, signer: NodeKey | None = None) -> RolloutCommitted:
+    commitment = WorkCommitment(1, key.address, b"\x01" * 32, index, b"\x02" * 32, 5)
+    return RolloutCommitted(pool=1, commitment=commitment, signature=sign(signer or key, DOMAIN, commitment), size=9)
+
+
+def judged(key: NodeKey) -> VerdictIssued:
+    verdict = Verdict(1, WORKER.address, b"\x01" * 32, 0, b"\x02" * 32, 0, 0)
+    return VerdictIssued(pool=1, verdict=verdict, signature=sign(key, DOMAIN, verdict))
+
+
+POLICY = PolicyAnnounced(pool=1, step=0, policy_root=bytes(32), manifest_root=bytes(32), manifest_size=1)
+
+
+async def test_members_hear_each_other(autojump_clock) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, worker = await swarm(nursery, MemoryHub(), TRAINER, WORKER)
+        await worker.board.post(committed(WORKER))
+        await worker.board.post(beat())
+        await trio.sleep(1)
+        assert [signed.author for signed in trainer.board.messages(RolloutCommitted)] == [WORKER.address]
+        assert trainer.membership.table.live(trio.current_time(), "worker") == [WORKER.address]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("speaker", "message"),
+    [
+        (WORKER, POLICY),
+        (WORKER, judged(WORKER)),
+        (VALIDATOR, judged(WORKER)),
+        (WORKER, committed(WORKER, signer=STRANGER)),
+    ],
+    ids=["a worker's policy", "a worker's verdict", "a forged verdict", "a forged commitment"],
+)
+async def test_nobody_is_heard_beyond_his_rights(autojump_clock, speaker: NodeKey, message) -> None:
+    async with trio.open_nursery() as nursery:
+        nodes = await swarm(nursery, MemoryHub(), TRAINER, WORKER, VALIDATOR)
+        liar = next(node for node in nodes if node.key is speaker)
+        await liar.network.publish(topic(DOMAIN, 1), liar.board.sealed(message))
+        await trio.sleep(1)
+        assert nodes[0].board.messages(type(message)) == []
+        assert nodes[0].board.counts["refused"] == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_gossip_lost_is_caught_up(autojump_clock) -> None:
+    async with trio.open_nursery() as nursery:
+        hub = MemoryHub(drop=1.0)
+        trainer, worker = await swarm(nursery, hub, TRAINER, WORKER)
+        for index in range(40):
+            await worker.board.post(committed(WORKER, index))
+        await trio.sleep(2 * board_module.CATCH_UP_EVERY + 1)
+        assert len(trainer.board.messages(RolloutCommitted)) == 40
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_latecomer_learns_the_newest_policy_while_the_trainer_is_down(autojump_clock) -> None:
+    async with trio.open_nursery() as nursery:
+        hub = MemoryHub()
+        trainer, worker, late = await swarm(nursery, hub, TRAINER, WORKER, VALIDATOR)
+        hub.isolate(VALIDATOR.address)
+        for step in range(12):
+            await trainer.board.post(msgspec.structs.replace(POLICY, step=step, policy_root=bytes([step]) * 32))
+        await trio.sleep(1)
+        hub.heal()
+        hub.isolate(TRAINER.address)
+        await trio.sleep(10)
+        steps = [signed.message.step for signed in late.board.messages(PolicyAnnounced)]
+        assert max(steps) == 11
+        assert len(worker.board.messages(PolicyAnnounced)) <= board_module.KEPT_POLICIES + 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_board_stays_small(autojump_clock) -> None:
+    async with trio.open_nursery() as nursery:
+        (worker,) = await swarm(nursery, MemoryHub(), WORKER)
+        for sequence in range(1, 50):
+            await worker.board.post(beat(sequence))
+        assert len(worker.board.messages(Heartbeat)) == 1
+        await worker.board.post(committed(WORKER))
+        await trio.sleep(board_module.MAX_AGE + 1)
+        await worker.board.post(committed(WORKER, 1))
+        assert [signed.message.commitment.index for signed in worker.board.messages(RolloutCommitted)] == [1]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_subscriber_hears_what_was_there_before_it(autojump_clock) -> None:
+    async with trio.open_nursery() as nursery:
+        (worker,) = await swarm(nursery, MemoryHub(), WORKER)
+        await worker.board.post(committed(WORKER))
+        heard = worker.board.subscribe(RolloutCommitted)
+        assert (await heard.receive()).author == WORKER.address
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slashed_member_is_no_longer_heard(autojump_clock) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, worker = await swarm(nursery, MemoryHub(), TRAINER, WORKER)
+        record = SlashRecord(WORKER.address, STRANGER.address, 10, 5, "0xabc", 7, "00")
+        for node in (trainer, worker):
+            node.membership.slash(record)
+            node.membership.slash(record)
+        await worker.network.publish(topic(DOMAIN, 1), worker.board.sealed(committed(WORKER)))
+        await trio.sleep(1)
+        assert trainer.board.messages(RolloutCommitted) == []
+        assert trainer.membership.table.get(WORKER.address).state(0.0) is MemberState.EVICTED
+        assert len(trainer.membership.slashed) == 1
+        assert worker.membership.evicted.is_set()
+        nursery.cancel_scope.cancel()

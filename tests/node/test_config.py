@@ -1,0 +1,39 @@
+import pytest
+from pydantic import ValidationError
+
+from node.config import NodeConfig, api_socket_path
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(home, monkeypatch) -> None:
+    (home / "config.toml").write_text('role = "validator"\nunits = 3\nstake = 7\n')
+    monkeypatch.setenv("INTELLECT_NODE_UNITS", "4")
+    monkeypatch.setenv("INTELLECT_NODE_STAKE", "8")
+    config = NodeConfig(stake=9)
+    assert (config.role, config.units, config.stake) == ("validator", 4, 9)
+
+
+def test_an_unknown_setting_in_the_file_is_refused(home) -> None:
+    (home / "config.toml").write_text("rolle = 1\n")
+    with pytest.raises(ValidationError, match="rolle"):
+        NodeConfig()
+
+
+def test_the_password_is_not_shown() -> None:
+    assert "hunter2" not in repr(NodeConfig(password="hunter2"))
+
+
+def test_the_control_socket_fits_into_a_socket_address(tmp_path) -> None:
+    deep = tmp_path / ("deep" * 40)
+    assert len(str(api_socket_path(deep))) < 100
+    assert api_socket_path(deep) != api_socket_path(tmp_path)
+
+
+def test_another_engine_is_a_command_line() -> None:
+    assert NodeConfig(engine_command="python -m x --flag 'a b'").engine_argv == ["python", "-m", "x", "--flag", "a b"]
+    assert NodeConfig().engine_argv[1:] == ["-m", "node.inference.process"]
