@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from node.network.exchange import BlobExchange
-from node.network.host import Libp2pNetwork
+from node.network.host import PING, Libp2pNetwork
 from node.network.store import BlobStore
 from protocol.identity import Address, NodeKey
 
@@ -56,14 +56,14 @@ async def fetch(folder: Path, size: int) -> None:
         arguments = ["--serve", str(folder / "a"), str(size), network.address, network.contacts()[0]]
         command = [sys.executable, "-m", "benchmarks.blob_throughput", *arguments]
         child = await trio.lowlevel.open_process(command, stdin=-1, stdout=-1)
-        assert child.stdin and child.stdout
+        if child.stdin is None or child.stdout is None:
+            raise RuntimeError("the other process has no pipes")
         line = b""
         while not line.endswith(b"\n"):
             line += await child.stdout.receive_some()
         peer, contact, roots = json.loads(line)
         network.set_contacts({Address(peer): contact})
-        while Address(peer) not in network.connected():
-            await trio.sleep(0.05)
+        await network.request(Address(peer), PING, b"", max_response=1, timeout=30)
         rates = []
         spent = time.process_time()
         for root in roots:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 MAX_KEYS = 4096
 
+
 class TokenBucket:
     """rate: tokens per second; burst: tokens at most, and at first."""
 

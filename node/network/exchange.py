@@ -173,9 +173,7 @@ class _Run:
 class _Transfer:
     """One blob on its way."""
 
-    def __init__(
-        self, network: Network, store: BlobStore, reputation: Reputation, root: bytes, max_size: int
-    ) -> None:
+    def __init__(self, network: Network, store: BlobStore, reputation: Reputation, root: bytes, max_size: int) -> None:
         self.partial: Partial | None = None
         self.ended = trio.Event()
         self._network = network
@@ -188,6 +186,7 @@ class _Transfer:
         self._runs: list[_Run] = []  # those that somebody is
         self._failure: NetworkError | None = None
         self._news = trio.Event()
+        self._opening = trio.Lock()
         self._nursery: trio.Nursery | None = None
 
     def add(self, sources: Iterable[Address]) -> None:
@@ -214,7 +213,8 @@ class _Transfer:
             await self._gather()
         if self._failure is not None:
             raise self._failure
-        assert self.partial is not None
+        if self.partial is None:
+            raise BlobUnavailable(self._root, "no source named its pieces")
         path = await self._store.finish(self.partial)
         log.info(
             "blob.fetched",
@@ -285,11 +285,10 @@ class _Transfer:
         return True
 
     async def _open(self, info: BlobInfo) -> None:
-        partial = await self._store.open_partial(info)
-        if self.partial is not None:
-            partial.close()
-            return
-        self.partial = partial
+        async with self._opening:  # several sources may name the list at once
+            if self.partial is not None:
+                return
+            self.partial = await self._store.open_partial(info)
         slots = list(range(-(-len(info.pieces) // _run_length(info))))
         random.shuffle(slots)  # so that nodes that fetch at the same time have different pieces to share
         self._slots.extend(slots)

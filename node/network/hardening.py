@@ -14,6 +14,7 @@ Each class here cures a measured defect of the library (docs/decisions.md names 
 Knows libp2p's internals; knows nothing of members, budgets of ours or blobs.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -22,29 +23,26 @@ from typing import Any
 
 import structlog
 import trio
-
-# Read at every window update: the default sends one per read and costs a third of the throughput.
-os.environ.setdefault("PY_YAMUX_RELEASE_ON_READ", "0")
-
-from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn  # noqa: E402
-from libp2p.io.abc import ReadWriteCloser  # noqa: E402
-from libp2p.io.exceptions import IncompleteReadError  # noqa: E402
-from libp2p.network.auto_connector import AutoConnector  # noqa: E402
-from libp2p.network import swarm as swarm_module  # noqa: E402
-from libp2p.network.connection import swarm_connection  # noqa: E402
-from libp2p.network.connection.raw_connection import RawConnection  # noqa: E402
-from libp2p.network.swarm import Swarm, SwarmEvent  # noqa: E402
-from libp2p.peer.id import ID  # noqa: E402
-from libp2p.pubsub.pb import rpc_pb2  # noqa: E402
-from libp2p.pubsub.pubsub import Pubsub  # noqa: E402
-from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH  # noqa: E402
-from libp2p.stream_muxer.muxer_multistream import MuxerMultistream  # noqa: E402
-from libp2p.stream_muxer.yamux import yamux as yamux_module  # noqa: E402
-from libp2p.stream_muxer.yamux.yamux import Yamux  # noqa: E402
-from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI  # noqa: E402
-from libp2p.tools.anyio_service.stats import Stats, TaskStats  # noqa: E402
-from libp2p.transport.tcp.tcp import TCP  # noqa: E402
-from multiaddr import Multiaddr  # noqa: E402
+from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import IncompleteReadError
+from libp2p.metrics.swarm import SwarmEvent
+from libp2p.network import swarm as swarm_module
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.connection import swarm_connection
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.stream_muxer.yamux import yamux as yamux_module
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI
+from libp2p.tools.anyio_service.stats import Stats, TaskStats
+from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +63,8 @@ class _ToStructlog(logging.Handler):
         log.debug("network.libp2p", logger=record.name, message=record.getMessage())
 
 
+# Read at every window update: the default sends one per read and costs a third of the throughput.
+os.environ.setdefault("PY_YAMUX_RELEASE_ON_READ", "0")
 # A wait after every dial, in case another address of the peer answers sooner. We dial one address.
 swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
 # A full frame of the library needs two Noise messages, the second of them 29 bytes long.
@@ -91,7 +91,7 @@ def port_is_taken(host: str, port: int) -> bool:
         try:
             probe.bind((host, port))
         except OSError as error:
-            if error.errno == 98:  # EADDRINUSE
+            if error.errno == errno.EADDRINUSE:
                 return True
             raise
     return False
@@ -229,8 +229,8 @@ class HardTcp(TCP):
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         raw = await super().dial(maddr)
-        assert isinstance(raw, RawConnection)
-        raw.stream = BufferedSocket(raw.stream)
+        if isinstance(raw, RawConnection):
+            raw.stream = BufferedSocket(raw.stream)
         return raw
 
 
@@ -243,8 +243,8 @@ class HardYamux(Yamux):
     async def handle_incoming(self) -> None:
         self._reader = trio.lowlevel.current_task()
         self._control, outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
-        assert self._nursery is not None
-        self._nursery.start_soon(self._send_control, outbox)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._send_control, outbox)
         await super().handle_incoming()
 
     async def _send_control(self, outbox: "trio.MemoryReceiveChannel[bytes]") -> None:
@@ -362,8 +362,8 @@ class HardSwarm(Swarm):
             self._handshakes[ip] -= 1
             if not self._handshakes[ip]:
                 del self._handshakes[ip]
-        assert isinstance(muxed, Yamux)
-        await muxed.event_closed.wait()
+        if isinstance(muxed, Yamux):
+            await muxed.event_closed.wait()
 
 
 class HardPubsub(Pubsub):

@@ -11,27 +11,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 import trio
-
-from node.network import hardening, wire
-from node.network.budget import Budgets, TokenBucket
-from node.network.errors import (
-    ListenFailed,
-    MessageTooLarge,
-    NetworkError,
-    NotRunning,
-    PeerMisbehaved,
-    PeerUnavailable,
-    PortInUse,
-    RequestRefused,
-    RequestTimedOut,
-)
-from node.network.hardening import HardMuxer, HardPubsub, HardSwarm, HardTcp, Tasks  # before any import of libp2p
-from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Handler, NetworkStats, Tally
-from node.network.redial import Contact, Redialer
-from protocol.errors import InvalidIdentity
-from protocol.identity import Address, NodeKey, PeerId, address_of_peer
-
-from libp2p.abc import INetConn, INetStream, INetwork, INotifee  # isort: skip
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee
 from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
@@ -50,6 +30,24 @@ from libp2p.stream_muxer.yamux.yamux import YamuxStream
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
+
+from node.network import hardening, wire
+from node.network.budget import Budgets, TokenBucket
+from node.network.errors import (
+    ListenFailed,
+    MessageTooLarge,
+    NotRunning,
+    PeerMisbehaved,
+    PeerUnavailable,
+    PortInUse,
+    RequestRefused,
+    RequestTimedOut,
+)
+from node.network.hardening import HardMuxer, HardPubsub, HardSwarm, HardTcp, Tasks
+from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Handler, NetworkStats, Tally
+from node.network.redial import Contact, Redialer
+from protocol.errors import InvalidIdentity
+from protocol.identity import Address, NodeKey, PeerId, address_of_peer
 
 log = structlog.get_logger(__name__)
 
@@ -387,9 +385,7 @@ class Libp2pNetwork:
         if self._nursery is not None:
             self._host.set_stream_handler(TProtocol(protocol), self._stream_handler(protocol))
 
-    async def request(
-        self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float
-    ) -> bytes:
+    async def request(self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float) -> bytes:
         if self._nursery is None:
             raise NotRunning
         self._tally.add(requests_out=1)
@@ -406,20 +402,15 @@ class Libp2pNetwork:
         clean = False
         try:
             await _widen(stream, limit + wire.RESPONSE_HEADER)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_send_quietly, stream, data)
-                answer = await wire.read_response(stream, limit)
-                clean = True
-                nursery.cancel_scope.cancel()
+            answer = await _converse(stream, data, limit)
+            clean = True
             return answer
-        except* wire.WireError as group:
-            error = group.exceptions[0]
-            announced = getattr(error, "announced", -1)
-            raise (
-                PeerMisbehaved(peer, str(error)) if announced >= 0 else PeerUnavailable(peer, str(error))
-            ) from error
-        except* StreamError as group:
-            raise PeerUnavailable(peer, "the stream was cut") from group.exceptions[0]
+        except wire.WireError as error:
+            if error.announced >= 0:
+                raise PeerMisbehaved(peer, str(error)) from error
+            raise PeerUnavailable(peer, str(error)) from error
+        except StreamError as error:
+            raise PeerUnavailable(peer, "the stream was cut") from error
         finally:
             await _finish(stream, clean)
 
@@ -536,12 +527,30 @@ def _id_of(peer_id: PeerId) -> ID:
     return ID.from_base58(peer_id)
 
 
-async def _send_quietly(stream: INetStream, data: bytes) -> None:
-    """A peer may answer, and stop reading, before it has read all of the request."""
-    try:
-        await wire.write_request(stream, data)
-    except StreamError as error:
-        log.debug("network.request_cut", error=repr(error))
+async def _converse(stream: INetStream, data: bytes, limit: int) -> tuple[int, bytes]:
+    """Send and receive at once: a peer may answer, and stop reading, before it has read all of the request."""
+
+    async def send() -> None:
+        try:
+            await wire.write_request(stream, data)
+        except Exception as error:  # the answer, or its absence, says more
+            log.debug("network.request_cut", error=repr(error))
+
+    if len(data) <= wire.CHUNK // 2:  # fits the initial window
+        await send()
+        return await wire.read_response(stream, limit)
+    failure: Exception | None = None
+    answer = (wire.FAILED, b"")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        try:
+            answer = await wire.read_response(stream, limit)
+        except (wire.WireError, StreamError) as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return answer
 
 
 async def _finish(stream: INetStream, clean: bool) -> None:

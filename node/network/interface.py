@@ -86,9 +86,7 @@ class Network(Protocol):
         """Answer requests on `protocol`. Requests above max_request bytes are refused unread."""
         ...
 
-    async def request(
-        self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float
-    ) -> bytes:
+    async def request(self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float) -> bytes:
         """Ask one peer; connects first if its contact is known. timeout: seconds, for everything.
 
         Raises PeerUnavailable (RequestTimedOut, RequestRefused), PeerMisbehaved.

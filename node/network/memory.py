@@ -168,9 +168,7 @@ class MemoryNetwork:
     def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
         self._handlers[protocol] = (handler, max_request)
 
-    async def request(
-        self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float
-    ) -> bytes:
+    async def request(self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float) -> bytes:
         if self._nursery is None:
             raise NotRunning
         self._tally.add(requests_out=1)

@@ -100,7 +100,8 @@ class BlobStore:
         if move:
             info = await self._in_thread(_describe_file, source)
             return await self._take_in(info, shutil.move, source)
-        with self._reservation(b"", source.stat().st_size) as temporary:
+        size = await self._in_thread(os.path.getsize, source)
+        with self._reservation(b"", size) as temporary:
             await self._in_thread(_copy, source, temporary)
             info = await self._in_thread(_describe_file, temporary)  # of the copy: the source may change
             if info.root not in self._sizes:

@@ -1,0 +1,174 @@
+"""The libp2p host against hostile peers and its own end."""
+
+import logging
+
+import pytest
+import trio
+from libp2p.network.stream.exceptions import StreamError
+from libp2p.peer.id import ID
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.utils import encode_varint_prefixed
+
+from node.network import hardening
+from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
+from node.network.host import Libp2pNetwork
+from protocol.identity import Address, NodeKey
+
+
+async def _echo(asker: Address, request: bytes) -> bytes:
+    return request
+
+
+async def _pair(real) -> tuple[Libp2pNetwork, Libp2pNetwork]:
+    one, two = real.make(), real.make()
+    for network in (one, two):
+        network.serve("/echo/1", _echo, max_request=1000)
+    await real.start(one, two)
+    await real.introduce(one, two)
+    return one, two
+
+
+async def _still_works(one: Libp2pNetwork, two: Libp2pNetwork) -> None:
+    for asker, asked in ((one, two), (two, one)):
+        assert await asker.request(asked.address, "/echo/1", b"x", max_response=1, timeout=10) == b"x"
+
+
+def _raw(network: Libp2pNetwork) -> ID:
+    return ID.from_base58(network.peer_id)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encode_varint_prefixed(b"\xff\xff\xff\xff not a protobuf"),
+        b"\xff" * 32,
+        encode_varint_prefixed(b"")[:1] + b"\x80",
+        encode_varint_prefixed(
+            rpc_pb2.RPC(publish=[rpc_pb2.Message(data=b"x", topicIDs=["news"], from_id=b"no id", key=b"no key",
+                                                 signature=b"none", seqno=b"")]).SerializeToString()
+        ),
+        encode_varint_prefixed(
+            rpc_pb2.RPC(
+                control=rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID="news")] * 50)
+            ).SerializeToString()
+        ),
+    ],
+)  # fmt: skip
+async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, frame: bytes) -> None:
+    one, two = await _pair(real)
+    attacker = real.make()
+    received = two.subscribe("news", lambda publisher, data: True)
+    await real.start(attacker)
+    await real.gossip_settles(one, received, "news")
+    attacker.set_contacts({two.address: two.contacts()[0]})
+    await real.until(lambda: attacker.connected())
+    stream = await attacker._host.new_stream(_raw(two), [PROTOCOL_ID_V11])
+    await stream.write(frame)
+    await trio.sleep(0.2)
+    await _still_works(one, two)
+    await one.publish("news", b"still here")
+    with trio.fail_after(10):
+        assert (await received.receive())[1] == b"still here"
+
+
+async def test_an_error_inside_the_library_ends_one_task_alone(real, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = await _pair(real)
+
+    async def broken(*args: object) -> None:
+        raise RuntimeError("a bug in the library")
+
+    before = two.stats().faults
+    monkeypatch.setattr(two._router, "on_peer_subscribed", broken)
+    one.subscribe("late", lambda publisher, data: True)
+    await real.until(lambda: two.stats().faults != before)
+    await _still_works(one, two)
+
+
+async def test_a_request_that_stops_in_the_middle_or_lies_about_its_length_ends_nothing(real) -> None:
+    one, two = await _pair(real)
+    for start in (b"", b"\x00\x00", b"\x00\x00\x00\x09abc", b"\xff\xff\xff\xffabc"):
+        stream = await one._host.new_stream(_raw(two), ["/echo/1"])
+        if start:
+            await stream.write(start)
+        await stream.reset()
+    await _still_works(one, two)
+
+
+async def test_a_strangers_requests_are_throttled_and_a_members_are_not(real) -> None:
+    stranger, node = real.make(), real.make()
+    node.serve("/echo/1", _echo, max_request=10)
+    await real.start(stranger, node)
+    stranger.set_contacts({node.address: node.contacts()[0]})
+
+    async def refused() -> int:
+        count = 0
+        for _ in range(100):
+            try:
+                await stranger.request(node.address, "/echo/1", b"x", max_response=1, timeout=10)
+            except PeerUnavailable:
+                count += 1
+        return count
+
+    assert await refused() > 10
+    node.set_contacts({stranger.address: stranger.contacts()[0]})
+    assert await refused() == 0
+
+
+async def test_bytes_beyond_the_receive_buffer_close_the_connection(real, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = await _pair(real)
+    monkeypatch.setattr(hardening, "MAX_BUFFERED_BYTES", 300_000)
+    held = trio.Event()
+
+    async def hold(asker: Address, request: bytes) -> bytes:
+        await held.wait()
+        return b""
+
+    two.serve("/hold/1", hold, max_request=10)
+    stream = await one._host.new_stream(_raw(two), ["/hold/1"])
+    stream.muxed_stream.send_window = 10**7  # what an honest sender would never grant itself
+    with trio.fail_after(10), pytest.raises(StreamError):
+        for _ in range(500):
+            await stream.write(bytes(60_000))
+            await trio.sleep(0.01)
+    held.set()
+    await real.until(lambda: one.connected() and two.connected())
+
+
+async def test_a_port_in_use_is_a_named_error(real) -> None:
+    first = real.make()
+    await real.start(first)
+    listen = first.contacts()[0].partition("/p2p/")[0]
+    with pytest.raises(PortInUse) as caught:
+        await Libp2pNetwork(NodeKey.generate(), listen).run()
+    assert listen in caught.value.what and caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "listen", ["", "nonsense", "/ip4/127.0.0.1", "/ip4/192.0.2.7/tcp/0", "/ip4/192.0.2.7/tcp/4001"]
+)
+async def test_an_address_that_is_not_ours_is_a_named_error(listen: str) -> None:
+    with pytest.raises(ListenFailed), trio.fail_after(10):
+        await Libp2pNetwork(NodeKey.generate(), listen).run()
+
+
+async def test_a_stopped_network_leaves_no_tasks_and_its_peers_notice(real) -> None:
+    one = real.make()
+    await real.start(one)
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    async with trio.open_nursery() as nursery:
+        two = Libp2pNetwork(NodeKey.generate(), "/ip4/127.0.0.1/tcp/0")
+        await nursery.start(lambda task_status: two.run(task_status=task_status))
+        two.set_contacts({one.address: one.contacts()[0]})
+        await real.until(lambda: one.connected() and two.connected())
+        nursery.cancel_scope.cancel()
+    await real.until(lambda: not one.connected())
+    await real.until(lambda: trio.lowlevel.current_statistics().tasks_living <= tasks)
+    assert two.contacts() == () and two.connected() == frozenset()
+
+
+def test_the_librarys_loggers_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    hardening.quieten()
+    logging.getLogger("libp2p.anything").warning("noise")
+    logging.getLogger("libp2p.network.connection").warning("noise")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,121 @@
+"""The pure parts: contacts, back-off, budgets, reputation, framing."""
+
+import pytest
+
+from node.network import wire
+from node.network.budget import Budgets, TokenBucket
+from node.network.redial import LONGEST_DELAY, Contact, delay_after, parse_contact
+from node.network.reputation import FIRST_BAN, LONGEST_BAN, Reputation
+from protocol.identity import Address, NodeKey
+
+KEY = NodeKey.generate()
+ALICE, BOB = Address("alice"), Address("bob")
+
+
+def test_a_contact_is_read_and_must_belong_to_its_member() -> None:
+    text = f"/ip4/10.0.0.1/tcp/4001/p2p/{KEY.peer_id}"
+    assert parse_contact(KEY.address, text) == Contact(KEY.address, KEY.peer_id, "/ip4/10.0.0.1/tcp/4001")
+    assert parse_contact(KEY.address, f"/dns4/node.example/tcp/1/p2p/{KEY.peer_id}") is not None
+    assert parse_contact(NodeKey.generate().address, text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "/ip4/10.0.0.1/tcp/4001",
+        f"/p2p/{KEY.peer_id}",
+        f"/ip4/999.0.0.1/tcp/1/p2p/{KEY.peer_id}",
+        f"/ip4/10.0.0.1/udp/1/p2p/{KEY.peer_id}",
+        "/ip4/10.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+        "/ip4/10.0.0.1/tcp/1/p2p/\x00",
+        "/ip4/10.0.0.1/tcp/1/p2p/" + "1" * 1000,
+    ],
+)
+def test_a_malformed_contact_is_none(text: str) -> None:
+    assert parse_contact(KEY.address, text) is None
+
+
+def test_redial_waits_longer_after_each_failure_up_to_a_limit() -> None:
+    waits = [delay_after(failures, 1.0) for failures in range(1, 40)]
+    assert waits == sorted(waits)
+    assert waits[-1] == LONGEST_DELAY
+    assert delay_after(1, 0.0) == delay_after(1, 1.0) / 2
+
+
+def test_a_bucket_refills_with_time_and_never_beyond_its_burst() -> None:
+    bucket = TokenBucket(rate=1, burst=2)
+    assert [bucket.take(1, now) for now in (0, 0, 0, 1, 1, 100, 100, 100)] == [
+        True, True, False, True, False, True, True, False,
+    ]  # fmt: skip
+    bucket.charge(10)
+    assert not bucket.take(1, 105)
+    assert bucket.take(1, 200)
+
+
+def test_one_peers_budget_is_not_anothers() -> None:
+    budgets = Budgets(rate=1, burst=1)
+    assert [budgets.take(key, 1, 0) for key in "aabb"] == [True, False, True, False]
+
+
+def test_lies_ban_longer_each_time_and_good_deeds_do_not_undo_them() -> None:
+    reputation = Reputation()
+    assert reputation.ready_at(ALICE, 5.0) == 5.0
+    bans = [reputation.lied(ALICE, 5.0) for _ in range(20)]
+    assert bans[0] == FIRST_BAN and bans == sorted(bans) and bans[-1] == LONGEST_BAN
+    reputation.delivered(ALICE)
+    assert reputation.ready_at(ALICE, 6.0) == 5.0 + LONGEST_BAN
+    assert reputation.lies(ALICE) == 20
+    assert reputation.ready_at(BOB, 6.0) == 6.0
+
+
+def test_a_failure_pauses_briefly_and_a_delivery_clears_the_count() -> None:
+    reputation = Reputation()
+    for _ in range(5):
+        reputation.failed(BOB, 0.0)
+    long = reputation.ready_at(BOB, 0.0)
+    reputation.delivered(BOB)
+    reputation.failed(BOB, 100.0)
+    assert 0 < reputation.ready_at(BOB, 100.0) - 100.0 < long
+
+
+class Pipe:
+    """A stream that gives what it was given, a few bytes at a time."""
+
+    def __init__(self, data: bytes = b"", step: int = 3) -> None:
+        self.data = data
+        self.step = step
+
+    async def read(self, n: int | None = None) -> bytes:
+        part = self.data[: min(self.step, n or self.step)]
+        self.data = self.data[len(part) :]
+        return part
+
+    async def write(self, data: bytes) -> None:
+        self.data += data
+
+
+@pytest.mark.parametrize("size", [0, 1, wire.CHUNK - 1, wire.CHUNK, 3 * wire.CHUNK + 1])
+async def test_requests_and_responses_survive_the_wire(size: int) -> None:
+    body = bytes(size)
+    pipe = Pipe(step=50_000)
+    await wire.write_request(pipe, body)
+    assert await wire.read_request(pipe, size) == body
+    await wire.write_response(pipe, wire.BUSY, body)
+    assert await wire.read_response(pipe, size) == (wire.BUSY, body)
+    assert not pipe.data
+
+
+async def test_an_announced_length_above_the_limit_is_refused_before_reading() -> None:
+    pipe = Pipe(b"\xff\xff\xff\xff" + bytes(100))
+    with pytest.raises(wire.WireError) as caught:
+        await wire.read_request(pipe, 1000)
+    assert caught.value.announced == 0xFFFFFFFF
+    assert len(pipe.data) == 100
+
+
+async def test_a_stream_that_ends_early_is_an_error() -> None:
+    for data in (b"", b"\x00\x00", b"\x00\x00\x00\x09abc"):
+        with pytest.raises(wire.WireError):
+            await wire.read_request(Pipe(data), 1000)
