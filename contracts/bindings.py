@@ -453,7 +453,8 @@ def parse_revert(data: bytes) -> Revert | None:
         values = abi_decode([abi for _, abi in inputs], data[4:])
     except (DecodingError, ValueError, OverflowError):
         return None
-    return Revert(name, dict(zip((part for part, _ in inputs), values, strict=True)))
+    pairs = zip(inputs, values, strict=True)
+    return Revert(name, {part: parse_address(value) if abi == "address" else value for (part, abi), value in pairs})
 
 
 # ---- the contracts

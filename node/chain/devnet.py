@@ -114,6 +114,7 @@ class Devnet:
         self._cache = cache
         self._publish = publish
         self._anvil: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._state = StateCopies(self.directory / "state")
         self._restarts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE)
         self._lock: IO[str] | None = None
@@ -184,7 +185,7 @@ class Devnet:
         if self._publish:
             arguments += ["--publish", str(self._publish)]
         with (self.directory / "keeper.log").open("ab") as output:
-            keeper = subprocess.Popen(
+            self._child = subprocess.Popen(
                 [sys.executable, "-m", "node.chain.devnet", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -192,7 +193,7 @@ class Devnet:
                 start_new_session=True,
                 cwd=Path(__file__).resolve().parents[2],
             )
-        return self._wait_up(keeper, timeout)
+        return self._wait_up(self._child, timeout)
 
     def down(self) -> bool:
         """Stop the background chain and whatever is left of it; returns whether anything ran. Blocking."""
@@ -202,6 +203,8 @@ class Devnet:
             _end(keeper, 3 * STOP_SECONDS)
         if anvil is not None and (process := anvil.process()) is not None:
             _end(process, STOP_SECONDS)
+        if self._child is not None:
+            self._child.wait(STOP_SECONDS)
         self._forget()
         return found
 
@@ -301,17 +304,21 @@ class Devnet:
 
     def _deploy_once(self, record: _Record) -> None:
         """Deploy unless the contracts are there; after a loss of all state they get the same addresses again."""
-        deployer = self.accounts()[0]
-        web3 = Web3(FallbackProvider([f"http://{HOST}:{record.port}"], record.chain_id))
-        if record.contracts is not None:
-            swarm = Web3.to_checksum_address(record.contracts.swarm)
-            if web3.eth.get_code(swarm):
-                return
-            log.warning("devnet.state_lost", directory=str(self.directory))
-        with httpx.Client(timeout=8.0) as http:
-            for account in self.accounts():
-                rpc(http, f"http://{HOST}:{record.port}", "anvil_setBalance", account.address, hex(RICH))
-        done = deploy(web3, deployer, self.options.deployment)
+        url = f"http://{HOST}:{record.port}"
+        provider = FallbackProvider([url], record.chain_id)
+        try:
+            web3 = Web3(provider)
+            if record.contracts is not None:
+                if web3.eth.get_code(Web3.to_checksum_address(record.contracts.swarm)):
+                    return
+                log.warning("devnet.state_lost", directory=str(self.directory))
+            accounts = self.accounts()
+            with httpx.Client(timeout=8.0) as http:
+                for account in accounts:
+                    rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
+            done = deploy(web3, accounts[0], self.options.deployment)
+        finally:
+            provider.close()
         self._write_record(msgspec.structs.replace(record, contracts=done.addresses, deployed_block=done.block))
 
     def _make_profile(self) -> NetworkProfile:
