@@ -10,6 +10,8 @@ import signal
 import threading
 import time
 
+from node.training.orphan import LAUNCHER_PID
+
 GRACE_SECONDS = 10.0
 
 
@@ -30,6 +32,7 @@ def main() -> None:
     spool = parser.parse_args().spool
     _stop_with_stdin()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ[LAUNCHER_PID] = str(os.getpid())
     from torch.distributed import run
 
     run.main(["--standalone", "--nproc-per-node=1", "--module", "node.training.trainer", "--spool", spool])

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +22,12 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import msgspec  # noqa: E402 - the environment must be set before torch loads
+from node.training.orphan import die_with_launcher  # noqa: E402 - the environment must be set before torch loads
+
+if __name__ == "__main__":
+    die_with_launcher()
+
+import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from blake3 import blake3  # noqa: E402
@@ -188,23 +192,10 @@ def _checked_batch(data: bytes, step: int) -> Batch:
     return batch
 
 
-def _die_with_parent() -> None:
-    """torchrun gives its workers a session of their own: watch that it lives."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train on a spool. Started by node.training.launch.")
     parser.add_argument("--spool", type=Path, required=True)
     spool = Spool(parser.parse_args().spool)
-    _die_with_parent()
     torch.set_num_threads(1)
     with (spool.root / "trainer.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
