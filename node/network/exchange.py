@@ -47,6 +47,10 @@ RUN_TIMEOUT = 30.0
 IMPATIENCE = 2.0
 """Seconds after which an idle source may fetch, too, what another one is still delivering."""
 MAX_COPIES = 2
+MAX_IN_FLIGHT = 16
+"""Runs being fetched by this node at once, over all blobs: bounds memory, and keeps each one swift."""
+IDLE = 0.25
+"""Seconds after which a source without work looks again by itself."""
 REFRESH = 1.0
 """Seconds between two looks at what an incomplete source has."""
 _ANSWER_LIMIT = MAX_INFO_BYTES + MAX_PIECES // 8 + 256
@@ -83,6 +87,7 @@ class BlobExchange:
         self._network = network
         self._store = store
         self._transfers: dict[bytes, _Transfer] = {}
+        self._in_flight = trio.CapacityLimiter(MAX_IN_FLIGHT)
         self.reputation = Reputation()
         network.serve(PROTOCOL, self._answer, max_request=MAX_REQUEST)
 
@@ -110,7 +115,8 @@ class BlobExchange:
         return path
 
     async def _lead(self, root: bytes, sources: Sequence[Address], max_size: int) -> None:
-        transfer = self._transfers[root] = _Transfer(self._network, self._store, self.reputation, root, max_size)
+        transfer = _Transfer(self._network, self._store, self.reputation, self._in_flight, root, max_size)
+        self._transfers[root] = transfer
         transfer.add(sources)
         try:
             await transfer.run()
@@ -173,12 +179,21 @@ class _Run:
 class _Transfer:
     """One blob on its way."""
 
-    def __init__(self, network: Network, store: BlobStore, reputation: Reputation, root: bytes, max_size: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        store: BlobStore,
+        reputation: Reputation,
+        in_flight: trio.CapacityLimiter,
+        root: bytes,
+        max_size: int,
+    ) -> None:
         self.partial: Partial | None = None
         self.ended = trio.Event()
         self._network = network
         self._store = store
         self._reputation = reputation
+        self._in_flight = in_flight
         self._root = root
         self._max_size = max_size
         self._sources: dict[Address, frozenset[int] | None] = {}  # which pieces it has; None: unknown, or all
@@ -235,14 +250,18 @@ class _Transfer:
         async with trio.open_nursery() as self._nursery:
             for source in self._sources:
                 self._hire(source)
-            while self._failure is None and not (self.partial and self.partial.complete):
-                self._news = trio.Event()
+            while not self._done():
                 await self._news.wait()
             self._nursery.cancel_scope.cancel()
         self._nursery = None
 
     def _done(self) -> bool:
         return self._failure is not None or (self.partial is not None and self.partial.complete)
+
+    def _tell(self) -> None:
+        """Something happened: whoever waits looks again."""
+        self._news.set()
+        self._news = trio.Event()
 
     # -- one source --------------------------------------------------------------------------------
 
@@ -257,13 +276,15 @@ class _Transfer:
                 continue
             try:
                 if self.partial is not None and await self._ask_run(source, self.partial):
+                    self._tell()
                     continue
                 stale = self.partial is None or self._sources[source] is not None
                 if number == 0 and stale and now - asked_at > REFRESH:
                     asked_at = now
                     await self._ask_info(source)
                 else:
-                    await trio.sleep(0.02)
+                    with trio.move_on_after(IDLE):
+                        await self._news.wait()
             except (PeerUnavailable, BlobUnavailable):
                 self._reputation.failed(source, trio.current_time())
                 asked_at = -math.inf
@@ -271,7 +292,7 @@ class _Transfer:
                 self._blame(source, str(error))
             except NetworkError as error:  # ours: the store is full, the blob is too large
                 self._failure = error
-            self._news.set()
+            self._tell()
 
     async def _ask_info(self, source: Address) -> bool:
         answer = await self._request(source, AskInfo(self._root), _ANSWER_LIMIT, INFO_TIMEOUT)
@@ -295,19 +316,19 @@ class _Transfer:
 
     async def _ask_run(self, source: Address, partial: Partial) -> bool:
         """Fetch the next run from `source`; False if there is none that it could deliver."""
-        run = self._next_run(source, partial) or self._late_run(source)
-        if run is None:
-            return False
-        try:
-            ask = AskPieces(self._root, run.first, run.count)
-            limit = run.count * partial.info.piece_size
-            data = await self._request(source, ask, limit, RUN_TIMEOUT)
-            good = await partial.write(run.first, data)
-        finally:
-            run.sources.discard(source)
-            if not run.sources:
-                self._runs.remove(run)
-                self._slots.appendleft(run.slot)
+        async with self._in_flight:
+            run = self._next_run(source, partial) or self._late_run(source)
+            if run is None:
+                return False
+            try:
+                ask = AskPieces(self._root, run.first, run.count)
+                data = await self._request(source, ask, run.count * partial.info.piece_size, RUN_TIMEOUT)
+                good = await partial.write(run.first, data)
+            finally:
+                run.sources.discard(source)
+                if not run.sources:
+                    self._runs.remove(run)
+                    self._slots.appendleft(run.slot)
         if good < 1 or len(data) != _length(partial.info, run.first, good):
             self._blame(source, f"piece {run.first + good} has another hash")
         else:
