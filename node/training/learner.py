@@ -18,6 +18,9 @@ from node.training.errors import TrainingError
 from node.training.losses.intellect2 import token_loss
 from protocol.run import Recipe
 
+BETAS = (0.9, 0.95)
+"""AdamW's. A second-moment memory of 20 steps follows the gradient's size as groups become uniform (0.999 learnt
+more slowly and less evenly over seeds, see benchmarks/recipe.py)."""
 MICRO_BATCH_TOKENS = 1 << 14
 """Most padded tokens in one forward and backward pass."""
 
@@ -32,7 +35,11 @@ class Learner:
         self._temperature = temperature
         self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
+            self.parameters.values(),
+            lr=recipe.learning_rate,
+            betas=BETAS,
+            weight_decay=recipe.weight_decay,
+            fused=True,
         )
 
     def learning_rate(self, step: int) -> float:

@@ -1,0 +1,156 @@
+"""An honest file passes; every cheat is rejected for its own reason; no bytes make the inspector fail."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from node.inference.inspect import inspect
+from node.inference.produce import produce
+from node.inference.session import Session, torch_engine
+from node.inference.wire import Inspect, Inspected, Produce, Produced
+from protocol.checks import Reason
+from protocol.identity import NodeKey
+from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
+from protocol.run import RunSpec
+from protocol.statements import Outcome
+from tests.cheats.other_weights import OtherWeights
+from tests.cheats.own_problems import OwnProblems
+
+ROOT = bytes(range(32))
+NODE = NodeKey(b"\x07" * 32).address
+
+
+@pytest.fixture(scope="module")
+def make(tiny_assets: Path, tiny_run: RunSpec) -> Callable[[type[Session]], Session]:
+    def session(kind: type[Session]) -> Session:
+        made = kind(tiny_run, tiny_assets, torch_engine)
+        made.keep(ROOT, str(tiny_assets / "model" / "model.safetensors"))
+        return made
+
+    return session
+
+
+@pytest.fixture(scope="module")
+def honest(make: Callable[[type[Session]], Session]) -> Session:
+    return make(Session)
+
+
+@pytest.fixture(scope="module")
+def produced(honest: Session, tmp_path_factory: pytest.TempPathFactory) -> Produced:
+    return produce(honest, order(tmp_path_factory.mktemp("files") / "honest.arrow"))
+
+
+def order(path: Path) -> Produce:
+    return Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(path))
+
+
+def judge(session: Session, path: str | Path, units: int, **changes: Any) -> Inspected:
+    asked = Inspect(
+        policy_root=ROOT, node=NODE, pool=3, index=5, units=units, path=str(path), report_path=f"{path}.report"
+    )
+    return inspect(session, msgspec.structs.replace(asked, **changes))
+
+
+def test_an_honest_file_is_accepted_with_a_report(honest: Session, produced: Produced, tiny_run: RunSpec) -> None:
+    seen = judge(honest, produced.path, produced.units)
+    assert (seen.outcome, seen.reason, seen.detail) == (Outcome.ACCEPT, Reason.NONE, "")
+    assert seen.statistics["sampling_mean"] < 1e-6
+    assert seen.rewards_mean == pytest.approx(produced.reward_estimate)
+    batch = decode(Path(produced.path).read_bytes(), 8)
+    report = decode_report(Path(seen.report_path).read_bytes(), 8)
+    assert report.header.policy_root == ROOT.hex()
+    assert [len(row.logprobs) for row in report.rows] == [len(row.output) for row in batch.rows]
+    assert seen.tokens == produced.units == sum(len(row.output) for row in batch.rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reasons"),
+    [(OwnProblems, {Reason.WRONG_DRAW}), (OtherWeights, {Reason.ACTIVATIONS, Reason.SAMPLING})],
+)
+def test_a_cheating_engine_is_rejected(
+    make: Callable[[type[Session]], Session], honest: Session, tmp_path: Path, kind: type[Session], reasons: set[Reason]
+) -> None:
+    made = produce(make(kind), order(tmp_path / "cheat.arrow"))
+    seen = judge(honest, made.path, made.units)
+    assert seen.reason in reasons
+    assert seen.outcome == (Outcome.SLASH if reasons == {Reason.WRONG_DRAW} else Outcome.REJECT)
+    assert seen.report_path == ""
+
+
+def change_row(batch: RolloutBatch, **changes: Any) -> RolloutBatch:
+    first, *rest = batch.rows
+    return msgspec.structs.replace(batch, rows=(msgspec.structs.replace(first, **changes), *rest))
+
+
+def other_token(row: SampleRow) -> list[int]:
+    """The same length, with another first token (never the end token 1)."""
+    return [2 + (row.output[0] - 1) % 9, *row.output[1:]]
+
+
+TAMPERINGS: list[tuple[Reason, Callable[[RolloutBatch], RolloutBatch]]] = [
+    (Reason.WRONG_IDENTITY, lambda b: msgspec.structs.replace(b, header=msgspec.structs.replace(b.header, index=6))),
+    (Reason.MALFORMED, lambda b: msgspec.structs.replace(b, rows=b.rows[1:])),
+    (Reason.MALFORMED, lambda b: change_row(b, output=[1 << 20, *b.rows[0].output[1:]])),
+    (Reason.MALFORMED, lambda b: change_row(b, output=[])),
+    (Reason.WRONG_DRAW, lambda b: change_row(b, problem_id="sort-1")),
+    (Reason.WRONG_PROMPT, lambda b: change_row(b, prompt=b.rows[0].prompt[:-1])),
+    (Reason.TERMINATION, lambda b: change_row(b, finished=not b.rows[0].finished)),
+    (Reason.BAD_PROOF_FORM, lambda b: change_row(b, proofs=bytes(len(b.rows[0].proofs)))),
+    (Reason.BAD_PROOF_FORM, lambda b: change_row(b, proofs=b.rows[0].proofs + b"\0" * 66)),
+    (Reason.SAMPLING, lambda b: change_row(b, output=other_token(b.rows[0]))),
+]
+
+
+@pytest.mark.parametrize(("reason", "tamper"), TAMPERINGS)
+def test_a_tampered_file_is_rejected_for_its_reason(
+    honest: Session,
+    produced: Produced,
+    tmp_path: Path,
+    reason: Reason,
+    tamper: Callable[[RolloutBatch], RolloutBatch],
+) -> None:
+    batch = tamper(decode(Path(produced.path).read_bytes(), 8))
+    path = tmp_path / "tampered.arrow"
+    path.write_bytes(encode(batch))
+    seen = judge(honest, path, batch.units)
+    assert seen.outcome != Outcome.ACCEPT
+    if reason == Reason.SAMPLING:  # another token is another activation too
+        assert seen.reason in (Reason.SAMPLING, Reason.ACTIVATIONS)
+    else:
+        assert seen.reason == reason
+
+
+def test_claiming_more_units_than_tokens_is_rejected(honest: Session, produced: Produced) -> None:
+    assert judge(honest, produced.path, produced.units + 1).reason == Reason.UNITS
+
+
+def test_random_numbers_of_another_submission_do_not_fit(honest: Session, produced: Produced, tmp_path: Path) -> None:
+    """The tokens of submission 5, offered with the right prompts as if another seed had drawn them."""
+    batch = decode(Path(produced.path).read_bytes(), 8)
+    rows = list(batch.rows)
+    for group in range(0, 8, 4):  # within a group the prompts are equal: swap whole answers
+        a, b = rows[group], rows[group + 1]
+        rows[group] = msgspec.structs.replace(b, sample=a.sample)
+        rows[group + 1] = msgspec.structs.replace(a, sample=b.sample)
+    path = tmp_path / "swapped.arrow"
+    path.write_bytes(encode(msgspec.structs.replace(batch, rows=tuple(rows))))
+    assert judge(honest, path, batch.units).reason == Reason.SAMPLING
+
+
+def test_no_damage_to_the_bytes_makes_the_inspector_fail(honest: Session, produced: Produced, tmp_path: Path) -> None:
+    data = Path(produced.path).read_bytes()
+    random = np.random.default_rng(0)
+    path = tmp_path / "damaged.arrow"
+    for trial in range(60):
+        damaged = bytearray(data[: int(random.integers(len(data)))] if trial % 3 == 0 else data)
+        for _ in range(int(random.integers(1, 9))):
+            if damaged:
+                damaged[int(random.integers(min(len(damaged), 2000 if trial % 2 else len(damaged))))] ^= 255
+        path.write_bytes(bytes(damaged))
+        assert judge(honest, path, produced.units).outcome in (Outcome.ACCEPT, Outcome.REJECT, Outcome.SLASH)
