@@ -28,6 +28,8 @@ def known_sockets() -> list[Path]:
 
 def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
     """Ask one daemon; raises CommandError when none listens or its answer makes no sense."""
+    if not _answers(socket):
+        raise _no_daemon("nobody listens on its socket")
     transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
     try:
         with httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client:
@@ -46,6 +48,8 @@ def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
 
 async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus | None:
     """The same inside trio; None when there is no (complete) answer now."""
+    if not socket.exists():  # noqa: ASYNC240 - one stat of a local file system
+        return None
     transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
     try:
         async with httpx.AsyncClient(transport=transport, timeout=timeout, base_url="http://daemon") as client:
@@ -74,6 +78,4 @@ def _answers(path: Path) -> bool:
 
 
 def _no_daemon(why: str) -> CommandError:
-    return CommandError(
-        "no daemon runs there", why or "nobody listens on its socket", "start one: intellect-node join", NETWORK
-    )
+    return CommandError("no daemon runs there", why, "start one: intellect-node join", NETWORK)

@@ -282,9 +282,13 @@ def _open(key: Path | None, password_file: Path | None) -> "NodeKey | None":
 
 
 def _address(text: str) -> Any:
+    from protocol.errors import ProtocolError
     from protocol.identity import parse_address
 
-    return parse_address(text)
+    try:
+        return parse_address(text)
+    except ProtocolError as error:
+        raise CommandError(f"{text[:60]!r} is no address", error.why, "give 0x and 40 hex digits", USAGE) from None
 
 
 def _one_address(address: str | None, state_dir: Path | None, what: str) -> Any:

@@ -92,9 +92,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--venv", type=Path, required=True)
     parser.add_argument("--extras", default="", help="comma-separated extras of pyproject.toml")
-    parser.add_argument(
-        "--stamp", type=Path, action="append", default=[], help="file to touch when all is done"
-    )
+    parser.add_argument("--stamp", type=Path, action="append", default=[], help="file to touch when all is done")
     return parser.parse_args()
 
 
@@ -115,9 +113,7 @@ def _make_venv(venv: Path) -> None:
             "this Python comes without ensurepip",
             "install it, e.g. `apt install python3-venv`, and run the command again",
         )
-    result = subprocess.run(
-        [sys.executable, "-m", "venv", str(venv)], capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, text=True, check=False)
     if result.returncode:
         _fail(
             "no virtual environment could be made",
@@ -127,9 +123,7 @@ def _make_venv(venv: Path) -> None:
 
 
 def _upgrade_pip(python: Path, log: Path) -> None:
-    version = subprocess.run(
-        [python, "-m", "pip", "--version"], capture_output=True, text=True, check=True
-    ).stdout
+    version = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, text=True, check=True).stdout
     if tuple(int(part) for part in version.split()[1].split(".")[:2]) < PIP_MINIMUM:
         _pip(python, ["install", "--upgrade", "pip"], log, "renewing pip")
 
@@ -200,9 +194,7 @@ def _index_options() -> list[str]:
 def _pip(python: Path, arguments: Sequence[str], log: Path, label: str) -> None:
     """Runs pip, shows what it is at in one line, keeps its words in the log."""
     command = [python, "-m", "pip", *arguments, "--progress-bar", "off", "--disable-pip-version-check"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     output: list[str] = []
     collected = 0
     for line in _lines(process):

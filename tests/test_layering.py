@@ -9,7 +9,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("protocol", "contracts", "node", "cli")
 NEIGHBOURS = ("network", "chain", "weights", "inference", "training", "environments")
-ON_TOP = {"node.roles", "node.daemon", "node.api"}
+ASSEMBLY = {"node.daemon", "node.status", "node.assets"}
+"""The daemon and its two pages that put the parts together: what it tells, and how a run reaches its role."""
+ON_TOP = ASSEMBLY | {"node.roles", "node.api"}
 
 # A neighbour's public face, which others may import: interfaces, its double, its errors, its wire types.
 # Everything else of a neighbour is its own business.
@@ -71,14 +73,14 @@ def test_nothing_of_the_program_imports_its_tests() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_daemon_imports_the_roles() -> None:
+def test_only_the_daemons_assembly_imports_the_roles() -> None:
     wrong = [
         f"{module_name(path)} imports {name}"
         for path in sources("node")
         for name in imports(path)
         if below(name, "node.roles")
         and not below(module_name(path), "node.roles")
-        and module_name(path) != "node.daemon"
+        and module_name(path) not in ASSEMBLY
     ]
     assert not wrong, "\n".join(wrong)
 

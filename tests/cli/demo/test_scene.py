@@ -1,0 +1,99 @@
+"""The demo's directory, lock, cast and run file."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.demo.cast import DemoOptions, cast, join_command
+from cli.demo.lock import directory_lock
+from cli.demo.runs import render_run, write_run
+from cli.demo.scene import Scene
+from cli.demo.story import demo_environment
+from cli.errors import CommandError
+from node.errors import RunFileError
+from node.runfile import load_run_file
+
+
+def test_a_second_demo_in_one_directory_is_refused_and_the_lock_is_gone_afterwards(tmp_path: Path) -> None:
+    with directory_lock(tmp_path), pytest.raises(CommandError, match=f"process {os.getpid()} holds"):
+        with directory_lock(tmp_path):
+            pass
+    with directory_lock(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_with_other_files_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(CommandError, match=r"thesis\.tex"):
+        Scene(tmp_path).claim()
+
+
+def test_a_fresh_start_removes_what_the_last_demo_left_and_nothing_else(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.claim()
+    scene.state_dir("worker 1").mkdir(parents=True)
+    scene.run_file.touch()
+    (tmp_path / "notes.txt").touch()
+    scene.clear()
+    scene.claim()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".intellect-node-demo", "notes.txt"]
+
+
+def test_the_cast_is_one_trainer_one_validator_the_workers_and_the_cheat(tmp_path: Path) -> None:
+    names = [one.name for one in cast(DemoOptions(tmp_path, workers=3))]
+    assert names == ["trainer", "worker 1", "worker 2", "worker 3", "validator", "cheat"]
+    assert not [one for one in cast(DemoOptions(tmp_path, cheat=None)) if one.cheat]
+
+
+def test_only_the_cheat_is_told_another_engine_and_only_the_trainer_the_run(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    commands = {
+        one.name: list(join_command(one, scene, Path("net.toml"), 1)) for one in cast(DemoOptions(tmp_path, workers=1))
+    }
+    assert [name for name, command in commands.items() if "--engine-command" in command] == ["cheat"]
+    assert [name for name, command in commands.items() if "--run" in command] == ["trainer"]
+    assert len({tuple(command[command.index("--state-dir") + 1 :][:1]) for command in commands.values()}) == 4
+
+
+def test_children_do_not_inherit_the_settings_of_the_users_own_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTELLECT_NODE_ROLE", "validator")
+    environment = demo_environment(Scene(tmp_path))
+    assert [name for name in environment if name.startswith("INTELLECT_NODE_")] == ["INTELLECT_NODE_HOME"]
+    assert environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_the_demos_own_run_takes_seed_and_steps_of_the_command_line(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    write_run(DemoOptions(tmp_path, steps=40, seed=7), scene)
+    run = load_run_file(scene.run_file)
+    assert (run.recipe.steps, run.recipe.seed, run.recipe.target_reward) == (40, 7, 0.7)
+    assert run.model == "model"
+
+
+def test_a_users_run_file_is_kept_word_for_word_with_its_paths_resolved(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    source = tmp_path / "mine" / "run.toml"
+    source.write_text(
+        'name = "a \\"quoted\\" run"\nmodel = "m"\ndataset = "d.jsonl"\n'
+        '[environment]\nname = "dataset"\nargs = { template = "chat", held_back_share = 0.1 }\n'
+        "[recipe]\nlearning_rate = 1e-6\n"
+    )
+    scene = Scene(tmp_path / "demo")
+    scene.claim()
+    written = write_run(DemoOptions(scene.directory, run_file=source), scene)
+    assert load_run_file(scene.run_file) == written
+    assert written.model == str(tmp_path / "mine" / "m")
+    assert written.environment.args == {"template": "chat", "held_back_share": 0.1}
+    assert "learning_rate = 1e-06" in render_run(written)
+
+
+def test_a_mistake_in_a_users_run_file_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "run.toml"
+    source.write_text('name = "x"\nmodle = "m"\n[environment]\nname = "sort"\n')
+    with pytest.raises(RunFileError) as caught:
+        write_run(DemoOptions(tmp_path, run_file=source), Scene(tmp_path))
+    assert "model" in caught.value.remedy
