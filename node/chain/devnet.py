@@ -135,6 +135,7 @@ class Devnet:
         """This devnet's own accounts, derived from its own random words; the first deployed the contracts."""
         path = self.directory / "keys.json"
         if not path.exists():
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_private(path, json.dumps(_new_accounts()))
         return [NodeKey(bytes.fromhex(entry["key"])) for entry in json.loads(path.read_text())["accounts"]]
 
@@ -180,10 +181,12 @@ class Devnet:
         """Start in the background unless it runs already; returns when the chain answers. Blocking."""
         if self._keeper() is not None:
             return self._wait_up(None, timeout)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         arguments = [str(self.directory), "--cache", str(self._cache), "--options", _encode(self.options)]
         if self._publish:
             arguments += ["--publish", str(self._publish)]
+        if self._child is not None:
+            self._child.poll()  # an earlier keeper that was killed: reap it
         with (self.directory / "keeper.log").open("ab") as output:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "node.chain.devnet", *arguments],
@@ -204,6 +207,7 @@ class Devnet:
         if anvil is not None and (process := anvil.process()) is not None:
             _end(process, STOP_SECONDS)
         if self._child is not None:
+            self._child.kill()  # it had ended, or had not come far enough to leave its pid
             self._child.wait(STOP_SECONDS)
         self._forget()
         return found
@@ -227,7 +231,8 @@ class Devnet:
         while time.monotonic() < limit:
             if keeper is not None and keeper.poll() is not None:
                 raise self._failed_to_come_up()
-            if (self.directory / "keeper.pid").exists() and self.profile_path.exists() and self.status().running:
+            ready, found = self._read_pid("ready"), self._keeper()
+            if ready and found and ready.pid == found.pid and self.status().running:
                 self.profile = read_profile(self.profile_path)
                 return self.profile
             time.sleep(0.1)
@@ -248,6 +253,7 @@ class Devnet:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.directory / "failure.json").unlink(missing_ok=True)
         self._acquire()
+        self._write_pid("keeper", os.getpid())
         self._end_orphan()
         record = self._record() or _Record(self.options.port or _free_port(), self.options.chain_id)
         if self.options.port and record.port != self.options.port:
@@ -261,7 +267,7 @@ class Devnet:
         if self._publish:
             write_profile(self._publish, profile)
         self.profile = profile
-        self._write_pid("keeper", os.getpid())
+        self._write_pid("ready", os.getpid())
         log.info("devnet.up", url=profile.rpc_urls[0], anvil=self.anvil_pid, directory=str(self.directory))
 
     def _launch(self, binary: Path, record: _Record) -> None:
@@ -353,24 +359,23 @@ class Devnet:
 
     def _stop(self) -> None:
         """Only what this object started; a second keeper that failed to start leaves the first alone."""
-        if self._anvil is not None:
-            if self._anvil.poll() is None:
-                self._save(-1)
-                self._anvil.terminate()
-                try:
-                    self._anvil.wait(STOP_SECONDS)
-                except subprocess.TimeoutExpired:
-                    self._anvil.kill()
-                    self._anvil.wait(STOP_SECONDS)
-            self._forget()
-            log.info("devnet.down", directory=str(self.directory))
+        if self._anvil is not None and self._anvil.poll() is None:
+            self._save(-1)
+            self._anvil.terminate()
+            try:
+                self._anvil.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._anvil.kill()
+                self._anvil.wait(STOP_SECONDS)
         if self._lock is not None:
+            self._forget()
             self._lock.close()
             self._lock = None
+            log.info("devnet.down", directory=str(self.directory))
 
     def _forget(self) -> None:
-        for name in ("keeper.pid", "anvil.pid"):
-            (self.directory / name).unlink(missing_ok=True)
+        for name in ("keeper", "ready", "anvil"):
+            (self.directory / f"{name}.pid").unlink(missing_ok=True)
         if self._publish:
             self._publish.unlink(missing_ok=True)
 

@@ -20,7 +20,6 @@ class StateCopies:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
 
     def _copies(self) -> list[Path]:
         return sorted(self._folder.glob("state-*.json"), reverse=True)
@@ -31,6 +30,7 @@ class StateCopies:
             data = gzip.decompress(bytes.fromhex(dump.removeprefix("0x")))
         except (OSError, EOFError) as error:
             raise ValueError(f"not a state: {error}") from error
+        self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._copies()
         number = int(newest[0].stem.removeprefix("state-")) + 1 if newest else 1
         target = self._folder / f"state-{number:09d}.json"

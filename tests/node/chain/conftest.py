@@ -1,0 +1,164 @@
+"""A real chain with the contracts, shared by the tests and put back after each; and bad RPC endpoints."""
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from web3 import Web3
+
+from contracts.bindings import PoolParams
+from contracts.deploy import TOKEN, DeployParams, deploy
+from node.chain.anvil import find_anvil
+from node.chain.client import ChainClient
+from node.chain.faucet import DevnetFaucet
+from node.chain.profile import NetworkProfile
+from node.chain.rpc import FallbackProvider, rpc
+from node.chain.sender import SendLimits
+from node.chain.setup import prepare_participant
+from protocol.identity import NodeKey
+
+CHAIN_ID = 31337
+
+
+@pytest.fixture(scope="session")
+def anvil_cache(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.cache.mkdir("anvil"))  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="session")
+def deployed(anvil_cache: Path) -> Iterator[NetworkProfile]:
+    """A chain that makes a block per transaction; its profile."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen([str(find_anvil(anvil_cache)), "--port", str(port), "--accounts", "0", "--silent"])
+    provider = FallbackProvider([url], CHAIN_ID)
+    try:
+        _wait_for(url, process)
+        deployer = NodeKey.generate()
+        provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
+        done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600))
+        yield NetworkProfile(name="test", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
+    finally:
+        provider.close()
+        process.kill()
+        process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(500):
+        assert process.poll() is None
+        try:
+            with httpx.Client() as http:
+                rpc(http, url, "eth_chainId")
+            return
+        except httpx.HTTPError:
+            time.sleep(0.01)
+    raise AssertionError("anvil does not answer")
+
+
+@pytest.fixture
+def chain_rpc(deployed: NetworkProfile) -> Iterator[Callable[..., Any]]:
+    """Bare requests to the chain."""
+    with httpx.Client() as http:
+        yield lambda method, *params: rpc(http, deployed.rpc_urls[0], method, *params)
+
+
+@pytest.fixture
+def profile(deployed: NetworkProfile, chain_rpc: Callable[..., Any]) -> Iterator[NetworkProfile]:
+    """The profile of the chain, which is put back afterwards."""
+    snapshot = chain_rpc("evm_snapshot")
+    yield deployed
+    chain_rpc("evm_revert", snapshot)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., ChainClient]]:
+    """Makes clients that look often and are closed at the end."""
+    clients: list[ChainClient] = []
+
+    def make(profile: NetworkProfile, key: NodeKey | None = None, **options: Any) -> ChainClient:
+        limits = options.pop("limits", SendLimits(poll=0.02, bump_after=0.3, give_up=10.0))
+        clients.append(ChainClient(profile, key, limits=limits, **options))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+class Participants:
+    """A pool with a manager who pays, a validator's key, and one registered node."""
+
+    def __init__(self, client: ChainClient) -> None:
+        self.client = client
+        self.manager, self.provider, self.validator = (NodeKey.generate() for _ in range(3))
+        assert client.key is not None
+        self.node = client.key
+        self.pool = 0
+
+    async def prepare(self) -> None:
+        faucet = DevnetFaucet(self.client)
+        await faucet.fund(self.manager.address, coin=10**18, token=100 * TOKEN)
+        await prepare_participant(self.client, faucet, self.provider, self.node, stake=100 * TOKEN)
+        params = PoolParams(
+            manager=self.manager.address,
+            reward_per_unit=10**15,
+            window=60,
+            epoch_seconds=10,
+            slash_amount=50 * TOKEN,
+            validators=(self.validator.address,),
+        )
+        self.pool = await self.client.create_pool(params, key=self.manager)
+        await self.client.fund_pool(self.pool, 100 * TOKEN, key=self.manager)
+
+
+@pytest.fixture
+async def people(profile: NetworkProfile, connect: Callable[..., ChainClient]) -> AsyncIterator[Participants]:
+    people = Participants(connect(profile, NodeKey.generate()))
+    await people.prepare()
+    yield people
+
+
+@pytest.fixture
+def bad_endpoint() -> Iterator[Callable[[int, bytes], str]]:
+    """Starts an endpoint that answers everything with the given status and body; returns its URL."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(status: int, body: bytes) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:  # noqa: N802
+                self.rfile.read(int(self.headers["content-length"]))
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def dead_url() -> str:
+    """An endpoint where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"

@@ -1,0 +1,276 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from contracts.bindings import Addresses, Joined, Slashed, WorkCommitted
+from contracts.deploy import TOKEN
+from node.chain.client import ChainClient
+from node.chain.errors import (
+    ChainError,
+    DevnetError,
+    InsufficientFunds,
+    InsufficientStake,
+    NotDeployed,
+    Reverted,
+    RpcRefused,
+    RpcUnreachable,
+    TransactionUnconfirmed,
+    WrongChain,
+)
+from node.chain.faucet import DevnetFaucet
+from node.chain.outbox import Outbox
+from node.chain.profile import NetworkProfile
+from node.chain.sender import SendLimits
+from node.chain.setup import prepare_participant
+from protocol.identity import NodeKey
+from protocol.statements import Outcome, Verdict, WorkCommitment, sign
+
+Connect = Callable[..., ChainClient]
+
+
+def with_urls(profile: NetworkProfile, *urls: str) -> NetworkProfile:
+    return msgspec.structs.replace(profile, rpc_urls=urls)
+
+
+# ---- endpoints
+
+
+async def test_a_dead_endpoint_is_an_error_with_a_remedy(
+    profile: NetworkProfile, connect: Connect, dead_url: str
+) -> None:
+    client = connect(with_urls(profile, dead_url))
+    with pytest.raises(RpcUnreachable) as caught:
+        await client.block()
+    assert dead_url in caught.value.why and "devnet up" in caught.value.remedy
+    assert not client.healthy
+
+
+async def test_the_next_endpoint_is_used_and_kept(profile: NetworkProfile, connect: Connect, dead_url: str) -> None:
+    client = connect(with_urls(profile, dead_url, profile.rpc_urls[0]))
+    await client.connect()
+    assert client.url == profile.rpc_urls[0]
+    assert (await client.block()).number > 0
+    assert client.healthy
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>not json</html>"),
+        (200, b"[]"),
+        (200, b"{}"),
+        (200, b'{"jsonrpc":"2.0","id":1,"result":"x"}'),
+        (429, b'{"jsonrpc":"2.0","id":1,"error":{"code":-32005,"message":"slow down"}}'),
+        (502, b"bad gateway"),
+    ],
+)
+async def test_an_endpoint_that_talks_nonsense_is_passed_over(
+    profile: NetworkProfile, connect: Connect, bad_endpoint: Any, status: int, body: bytes
+) -> None:
+    client = connect(with_urls(profile, bad_endpoint(status, body), profile.rpc_urls[0]))
+    assert (await client.block()).number > 0
+
+
+async def test_an_endpoint_that_floods_is_passed_over(
+    profile: NetworkProfile, connect: Connect, bad_endpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.chain.rpc.MAX_RESPONSE", 100_000)
+    client = connect(with_urls(profile, bad_endpoint(200, b" " * 200_000), profile.rpc_urls[0]))
+    assert (await client.block()).number > 0
+
+
+async def say_nothing(_: trio.SocketStream) -> None:
+    await trio.sleep_forever()
+
+
+async def test_an_endpoint_that_never_answers_is_passed_over(profile: NetworkProfile, connect: Connect) -> None:
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, say_nothing, 0)
+        port = listeners[0].socket.getsockname()[1]
+        client = connect(with_urls(profile, f"http://127.0.0.1:{port}", profile.rpc_urls[0]), timeout=0.2)
+        assert (await client.block()).number > 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_another_chain_is_refused(profile: NetworkProfile, connect: Connect) -> None:
+    client = connect(msgspec.structs.replace(profile, chain_id=8453))
+    with pytest.raises(WrongChain) as caught:
+        await client.connect()
+    assert "31337" in caught.value.why and "8453" in caught.value.why
+
+
+async def test_a_wrong_chain_among_the_endpoints_is_passed_over(
+    profile: NetworkProfile, connect: Connect, bad_endpoint: Any
+) -> None:
+    elsewhere = bad_endpoint(200, b'{"jsonrpc":"2.0","id":1,"result":"0x1"}')
+    client = connect(with_urls(profile, elsewhere, profile.rpc_urls[0]))
+    await client.connect()
+    assert client.url == profile.rpc_urls[0]
+
+
+async def test_missing_contracts_are_named(profile: NetworkProfile, connect: Connect) -> None:
+    c = profile.contracts
+    moved = Addresses(token=c.token, vault=NodeKey.generate().address, swarm=c.swarm)
+    with pytest.raises(NotDeployed, match="vault"):
+        await connect(msgspec.structs.replace(profile, contracts=moved)).connect()
+
+
+# ---- reading and writing
+
+
+async def test_a_participant_is_funded_bonded_and_registered_and_doing_it_again_changes_nothing(people: Any) -> None:
+    client = people.client
+    for _ in range(2):
+        await prepare_participant(client, DevnetFaucet(client), people.provider, people.node, stake=100 * TOKEN)
+        assert (await client.stake_of(people.provider.address)).bonded == 100 * TOKEN
+        info = await client.node_info(people.node.address)
+        assert (info.provider, info.units, info.nonce) == (people.provider.address, 1, 1)
+
+
+async def test_a_node_of_another_provider_is_not_taken(people: Any) -> None:
+    other = NodeKey.generate()
+    with pytest.raises(ChainError, match="another provider"):
+        await prepare_participant(people.client, None, other, people.node, stake=100 * TOKEN)
+
+
+async def test_too_small_a_stake_is_told_before_anything_is_sent(people: Any) -> None:
+    with pytest.raises(InsufficientStake) as caught:
+        await prepare_participant(people.client, None, NodeKey.generate(), NodeKey.generate(), stake=19 * TOKEN)
+    assert (caught.value.bonded, caught.value.required) == (19 * TOKEN, 20 * TOKEN)
+
+
+async def test_members_are_listed_with_their_last_contact(people: Any) -> None:
+    client, pool = people.client, people.pool
+    assert await client.members(pool) == []
+    receipt = await client.join(pool, "/ip4/10.0.0.1/tcp/1")
+    assert isinstance(receipt.events[0], Joined)
+    await client.join(pool, "/ip4/10.0.0.1/tcp/2")
+    (member,) = await client.members(pool)
+    assert (member.node, member.provider) == (people.node.address, people.provider.address)
+    assert (member.contact, member.left, member.evicted) == ("/ip4/10.0.0.1/tcp/2", False, False)
+    await client.leave(pool)
+    assert (await client.members(pool))[0].left
+
+
+async def test_work_is_committed_settled_and_paid(people: Any, chain_rpc: Any) -> None:
+    client, pool = people.client, people.pool
+    await client.join(pool, "x")
+    receipt = await client.commit_work(pool, 0, b"\x01" * 32, 1000)
+    assert isinstance(receipt.events[0], WorkCommitted)
+    assert (await client.work(pool, people.node.address, 0)).reserved == TOKEN
+    with pytest.raises(Reverted, match="NotMature"):
+        await client.settle(pool, people.node.address, 0)
+    info = await client.pool(pool)
+    chain_rpc("evm_setNextBlockTimestamp", info.maturity(0))
+    chain_rpc("evm_mine")
+    assert await client.epoch_at(pool) == 7
+    await client.settle(pool, people.node.address, 0)
+    assert (await client.balances(people.provider.address)).token == TOKEN
+
+
+async def test_a_quorum_slashes_over_the_client(people: Any) -> None:
+    client, pool = people.client, people.pool
+    await client.join(pool, "x")
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10)
+    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, int(Outcome.SLASH), 5)
+    mine = sign(people.node, client.domain, c)
+    receipt = await client.slash(c, mine, 5, [sign(people.validator, client.domain, verdict)], key=people.manager)
+    slashed = next(event for event in receipt.events if isinstance(event, Slashed))
+    assert (slashed.amount, slashed.reason, slashed.reporter) == (50 * TOKEN, 5, people.manager.address)
+    assert (await client.members(pool))[0].evicted
+    with pytest.raises(Reverted) as caught:
+        await client.join(pool, "x")
+    assert caught.value.name == "NodeEvicted" and "another pool" in caught.value.remedy
+
+
+async def test_a_revert_is_told_before_anything_is_sent(people: Any) -> None:
+    client = people.client
+    before = await client.block()
+    with pytest.raises(Reverted) as caught:
+        await client.commit_work(people.pool, 0, b"\x01" * 32, 1)
+    assert caught.value.name == "NotMember"
+    assert caught.value.args_ == {"pool": people.pool, "node": people.node.address}
+    assert await client.block() == before
+
+
+async def test_too_little_money_is_told_before_anything_is_sent(people: Any) -> None:
+    client, poor = people.client, NodeKey.generate()
+    with pytest.raises(InsufficientFunds, match="coin"):
+        await client.faucet(poor.address, 1, key=poor)
+    with pytest.raises(InsufficientFunds, match="tokens"):
+        await client.bond(people.manager.address, 10**30, key=people.manager)
+
+
+async def test_a_write_without_a_key_is_refused(profile: NetworkProfile, connect: Connect) -> None:
+    with pytest.raises(ChainError, match="no key"):
+        await connect(profile).leave(1)
+
+
+async def test_many_writes_of_one_key_at_once_all_arrive(people: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(12):
+            nursery.start_soon(people.client.faucet, people.provider.address, 5)
+    assert (await people.client.balances(people.provider.address)).token == 60
+
+
+# ---- the way into a block
+
+
+async def test_the_fee_is_raised_when_no_block_takes_the_transaction(people: Any, chain_rpc: Any) -> None:
+    chain_rpc("evm_setAutomine", False)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(people.client.faucet, people.provider.address, 7)
+            offers: set[str] = set()
+            with trio.fail_after(8):
+                while len(offers) < 2:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+                    pending = (await trio.to_thread.run_sync(chain_rpc, "txpool_content"))["pending"]
+                    offers |= {tx["maxFeePerGas"] for by_nonce in pending.values() for tx in by_nonce.values()}
+            await trio.to_thread.run_sync(chain_rpc, "evm_mine")
+    finally:
+        chain_rpc("evm_setAutomine", True)
+    assert (await people.client.balances(people.provider.address)).token == 7
+
+
+async def test_a_transaction_that_nobody_takes_is_kept_and_sent_again_at_the_next_start(
+    people: Any, profile: NetworkProfile, connect: Connect, chain_rpc: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "outbox.sqlite"
+    limits = SendLimits(poll=0.02, bump_after=60, give_up=0.2)
+    client = connect(profile, people.node, outbox=file, limits=limits)
+    chain_rpc("evm_setAutomine", False)
+    try:
+        with pytest.raises(TransactionUnconfirmed) as caught:
+            await client.faucet(people.provider.address, 7)
+        chain_rpc("anvil_dropAllTransactions")
+    finally:
+        chain_rpc("evm_setAutomine", True)
+    outbox = Outbox(file)
+    assert [entry.hash for entry in outbox.pending(people.node.address)] == [caught.value.transaction]
+    again = connect(profile, people.node, outbox=file, limits=limits)
+    await again.connect()
+    with trio.fail_after(5):
+        while (await again.balances(people.provider.address)).token != 7:  # noqa: ASYNC110
+            await trio.sleep(0.02)
+    await again.connect()
+    assert outbox.pending(people.node.address) == []
+    outbox.close()
+
+
+async def test_only_a_local_chain_gives_coins_away(
+    people: Any, bad_endpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = bad_endpoint(200, b'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such method"}}')
+    monkeypatch.setattr(ChainClient, "url", refusing)
+    with pytest.raises(DevnetError, match="cannot fund"):
+        await DevnetFaucet(people.client).fund(people.node.address, coin=1)
+
+
+async def test_an_endpoints_own_error_is_told_as_such(profile: NetworkProfile, connect: Connect) -> None:
+    with pytest.raises(RpcRefused):
+        await connect(profile).block(10**9)

@@ -1,0 +1,119 @@
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from contracts.bindings import Joined, Left, PoolCreated, PoolFunded
+from node.chain.follower import Delivery, EventFollower, RolledBack
+
+
+@contextlib.asynccontextmanager
+async def following(people: Any, path: Path, **options: Any) -> AsyncIterator[EventFollower]:
+    follower = EventFollower(people.client, people.pool, path, poll=0.02, **options)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(follower.run)
+        yield follower
+        nursery.cancel_scope.cancel()
+
+
+async def take(follower: EventFollower, count: int) -> list[Delivery]:
+    with trio.fail_after(5):
+        return [await follower.events.receive() for _ in range(count)]
+
+
+async def nothing_more(follower: EventFollower) -> bool:
+    await trio.sleep(0.15)
+    try:
+        follower.events.receive_nowait()
+    except trio.WouldBlock:
+        return True
+    return False
+
+
+async def test_events_come_in_order_and_once(people: Any, tmp_path: Path) -> None:
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        created, funded = await take(follower, 2)
+        assert isinstance(created, PoolCreated) and isinstance(funded, PoolFunded)
+        await people.client.join(people.pool, "here")
+        await people.client.leave(people.pool)
+        joined, left = await take(follower, 2)
+        assert isinstance(joined, Joined) and joined.contact == "here"
+        assert isinstance(left, Left)
+        assert await nothing_more(follower)
+        assert follower.healthy and follower.block is not None
+
+
+async def test_a_restart_tells_the_history_again_and_then_what_was_missed(people: Any, tmp_path: Path) -> None:
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        first = await take(follower, 2)
+    await people.client.join(people.pool, "here")
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        again = await take(follower, 3)
+        assert again[:2] == first and isinstance(again[2], Joined)
+        assert await nothing_more(follower)
+
+
+async def test_rows_of_another_pool_are_forgotten(people: Any, tmp_path: Path) -> None:
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        await take(follower, 2)
+    people.pool += 1
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        assert await nothing_more(follower)
+
+
+async def test_replaced_blocks_are_taken_back(people: Any, tmp_path: Path, chain_rpc: Any) -> None:
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        await take(follower, 2)
+        snapshot = chain_rpc("evm_snapshot")
+        fork = await people.client.block()
+        await people.client.join(people.pool, "first")
+        await people.client.leave(people.pool)
+        undone = await take(follower, 2)
+        chain_rpc("evm_revert", snapshot)
+        await people.client.join(people.pool, "second")
+        rolled_back, joined = await take(follower, 2)
+        assert rolled_back == RolledBack(fork.number, tuple(undone))  # type: ignore[arg-type]
+        assert isinstance(joined, Joined) and joined.contact == "second"
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        assert joined in await take(follower, 3)
+        assert await nothing_more(follower)
+
+
+async def test_blocks_replaced_while_it_slept_are_taken_back_at_the_start(
+    people: Any, tmp_path: Path, chain_rpc: Any
+) -> None:
+    snapshot = chain_rpc("evm_snapshot")
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        await people.client.join(people.pool, "first")
+        await take(follower, 3)
+    chain_rpc("evm_revert", snapshot)
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        deliveries = await take(follower, 4)
+        assert isinstance(deliveries[3], RolledBack)
+        assert [event.contact for event in deliveries[3].events if isinstance(event, Joined)] == ["first"]
+
+
+async def test_an_outage_is_seen_and_survived(people: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        await take(follower, 2)
+        provider = people.client._provider
+        urls = provider._urls
+        provider._urls = ("http://127.0.0.1:9",)
+        with trio.fail_after(5):
+            while follower.healthy:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+        provider._urls = urls
+        await people.client.join(people.pool, "back")
+        assert isinstance((await take(follower, 1))[0], Joined)
+        assert follower.healthy
+
+
+async def test_a_slow_consumer_loses_nothing(people: Any, tmp_path: Path) -> None:
+    async with following(people, tmp_path / "f.sqlite", capacity=1) as follower:
+        for number in range(6):
+            await people.client.join(people.pool, str(number))
+        events = await take(follower, 8)
+        assert [event.contact for event in events if isinstance(event, Joined)] == [str(n) for n in range(6)]

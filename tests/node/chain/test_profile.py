@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+
+from contracts.bindings import Addresses
+from node.chain.errors import ProfileError
+from node.chain.profile import NetworkProfile, load_profile, local_profile_path, read_profile, write_profile
+from protocol.identity import Address, NodeKey
+
+PROFILE = NetworkProfile(
+    name="local",
+    chain_id=31337,
+    rpc_urls=("http://127.0.0.1:8545", "https://rpc.example.org/v1"),
+    contracts=Addresses(*(NodeKey.generate().address for _ in range(3))),
+    pool=3,
+)
+
+
+def written(tmp_path: Path, change: tuple[str, str] = ("", "")) -> Path:
+    path = tmp_path / "net.toml"
+    write_profile(path, PROFILE)
+    text = path.read_text()
+    assert change[0] in text
+    path.write_text(text.replace(*change) if change[0] else text + change[1])
+    return path
+
+
+def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    assert read_profile(written(tmp_path)) == PROFILE
+
+
+def test_a_profile_is_found_by_path_and_by_name(tmp_path: Path) -> None:
+    write_profile(local_profile_path(tmp_path), PROFILE)
+    assert load_profile("local", home=tmp_path) == PROFILE
+    assert load_profile(str(local_profile_path(tmp_path)), home=tmp_path) == PROFILE
+    assert load_profile(local_profile_path(tmp_path), home=tmp_path) == PROFILE
+
+
+def test_without_a_local_chain_the_error_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load_profile("local", home=tmp_path)
+    assert "intellect-node devnet up" in caught.value.remedy
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
+    write_profile(tmp_path / "networks" / "sepolia.toml", PROFILE)
+    with pytest.raises(ProfileError) as caught:
+        load_profile("sepolai", home=tmp_path)
+    assert "sepolia" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (("chain_id =", "chainid ="), "chain_id"),
+        (("rpc_urls =", "rpc_url ="), "rpc_urls"),
+        (("vault =", "valt ="), "contracts.vault"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_right_one(tmp_path: Path, change: tuple[str, str], hint: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        read_profile(written(tmp_path, change))
+    assert f"did you mean {hint}?" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("chain_id = 31337", 'chain_id = "31337"'),
+        ("chain_id = 31337", "chain_id = 0"),
+        ("chain_id = 31337", ""),
+        ('"http://127.0.0.1:8545"', '"ftp://127.0.0.1"'),
+        ('["http://127.0.0.1:8545", "https://rpc.example.org/v1"]', "[]"),
+        (PROFILE.contracts.vault, Address("0x1234")),
+        ("", "\n[contracts\n"),
+        ("", "# " + "x" * 70_000),
+    ],
+)
+def test_a_broken_profile_is_refused(tmp_path: Path, change: tuple[str, str]) -> None:
+    with pytest.raises(ProfileError):
+        read_profile(written(tmp_path, change))
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot read"):
+        load_profile(str(tmp_path / "none.toml"), home=tmp_path)
