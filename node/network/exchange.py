@@ -39,17 +39,20 @@ PROTOCOL = "/intellect-node/blob/1"
 MAX_REQUEST = 256
 RUN_BYTES = 2 * 1024**2
 """Bytes asked for at once (one piece, if a piece is bigger)."""
-WORKERS = 3
+WORKERS = 4
 """Requests in flight per source."""
 MAX_SOURCES = 16
-INFO_TIMEOUT = 15.0
-RUN_TIMEOUT = 30.0
+INFO_TIMEOUT = 20.0
+STAGGER = 0.3
+"""Seconds between asking one source for the piece list and asking the next one, too."""
 IMPATIENCE = 2.0
-"""Seconds after which an idle source may fetch, too, what another one is still delivering."""
+"""Seconds, at least, after which an idle source may fetch, too, what another one is still delivering."""
+RUN_TIMEOUT = (10.0, 60.0)
+"""Seconds that a run may take, at least and at most; between them, it depends on the usual pace."""
 MAX_COPIES = 2
 MAX_IN_FLIGHT = 16
 """Runs being fetched by this node at once, over all blobs: bounds memory, and keeps each one swift."""
-IDLE = 0.25
+IDLE = 0.5
 """Seconds after which a source without work looks again by itself."""
 REFRESH = 1.0
 """Seconds between two looks at what an incomplete source has."""
@@ -88,6 +91,7 @@ class BlobExchange:
         self._store = store
         self._transfers: dict[bytes, _Transfer] = {}
         self._in_flight = trio.CapacityLimiter(MAX_IN_FLIGHT)
+        self._pace = _Pace()
         self.reputation = Reputation()
         network.serve(PROTOCOL, self._answer, max_request=MAX_REQUEST)
 
@@ -115,7 +119,7 @@ class BlobExchange:
         return path
 
     async def _lead(self, root: bytes, sources: Sequence[Address], max_size: int) -> None:
-        transfer = _Transfer(self._network, self._store, self.reputation, self._in_flight, root, max_size)
+        transfer = _Transfer(self._network, self._store, self.reputation, self._in_flight, self._pace, root, max_size)
         self._transfers[root] = transfer
         transfer.add(sources)
         try:
@@ -165,6 +169,24 @@ class BlobExchange:
         return transfer.partial if transfer and not self._store.has(root) else None
 
 
+class _Pace:
+    """How long a run usually takes here: on a busy machine nothing is late that would be late on an idle one."""
+
+    def __init__(self) -> None:
+        self._usual = 0.0
+
+    def took(self, seconds: float) -> None:
+        self._usual = 0.8 * self._usual + 0.2 * seconds
+
+    @property
+    def late(self) -> float:
+        return max(IMPATIENCE, 4 * self._usual)
+
+    @property
+    def timeout(self) -> float:
+        return min(RUN_TIMEOUT[1], max(RUN_TIMEOUT[0], 10 * self._usual))
+
+
 class _Run:
     """Consecutive pieces that are being fetched, by one source or, when it is slow, by two."""
 
@@ -185,6 +207,7 @@ class _Transfer:
         store: BlobStore,
         reputation: Reputation,
         in_flight: trio.CapacityLimiter,
+        pace: _Pace,
         root: bytes,
         max_size: int,
     ) -> None:
@@ -194,9 +217,11 @@ class _Transfer:
         self._store = store
         self._reputation = reputation
         self._in_flight = in_flight
+        self._pace = pace
         self._root = root
         self._max_size = max_size
         self._sources: dict[Address, frozenset[int] | None] = {}  # which pieces it has; None: unknown, or all
+        self._helpers: dict[Address, int] = {}
         self._slots: deque[int] = deque()  # stretches of _run_length pieces that nobody is fetching
         self._runs: list[_Run] = []  # those that somebody is
         self._failure: NetworkError | None = None
@@ -213,8 +238,8 @@ class _Transfer:
 
     def _hire(self, source: Address) -> None:
         if self._nursery is not None:
-            for number in range(WORKERS):
-                self._nursery.start_soon(self._work, source, number)
+            rank = list(self._sources).index(source)
+            self._nursery.start_soon(self._lead, source, STAGGER * rank)
 
     async def run(self) -> None:
         """Return when the blob is complete. Raises BlobTooLarge, StoreFull; waits, otherwise, to be cancelled."""
@@ -265,34 +290,71 @@ class _Transfer:
 
     # -- one source --------------------------------------------------------------------------------
 
-    async def _work(self, source: Address, number: int) -> None:
-        """Worker `number` of one source; the first asks for the list, all ask for runs of pieces."""
+    async def _lead(self, source: Address, delay: float) -> None:
+        """All that one source is asked for, until the blob is complete: the list if need be, then runs of pieces."""
+        with trio.move_on_after(delay):
+            while self.partial is None:
+                await self._news.wait()
         asked_at = -math.inf
         while not self._done():
-            now = trio.current_time()
-            ready = self._reputation.ready_at(source, now)
-            if ready > now:
-                await trio.sleep(ready - now)
+            if await self._pause(source):
                 continue
             try:
                 if self.partial is not None and await self._ask_run(source, self.partial):
-                    self._tell()
+                    self._get_help(source, self.partial)
                     continue
-                stale = self.partial is None or self._sources[source] is not None
-                if number == 0 and stale and now - asked_at > REFRESH:
-                    asked_at = now
+                unclear = self.partial is None or self._sources[source] is not None
+                if unclear and trio.current_time() - asked_at > REFRESH:
+                    asked_at = trio.current_time()
                     await self._ask_info(source)
+                    self._tell()
                 else:
                     with trio.move_on_after(IDLE):
                         await self._news.wait()
-            except (PeerUnavailable, BlobUnavailable):
+            except BlobUnavailable:  # it has not got those pieces; its list says which it has
                 self._reputation.failed(source, trio.current_time())
-                asked_at = -math.inf
-            except (PeerMisbehaved, ProtocolError, msgspec.DecodeError) as error:
-                self._blame(source, str(error))
-            except NetworkError as error:  # ours: the store is full, the blob is too large
-                self._failure = error
+                self._sources[source] = frozenset()
+            except Exception as error:
+                self._judge(source, error)
+
+    async def _help(self, source: Address, partial: Partial) -> None:
+        """Keep another request under way at a source that delivers, while there is something to ask for."""
+        try:
+            while not self._done() and self._welcome(source) and await self._ask_run(source, partial):
+                pass
+        except Exception as error:
+            self._judge(source, error)
+        finally:
+            self._helpers[source] -= 1
+
+    def _get_help(self, source: Address, partial: Partial) -> None:
+        if self._nursery is None or not self._welcome(source):
+            return
+        while self._helpers.get(source, 0) < WORKERS - 1:
+            self._helpers[source] = self._helpers.get(source, 0) + 1
+            self._nursery.start_soon(self._help, source, partial)
+
+    def _welcome(self, source: Address) -> bool:
+        now = trio.current_time()
+        return self._reputation.ready_at(source, now) <= now
+
+    async def _pause(self, source: Address) -> bool:
+        now = trio.current_time()
+        ready = self._reputation.ready_at(source, now)
+        await trio.sleep(ready - now)
+        return ready > now
+
+    def _judge(self, source: Address, error: Exception) -> None:
+        """Whose fault an error is decides what follows; one that nobody foresaw is raised again."""
+        if isinstance(error, PeerUnavailable | BlobUnavailable):
+            self._reputation.failed(source, trio.current_time())
+        elif isinstance(error, PeerMisbehaved | ProtocolError | msgspec.DecodeError):
+            self._blame(source, str(error))
+        elif isinstance(error, NetworkError):  # ours: the store is full, the blob is too large
+            self._failure = error
             self._tell()
+        else:
+            raise error
 
     async def _ask_info(self, source: Address) -> bool:
         answer = await self._request(source, AskInfo(self._root), _ANSWER_LIMIT, INFO_TIMEOUT)
@@ -322,7 +384,9 @@ class _Transfer:
                 return False
             try:
                 ask = AskPieces(self._root, run.first, run.count)
-                data = await self._request(source, ask, run.count * partial.info.piece_size, RUN_TIMEOUT)
+                started = trio.current_time()
+                data = await self._request(source, ask, run.count * partial.info.piece_size, self._pace.timeout)
+                self._pace.took(trio.current_time() - started)
                 good = await partial.write(run.first, data)
             finally:
                 run.sources.discard(source)
@@ -333,6 +397,7 @@ class _Transfer:
             self._blame(source, f"piece {run.first + good} has another hash")
         else:
             self._reputation.delivered(source)
+        self._tell()
         return True
 
     def _next_run(self, source: Address, partial: Partial) -> _Run | None:
@@ -356,7 +421,7 @@ class _Transfer:
         """What another source has been delivering for too long."""
         have = self._sources[source]
         for run in self._runs:
-            late = trio.current_time() - run.since > IMPATIENCE and len(run.sources) < MAX_COPIES
+            late = trio.current_time() - run.since > self._pace.late and len(run.sources) < MAX_COPIES
             if late and source not in run.sources and (have is None or run.first in have):
                 run.sources.add(source)
                 return run

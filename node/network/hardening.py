@@ -239,6 +239,8 @@ class HardYamux(Yamux):
 
     _reader: trio.lowlevel.Task | None = None
     _control: "trio.MemorySendChannel[bytes] | None" = None
+    heard_at: float = 0.0
+    """When data last arrived, on trio's clock."""
 
     async def handle_incoming(self) -> None:
         self._reader = trio.lowlevel.current_task()
@@ -279,6 +281,7 @@ class HardYamux(Yamux):
                 if not part:
                     raise IncompleteReadError("connection closed inside a frame")
                 body += part
+        self.heard_at = trio.current_time()
         return bytes(body)
 
     def _abort(self) -> None:

@@ -58,7 +58,7 @@ MAX_STRANGERS = 64
 DIAL_SECONDS = 10.0
 READ_SECONDS = 15.0
 SERVE_SECONDS = 120.0
-PING_TIMEOUT = 10.0
+PING_TIMEOUT = 20.0
 CLOSE_SECONDS = 3.0
 MAX_SERVED_AT_ONCE = 64
 MAX_WINDOW = 15 * 1024**2
@@ -287,11 +287,17 @@ class Libp2pNetwork:
         log.debug("network.connected", peer=contact.member)
 
     async def _ping(self, contact: Contact) -> None:
+        """Close the connection if nothing at all comes back. A busy peer is not a dead one."""
+        started = trio.current_time()
         try:
             await self.request(contact.member, PING, b"ping", max_response=32, timeout=PING_TIMEOUT)
         except PeerUnavailable:
-            log.info("network.connection_dead", peer=contact.member)
-            await self._swarm.close_peer(_id_of(contact.peer_id))
+            peer = _id_of(contact.peer_id)
+            times = (getattr(each.muxed_conn, "heard_at", 0.0) for each in self._swarm.get_connections(peer))
+            heard = max(times, default=0.0)
+            if heard < started:
+                log.info("network.connection_dead", peer=contact.member)
+                await self._swarm.close_peer(peer)
         except PeerMisbehaved as error:
             log.info("network.peer_misbehaved", peer=contact.member, why=error.why)
 
