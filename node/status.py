@@ -211,7 +211,7 @@ class StatusPage:
             "reward_train": [[m.step, m.reward_mean] for m in trainer.metrics if m.reward_mean is not None],
             "staleness": {**staleness, "dropped": trainer.dropped},
             "queued_rollouts": trainer.queued,
-            "seconds_per_step": round(trainer.seconds / trainer.steps_here, 3) if trainer.steps_here else None,
+            "seconds_per_step": round(trainer.seconds / trainer.step, 3) if trainer.step > 0 else None,
             "tokens_per_second": self.rate,
             "loss": last.loss if last else None,
             "grad_norm": last.grad_norm if last else None,

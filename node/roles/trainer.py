@@ -75,9 +75,8 @@ class Trainer:
         self.staleness: Counter[int] = Counter()
         self.dropped = 0
         self.metrics: deque[StepMetrics] = deque(maxlen=HISTORY)
-        self.started_at: float | None = None
+        self.began_at: float | None = None
         self.seconds = 0.0
-        self.steps_here = 0
         self.verdicts: Counter[str] = Counter()
 
     @property
@@ -89,6 +88,7 @@ class Trainer:
         journal = self._station.journal
         await journal.do(journal.forget_consumed, self._spool.next_batch())
         self._taken = set(await journal.do(journal.consumed))
+        await self._recall()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._learner.run)
             nursery.start_soon(self._note_commitments)
@@ -109,10 +109,11 @@ class Trainer:
             held = await self._publisher.publish(step, self._spool.policy_path(step))
             self._steps[held.root] = step
             self._station.shelf.put(held)
-            self._count_time(step)
+            await self._count_time()
             self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1)
             self.step = step
-            self.metrics.append(metrics)
+            if not self.metrics or metrics.step > self.metrics[-1].step:
+                self.metrics.append(metrics)
             if self._reached_target():
                 log.info("run.target_reached", step=step)
                 break
@@ -120,13 +121,23 @@ class Trainer:
         self._learner.finish()
         log.info("run.finished", step=self.step, seconds=round(self.seconds, 1))
 
-    def _count_time(self, step: int) -> None:
-        now = time.monotonic()
-        if self.started_at is None:
-            self.started_at = now
-            return
-        self.steps_here += 1
-        self.seconds = now - self.started_at
+    async def _recall(self) -> None:
+        """After a restart: the curve so far, and when training began."""
+        journal = self._station.journal
+        began = await journal.do(journal.recall, "training_began")
+        self.began_at = float(began) if began else None
+        last = self._spool.newest_step()
+        for step in range(max(0, last + 1 - HISTORY), last + 1):
+            self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
+
+    async def _count_time(self) -> None:
+        """Training time runs from the first policy, through restarts."""
+        now = time.time()
+        if self.began_at is None:
+            self.began_at = now
+            journal = self._station.journal
+            await journal.do(journal.remember, "training_began", repr(now).encode())
+        self.seconds = now - self.began_at
 
     def _read_metrics(self, step: int) -> StepMetrics:
         return msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=StepMetrics)

@@ -1,0 +1,143 @@
+"""The whole thing: real daemons, a real chain, a cheat, and every kind of process killed on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from node.config import api_socket_path
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 14
+PATIENCE = 280.0
+
+
+class Demo:
+    """A running `intellect-node demo --json`."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory = directory
+        self.log = (directory.parent / "demo.log").open("w+")
+        command = [sys.executable, "-m", "cli", "demo", "--dir", str(directory), "--no-view", "--json", *flags]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self.log, text=True)
+
+    def status(self, name: str) -> dict | None:
+        """/status of one participant; None while it does not answer."""
+        path = api_socket_path(self.directory / "nodes" / name)
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=2.0) as client:
+                return client.get("http://daemon/status").json()
+        except httpx.HTTPError:
+            return None
+
+    def wait_for_step(self, step: int) -> dict:
+        """The trainer's status once its run has reached `step`."""
+        limit = time.monotonic() + PATIENCE
+        while time.monotonic() < limit:
+            assert self.process.poll() is None, self.story()
+            status = self.status("trainer")
+            if status and status["training"] and status["training"]["step"] >= step:
+                return status
+            time.sleep(0.2)
+        raise AssertionError(f"step {step} was not reached\n{self.story()}")
+
+    def pid_of(self, name: str) -> int:
+        limit = time.monotonic() + PATIENCE
+        while time.monotonic() < limit:
+            status = self.status(name)
+            if status:
+                return status["node"]["pid"]
+            time.sleep(0.2)
+        raise AssertionError(f"{name} does not answer\n{self.story()}")
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def finish(self) -> dict:
+        out, _ = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0, self.story()
+        return json.loads(out.splitlines()[-1])
+
+    def story(self) -> str:
+        self.log.flush()
+        return (self.directory.parent / "demo.log").read_text()[-4000:]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    running = Demo(tmp_path / "demo", "--steps", str(STEPS))
+    yield running
+    if running.process.poll() is None:
+        running.process.terminate()
+        running.process.wait(30)
+    running.log.close()
+    if running.process.stdout:
+        running.process.stdout.close()
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Processes that still name the demo's directory."""
+    found: list[str] = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(directory) in line and process.pid != os.getpid():
+            found.append(line)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo) -> None:
+    demo.wait_for_step(1)
+    os.kill(demo.pid_of("worker-1"), signal.SIGKILL)
+    status = demo.wait_for_step(3)
+    learner = next(one["pid"] for one in status["processes"] if one["name"] == "learner")
+    os.kill(learner, signal.SIGKILL)
+    demo.wait_for_step(5)
+    anvil = next(one for one in demo.descendants() if "anvil" in one.name())
+    anvil.kill()
+    os.kill(demo.pid_of("validator"), signal.SIGKILL)
+    demo.wait_for_step(7)
+    os.kill(demo.pid_of("trainer"), signal.SIGKILL)
+
+    summary = demo.finish()
+
+    assert summary["schema_version"] == 1
+    assert summary["steps"] == STEPS
+    assert 0 < summary["reward_first"] < 1 and 0 < summary["reward_last"] < 1
+    assert len(summary["slashed"]) == 1
+    (transaction,) = summary["slashed"].values()
+    report = demo.directory / "report"
+    events = [json.loads(line) for line in (report / "events.jsonl").read_text().splitlines()]
+    kinds = {event["event"] for event in events}
+    assert {"Joined", "NodeRegistered", "PoolCreated", "Slashed"} <= kinds
+    assert any(event["transaction"] == transaction for event in events if event["event"] == "Slashed")
+    steps = [json.loads(line)["step"] for line in (report / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(STEPS + 1))  # every step once, however often its trainer died
+    for name in ("reward.png", "reward.svg", "model/model.safetensors", "model/config.json", "model/tokenizer.json"):
+        assert (report / name).stat().st_size > 0
+    assert leftovers(demo.directory) == []
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_stops_everything_cleanly(tmp_path: Path) -> None:
+    demo = Demo(tmp_path / "demo", "--no-cheat", "--steps", "3")
+    try:
+        demo.pid_of("trainer")
+        demo.process.send_signal(signal.SIGINT)
+        demo.process.communicate(timeout=60)
+        assert demo.process.returncode == 130, demo.story()
+        assert leftovers(demo.directory) == []
+        assert not list((tmp_path / "demo").rglob("lock"))
+        assert not api_socket_path(tmp_path / "demo" / "nodes" / "trainer").exists()
+    finally:
+        demo.process.kill()
+        demo.process.communicate()
+        demo.log.close()
