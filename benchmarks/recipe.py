@@ -42,7 +42,12 @@ class Clock:
 
 
 def rollouts(
-    engine: TorchEngine, environment: Environment, rollout: RolloutSpec, random: np.random.Generator, step: int, clock: Clock
+    engine: TorchEngine,
+    environment: Environment,
+    rollout: RolloutSpec,
+    random: np.random.Generator,
+    step: int,
+    clock: Clock,
 ) -> list[BatchRow]:
     problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=rollout.prompts_per_step)]
     with clock("worker"):
@@ -90,7 +95,9 @@ def main() -> None:
         with clock("warm start"):
             model = create_model(out, SORT_ALPHABET, a.seed)
             sampler, evaluator = TorchEngine(out), TorchEngine(out)
-            environment = load_environment(EnvironmentSpec(name="sort", args={"digits": a.digits}), out, sampler.tokenizer)
+            environment = load_environment(
+                EnvironmentSpec(name="sort", args={"digits": a.digits}), out, sampler.tokenizer
+            )
             warm_start(out, model, environment, seed=a.seed, target=a.warm_target)
         learner = Learner(build_model(out), Recipe(learning_rate=a.learning_rate, decay_steps=a.decay), 1.0)
         learner.load_weights(evaluator.read(str(out / "model.safetensors")))
@@ -106,9 +113,13 @@ def main() -> None:
         policies.append(learner.image())
         with clock("evaluate"):
             evaluator.load(policies[-1])
-            evaluations.append(mean_reward(evaluator, environment, held_back, random.bytes(32), rollout.max_output_tokens))
+            evaluations.append(
+                mean_reward(evaluator, environment, held_back, random.bytes(32), rollout.max_output_tokens)
+            )
         if not a.quiet:
-            print(json.dumps({"step": step + 1, "eval": evaluations[-1], **{k: round(v, 4) for k, v in metrics.items()}}))
+            print(
+                json.dumps({"step": step + 1, "eval": evaluations[-1], **{k: round(v, 4) for k, v in metrics.items()}})
+            )
     summary = {
         "seed": a.seed,
         "first": evaluations[0],

@@ -58,10 +58,15 @@ def available_checkpoints(directory: Path) -> list[int]:
 
 
 def load_newest(directory: Path, learner: Learner) -> int | None:
-    """Put the newest sound checkpoint into the learner; its step, None if there is none."""
+    """Put the newest sound checkpoint into the learner; its step, None if there is none.
+
+    Broken ones are deleted, or they would count as the newest when the next is written.
+    """
     for step in reversed(available_checkpoints(directory)):
-        if _load(directory / f"step-{step:06d}", learner):
+        path = directory / f"step-{step:06d}"
+        if _load(path, learner):
             return step
+        shutil.rmtree(path, ignore_errors=True)
     return None
 
 

@@ -8,8 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 from node.inference.inspect import inspect
 from node.inference.produce import produce
 from node.inference.session import Session, torch_engine

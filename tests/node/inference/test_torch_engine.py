@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
 from node.inference.engine import Finished, Request
 from node.inference.errors import ModelError
 from node.inference.proofs import compare_all, prove_all
@@ -30,7 +28,8 @@ def engine(tiny_assets: Path) -> TorchEngine:
 def requests(lengths: list[int], limit: int) -> list[Request]:
     random = np.random.default_rng(1)
     return [
-        Request(random.integers(2, 12, size=n).tolist(), uniforms(bytes([i]) * 32, limit)) for i, n in enumerate(lengths)
+        Request(random.integers(2, 12, size=n).tolist(), uniforms(bytes([i]) * 32, limit))
+        for i, n in enumerate(lengths)
     ]
 
 
@@ -46,7 +45,9 @@ def test_prefill_gives_the_rows_and_intervals_that_decoding_had(engine: TorchEng
         assert distance(request.uniforms[:n], prefill.lo, prefill.hi).max() < 1e-6
         assert np.allclose(np.log(prefill.hi - prefill.lo), prefill.logprobs, atol=1e-4)
     proofs = prove_all([c.rows for c in completions], K, 32)
-    parsed = [toploc.split_proofs(p, K, toploc.proof_count(len(c.output))) for p, c in zip(proofs, completions, strict=True)]
+    parsed = [
+        toploc.split_proofs(p, K, toploc.proof_count(len(c.output))) for p, c in zip(proofs, completions, strict=True)
+    ]
     errors = compare_all(parsed, [p.rows for p in checked], 32)
     assert max(e.exponent_mismatches for e in errors) <= 1
     assert max(e.mantissa_mean for e in errors) < 0.1

@@ -1,0 +1,154 @@
+"""Problems, scores, and what is said of a dataset that is wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from node.environments.base import load_environment
+from node.environments.errors import DatasetError, EnvironmentFault
+from node.environments.math_scorer import MathScorer, final_answer
+from protocol.run import EnvironmentSpec
+
+
+class Characters:
+    """A tokenizer whose ids are code points."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, tokens: Any) -> str:
+        return "".join(map(chr, tokens))
+
+    def encode_chat(self, text: str) -> list[int]:
+        return self.encode(f"<user>{text}<assistant>")
+
+
+def load(name: str, assets: Path, **args: Any):
+    return load_environment(EnvironmentSpec(name=name, args=args), assets, Characters())
+
+
+def row(i: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "problem_id": f"p{i}",
+        "prompt": f"{i} + 1 =",
+        "task_type": "verifiable_math",
+        "verification_info": json.dumps({"ground_truth": str(i + 1)}),
+        "solve_rate": i / 100,
+    } | changes
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
+    return path
+
+
+def test_sort_holds_problems_back_that_are_never_trained_on(tmp_path: Path) -> None:
+    sort = load("sort", tmp_path, digits=3, held_back=100)
+    training = {sort.problem(i).problem_id for i in range(sort.size)}
+    evaluation = {sort.held_back_problem(i).problem_id for i in range(sort.held_back)}
+    assert (len(training), len(evaluation), len(training | evaluation)) == (900, 100, 1000)
+    problem = sort.problem(17)
+    right = "".join(sorted(problem.prompt[:3]))
+    assert sort.score(problem, sort.prompt_tokens(problem)) == 0.0
+    assert sort.score(problem, Characters().encode(right)) == 1.0
+    assert sort.score(problem, Characters().encode(right + "1")) == 0.0
+    with pytest.raises(IndexError):
+        sort.problem(900)
+
+
+@pytest.mark.parametrize("args", [{"digits": 1}, {"digits": "4"}, {"digit": 4}, {"digits": 2, "held_back": 99}])
+def test_wrong_arguments_are_named(tmp_path: Path, args: dict[str, Any]) -> None:
+    with pytest.raises(EnvironmentFault):
+        load("sort", tmp_path, **args)
+    with pytest.raises(EnvironmentFault, match="no environment"):
+        load("chess", tmp_path)
+
+
+def test_jsonl_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
+    rows = [row(i) for i in range(100)]
+    write(tmp_path / "d.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
+    lines, columns = (load("dataset", tmp_path, path=name, held_back_share=0.2) for name in ("d.jsonl", "d.parquet"))
+    assert lines.size == columns.size and lines.size + lines.held_back == 100 and 5 < lines.held_back < 40
+    assert [lines.problem(i) for i in range(lines.size)] == [columns.problem(i) for i in range(columns.size)]
+    assert lines.prompt_tokens(lines.problem(0)) == Characters().encode(lines.problem(0).prompt)
+
+
+def test_rows_outside_the_solve_rate_or_of_other_tasks_can_be_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "d.jsonl", [*(row(i) for i in range(100)), row(100, task_type="prime_rl_code", solve_rate=0.5)])
+    with pytest.raises(DatasetError, match="line 101.*prime_rl_code"):
+        load("dataset", tmp_path, path="d.jsonl")
+    kept = load(
+        "dataset", tmp_path, path="d.jsonl", other_tasks="skip", held_back_share=0.3,
+        solve_rate_field="solve_rate", solve_rate_min=0.1, solve_rate_max=0.49,
+    )  # fmt: skip
+    assert kept.size + kept.held_back == 40
+    chat = load("dataset", tmp_path, path="d.jsonl", other_tasks="skip", template="chat")
+    assert Characters().decode(chat.prompt_tokens(chat.problem(0))).startswith("<user>")
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("{not json", "not a JSON object"),
+        ("[1, 2]", "not a JSON object"),
+        ({"prompt": "x"}, "task_type"),
+        (row(2, prompt=5), "prompt"),
+        (row(2, prompt=""), "empty"),
+        (row(2, problem_id="p0"), "second time"),
+        (row(2, verification_info="{"), "not JSON"),
+        (row(2, verification_info="{}"), "ground_truth"),
+        (row(2, verification_info={"ground_truth": [1]}), "ground_truth"),
+        (row(2, task_type="poetry"), "poetry"),
+        ("x" * (1 << 20) + "xx", "longer than"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, broken: Any, why: str) -> None:
+    path = write(tmp_path / "d.jsonl", [row(0), row(1), broken])
+    with pytest.raises(DatasetError, match=why) as caught:
+        load("dataset", tmp_path, path="d.jsonl")
+    assert f"{path}, line 3" in caught.value.why and caught.value.remedy
+
+
+def test_a_dataset_that_is_missing_elsewhere_or_empty_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    write(tmp_path / "outside.jsonl", [row(0)])
+    (tmp_path / "assets" / "empty.jsonl").touch()
+    (tmp_path / "assets" / "d.parquet").write_bytes(b"PAR1 no")
+    for path in ("none.jsonl", "../outside.jsonl", "empty.jsonl", "d.parquet"):
+        with pytest.raises(DatasetError):
+            load("dataset", tmp_path / "assets", path=path)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so \\boxed{1} or rather \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("<think>\\boxed{3}</think> 4", "4"),
+        ("\\boxed{7", None),
+        ("", None),
+        ("9" * 600, None),
+    ],
+)
+def test_the_final_answer_is_the_last_box_or_what_follows_the_thinking(text: str, answer: str | None) -> None:
+    assert final_answer(text) == answer
+
+
+def test_answers_are_compared_as_mathematics_and_within_bounds() -> None:
+    pytest.importorskip("math_verify")
+    scorer = MathScorer(deadline=3.0)
+    try:
+        assert scorer.matches("0042", ["42"]) and not scorer.matches("41", ["42"])
+        assert scorer._child is None, "integers need no child"  # noqa: SLF001
+        assert scorer.matches("\\frac{2}{4}", ["0.5"])
+        assert scorer.matches("x+1", ["y", "1+x"])
+        assert not scorer.matches("x+2", ["1+x"])
+        assert not scorer.matches("9^{9^{9^{9^9}}}", ["2"])
+        assert not scorer.matches("\\frac{", ["0.5"])
+        assert scorer.matches("\\sqrt{4}", ["2"]), "a new child took the place of the stuck one"
+    finally:
+        scorer.close()

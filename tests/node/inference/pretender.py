@@ -1,0 +1,37 @@
+"""An engine child without an engine: answers at once, and misbehaves when a policy's path says so."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from node.inference import wire
+
+source, sink = sys.stdin.buffer, sys.stdout.buffer
+
+
+def say(reply: wire.Reply) -> None:
+    sink.write(wire.encode(reply))
+    sink.flush()
+
+
+while header := source.read(4):
+    request = wire.decode_request(source.read(wire.body_length(header)))
+    if isinstance(request, wire.Prepare):
+        if request.assets_dir == "broken":
+            say(wire.Failed(id=request.id, what="no model", why="broken", remedy="mend it"))
+        else:
+            say(wire.Ready(id=request.id, device="none", dtype="none", engine="pretender", parameters=0))
+    elif isinstance(request, wire.LoadPolicy):
+        deed, _, argument = request.path.partition(" ")
+        if deed == "die":
+            os._exit(9)
+        if deed == "babble":
+            sink.write(b"\xff" * 64)
+            sink.flush()
+        if deed == "hang":
+            nurse = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            Path(argument).write_text(str(nurse.pid))
+            time.sleep(600)
+        say(wire.Loaded(id=request.id, seconds=0.0))

@@ -1,0 +1,93 @@
+"""The engine child over its pipes: garbage, failures, the end of its input."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node.inference import wire
+from protocol.identity import NodeKey
+from protocol.policy import decode_image, describe_tensors, policy_root
+from protocol.run import RunSpec, encode_run
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+Child = subprocess.Popen[bytes]
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "node.inference.process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=REPOSITORY,
+    )
+    yield process
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream:
+            stream.close()
+
+
+def exchange(child: Child, frame: bytes) -> wire.Reply:
+    assert child.stdin and child.stdout
+    child.stdin.write(frame)
+    child.stdin.flush()
+    return wire.decode_reply(child.stdout.read(wire.body_length(child.stdout.read(4))))
+
+
+def test_a_child_survives_garbage_works_and_dies_with_its_input(
+    child: Child, tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path
+) -> None:
+    for garbage in (b"", b"\xff" * 100, b"\x81\xa4type\xa4Evil", bytes(5)):
+        assert isinstance(exchange(child, wire.HEADER.pack(len(garbage)) + garbage), wire.Failed)
+
+    load = wire.LoadPolicy(id=1, policy_root=bytes(32), step=0, path="x")
+    early = exchange(child, wire.encode(load))
+    assert isinstance(early, wire.Failed) and early.id == 1 and "Prepare" in early.remedy
+
+    broken = exchange(child, wire.encode(wire.Prepare(id=2, run=b"{}", assets_dir="/nowhere")))
+    assert isinstance(broken, wire.Failed)
+
+    run = encode_run(tiny_run)
+    ready = exchange(child, wire.encode(wire.Prepare(id=3, run=run, assets_dir=str(tiny_assets))))
+    assert isinstance(ready, wire.Ready) and ready.id == 3 and ready.dtype == "float32"
+
+    image = tiny_assets / "model" / "model.safetensors"
+    root = policy_root(describe_tensors(decode_image(image.read_bytes())))
+    node = NodeKey.generate().address
+    order = wire.Produce(id=5, policy_root=root, node=node, pool=1, index=0, out_path=str(tmp_path / "file"))
+    unknown = exchange(child, wire.encode(order))
+    assert isinstance(unknown, wire.Failed) and "LoadPolicy" in unknown.remedy
+
+    missing = wire.LoadPolicy(id=6, policy_root=root, step=0, path=str(tmp_path / "none"))
+    assert isinstance(exchange(child, wire.encode(missing)), wire.Failed)
+    exchange(child, wire.encode(wire.LoadPolicy(id=7, policy_root=root, step=0, path=str(image))))
+    produced = exchange(child, wire.encode(order))
+    assert isinstance(produced, wire.Produced) and produced.samples == 8
+
+    inspect = wire.Inspect(
+        id=8,
+        policy_root=root,
+        node=node,
+        pool=1,
+        index=0,
+        units=produced.units,
+        path=produced.path,
+        report_path=str(tmp_path / "report"),
+    )
+    inspected = exchange(child, wire.encode(inspect))
+    assert isinstance(inspected, wire.Inspected) and inspected.outcome == 0, inspected
+
+    assert child.stdin
+    child.stdin.close()
+    assert child.wait(10) == 0
+
+
+def test_frames_longer_than_the_limit_are_not_read() -> None:
+    with pytest.raises(wire.WireError):
+        wire.body_length(wire.HEADER.pack(wire.MAX_FRAME + 1))
