@@ -30,7 +30,8 @@ test: $(VENV)/.ready-dev
 lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check protocol contracts node cli tests scripts
-	@$(BIN)/pyright
+	@rm -rf $(VENV)/lib/python3.*/site-packages/trio-stubs # of an older trio; libp2p brings them, they hide trio's own types
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.ready-dev
 	@$(BIN)/ruff check --fix .

@@ -72,9 +72,9 @@ def stake(
     from cli.pools import signer_for
 
     account = _open(key, password_file)
-    if account is None and provider is None:
+    whose = _address(provider) if provider else account.address if account else None
+    if whose is None:
         raise CommandError("whose stake?", "neither --key nor --provider was given", "give one of them", USAGE)
-    whose = _address(provider) if provider else account.address if account else ""
 
     async def act(chain: "ChainClient") -> "Receipt":
         return await chain.bond(whose, _wei(amount), key=await signer_for(chain, account, _wei(amount)))

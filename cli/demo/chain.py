@@ -17,6 +17,8 @@ from cli.errors import CHAIN, CommandError
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
+    from node.chain.devnet import Devnet
+    from node.chain.profile import NetworkProfile
 
 NAME = "the chain"
 START = 180.0  # seconds; the first time anvil itself is downloaded
@@ -64,7 +66,7 @@ def _keeper(scene: Scene, directory: Path, publish: Path, environment: dict[str,
     return Program(NAME, command, environment, scene.log("chain"), scene.directory)
 
 
-async def _until_up(devnet, supervisor: Supervisor):  # noqa: ANN001, ANN202 - Devnet -> NetworkProfile
+async def _until_up(devnet: "Devnet", supervisor: Supervisor) -> "NetworkProfile":
     from node.chain.profile import read_profile
 
     with trio.move_on_after(START):

@@ -38,7 +38,7 @@ async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
     async def story() -> None:
         result.append(await _story(options, view))
 
-    await _until_signalled(story)
+    await _until_signalled(story, view)
     return result[0]
 
 
@@ -158,7 +158,7 @@ def _check_resume(options: DemoOptions, scene: Scene) -> None:
         )
 
 
-async def _until_signalled(story: Callable[[], Awaitable[None]]) -> None:
+async def _until_signalled(story: Callable[[], Awaitable[None]], view: View) -> None:
     """Run the story; SIGINT and SIGTERM cancel it, and its cleaning up is not cut short."""
     received: list[int] = []
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -167,10 +167,12 @@ async def _until_signalled(story: Callable[[], Awaitable[None]]) -> None:
             async def heed() -> None:
                 async for number in signals:
                     received.append(number)
+                    view.say("stopping: first the nodes, then the chain")
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(heed)
             await story()
             nursery.cancel_scope.cancel()
     if received:
+        view.say("stopped; nothing is left running (--resume goes on from here)")
         raise KeyboardInterrupt

@@ -22,6 +22,7 @@ LEASH = Path(__file__).with_name("leash.py")
 RESTARTS = 5  # per process; a process that dies more often has a reason that must be seen
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.2
+KILL_SECONDS = 10.0
 HOPELESS = (USAGE, CONFIGURATION, RUN)  # starting again would end the same way
 
 
@@ -77,8 +78,8 @@ class Supervisor:
             await trio.sleep(POLL)
 
     async def stop(self) -> None:
-        """SIGTERM to all, a grace, SIGKILL to what is left of each process group. Never cut short."""
-        with trio.CancelScope(shield=True):
+        """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it short."""
+        with trio.move_on_after(self._grace + KILL_SECONDS, shield=True):
             alive = [child.process for child in self._children.values() if child.process.poll() is None]
             for child in self._children.values():
                 child.gone = True
