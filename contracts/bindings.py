@@ -390,10 +390,17 @@ def _log_values(form: _EventForm, log: RawLog) -> dict[str, Any]:
         raise ValueError("wrong number of topics, or too much data")
     indexed = zip(form.indexed, log.topics[1:], strict=True)
     values = {name: abi_decode([abi], topic)[0] for (name, abi), topic in indexed}
-    plain = abi_decode([abi for _, abi in form.plain], log.data)
+    # a string is whatever bytes its sender chose: one member's bad UTF-8 must not hide the others
+    plain = abi_decode(["bytes" if abi == "string" else abi for _, abi in form.plain], log.data)
     values |= {name: value for (name, _), value in zip(form.plain, plain, strict=True)}
     kinds = dict(form.indexed + form.plain)
-    return {name: parse_address(v) if kinds[name] == "address" else v for name, v in values.items()}
+    return {name: _python_value(kinds[name], value) for name, value in values.items()}
+
+
+def _python_value(abi: str, value: Any) -> Any:
+    if abi == "address":
+        return parse_address(value)
+    return value.decode(errors="replace") if abi == "string" else value
 
 
 def raw_log(entry: Mapping[str, Any]) -> RawLog:
@@ -430,7 +437,7 @@ class Revert(msgspec.Struct, frozen=True):
 
 @cache
 def _error_forms() -> dict[bytes, tuple[str, tuple[tuple[str, str], ...]]]:
-    forms = {
+    forms: dict[bytes, tuple[str, tuple[tuple[str, str], ...]]] = {
         b"\x08\xc3\x79\xa0": ("Error", (("message", "string"),)),
         b"\x4e\x48\x7b\x71": ("Panic", (("code", "uint256"),)),
     }
@@ -481,8 +488,8 @@ class Contracts:
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        values = self.swarm.functions.poolInfo(pool).call()
-        return PoolInfo(pool, *values[:-1], tuple(values[-1]))
+        values: Any = self.swarm.functions.poolInfo(pool).call()
+        return PoolInfo(*(pool, *values[:-1], tuple(values[-1])))
 
     def pool_count(self) -> int:
         return self.swarm.functions.poolCount().call()

@@ -95,7 +95,7 @@ def differing(artifacts: dict[str, bytes]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m contracts.build", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m contracts.build", description="Compiles the contracts.")
     parser.add_argument("--check", action="store_true", help="only verify that the artifacts are up to date")
     check = parser.parse_args().check
     try:

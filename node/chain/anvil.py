@@ -4,6 +4,7 @@ Knows npm's platform packages; leaves processes and state to `devnet.py`. npm ru
 here, so the platform package's binary is called directly.
 """
 
+import fcntl
 import platform
 import shutil
 import subprocess
@@ -39,19 +40,23 @@ def find_anvil(cache: Path) -> Path:
     folder = cache / f"anvil-{VERSION}"
     binary = folder / "node_modules" / "@foundry-rs" / package / "bin" / "anvil"
     if not binary.is_file():
-        _install(folder)
+        _install(folder, binary)
     complaint = _works(binary)
     if complaint is not None:
         raise DevnetError("anvil, the local chain's program, does not run here", complaint, _BY_HAND)
     return binary
 
 
-def _install(folder: Path) -> None:
+def _install(folder: Path, binary: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copyfile(LOCK_FOLDER / name, folder / name)
     try:
-        install_locked(folder)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # npm empties the folder first: two at once would undo each other
+            if binary.is_file():
+                return
+            for name in ("package.json", "package-lock.json"):
+                shutil.copyfile(LOCK_FOLDER / name, folder / name)
+            install_locked(folder)
     except JavaScriptError as error:
         remedy = f"{error.remedy}; or {_BY_HAND}"
         raise DevnetError("anvil, the local chain's program, cannot be installed", error.why, remedy) from error

@@ -4,19 +4,20 @@ Knows the contracts through `contracts.bindings` and runs blocking web3 in a few
 what it reads is for the roles; following events is `follower.py`.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 import trio
 from web3 import Web3
 from web3.contract.contract import ContractFunction
 from web3.middleware import AttributeDictMiddleware
 
 from contracts.bindings import (
+    ContractError,
     Contracts,
     Event,
     Joined,
@@ -43,6 +44,7 @@ from protocol.identity import Address, NodeKey
 from protocol.statements import Domain, NodeRegistration, WorkCommitment, sign
 
 T = TypeVar("T")
+logger = structlog.get_logger()
 THREADS = 8
 LOG_SPAN = 2_000
 """Blocks per log query; public endpoints refuse bigger ones."""
@@ -127,7 +129,7 @@ class ChainClient:
 
     async def block(self, number: int | None = None) -> Block:
         """The latest block, or the one with `number`."""
-        block = await self._read(
+        block: Any = await self._read(
             "read a block", lambda: self._web3.eth.get_block("latest" if number is None else number)
         )
         return Block(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
@@ -396,13 +398,12 @@ class ChainClient:
         topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(pool).hex()]
         known = dict(self._contacts.get(pool, {}))
         for log in self._logs(max(first, self.profile.deployed_block), head, topics):
-            event = parse_log(log, self.profile.contracts)
+            try:
+                event = parse_log(log, self.profile.contracts)
+            except ContractError as error:
+                logger.warning("chain.bad_log", why=error.why)
+                continue
             if isinstance(event, Joined):
                 known[event.node] = event.contact
         self._contacts[pool], self._scanned[pool] = known, head
         return known
-
-
-def wall_clock_skew(block: Block) -> float:
-    """Seconds by which the chain's clock is ahead of this machine's."""
-    return block.timestamp - time.time()

@@ -61,7 +61,7 @@ class DevnetOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DevnetStatus(msgspec.Struct, frozen=True):
-    """running: the chain answers; keeper_pid: the process that looks after anvil."""
+    """running: the contracts are there and the chain answers; keeper_pid: the process that looks after anvil."""
 
     running: bool
     keeper_pid: int | None
@@ -216,7 +216,9 @@ class Devnet:
         """Whether it runs, seen from any process. Blocking, a second at most."""
         keeper, record = self._keeper(), self._record()
         url = f"http://{HOST}:{record.port}" if record else None
-        block = _block_number(url) if url and self.anvil_pid else None
+        ready = self._read_pid("ready")
+        up = keeper is not None and ready is not None and ready.pid == keeper.pid and self.anvil_pid is not None
+        block = _block_number(url) if url and up else None
         return DevnetStatus(
             running=block is not None,
             keeper_pid=keeper.pid if keeper else None,
@@ -231,8 +233,7 @@ class Devnet:
         while time.monotonic() < limit:
             if keeper is not None and keeper.poll() is not None:
                 raise self._failed_to_come_up()
-            ready, found = self._read_pid("ready"), self._keeper()
-            if ready and found and ready.pid == found.pid and self.status().running:
+            if self.status().running:
                 self.profile = read_profile(self.profile_path)
                 return self.profile
             time.sleep(0.1)

@@ -93,14 +93,13 @@ class Sender:
             sender = Web3.to_checksum_address(key.address)
             call.call({"from": sender})
             gas = int(call.estimate_gas({"from": sender}) * GAS_MARGIN)
-            transaction = call.build_transaction(
-                {"from": sender, "gas": gas, "chainId": self._chain_id, **self._fees()}
-            )
+            fields: Any = {"from": sender, "gas": gas, "chainId": self._chain_id, **self._fees()}
+            transaction: dict[str, Any] = dict(call.build_transaction(fields))
             self._require_funds(key.address, transaction, action)
             transaction["nonce"] = self._nonce(key.address)
         except EXPECTED as error:
             raise translate(error, action) from error
-        sent = _Sent(transaction["nonce"], dict(transaction), [])
+        sent = _Sent(transaction["nonce"], transaction, [])
         self._put_out(sent, key, action)
         self._next[key.address] = sent.nonce + 1
         return sent

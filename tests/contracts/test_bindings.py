@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from eth_abi.abi import encode as abi_encode
 
 from contracts.bindings import ContractError, Joined, parse_log, parse_revert, raw_log, topic_of
 from protocol.statements import NodeRegistration, Verdict, WorkCommitment, type_string
@@ -37,6 +38,12 @@ def test_a_log_of_another_contract_is_not_ours(world: Any, pool: Any) -> None:
     assert isinstance(parse_log(log, world.contracts.addresses), Joined)
     moved = msgspec.structs.replace(log, address=world.contracts.addresses.token)
     assert parse_log(moved, world.contracts.addresses) is None
+
+
+def test_a_contact_that_is_no_text_does_not_hide_its_member(world: Any, pool: Any) -> None:
+    data = abi_encode(["bytes", "uint64"], [b"\xff\xfe", 7])
+    event = parse_log(msgspec.structs.replace(joined(world, pool), data=data), world.contracts.addresses)
+    assert isinstance(event, Joined) and event.contact == "\ufffd\ufffd" and event.node == pool.node.address
 
 
 @pytest.mark.parametrize(

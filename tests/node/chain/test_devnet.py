@@ -19,14 +19,14 @@ from protocol.identity import NodeKey
 
 
 async def revived(devnet: Devnet, old: int | None) -> None:
-    with trio.fail_after(15):
+    with trio.fail_after(60):
         while devnet.anvil_pid in (None, old) or not devnet.status().running:  # noqa: ASYNC110
             await trio.sleep(0.05)
 
 
 async def saved_up_to(devnet: Devnet, block: int) -> None:
     """Wait until the newest copy of the state has the block."""
-    with trio.fail_after(15):
+    with trio.fail_after(60):
         while True:
             newest = StateCopies(devnet.directory / "state").newest_valid()
             if newest and json.loads(newest.read_bytes())["best_block_number"] >= block:
