@@ -25,6 +25,7 @@ from node.network.errors import (
     NetworkError,
     PeerMisbehaved,
     PeerUnavailable,
+    RequestTimedOut,
 )
 from node.network.interface import Network
 from node.network.reputation import Reputation
@@ -47,10 +48,10 @@ STAGGER = 0.3
 """Seconds between asking one source for the piece list and asking the next one, too."""
 IMPATIENCE = 2.0
 """Seconds, at least, after which an idle source may fetch, too, what another one is still delivering."""
-RUN_TIMEOUT = (10.0, 60.0)
+RUN_TIMEOUT = (30.0, 120.0)
 """Seconds that a run may take, at least and at most; between them, it depends on the usual pace."""
 MAX_COPIES = 2
-MAX_IN_FLIGHT = 16
+MAX_IN_FLIGHT = 12
 """Runs being fetched by this node at once, over all blobs: bounds memory, and keeps each one swift."""
 IDLE = 0.5
 """Seconds after which a source without work looks again by itself."""
@@ -384,9 +385,7 @@ class _Transfer:
                 return False
             try:
                 ask = AskPieces(self._root, run.first, run.count)
-                started = trio.current_time()
-                data = await self._request(source, ask, run.count * partial.info.piece_size, self._pace.timeout)
-                self._pace.took(trio.current_time() - started)
+                data = await self._timed_request(source, ask, run.count * partial.info.piece_size)
                 good = await partial.write(run.first, data)
             finally:
                 run.sources.discard(source)
@@ -399,6 +398,16 @@ class _Transfer:
             self._reputation.delivered(source)
         self._tell()
         return True
+
+    async def _timed_request(self, source: Address, ask: AskPieces, limit: int) -> bytes:
+        started, timeout = trio.current_time(), self._pace.timeout
+        try:
+            data = await self._request(source, ask, limit, timeout)
+        except RequestTimedOut:
+            self._pace.took(2 * timeout)
+            raise
+        self._pace.took(trio.current_time() - started)
+        return data
 
     def _next_run(self, source: Address, partial: Partial) -> _Run | None:
         """The missing pieces of the next slot of which this source has some."""

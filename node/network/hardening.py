@@ -31,6 +31,7 @@ from libp2p.network import swarm as swarm_module
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.stream.exceptions import StreamError
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
@@ -334,6 +335,8 @@ class HardSwarm(Swarm):
             self._streams[peer] = self._streams.get(peer, 0) + 1
             try:
                 await stream_handler(stream)
+            except StreamError:
+                await stream.reset()  # the peer thought better of it
             except Exception as error:
                 self.fault("stream", error)
                 await stream.reset()
