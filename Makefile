@@ -11,6 +11,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 export TORCH TORCH_INDEX
 BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
+CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
 .PHONY: help demo test lint format install clean
@@ -29,13 +30,13 @@ test: $(VENV)/.ready-dev
 
 lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check protocol contracts node cli tests scripts
+	@$(BIN)/ruff format --check $(CODE)
 	@rm -rf $(VENV)/lib/python3.*/site-packages/trio-stubs # of an older trio; libp2p brings them, they hide trio's own types
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.ready-dev
 	@$(BIN)/ruff check --fix .
-	@$(BIN)/ruff format protocol contracts node cli tests scripts
+	@$(BIN)/ruff format $(CODE)
 
 install: $(VENV)/.ready-train
 

@@ -3,6 +3,7 @@
 A demo leaves its last picture's data as report/snapshot.json; without one, made-up numbers are drawn.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cli.demo.snapshot import Snapshot
 from cli.demo.view import render
 
 WIDTH = 110
+_FONT_FACE = re.compile(r"@font-face\s*\{[^}]*\}\s*")  # fonts from elsewhere; any monospaced one will do
 
 
 def draw(snapshot: Snapshot, target: Path, title: str = "make demo") -> None:
@@ -21,7 +23,8 @@ def draw(snapshot: Snapshot, target: Path, title: str = "make demo") -> None:
     with open("/dev/null", "w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor")
         console.print(render(snapshot, WIDTH))
-        target.write_text(console.export_svg(title=title), encoding="utf-8")
+        picture = console.export_svg(title=title)
+    target.write_text(_FONT_FACE.sub("", picture), encoding="utf-8")
 
 
 def main() -> None:
