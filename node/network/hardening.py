@@ -16,6 +16,7 @@ Knows libp2p's internals; knows nothing of members, budgets of ours or blobs.
 
 import errno
 import logging
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -273,8 +274,10 @@ class HardYamux(Yamux):
         await trio.lowlevel.checkpoint()
 
     async def _read_data_body(self, length: int) -> bytes:
-        if length + sum(len(buffer) for buffer in self.stream_buffers.values()) > MAX_BUFFERED_BYTES:
-            raise trio.TooSlowError  # which the caller turns into closing the connection
+        if length + self._buffered() > MAX_BUFFERED_BYTES:
+            self._sweep_stale_streams(now=math.inf)  # what nobody will read: streams that we gave up
+            if length + self._buffered() > MAX_BUFFERED_BYTES:
+                raise trio.TooSlowError  # which the caller turns into closing the connection
         body = bytearray()
         with trio.fail_after(WRITE_SECONDS):
             while len(body) < length:
@@ -284,6 +287,9 @@ class HardYamux(Yamux):
                 body += part
         self.heard_at = trio.current_time()
         return bytes(body)
+
+    def _buffered(self) -> int:
+        return sum(len(buffer) for buffer in self.stream_buffers.values())
 
     def _abort(self) -> None:
         if self._nursery is not None:
