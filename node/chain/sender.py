@@ -16,7 +16,14 @@ from web3 import Web3
 from web3.contract.contract import ContractFunction
 from web3.exceptions import ContractLogicError, TransactionNotFound, Web3RPCError
 
-from node.chain.errors import ChainError, InsufficientFunds, Reverted, RpcUnreachable, TransactionUnconfirmed
+from node.chain.errors import (
+    ChainError,
+    InsufficientFunds,
+    Reverted,
+    RpcRefused,
+    RpcUnreachable,
+    TransactionUnconfirmed,
+)
 from node.chain.outbox import Outbox, Pending
 from node.chain.translate import EXPECTED, translate
 from protocol.identity import Address, NodeKey
@@ -25,6 +32,7 @@ GAS_MARGIN = 1.25
 FEE_BUMP = 1.125
 """At least 10 % more is what nodes accept as a replacement."""
 MAX_BUMPS = 5
+NONCE_TRIES = 4
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -41,6 +49,10 @@ class SendLimits(msgspec.Struct, frozen=True):
     poll: float = 0.2
     bump_after: float = 30.0
     give_up: float = 120.0
+
+
+class _NonceTaken(Exception):
+    """Another program with the same key was faster."""
 
 
 class _Sent(msgspec.Struct):
@@ -96,13 +108,23 @@ class Sender:
             fields: Any = {"from": sender, "gas": gas, "chainId": self._chain_id, **self._fees()}
             transaction: dict[str, Any] = dict(call.build_transaction(fields))
             self._require_funds(key.address, transaction, action)
-            transaction["nonce"] = self._nonce(key.address)
+            return self._number_and_put_out(transaction, key, action)
         except EXPECTED as error:
             raise translate(error, action) from error
-        sent = _Sent(transaction["nonce"], transaction, [])
-        self._put_out(sent, key, action)
-        self._next[key.address] = sent.nonce + 1
-        return sent
+
+    def _number_and_put_out(self, transaction: dict[str, Any], key: NodeKey, action: str) -> _Sent:
+        for attempt in range(NONCE_TRIES):
+            transaction["nonce"] = self._nonce(key.address)
+            sent = _Sent(transaction["nonce"], transaction, [])
+            try:
+                self._put_out(sent, key, action)
+            except _NonceTaken:
+                self._next.pop(key.address, None)
+                time.sleep(0.2 * (attempt + 1))
+                continue
+            self._next[key.address] = sent.nonce + 1
+            return sent
+        raise RpcRefused(action, f"another program keeps sending with the key of {key.address}")
 
     def _fees(self) -> dict[str, Any]:
         base = self._web3.eth.get_block("latest").get("baseFeePerGas", 0)
@@ -128,22 +150,28 @@ class Sender:
         pending = Pending(digest, key.address, sent.nonce, bytes(signed.raw_transaction), action)
         self._outbox.record(pending)
         sent.variants.append(pending)
+        first = len(sent.variants) == 1
         try:
-            self._broadcast(pending)
+            self._broadcast(pending, first=first)
         except RpcUnreachable as error:
             log.warning("chain.send_delayed", action=action, transaction=digest, why=error.why)
-        except ChainError:
-            if len(sent.variants) == 1:
+        except (ChainError, _NonceTaken):
+            if first:
                 self._outbox.settle(key.address, sent.nonce)
             raise
 
-    def _broadcast(self, pending: Pending) -> None:
+    def _broadcast(self, pending: Pending, *, first: bool = False) -> None:
+        """first: nothing was sent with this nonce before, so that whoever has it now is somebody else."""
         try:
             self._web3.eth.send_raw_transaction(pending.raw)
         except Web3RPCError as error:
             message = str(error.message or error).lower()
-            if any(known in message for known in ("already known", "already imported", "nonce too low")):
-                return  # it, or a variant of it, is in the pool or in a block
+            if any(known in message for known in ("already known", "already imported")):
+                return  # it is in the pool
+            if "nonce too low" in message or (first and "replacement" in message):
+                if first:
+                    raise _NonceTaken from error
+                return  # a variant of it is in a block
             raise translate(error, pending.action) from error
 
     def _look(self, sent: _Sent) -> Any | None:

@@ -220,6 +220,21 @@ async def test_many_writes_of_one_key_at_once_all_arrive(people: Any) -> None:
 # ---- the way into a block
 
 
+async def test_two_programs_with_one_key_do_not_lose_each_others_transactions(
+    people: Any, profile: NetworkProfile, connect: Connect
+) -> None:
+    clients = [connect(profile, people.node) for _ in range(2)]
+
+    async def send_some(client: ChainClient) -> None:
+        for _ in range(4):
+            await client.faucet(people.provider.address, 3)
+
+    async with trio.open_nursery() as nursery:
+        for client in clients:
+            nursery.start_soon(send_some, client)
+    assert (await people.client.balances(people.provider.address)).token == 24
+
+
 async def test_the_fee_is_raised_when_no_block_takes_the_transaction(people: Any, chain_rpc: Any) -> None:
     chain_rpc("evm_setAutomine", False)
     try:

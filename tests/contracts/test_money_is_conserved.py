@@ -1,0 +1,82 @@
+"""A seeded walk of many actions by many people; the books must balance after each."""
+
+import random
+from typing import Any
+
+from contracts.deploy import TOKEN
+
+STEPS = 60
+
+
+class Walk:
+    """Random actions on one pool. Refusals are fine: they must change nothing either."""
+
+    def __init__(self, world: Any, pool: Any, seed: int) -> None:
+        self.world, self.pool, self.random = world, pool, random.Random(seed)
+        self.providers = [pool.provider, world.provider()]
+        second = world.person()
+        world.register(self.providers[1], second)
+        world.send(world.contracts.join(pool.id, "x"), second)
+        self.nodes = [pool.node, second]
+        self.done: list[str] = []
+
+    def step(self) -> None:
+        name = self.random.choice(["commit"] * 4 + ["settle"] * 3 + ["unbond", "rebond", "withdraw", "slash", "wait"])
+        try:
+            getattr(self, name)()
+            self.done.append(name)
+        except Exception as error:
+            if type(error).__name__ != "Refused":
+                raise
+
+    def epoch(self, back: int) -> int:
+        return max(0, self.pool.info.epoch_at(self.world.now()) - self.random.randint(0, back))
+
+    def commit(self) -> None:
+        node = self.random.choice(self.nodes)
+        units = self.random.randint(1, 100_000)
+        call = self.world.contracts.commit_work(self.pool.id, self.epoch(2), self.random.randbytes(32), units)
+        self.world.send(call, node)
+
+    def settle(self) -> None:
+        call = self.world.contracts.settle(self.pool.id, self.random.choice(self.nodes).address, self.epoch(8))
+        self.world.send(call, self.pool.manager)
+
+    def unbond(self) -> None:
+        amount = self.random.randint(1, 30 * TOKEN)
+        self.world.send(self.world.contracts.unbond(amount), self.random.choice(self.providers))
+
+    def rebond(self) -> None:
+        self.world.send(self.world.contracts.rebond(), self.random.choice(self.providers))
+
+    def withdraw(self) -> None:
+        self.world.send(self.world.contracts.withdraw(), self.random.choice(self.providers))
+
+    def slash(self) -> None:
+        if len(self.done) > STEPS // 3:
+            self.pool.slash(self.pool.commitment(), self.pool.manager)
+
+    def wait(self) -> None:
+        self.world.rpc("evm_increaseTime", self.random.choice([50, 150, 400]))
+        self.world.rpc("evm_mine")
+
+    def check(self) -> None:
+        contracts, info = self.world.contracts, self.pool.info
+        stakes = [contracts.stake_of(provider.address) for provider in self.providers]
+        vault = contracts.token_balance(contracts.addresses.vault)
+        assert vault == sum(stake.bonded + stake.unbonding for stake in stakes)
+        assert contracts.token_balance(contracts.addresses.swarm) == info.escrow + info.reserved
+
+    def check_reservations(self) -> None:
+        last = self.pool.info.epoch_at(self.world.now())
+        works = [self.world.contracts.work(self.pool.id, n.address, e) for n in self.nodes for e in range(last + 1)]
+        assert self.pool.info.reserved == sum(work.reserved for work in works)
+
+
+def test_whatever_people_do_every_token_is_accounted_for(world: Any, pool: Any) -> None:
+    walk = Walk(world, pool, seed=1)
+    for _ in range(STEPS):
+        walk.step()
+        walk.check()
+    walk.check_reservations()
+    assert len(set(walk.done)) >= 5
