@@ -61,13 +61,15 @@ def rollouts(
         checked = engine.prefill(
             [Finished(r.prompt, c.output) for r, c in zip(requests, completions, strict=True)], rollout.temperature
         )
+    solved = [problems[i // rollout.group_size] for i in range(len(requests))]
+    rewards = environment.score(solved, [completion.output for completion in completions])
     return [
         BatchRow(
             i // rollout.group_size,
             list(requests[i].prompt),
             completions[i].output,
             checked[i].logprobs.tolist(),
-            environment.score(problems[i // rollout.group_size], completions[i].output),
+            rewards[i],
             step,
         )
         for i in range(len(requests))

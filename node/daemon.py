@@ -16,7 +16,6 @@ from node.assets import image_limit, obtain_run, offer_run
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
 from node.chain.profile import NetworkProfile, load_profile
-from node.participant import ensure_participant
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
 from node.hardware import choose_role, inspect_hardware
@@ -27,6 +26,7 @@ from node.logs import set_up_logging
 from node.network.exchange import BlobExchange
 from node.network.host import Libp2pNetwork
 from node.network.store import BlobStore
+from node.participant import ensure_participant
 from node.pool_events import PoolEvents
 from node.roles.common import Blobs, Run, Station
 from node.roles.trainer import Trainer
@@ -53,7 +53,7 @@ KEPT_POLICIES_EXTRA = 3
 
 
 def run(config: NodeConfig) -> None:
-    """Be a node until stopped. Raises IntellectError for everything that a user can mend, KeyboardInterrupt on Ctrl-C."""
+    """Be a node until stopped. Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C."""
     try:
         trio.run(Daemon(config).main)
     except BaseExceptionGroup as group:

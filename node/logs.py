@@ -31,9 +31,7 @@ def set_up_logging(directory: Path, level: str) -> None:
     )
     file = RotatingFileHandler(directory / "daemon.jsonl", maxBytes=LOG_BYTES, backupCount=LOG_FILES)
     file.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            processor=structlog.processors.JSONRenderer(), foreign_pre_chain=shared
-        )
+        structlog.stdlib.ProcessorFormatter(processor=structlog.processors.JSONRenderer(), foreign_pre_chain=shared)
     )
     console = logging.StreamHandler(sys.stderr)
     console.setFormatter(

@@ -42,7 +42,7 @@ class PoolEvents:
             nursery.start_soon(self._consume)
             await nursery.start(self._follower.run)
             with trio.move_on_after(FIRST_LOOK):
-                while self._follower.block is None:
+                while self._follower.block is None:  # noqa: ASYNC110 - asked a few times, once
                     await trio.sleep(0.05)
             task_status.started()
             nursery.start_soon(self._watch_stake)

@@ -61,7 +61,8 @@ def load_run_file(path: Path) -> RunFile:
             raise ValueError(f"{len(text)} bytes is too long for a run file")
         data = tomllib.loads(text.decode())
     except OSError as error:
-        raise RunFileError(f"cannot read the run file {path}", error.strerror or str(error), "check the path") from error
+        why = error.strerror or str(error)
+        raise RunFileError(f"cannot read the run file {path}", why, "check the path") from error
     except ValueError as error:
         raise RunFileError(f"cannot read the run file {path}", str(error), "correct it: it must be TOML") from error
     try:

@@ -107,9 +107,14 @@ def check_draw(batch: RolloutBatch, expected: Sequence[ExpectedProblem]) -> Faul
     for row in batch.rows:
         drawn = expected[row.group]
         if row.problem_id != drawn.problem_id:
-            return Fault(Reason.WRONG_DRAW, f"group {row.group} solves {row.problem_id[:40]!r}, drawn was {drawn.problem_id[:40]!r}")
+            return Fault(
+                Reason.WRONG_DRAW,
+                f"group {row.group} solves {row.problem_id[:40]!r}, drawn was {drawn.problem_id[:40]!r}",
+            )
         if row.prompt != drawn.prompt:
-            return Fault(Reason.WRONG_PROMPT, f"group {row.group} does not start from the prompt of {row.problem_id[:40]!r}")
+            return Fault(
+                Reason.WRONG_PROMPT, f"group {row.group} does not start from the prompt of {row.problem_id[:40]!r}"
+            )
     return None
 
 
@@ -165,7 +170,9 @@ def check_sampling(distances: NDArray[np.float64], cuts: VerificationSpec) -> Fa
     """distances: float64[tokens of the file], from sampling.distance."""
     mean, outside = sampling_statistics(distances)
     if not np.isfinite(mean) or mean > cuts.sampling_mean or outside > cuts.sampling_outside:
-        return Fault(Reason.SAMPLING, f"tokens were not drawn from this policy: distance {mean:.3g}, {outside:.1%} outside")
+        return Fault(
+            Reason.SAMPLING, f"tokens were not drawn from this policy: distance {mean:.3g}, {outside:.1%} outside"
+        )
     return None
 
 

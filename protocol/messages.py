@@ -66,7 +66,7 @@ class RolloutCommitted(_Message, frozen=True):
 
 
 class VerdictIssued(_Message, frozen=True):
-    """A validator judged a file. report_root (32 bytes) and report_size name the recomputed values of an accepted one."""
+    """A validator judged a file. report_root (32 bytes), report_size: the recomputed values of an accepted one."""
 
     verdict: Verdict
     signature: bytes

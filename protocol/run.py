@@ -128,7 +128,11 @@ class RunSpec(_Spec, frozen=True):
             ("name", 0 < len(self.name) <= 128, "must have 1 to 128 characters"),
             ("rollout.group_size", 2 <= r.group_size <= 256, "must be 2 to 256: one sample has no advantage"),
             ("rollout.prompts_per_step", 1 <= r.prompts_per_step <= 65536, "must be 1 to 65536"),
-            ("rollout.prompts_per_file", 1 <= r.prompts_per_file <= r.prompts_per_step, "must be 1 to prompts_per_step"),
+            (
+                "rollout.prompts_per_file",
+                1 <= r.prompts_per_file <= r.prompts_per_step,
+                "must be 1 to prompts_per_step",
+            ),
             ("rollout.max_prompt_tokens", 1 <= r.max_prompt_tokens <= 1 << 20, "must be 1 to 1048576"),
             ("rollout.max_output_tokens", 2 <= r.max_output_tokens <= 1 << 20, "must be 2 to 1048576"),
             ("rollout.temperature", 0.01 <= r.temperature <= 10, "must be 0.01 to 10"),

@@ -39,7 +39,7 @@ class ApiServer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve, config)
                 with trio.fail_after(10):
-                    while not self._path.exists():
+                    while not self._path.exists():  # noqa: ASYNC110 - hypercorn has no event for it
                         await trio.sleep(0.02)
                 task_status.started()
         finally:

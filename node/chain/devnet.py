@@ -5,7 +5,6 @@
 """
 
 import argparse
-import fcntl
 import json
 import os
 import signal
@@ -16,7 +15,6 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import httpx
 import msgspec
@@ -35,6 +33,7 @@ from node.chain.errors import ChainError, DevnetError
 from node.chain.faucet import DevnetFaucet
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider, rpc
+from node.locks import FileLock
 from protocol.identity import Address, NodeKey
 
 HOST = "127.0.0.1"
@@ -117,7 +116,7 @@ class Devnet:
         self._child: subprocess.Popen[bytes] | None = None
         self._state = StateCopies(self.directory / "state")
         self._restarts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE)
-        self._lock: IO[str] | None = None
+        self._lock: FileLock | None = None
 
     @property
     def profile_path(self) -> Path:
@@ -370,7 +369,7 @@ class Devnet:
                 self._anvil.wait(STOP_SECONDS)
         if self._lock is not None:
             self._forget()
-            self._lock.close()
+            self._lock.release()
             self._lock = None
             log.info("devnet.down", directory=str(self.directory))
 
@@ -381,14 +380,13 @@ class Devnet:
             self._publish.unlink(missing_ok=True)
 
     def _acquire(self) -> None:
-        lock = (self.directory / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
+        lock = FileLock(self.directory / "lock")
+        if not lock.acquire():
             raise DevnetError(
-                "this local chain runs already", f"another process keeps {self.directory}", "use it, or stop it first"
-            ) from error
+                "this local chain runs already",
+                f"process {lock.holder} keeps {self.directory}",
+                "use it, or stop it first",
+            )
         self._lock = lock
 
     def _end_orphan(self) -> None:

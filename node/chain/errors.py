@@ -66,7 +66,7 @@ class InsufficientStake(ChainError):
         super().__init__(
             "the stake is too low",
             f"{provider} has {tokens(bonded)} tokens bonded and needs {tokens(required)}",
-            f"bond {tokens(required - bonded)} more: intellect-node stake bond",
+            f"bond {tokens(required - bonded)} more: intellect-node contract stake",
         )
         self.provider = provider
         self.bonded = bonded
@@ -110,7 +110,7 @@ def tokens(wei: int) -> str:
 _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "NodeIsProvider": ("a node and its provider must be two keys", "use another key for the provider"),
     "NodeTaken": ("the node already has a provider", "that provider must remove it first"),
-    "NodeUnknown": ("the node is not registered", "register it: intellect-node stake register"),
+    "NodeUnknown": ("the node is not registered", "register it: intellect-node contract register"),
     "NotYourNode": ("the node belongs to another provider", "use the key of its provider"),
     "UnitsOutOfRange": ("the number of units is out of range", "give a number within the limit"),
     "SignatureExpired": ("the node's signature is too old", "sign the registration again"),

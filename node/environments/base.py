@@ -28,6 +28,11 @@ class EnvironmentSettings(Protocol):
 class Tokenizer(Protocol):
     """What environments need of a tokenizer."""
 
+    @property
+    def eos(self) -> frozenset[int]:
+        """Token ids that end an answer."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without special tokens."""
         ...
@@ -78,8 +83,8 @@ class Environment(Protocol):
         """The exact prompt that the model is given."""
         ...
 
-    def score(self, problem: Problem, output: Sequence[int]) -> float:
-        """Reward of `output` (token ids, end token included), in bounded time."""
+    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+        """Reward of each output (token ids, end token included) to the problem at its place, in bounded time."""
         ...
 
     def close(self) -> None:

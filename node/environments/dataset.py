@@ -24,6 +24,7 @@ MAX_FILE_BYTES = 8 * 1024**3
 MAX_ROW_BYTES = 1024**2
 MAX_ROWS = 5_000_000
 MAX_ROW_GROUP_BYTES = 2 * 1024**3
+MAX_TRUTHS = 8
 _HELD_BACK_CONTEXT = "intellect-node held-back problems v1"
 _SUPPORTED = ("verifiable_math",)
 
@@ -52,7 +53,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class DatasetEnvironment:
-    """`verifiable_math` rows: reward 1 if the final answer equals a ground truth, else 0."""
+    """`verifiable_math` rows: reward 1 if the answer is complete and equals a ground truth, else 0."""
 
     name = "dataset"
 
@@ -76,9 +77,16 @@ class DatasetEnvironment:
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return (self._tokenizer.encode_chat if self._chat else self._tokenizer.encode)(problem.prompt)
 
-    def score(self, problem: Problem, output: Sequence[int]) -> float:
-        answer = final_answer(self._tokenizer.decode(output))
-        return float(answer is not None and self._scorer.matches(answer, problem.answer))
+    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+        """What was cut off at the length limit is no answer and scores 0."""
+        complete = [i for i, output in enumerate(outputs) if output and output[-1] in self._tokenizer.eos]
+        answers = [(i, final_answer(self._tokenizer.decode(outputs[i]))) for i in complete]
+        given = [(i, answer) for i, answer in answers if answer is not None]
+        right = self._scorer.match([(answer, problems[i].answer) for i, answer in given])
+        scores = [0.0] * len(outputs)
+        for (i, _), matches in zip(given, right, strict=True):
+            scores[i] = float(matches)
+        return scores
 
     def close(self) -> None:
         self._scorer.close()
@@ -212,6 +220,6 @@ def _truths(row: _Row, path: Path, line: int) -> tuple[str, ...]:
             raise _bad(path, line, f"verification_info is not JSON: {error}") from None
     truth = info.get("ground_truth") if isinstance(info, dict) else None
     truths = truth if isinstance(truth, list) else [truth]
-    if not truths or not all(isinstance(t, str) and 0 < len(t) <= 4096 for t in truths):
-        raise _bad(path, line, "verification_info needs ground_truth: a string or a list of strings")
+    if not 0 < len(truths) <= MAX_TRUTHS or not all(isinstance(t, str) and 0 < len(t) <= 1024 for t in truths):
+        raise _bad(path, line, "verification_info needs ground_truth: a string, or a list of up to 8, none too long")
     return tuple(truths)

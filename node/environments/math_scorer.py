@@ -11,8 +11,10 @@ import re
 import selectors
 import subprocess
 import sys
-import threading
+import time
+from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate, islice
 from typing import IO
 
 from node.environments.errors import EnvironmentFault
@@ -22,6 +24,8 @@ DEADLINE_SECONDS = 5.0
 START_SECONDS = 60.0
 _MEMORY_BYTES = 4 * 1024**3
 _CACHE_ENTRIES = 1 << 16
+_WINDOW = 256
+_PIPE_BYTES = 32 * 1024
 _INTEGER = re.compile(r"[+-]?\d{1,100}")
 
 
@@ -44,46 +48,56 @@ def _braced(text: str) -> str:
     return ""
 
 
+Question = tuple[str, tuple[str, ...]]
+"""An answer, and the ground truths of which it must equal one."""
+
+
 class MathScorer:
-    """`matches(answer, truths)`: blocking, thread-safe, one child at a time, started when first needed."""
+    """`match(questions)`: blocking; one child, started when first needed. For one thread."""
 
     def __init__(self, deadline: float = DEADLINE_SECONDS) -> None:
         self._deadline = deadline
         self._child: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
-        self._cache: dict[tuple[str, tuple[str, ...]], bool] = {}
+        self._unread = b""
+        self._cache: dict[Question, bool] = {}
 
-    def matches(self, answer: str, truths: Sequence[str]) -> bool:
-        """Whether `answer` equals any of `truths`. At most `deadline` seconds, plus the child's start."""
-        if any(_plainly_equal(answer, truth) for truth in truths):
-            return True
-        if _INTEGER.fullmatch(answer) and all(_INTEGER.fullmatch(truth) for truth in truths):
-            return False
-        key = (answer, tuple(truths))
-        with self._lock:
-            if key not in self._cache:
-                if len(self._cache) >= _CACHE_ENTRIES:
-                    self._cache.clear()
-                self._cache[key] = self._ask(answer, truths)
-            return self._cache[key]
+    def match(self, questions: Sequence[Question]) -> list[bool]:
+        """Which answers are right. At most `deadline` seconds per answer, plus a child's start after each that fails."""
+        if len(self._cache) > _CACHE_ENTRIES:
+            self._cache.clear()
+        verdicts = [_plainly(answer, truths) for answer, truths in questions]
+        hard = dict.fromkeys(q for q, verdict in zip(questions, verdicts, strict=True) if verdict is None)
+        pending = deque(question for question in hard if question not in self._cache)
+        while pending:
+            self._ask_some(pending)
+        return [self._cache[q] if verdict is None else verdict for q, verdict in zip(questions, verdicts, strict=True)]
 
     def close(self) -> None:
-        child, self._child = self._child, None
+        child, self._child, self._unread = self._child, None, b""
         if child is not None:
             child.kill()
             child.communicate()
 
-    def _ask(self, answer: str, truths: Sequence[str]) -> bool:
+    def _ask_some(self, pending: deque[Question]) -> None:
+        """Put as many questions as fit a pipe, take the answers off `pending`; the first without answer is wrong.
+
+        Many at a time: on a busy machine every exchange of turns between processes costs milliseconds.
+        """
         child = self._running()
+        lines = [json.dumps([answer, list(truths)]).encode() + b"\n" for answer, truths in islice(pending, _WINDOW)]
+        sizes = accumulate(map(len, lines))
+        asked = [line for line, size in zip(lines, sizes, strict=True) if size <= _PIPE_BYTES] or lines[:1]
         try:
-            child.stdin.write(json.dumps([answer, list(truths)]).encode() + b"\n")  # type: ignore[union-attr]
+            child.stdin.write(b"".join(asked))  # type: ignore[union-attr]
             child.stdin.flush()  # type: ignore[union-attr]
-            reply = self._line(child, self._deadline)
         except OSError:
-            reply = None
-        if reply is None:
             self.close()
-        return reply == b"1"
+        for _ in asked:
+            reply = self._line(self._deadline)
+            self._cache[pending.popleft()] = reply == b"1"
+            if reply is None:
+                self.close()
+                return
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:
@@ -93,7 +107,7 @@ class MathScorer:
             [sys.executable, "-m", "node.environments.math_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._child = child
-        if self._line(child, START_SECONDS) != b"ready":
+        if self._line(START_SECONDS) != b"ready":
             self.close()
             raise EnvironmentFault(
                 "mathematical answers cannot be scored",
@@ -102,15 +116,33 @@ class MathScorer:
             )
         return child
 
-    @staticmethod
-    def _line(child: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-        """One line of output, None after `seconds` or at the end. Replies are shorter than a pipe's buffer."""
-        stdout: IO[bytes] = child.stdout  # type: ignore[assignment]
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            if not selector.select(seconds):
+    def _line(self, seconds: float) -> bytes | None:
+        """One line of the child's output, None if it does not come in time or ever."""
+        child, until = self._child, time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            if child is None or child.stdout is None or not _readable(child.stdout, until - time.monotonic()):
                 return None
-        return os.read(stdout.fileno(), 64).strip() or None
+            data = os.read(child.stdout.fileno(), 4096)
+            if not data:
+                return None
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+
+def _readable(stream: IO[bytes], seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return bool(selector.select(max(seconds, 0.0)))
+
+
+def _plainly(answer: str, truths: Sequence[str]) -> bool | None:
+    """The verdict where no algebra is needed, else None."""
+    if any(_plainly_equal(answer, truth) for truth in truths):
+        return True
+    if _INTEGER.fullmatch(answer) and all(_INTEGER.fullmatch(truth) for truth in truths):
+        return False
+    return None
 
 
 def _plainly_equal(answer: str, truth: str) -> bool:

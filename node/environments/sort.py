@@ -57,8 +57,9 @@ class SortEnvironment:
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return self._tokenizer.encode(problem.prompt)
 
-    def score(self, problem: Problem, output: Sequence[int]) -> float:
-        return float(self._tokenizer.decode(output) == problem.answer[0])
+    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+        decode = self._tokenizer.decode
+        return [float(decode(out) == problem.answer[0]) for problem, out in zip(problems, outputs, strict=True)]
 
     def close(self) -> None:
         """Nothing to stop."""

@@ -54,7 +54,8 @@ def inspect(session: Session, order: Inspect) -> Inspected:
             prefills = _prefill(session, order, batch)
             fault = _check_numbers(session, order, batch, proofs, prefills, statistics)
             if fault is None:
-                rewards = [session.environment.score(problems[row.group], row.output) for row in batch.rows]
+                solved = [problems[row.group] for row in batch.rows]
+                rewards = session.environment.score(solved, [row.output for row in batch.rows])
                 _write_report(order, data, batch, prefills, rewards)
     return Inspected(
         id=order.id,

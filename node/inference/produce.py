@@ -35,7 +35,9 @@ def produce(session: Session, order: Produce) -> Produced:
     )
     write_atomically(Path(order.out_path), encode(batch))
     size = session.run.rollout.group_size
-    scores = [session.environment.score(problems[i // size], c.output) for i, c in enumerate(completions)]
+    scores = session.environment.score(
+        [problems[i // size] for i in range(len(completions))], [c.output for c in completions]
+    )
     return Produced(
         id=order.id,
         path=order.out_path,

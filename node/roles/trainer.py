@@ -55,9 +55,7 @@ class StepMetrics(msgspec.Struct):
 class Trainer:
     """Drives one learner until the run's last step."""
 
-    def __init__(
-        self, station: Station, learner: TrainerProcess, spool: Spool, publisher: Publisher
-    ) -> None:
+    def __init__(self, station: Station, learner: TrainerProcess, spool: Spool, publisher: Publisher) -> None:
         self._station = station
         self._learner = learner
         self._spool = spool
@@ -103,7 +101,7 @@ class Trainer:
         """Publish each completed step in order; the newest ones again after a restart."""
         first = max(0, self._spool.newest_step() - self._spec.recipe.max_staleness)
         for step in range(first, self._spec.recipe.steps + 1):
-            while not self._spool.is_complete(step):
+            while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
                 await trio.sleep(POLL)
             metrics = await trio.to_thread.run_sync(self._read_metrics, step)
             held = await self._publisher.publish(step, self._spool.policy_path(step))
@@ -205,9 +203,7 @@ class Trainer:
         vote_by, vote = next((a, v) for a, v in voters if v.verdict.outcome == Outcome.ACCEPT)
         holders = [commitment.node, *(address for address, _ in voters)]
         blobs = self._station.blobs
-        file = await blobs.fetch(
-            root, holders, max_size=min(message.size, MAX_FILE_BYTES), timeout=FETCH_TIMEOUT
-        )
+        file = await blobs.fetch(root, holders, max_size=min(message.size, MAX_FILE_BYTES), timeout=FETCH_TIMEOUT)
         report = await blobs.fetch(
             vote.report_root, [vote_by], max_size=min(vote.report_size, MAX_REPORT_BYTES), timeout=FETCH_TIMEOUT
         )
@@ -227,9 +223,7 @@ class Trainer:
                 raise ProtocolError("unusable report", "its rows are in another order")
             if len(value.logprobs) != len(sample.output):
                 raise ProtocolError("unusable report", "it has another number of log-probs than tokens")
-            rows.append(
-                BatchRow(key + sample.group, sample.prompt, sample.output, value.logprobs, value.reward, step)
-            )
+            rows.append(BatchRow(key + sample.group, sample.prompt, sample.output, value.logprobs, value.reward, step))
         return Verified(root, step, tuple(rows), batch.units)
 
     # batches in

@@ -193,21 +193,21 @@ class Board:
 
     def _expire(self) -> None:
         oldest_kept = trio.current_time() - MAX_AGE
-        policies = sorted(
-            (kept.signed.message.step for kept in self._kept.values() if isinstance(kept.signed.message, PolicyAnnounced)),
-            reverse=True,
-        )
-        floor = policies[KEPT_POLICIES - 1] if len(policies) >= KEPT_POLICIES else -1
+        steps = sorted(message.step for message in self._policies())
+        floor = steps[-KEPT_POLICIES] if len(steps) >= KEPT_POLICIES else -1
         for name, kept in list(self._kept.items()):
             message = kept.signed.message
             if isinstance(message, PolicyAnnounced):
-                expired = message.step < floor
-            else:
-                expired = kept.at < oldest_kept or len(self._kept) > MAX_MESSAGES
-            if expired:
+                if message.step < floor:
+                    del self._kept[name]
+            elif kept.at < oldest_kept or len(self._kept) > MAX_MESSAGES:
                 del self._kept[name]
-            elif kept.at >= oldest_kept and len(self._kept) <= MAX_MESSAGES and not isinstance(message, PolicyAnnounced):
+            else:
                 break  # the rest is newer
+
+    def _policies(self) -> list[PolicyAnnounced]:
+        messages = (kept.signed.message for kept in self._kept.values())
+        return [message for message in messages if isinstance(message, PolicyAnnounced)]
 
     def _offer(self, channel: trio.MemorySendChannel[Signed], signed: Signed) -> None:
         try:

@@ -157,8 +157,7 @@ class Trainer:
         problems = [self._environment.held_back_problem(i) for i in range(count)]
         requests = [Request(self._environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
         completions = self._evaluator.generate(requests, self._run.rollout.temperature)
-        scores = [self._environment.score(p, c.output) for p, c in zip(problems, completions, strict=True)]
-        return float(np.mean(scores))
+        return float(np.mean(self._environment.score(problems, [completion.output for completion in completions])))
 
     def _checkpoint(self, step: int) -> None:
         """Keep the two newest; batches from before the older one are not needed any more."""

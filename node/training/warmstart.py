@@ -146,7 +146,7 @@ def mean_reward(
     drawn = uniforms(seed, len(problems) * max_output_tokens).reshape(len(problems), max_output_tokens)
     requests = [Request(environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
     completions = engine.generate(requests, 1.0)
-    return float(np.mean([environment.score(p, c.output) for p, c in zip(problems, completions, strict=True)]))
+    return float(np.mean(environment.score(problems, [completion.output for completion in completions])))
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 import trio
 
-from protocol.policy import PolicyManifest, decode_image, describe_tensors, policy_root, verify_image
 from protocol.blobs import BlobInfo
+from protocol.policy import PolicyManifest, decode_image, describe_tensors, policy_root, verify_image
 
 
 class HeldPolicy(msgspec.Struct, frozen=True):

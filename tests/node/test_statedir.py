@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,14 @@ from node.errors import StateError
 from node.statedir import StateDir
 
 ROOT = Path(__file__).resolve().parents[2]
-HOLD = "import sys; from pathlib import Path; from node.statedir import StateDir; held = StateDir(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+HOLD = """
+import sys
+from pathlib import Path
+from node.statedir import StateDir
+held = StateDir(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 def test_a_second_daemon_on_one_directory_is_told_who_holds_it(tmp_path) -> None:

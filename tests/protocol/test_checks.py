@@ -72,7 +72,10 @@ def test_an_honest_file_passes() -> None:
     ("batch", "reason"),
     [
         (RolloutBatch(msgspec.structs.replace(honest().header, index=1), honest().rows), Reason.WRONG_IDENTITY),
-        (RolloutBatch(msgspec.structs.replace(honest().header, policy_root="22" * 32), honest().rows), Reason.WRONG_IDENTITY),
+        (
+            RolloutBatch(msgspec.structs.replace(honest().header, policy_root="22" * 32), honest().rows),
+            Reason.WRONG_IDENTITY,
+        ),
         (RolloutBatch(honest().header, honest().rows[:-1]), Reason.MALFORMED),
         (RolloutBatch(honest().header, honest().rows[::-1]), Reason.MALFORMED),
         (altered(prompt=[]), Reason.MALFORMED),

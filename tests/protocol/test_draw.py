@@ -11,7 +11,6 @@ GOLDEN_PROBLEMS = (1660, 6628, 1194, 6582, 6636, 2732)
 GOLDEN_SEED = "b2e14b2a647b90945ef963931d11a4759dd0da3f94025cc383e47a3c5a123cb4"
 
 
-
 def test_policy_node_and_index_each_change_the_draw() -> None:
     draws = {
         draw_problems(ROOT, NODE, 0, 8, 10_000),

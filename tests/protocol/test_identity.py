@@ -28,7 +28,9 @@ def test_the_address_follows_from_the_peer_id_alone() -> None:
     assert address_of_peer(key.peer_id) == key.address
 
 
-@pytest.mark.parametrize("peer_id", ["", "16Uiu2HA", "12D3KooWGRUfxa3s1nhRcRyYaRtj6JqC1Ew7PL3R4nJrJcGiUQ1j", "0OIl", "1" * 100])
+@pytest.mark.parametrize(
+    "peer_id", ["", "16Uiu2HA", "12D3KooWGRUfxa3s1nhRcRyYaRtj6JqC1Ew7PL3R4nJrJcGiUQ1j", "0OIl", "1" * 100]
+)
 def test_a_peer_id_of_another_kind_is_refused(peer_id: str) -> None:
     with pytest.raises(InvalidIdentity):
         address_of_peer(peer_id)

@@ -20,7 +20,9 @@ from protocol.statements import Domain, WorkCommitment
 
 KEY, OTHER = NodeKey(b"\x05" * 32), NodeKey(b"\x06" * 32)
 DOMAIN = Domain(31337, KEY.address)
-BEAT = Heartbeat(pool=1, sequence=5, role="worker", state="working", contact="/ip4/1.2.3.4", policy_step=3, interval=1.0)
+BEAT = Heartbeat(
+    pool=1, sequence=5, role="worker", state="working", contact="/ip4/1.2.3.4", policy_step=3, interval=1.0
+)
 
 
 def test_a_sealed_message_names_its_author() -> None:

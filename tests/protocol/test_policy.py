@@ -21,7 +21,11 @@ from protocol.policy import (
     verify_image,
 )
 
-TENSORS = {"b.weight": np.arange(6, dtype=np.uint16).reshape(2, 3), "a": np.ones(4, np.uint16), "s": np.ones((), np.uint16)}
+TENSORS = {
+    "b.weight": np.arange(6, dtype=np.uint16).reshape(2, 3),
+    "a": np.ones(4, np.uint16),
+    "s": np.ones((), np.uint16),
+}
 
 
 def manifest() -> PolicyManifest:
@@ -76,7 +80,12 @@ def header(entry: object) -> bytes:
         header({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [2, 4]}}) + bytes(4),
         header({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}) + bytes(4),
         header({"a": {"dtype": "BF16", "shape": "x", "data_offsets": [0, 2]}}) + bytes(2),
-        header({"b": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}, "a": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}),
+        header(
+            {
+                "b": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]},
+                "a": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]},
+            }
+        ),
     ],
 )
 def test_a_hostile_image_is_refused(data: bytes) -> None:

@@ -51,11 +51,15 @@ def test_more_rows_than_the_run_allows_are_refused() -> None:
         decode(encode(batch()), 5)
 
 
-def stream(schema: pa.Schema, columns: list, options: pa.ipc.IpcWriteOptions | None = None, header: bytes = b"{}") -> bytes:
+def stream(
+    schema: pa.Schema, columns: list, options: pa.ipc.IpcWriteOptions | None = None, header: bytes = b"{}"
+) -> bytes:
     stamped = schema.with_metadata({b"intellect-node": header})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, stamped, options=options) as writer:
-        writer.write_batch(pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, stamped, strict=True)], schema=stamped))
+        writer.write_batch(
+            pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, stamped, strict=True)], schema=stamped)
+        )
     return sink.getvalue().to_pybytes()
 
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import msgspec
 import psutil
 import pytest
 
-from node.config import api_socket_path
+from cli.api import get_status, socket_of
+from cli.errors import CommandError
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 14
@@ -30,12 +31,10 @@ class Demo:
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self.log, text=True)
 
     def status(self, name: str) -> dict | None:
-        """/status of one participant; None while it does not answer."""
-        path = api_socket_path(self.directory / "nodes" / name)
+        """What `intellect-node status` asks one participant; None while it does not answer."""
         try:
-            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=2.0) as client:
-                return client.get("http://daemon/status").json()
-        except httpx.HTTPError:
+            return msgspec.to_builtins(get_status(socket_of(self.directory / "nodes" / name), timeout=2.0))
+        except CommandError:
             return None
 
     def wait_for_step(self, step: int) -> dict:
@@ -46,7 +45,7 @@ class Demo:
             status = self.status("trainer")
             if status and status["training"] and status["training"]["step"] >= step:
                 return status
-            time.sleep(0.2)
+            time.sleep(0.5)
         raise AssertionError(f"step {step} was not reached\n{self.story()}")
 
     def pid_of(self, name: str) -> int:
@@ -55,7 +54,7 @@ class Demo:
             status = self.status(name)
             if status:
                 return status["node"]["pid"]
-            time.sleep(0.2)
+            time.sleep(0.5)
         raise AssertionError(f"{name} does not answer\n{self.story()}")
 
     def descendants(self) -> list[psutil.Process]:
@@ -136,7 +135,7 @@ def test_ctrl_c_stops_everything_cleanly(tmp_path: Path) -> None:
         assert demo.process.returncode == 130, demo.story()
         assert leftovers(demo.directory) == []
         assert not list((tmp_path / "demo").rglob("lock"))
-        assert not api_socket_path(tmp_path / "demo" / "nodes" / "trainer").exists()
+        assert not socket_of(tmp_path / "demo" / "nodes" / "trainer").exists()
     finally:
         demo.process.kill()
         demo.process.communicate()

@@ -15,13 +15,15 @@ from protocol.run import EnvironmentSpec
 
 
 class Characters:
-    """A tokenizer whose ids are code points."""
+    """A tokenizer whose ids are code points; a line feed ends an answer."""
+
+    eos = frozenset({10})
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) for c in text]
 
     def decode(self, tokens: Any) -> str:
-        return "".join(map(chr, tokens))
+        return "".join(chr(t) for t in tokens if t != 10)
 
     def encode_chat(self, text: str) -> list[int]:
         return self.encode(f"<user>{text}<assistant>")
@@ -53,9 +55,8 @@ def test_sort_holds_problems_back_that_are_never_trained_on(tmp_path: Path) -> N
     assert (len(training), len(evaluation), len(training | evaluation)) == (900, 100, 1000)
     problem = sort.problem(17)
     right = "".join(sorted(problem.prompt[:3]))
-    assert sort.score(problem, sort.prompt_tokens(problem)) == 0.0
-    assert sort.score(problem, Characters().encode(right)) == 1.0
-    assert sort.score(problem, Characters().encode(right + "1")) == 0.0
+    answers = [Characters().encode(text) for text in (problem.prompt, right, right + "1")]
+    assert sort.score([problem] * 3, answers) == [0.0, 1.0, 0.0]
     with pytest.raises(IndexError):
         sort.problem(900)
 
@@ -75,7 +76,10 @@ def test_jsonl_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
     lines, columns = (load("dataset", tmp_path, path=name, held_back_share=0.2) for name in ("d.jsonl", "d.parquet"))
     assert lines.size == columns.size and lines.size + lines.held_back == 100 and 5 < lines.held_back < 40
     assert [lines.problem(i) for i in range(lines.size)] == [columns.problem(i) for i in range(columns.size)]
-    assert lines.prompt_tokens(lines.problem(0)) == Characters().encode(lines.problem(0).prompt)
+    first = lines.problem(0)
+    assert lines.prompt_tokens(first) == Characters().encode(first.prompt)
+    answers = [Characters().encode(text) for text in (f"{first.answer[0]}\n", first.answer[0], "0\n")]
+    assert lines.score([first] * 3, answers) == [1.0, 0.0, 0.0], "what was cut off is no answer"
 
 
 def test_rows_outside_the_solve_rate_or_of_other_tasks_can_be_left_out(tmp_path: Path) -> None:
@@ -142,13 +146,17 @@ def test_answers_are_compared_as_mathematics_and_within_bounds() -> None:
     pytest.importorskip("math_verify")
     scorer = MathScorer(deadline=3.0)
     try:
-        assert scorer.matches("0042", ["42"]) and not scorer.matches("41", ["42"])
+        assert scorer.match([("0042", ("42",)), ("41", ("42",))]) == [True, False]
         assert scorer._child is None, "integers need no child"  # noqa: SLF001
-        assert scorer.matches("\\frac{2}{4}", ["0.5"])
-        assert scorer.matches("x+1", ["y", "1+x"])
-        assert not scorer.matches("x+2", ["1+x"])
-        assert not scorer.matches("9^{9^{9^{9^9}}}", ["2"])
-        assert not scorer.matches("\\frac{", ["0.5"])
-        assert scorer.matches("\\sqrt{4}", ["2"]), "a new child took the place of the stuck one"
+        tower = "9^{9^{9^{9^9}}}"
+        questions = [
+            ("\\frac{2}{4}", ("0.5",)),
+            ("x+1", ("y", "1+x")),
+            (tower, ("2",)),  # stuck: a new child takes the place of this one
+            ("x+2", ("1+x",)),
+            ("\\frac{", ("0.5",)),
+            ("\\sqrt{4}", ("2",)),
+        ]
+        assert scorer.match(questions) == [True, True, False, False, False, True]
     finally:
         scorer.close()
