@@ -62,7 +62,7 @@ class MathScorer:
         self._cache: dict[Question, bool] = {}
 
     def match(self, questions: Sequence[Question]) -> list[bool]:
-        """Which answers are right. At most `deadline` seconds per answer, plus a child's start after each that fails."""
+        """Which answers are right. At most `deadline` seconds each, plus a new child after each that fails."""
         if len(self._cache) > _CACHE_ENTRIES:
             self._cache.clear()
         verdicts = [_plainly(answer, truths) for answer, truths in questions]
