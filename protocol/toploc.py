@@ -21,7 +21,10 @@ PRIME = 65_497
 DECODE_BATCH = 32
 _NO_COMMON_EXPONENT = 2.0**64
 
+_P = np.uint32(PRIME)
+
 U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
 
 
@@ -161,35 +164,45 @@ def compare_points(proof: Proof, positions: Sequence[int] | I64, bits: Sequence[
     return ProofErrors(mismatches, float(off.mean()), float(off[off.size // 2]))
 
 
-def _inverse_table() -> I64:
-    """inverse[a] = a^(p-2) mod p for every a in GF(p)."""
-    base = np.arange(PRIME, dtype=np.int64)
+def _reduce(values: U32) -> U32:
+    """values mod 65497. Numpy divides by one number with SIMD, and that is 5 times as fast as `%`."""
+    return values - values // _P * _P
+
+
+def _inverse_table() -> U32:
+    """inverse[a] = a^(p-2) mod p for 0 <= a < 2p, so that differences need no reduction first."""
+    base = np.arange(PRIME, dtype=np.uint32)
     result, exponent = np.ones_like(base), PRIME - 2
     while exponent:
         if exponent & 1:
-            result = result * base % PRIME
-        base = base * base % PRIME
+            result = _reduce(result * base)
+        base = _reduce(base * base)
         exponent >>= 1
-    return result
+    return np.concatenate([result, result])
 
 
 _INVERSE = _inverse_table()
 
 
 def _interpolate(positions: I64, bits: I64) -> list[bytes]:
-    """positions, bits: int64[proofs, k] -> encoded proofs. Newton's divided differences, then monomials."""
+    """positions, bits: int64[proofs, k] -> encoded proofs. Newton's divided differences, then monomials.
+
+    In uint32: (p - 1)^2 + p - 1 < 2^32.
+    """
     moduli = np.asarray([injective_modulus(row) for row in positions], dtype=np.int64)
-    x = positions % moduli[:, None]
-    newton = bits % PRIME
+    x = (positions % moduli[:, None]).astype(np.uint32)
+    newton = (bits % PRIME).astype(np.uint32)
     points = x.shape[1]
     for order in range(1, points):
-        span = (x[:, order:] - x[:, :-order]) % PRIME
-        newton[:, order:] = (newton[:, order:] - newton[:, order - 1 : -1]) % PRIME * _INVERSE[span] % PRIME
+        inverse = _INVERSE[x[:, order:] + _P - x[:, :-order]]
+        newton[:, order:] = _reduce(_reduce(newton[:, order:] + _P - newton[:, order - 1 : -1]) * inverse)
+    minus_x = _reduce(_P - x)
     monomial = np.zeros_like(newton)
     for step in range(points - 1, -1, -1):
-        shifted = np.zeros_like(monomial)
-        shifted[:, 1:] = monomial[:, :-1]
-        monomial = (shifted - monomial * x[:, step : step + 1]) % PRIME
-        monomial[:, 0] = (monomial[:, 0] + newton[:, step]) % PRIME
+        degree = points - step
+        product = monomial[:, :degree] * minus_x[:, step : step + 1]
+        product[:, 1:] += monomial[:, : degree - 1]
+        product[:, 0] += newton[:, step]
+        monomial[:, :degree] = _reduce(product)
     words = np.concatenate([moduli[:, None], monomial], axis=1).astype(">u2")
     return [row.tobytes() for row in words]

@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the model directory to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--digits", type=int, default=4, help="digits of the sort task")
-    parser.add_argument("--target", type=float, default=0.2, help="sampled accuracy at which to stop")
+    parser.add_argument("--target", type=float, default=0.25, help="sampled accuracy at which to stop")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
 

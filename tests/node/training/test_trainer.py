@@ -65,6 +65,10 @@ def outcome(where: Spool) -> list[dict]:
     return [{key: value for key, value in metrics.items() if key != "seconds"} for metrics in steps]
 
 
+def images(where: Spool) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (where.root / "out").glob("policy-*.safetensors")}
+
+
 def test_a_crash_at_any_write_changes_nothing(
     make_spool: Callable[[str], Spool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,8 +100,7 @@ def test_a_crash_at_any_write_changes_nothing(
         monkeypatch.setattr(module, "write_whole", real)
     work(crashing)
     assert outcome(crashing) == expected
-    for step in range(STEPS + 1):
-        assert crashing.policy_path(step).read_bytes() == straight.policy_path(step).read_bytes()
+    assert images(crashing) == images(straight) and len(images(straight)) > 5
     assert not crashing.batch_path(0).exists() and crashing.batch_path(STEPS - 1).exists()
 
 
