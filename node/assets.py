@@ -16,15 +16,15 @@ from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, Asset, RunSpec, decode_run, encode_run
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 60.0
-ASSET_TIMEOUT = 3600.0
-RETRY_PAUSE = 1.0
+FIRST_TRY = 2.0
+SLOWEST_RATE = 100_000
+RETRY_PAUSE = 0.5
 Sources = Callable[[], Sequence[Address]]
 
 
 async def obtain_run(root: bytes, blobs: Blobs, sources: Sources, directory: Path) -> Run:
     """Fetch run `root` and its assets into `directory`, asking the members again until they have it."""
-    path = await _insist(blobs, root, sources, MAX_RUN_BYTES, FETCH_TIMEOUT)
+    path = await _insist(blobs, root, sources, MAX_RUN_BYTES, 0)
     spec = decode_run(await trio.to_thread.run_sync(path.read_bytes))
     assets = directory / root.hex()[:16]
     for asset in spec.assets:
@@ -57,18 +57,22 @@ def image_limit(spec: RunSpec) -> int:
 
 
 async def _place(asset: Asset, blobs: Blobs, sources: Sources, directory: Path) -> None:
-    path = await _insist(blobs, bytes.fromhex(asset.root), sources, asset.size, ASSET_TIMEOUT)
+    path = await _insist(blobs, bytes.fromhex(asset.root), sources, asset.size, asset.size)
     await trio.to_thread.run_sync(_link, path, directory / asset.path)
 
 
-async def _insist(blobs: Blobs, root: bytes, sources: Sources, max_size: int, timeout: float) -> Path:
-    """Fetch, and try again for as long as nobody has it: members come and go."""
+async def _insist(blobs: Blobs, root: bytes, sources: Sources, max_size: int, size: int) -> Path:
+    """Fetch, and try again for as long as nobody has it: members come and go.
+
+    Each try is short, so that the members who came in the meantime are asked too; what a try has fetched stays.
+    """
     complained = False
+    patience = FIRST_TRY + size / SLOWEST_RATE
     while True:
         holders = list(sources())
         if holders:
             try:
-                return await blobs.fetch(root, holders, max_size=max_size, timeout=timeout)
+                return await blobs.fetch(root, holders, max_size=max_size, timeout=patience)
             except IntellectError as error:
                 log.info("run.not_yet", root=root.hex()[:16], why=error.why)
         elif not complained:

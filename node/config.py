@@ -56,7 +56,7 @@ class NodeConfig(BaseSettings):
     units: int = 1
     store_quota: int = 20 * 1024**3
     chain_poll: float = 1.0
-    heartbeat: float = 1.0
+    heartbeat: float = 2.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @classmethod

@@ -29,6 +29,7 @@ FETCH_TIMEOUT = 30.0
 POLL = 0.05
 AHEAD = 1
 PENDING = 256
+FETCHERS = 4
 HISTORY = 400
 
 
@@ -91,7 +92,8 @@ class Trainer:
             nursery.start_soon(self._learner.run)
             nursery.start_soon(self._note_commitments)
             nursery.start_soon(self._count_votes)
-            nursery.start_soon(self._fetch_accepted)
+            for _ in range(FETCHERS):
+                nursery.start_soon(self._fetch_accepted)
             nursery.start_soon(self._feed)
             nursery.start_soon(self._publish)
 

@@ -23,9 +23,11 @@ from protocol.statements import Outcome, Verdict, WorkCommitment, sign
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
 POLICY_TIMEOUT = 30.0
+ANNOUNCE_TIMEOUT = 15.0
 INSPECT_DEADLINE = 300.0
 LOAD_DEADLINE = 120.0
-QUEUE = 256
+QUEUE = 64
+READY = 16
 REMEMBERED = 8192
 SLASH_TRIES = 20
 INSPECT_TRIES = 3
@@ -40,6 +42,14 @@ class Judge(Protocol):
     async def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
     ) -> object: ...
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A committed file on its way to judgement. path: None if it could not be had; already: our verdict of before."""
+
+    message: RolloutCommitted
+    path: Path | None
+    already: bytes | None
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -68,7 +78,8 @@ class Validator:
         self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self._commitments: OrderedDict[tuple[str, bytes, int], RolloutCommitted] = OrderedDict()
         self._executed: set[str] = set()
-        self._work_send, self._work = trio.open_memory_channel[RolloutCommitted](QUEUE)
+        self._queues: dict[str, trio.MemorySendChannel[RolloutCommitted]] = {}
+        self._ready_send, self._ready = trio.open_memory_channel[Candidate](READY)
         self.rate = Rate()
         self.outcomes: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -77,7 +88,7 @@ class Validator:
     async def run(self) -> None:
         await self._repeat_verdicts()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
+            nursery.start_soon(self._listen, nursery)
             nursery.start_soon(self._gather, nursery)
             await self._judge_files()
 
@@ -87,11 +98,11 @@ class Validator:
 
     # commitments in
 
-    async def _listen(self) -> None:
+    async def _listen(self, nursery: trio.Nursery) -> None:
         async for signed in self._station.board.subscribe(RolloutCommitted):
-            await self._consider(signed)
+            await self._consider(signed, nursery)
 
-    async def _consider(self, signed: Signed) -> None:
+    async def _consider(self, signed: Signed, nursery: trio.Nursery) -> None:
         message = signed.message
         assert isinstance(message, RolloutCommitted)  # noqa: S101 - the subscription's type
         commitment = message.commitment
@@ -104,10 +115,40 @@ class Validator:
         self._commitments[slot] = message
         if len(self._commitments) > REMEMBERED:
             self._commitments.popitem(last=False)
+        queue = self._queues.get(commitment.node)
+        if queue is None:
+            queue, work = trio.open_memory_channel[RolloutCommitted](QUEUE)
+            self._queues[commitment.node] = queue
+            nursery.start_soon(self._fetch_files, work)
         try:
-            self._work_send.send_nowait(message)
+            queue.send_nowait(message)
         except trio.WouldBlock:
             self.outcomes["skipped"] += 1
+
+    async def _fetch_files(self, work: trio.MemoryReceiveChannel[RolloutCommitted]) -> None:
+        """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
+        async for message in work:
+            if self._station.membership.is_member(message.commitment.node):
+                await self._ready_send.send(await self._fetch_file(message))
+
+    async def _fetch_file(self, message: RolloutCommitted) -> Candidate:
+        commitment = message.commitment
+        already = await self._station.journal.do(self._station.journal.said, "verdict", commitment.file_root)
+        with trio.move_on_after(ANNOUNCE_TIMEOUT):
+            await self._policies.announced(commitment.policy_root)
+        if already or self._is_stale(commitment):
+            return Candidate(message, None, already)
+        try:
+            path = await self._station.blobs.fetch(
+                commitment.file_root,
+                [commitment.node],
+                max_size=min(message.size, MAX_FILE_BYTES),
+                timeout=FETCH_TIMEOUT,
+            )
+        except IntellectError as error:
+            log.info("rollout.unavailable", node=commitment.node, why=error.why)
+            path = None
+        return Candidate(message, path, None)
 
     async def _report_equivocation(self, first: RolloutCommitted, second: RolloutCommitted) -> None:
         """Two contradicting commitments signed by one key are evidence by themselves."""
@@ -125,46 +166,37 @@ class Validator:
     # judging
 
     async def _judge_files(self) -> None:
-        async for message in self._work:
-            if not self._station.membership.is_member(message.commitment.node):
-                continue
-            already = await self._station.journal.do(
-                self._station.journal.said, "verdict", message.commitment.file_root
-            )
-            if already:
-                await self._station.board.post_raw(already)
-                continue
-            started = time.monotonic()
-            inspected = await self._inspect(message)
-            await self._pronounce(message, inspected, time.monotonic() - started)
+        async for candidate in self._ready:
+            commitment = candidate.message.commitment
+            if candidate.already:
+                await self._station.board.post_raw(candidate.already)
+            elif self._station.membership.is_member(commitment.node):
+                started = time.monotonic()
+                found = await self._inspect(commitment, candidate.path)
+                await self._pronounce(candidate.message, found, time.monotonic() - started)
 
-    async def _inspect(self, message: RolloutCommitted) -> Inspected | Fault:
-        commitment = message.commitment
+    def _is_stale(self, commitment: WorkCommitment) -> Fault | None:
         step = self._policies.step_of(commitment.policy_root)
         if step is None:
             return Fault(Reason.STALE, "made by a policy that is not among the recent ones")
-        stale = check_staleness(step, self._policies.newest_step, self._station.run.spec)
-        if stale:
-            return stale
-        fault = Fault(Reason.UNAVAILABLE, "")
-        for _ in range(INSPECT_TRIES):  # our own engine's crash must not cost an honest worker its pay
+        return check_staleness(step, self._policies.newest_step, self._station.run.spec)
+
+    async def _inspect(self, commitment: WorkCommitment, path: Path | None) -> Inspected | Fault:
+        fault = self._is_stale(commitment)
+        if fault:
+            return fault
+        fault = Fault(Reason.UNAVAILABLE, "the worker did not deliver the file")
+        for _ in range(INSPECT_TRIES if path else 0):  # our own engine's crash must not cost an honest worker its pay
             try:
-                return await self._check(message, step)
+                return await self._check(commitment, path)
             except IntellectError as error:
                 fault = Fault(Reason.UNAVAILABLE, f"{error.what}: {error.why}"[:MAX_DETAIL])
         return fault
 
-    async def _check(self, message: RolloutCommitted, step: int) -> Inspected | Fault:
-        commitment = message.commitment
-        path = await self._station.blobs.fetch(
-            commitment.file_root,
-            [commitment.node],
-            max_size=min(message.size, MAX_FILE_BYTES),
-            timeout=FETCH_TIMEOUT,
-        )
+    async def _check(self, commitment: WorkCommitment, path: Path) -> Inspected | Fault:
         policy = await self._policies.get(commitment.policy_root, POLICY_TIMEOUT)
         if policy is None:
-            return Fault(Reason.UNAVAILABLE, f"policy {step} could not be fetched")
+            return Fault(Reason.UNAVAILABLE, "its policy could not be fetched")
         if self._loaded.needs(policy, self._engine.generation):
             load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
             await self._engine.ask(load, timeout=LOAD_DEADLINE)

@@ -24,8 +24,9 @@ from protocol.statements import Outcome, WorkCommitment, sign
 from protocol.work import leaf, merkle_root
 
 log = structlog.get_logger()
-OVERSAMPLE = 1.5
-PATIENCE = 4.0
+SHORTEST_PATIENCE = 0.5
+FIRST_INTERVAL = 1.5
+INTERVAL_MEMORY = 0.8
 LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
 
@@ -61,6 +62,9 @@ class Worker:
         self.finished = False
         self.counts: dict[str, int] = {}
         self.units = 0
+        self._arrived_step = -1
+        self._arrived_at = 0.0
+        self._interval = FIRST_INTERVAL
 
     async def run(self) -> None:
         await self._repeat_promises()
@@ -82,21 +86,36 @@ class Worker:
                 await trio.sleep(1.0)
 
     async def _next_policy(self) -> HeldPolicy:
-        """The newest policy, once this worker's share of its rollouts is not yet made."""
-        since = trio.current_time()
+        """The newest policy, once this worker's share of its rollouts is not yet made.
+
+        A trainer that does not advance lacks rollouts (somebody's were refused, or somebody left): every time
+        that two usual intervals pass without a new policy, each worker makes one file more.
+        """
         while True:
             policy = self._station.shelf.newest or await self._station.shelf.newer_than(-1)
+            self._note_arrival(policy)
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
-            waited = (trio.current_time() - since) / PATIENCE
-            if not self.finished and made < self._share() + math.floor(waited):
+            patience = max(SHORTEST_PATIENCE, 2 * self._interval)
+            waited = trio.current_time() - self._arrived_at
+            if not self.finished and made < self._share() + math.floor(waited / patience):
                 return policy
-            with trio.move_on_after(PATIENCE if not self.finished else 30.0):
+            with trio.move_on_after(30.0 if self.finished else patience - waited % patience + 0.01):
                 await self._station.shelf.newer_than(policy.step)
 
+    def _note_arrival(self, policy: HeldPolicy) -> None:
+        """Remember when a policy came, and how long policies usually take."""
+        if policy.step == self._arrived_step:
+            return
+        now = trio.current_time()
+        if self._arrived_step >= 0:
+            took = (now - self._arrived_at) / (policy.step - self._arrived_step)
+            self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
+        self._arrived_step, self._arrived_at = policy.step, now
+
     def _share(self) -> int:
-        """Files per policy so that all live workers together make somewhat more than a step needs."""
+        """Files per policy so that all live workers together make what a step needs."""
         workers = max(1, len(self._station.membership.table.live(trio.current_time(), "worker")))
-        return math.ceil(self._station.run.spec.rollout.files_per_step * OVERSAMPLE / workers)
+        return math.ceil(self._station.run.spec.rollout.files_per_step / workers)
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
         if self._loaded.needs(policy, self._engine.generation):

@@ -44,6 +44,7 @@ class PolicyFollower:
         self._max_image = max_image_bytes
         self._announced: dict[bytes, Signed] = {}
         self._wanted = trio.Event()
+        self._news = trio.Event()
         self._lock = trio.Lock()
         self.newest_step = -1
 
@@ -56,6 +57,11 @@ class PolicyFollower:
         """The step of an announced policy."""
         signed = self._announced.get(root)
         return _announcement(signed).step if signed else None
+
+    async def announced(self, root: bytes) -> None:
+        """Return once the trainer has announced `root`; a worker may have heard of it before us."""
+        while root not in self._announced:
+            await self._news.wait()
 
     async def get(self, root: bytes, timeout: float) -> HeldPolicy | None:
         """The policy `root`, fetched if it was announced; None if it was not, or cannot be had in time (seconds)."""
@@ -71,6 +77,8 @@ class PolicyFollower:
         async for signed in self._announcements:
             message = _announcement(signed)
             self._announced[message.policy_root] = signed
+            self._news.set()
+            self._news = trio.Event()
             if len(self._announced) > 64:
                 self._announced.pop(min(self._announced, key=lambda root: self.step_of(root) or 0))
             if message.step > self.newest_step:
