@@ -222,4 +222,4 @@ def _truths(row: _Row, path: Path, line: int) -> tuple[str, ...]:
     truths = truth if isinstance(truth, list) else [truth]
     if not 0 < len(truths) <= MAX_TRUTHS or not all(isinstance(t, str) and 0 < len(t) <= 1024 for t in truths):
         raise _bad(path, line, "verification_info needs ground_truth: a string, or a list of up to 8, none too long")
-    return tuple(truths)
+    return tuple(str(t) for t in truths)
