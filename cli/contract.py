@@ -181,9 +181,11 @@ def pool_create(
 ) -> None:
     """Open a pool for a run, fund it, and on a local devnet make it the profile's default pool."""
     from cli.pools import PoolTerms, open_pool, remember_pool, signer_for
+    from node.problems import check_run
     from node.runfile import compile_run
 
     compiled = compile_run(run)
+    check_run(compiled)
     manager = _one_address(trainer, trainer_state, "trainer")
     judges = [_address(one) for one in validator or []]
     judges += [open_node_key(directory, create=True).address for directory in validator_state or []]

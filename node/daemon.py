@@ -28,6 +28,7 @@ from node.network.host import Libp2pNetwork
 from node.network.store import BlobStore
 from node.participant import ensure_participant
 from node.pool_events import PoolEvents
+from node.problems import check_run
 from node.roles.common import Blobs, Run, Station
 from node.roles.trainer import Trainer
 from node.roles.validator import Validator
@@ -182,6 +183,7 @@ class Daemon:
         self.status.state = "syncing"
         if role == "trainer" and self.config.run_file is not None:
             compiled = await trio.to_thread.run_sync(compile_run, self.config.run_file)
+            await trio.to_thread.run_sync(check_run, compiled)
             return await offer_run(compiled, root, blobs, directory / "run")
 
         def members() -> list[Address]:

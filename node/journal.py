@@ -16,7 +16,7 @@ from node.errors import StateError
 
 T = TypeVar("T")
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, PRIMARY KEY (kind, slot)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, PRIMARY KEY (kind, slot));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER
@@ -80,9 +80,9 @@ class Journal:
         row = self._db.execute("SELECT raw FROM said WHERE kind = ? AND slot = ?", (kind, slot)).fetchone()
         return row[0] if row else None
 
-    def all_said(self, kind: str, last: int = 1000) -> list[bytes]:
-        """The recorded messages of a kind with the highest slots, in slot order."""
-        query = "SELECT raw FROM said WHERE kind = ? ORDER BY slot DESC LIMIT ?"
+    def last_said(self, kind: str, last: int) -> list[bytes]:
+        """The newest messages of a kind, oldest first."""
+        query = "SELECT raw FROM said WHERE kind = ? ORDER BY rowid DESC LIMIT ?"
         return [row[0] for row in reversed(self._db.execute(query, (kind, last)).fetchall())]
 
     def count_said(self, kind: str, prefix: bytes) -> int:

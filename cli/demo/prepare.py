@@ -34,6 +34,7 @@ class Stage:
 
 async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], view: View) -> Stage:
     """Bring everything to where `join` can start."""
+    from node.problems import check_run
     from node.runfile import compile_run, load_run_file
 
     if options.resume:
@@ -49,6 +50,7 @@ async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environm
             nursery.start_soon(teach_start_model, options, scene, environment, view)
         nursery.start_soon(_make_keys, scene, addresses)
     compiled = await trio.to_thread.run_sync(compile_run, scene.run_file)
+    await trio.to_thread.run_sync(check_run, compiled)
     terms = PoolTerms(
         run_root=compiled.root,
         trainer=_address(addresses["trainer"]),

@@ -12,6 +12,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from node.environments.errors import DatasetError
+
 _Arguments = TypeVar("_Arguments")
 
 
@@ -120,3 +122,24 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
         "there is no environment of that name",
         "use 'sort' or 'dataset', or update intellect-node",
     )
+
+
+LOOKED_AT = 4096
+
+
+def check_prompts(environment: Environment, limit: int) -> None:
+    """Raise DatasetError if a prompt has more than `limit` tokens.
+
+    A worker that draws such a problem could not deliver. Of a large environment, LOOKED_AT problems at even
+    distances are looked at.
+    """
+    stride = max(1, environment.size // LOOKED_AT)
+    for number in range(0, environment.size, stride):
+        problem = environment.problem(number)
+        length = len(environment.prompt_tokens(problem))
+        if not 1 <= length <= limit:
+            raise DatasetError(
+                "a prompt does not fit the run",
+                f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
+                "raise rollout.max_prompt_tokens in the run file, or remove the problem",
+            )

@@ -86,15 +86,10 @@ class Validator:
         self.recent: deque[Judged] = deque(maxlen=12)
 
     async def run(self) -> None:
-        await self._repeat_verdicts()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen, nursery)
             nursery.start_soon(self._gather, nursery)
             await self._judge_files()
-
-    async def _repeat_verdicts(self) -> None:
-        for raw in await self._station.journal.do(self._station.journal.all_said, "verdict", 0):
-            await self._station.board.post_raw(raw)
 
     # commitments in
 

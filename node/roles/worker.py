@@ -161,7 +161,7 @@ class Worker:
 
     async def _repeat_promises(self) -> None:
         """After a restart: say again what was committed last; the files are still in the store."""
-        for raw in await self._journal.do(self._journal.all_said, "commitment", 16):
+        for raw in await self._journal.do(self._journal.last_said, "commitment", 16):
             await self._station.board.post_raw(raw)
 
     async def _follow_verdicts(self) -> None:

@@ -27,7 +27,7 @@ def test_submission_indices_go_on_where_they_stopped(journal: Journal) -> None:
         journal.say("commitment", root + index.to_bytes(8, "big"), bytes([index]))
     journal.say("commitment", b"\x00" * 40, b"another policy")
     assert journal.count_said("commitment", root) == 3
-    assert journal.all_said("commitment", 2) == [b"\x01", b"\x02"]
+    assert journal.last_said("commitment", 2) == [b"\x02", b"another policy"]
 
 
 def test_a_file_is_consumed_once_and_survives_reopening(tmp_path) -> None:
