@@ -93,7 +93,7 @@ def warm_start(
     learning_rate: float = 1e-3,
     batch_size: int = 64,
     max_steps: int = 2000,
-    check_every: int = 10,
+    check_every: int = 2,
     max_output_tokens: int = 16,
     report: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> float:
