@@ -62,6 +62,7 @@ class Worker:
         self.finished = False
         self.counts: dict[str, int] = {}
         self.units = 0
+        self._first_step = -1
         self._arrived_step = -1
         self._arrived_at = 0.0
         self._interval = FIRST_INTERVAL
@@ -106,6 +107,8 @@ class Worker:
         """Remember when a policy came, and how long policies usually take."""
         if policy.step == self._arrived_step:
             return
+        if self._first_step < 0:
+            self._first_step = policy.step
         now = trio.current_time()
         if self._arrived_step >= 0:
             took = (now - self._arrived_at) / (policy.step - self._arrived_step)
@@ -113,9 +116,16 @@ class Worker:
         self._arrived_step, self._arrived_at = policy.step, now
 
     def _share(self) -> int:
-        """Files per policy so that all live workers together make what a step needs."""
+        """Files per policy so that all live workers together make what a step needs.
+
+        Of the first policy that a worker meets it makes twice that, if the run allows staleness: from then on the
+        trainer has one batch in hand while the next is being made, and neither waits for the other.
+        """
+        run = self._station.run.spec
         workers = max(1, len(self._station.membership.table.live(trio.current_time(), "worker")))
-        return math.ceil(self._station.run.spec.rollout.files_per_step / workers)
+        share = math.ceil(run.rollout.files_per_step / workers)
+        ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
+        return 2 * share if ahead else share
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
         if self._loaded.needs(policy, self._engine.generation):
