@@ -13,6 +13,7 @@ log = structlog.get_logger()
 FIRST_LOOK = 60.0
 STAKE_EVERY = 5.0
 RENEWALS_PER_LEASE = 3
+UNKNOWN_LEASE = 20.0
 
 
 class PoolEvents:
@@ -99,12 +100,14 @@ class PoolEvents:
 
     async def _renew_lease(self) -> None:
         """Membership is a lease: renew it well before it runs out."""
-        lease = 60.0
         while True:
-            await trio.sleep(lease / RENEWALS_PER_LEASE)
+            pause = UNKNOWN_LEASE
             try:
-                lease = float((await self._client.pool(self._pool)).lease_seconds)
+                pool = await self._client.pool(self._pool)
+                pause = pool.lease_seconds / RENEWALS_PER_LEASE
+                await trio.sleep(pause)
                 if self._membership.is_member(self._membership.own):
                     await self._client.join(self._pool, self._contact)
             except IntellectError as error:
                 log.warning("lease.not_renewed", why=error.why)
+                await trio.sleep(min(pause, UNKNOWN_LEASE))
