@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from node.environments.base import Environment, load_environment
+from node.environments.base import Environment
+from node.environments.registry import load_environment
 from node.inference.engine import Finished, Request
 from node.inference.torch_engine import TorchEngine, build_model
 from node.training.batch import BatchRow

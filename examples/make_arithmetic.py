@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from node.environments.base import load_environment
+from node.environments.registry import load_environment
 from node.inference.tokenizer import LocalTokenizer
 from node.training.warmstart import create_model, warm_start
 from protocol.run import EnvironmentSpec

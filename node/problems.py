@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from node.environments.base import check_prompts, load_environment
+from node.environments.registry import check_prompts, load_environment
 from node.errors import RunFileError
 from node.inference.tokenizer import LocalTokenizer
 from node.runfile import CompiledRun

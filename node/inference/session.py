@@ -4,7 +4,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from node.environments.base import Environment, Problem, Tokenizer, load_environment
+from node.environments.base import Environment, Problem, Tokenizer
+from node.environments.registry import load_environment
 from node.inference.engine import Engine, Weights
 from node.inference.errors import EngineError
 from protocol.draw import draw_problems

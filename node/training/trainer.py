@@ -33,7 +33,8 @@ import torch  # noqa: E402
 from blake3 import blake3  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from node.environments.base import Environment, load_environment  # noqa: E402
+from node.environments.base import Environment  # noqa: E402
+from node.environments.registry import load_environment  # noqa: E402
 from node.inference.engine import Request  # noqa: E402
 from node.inference.torch_engine import TorchEngine, bf16_bits, build_model  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from node.environments.base import Environment, EnvironmentSettings, Problem, load_environment
+from node.environments.base import Environment, EnvironmentSettings, Problem
+from node.environments.registry import load_environment
 from node.inference.engine import Request
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine, bf16_bits, build_model

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from node.environments.base import load_environment
 from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.math_scorer import MathScorer, final_answer
+from node.environments.registry import load_environment
 from protocol.run import EnvironmentSpec
 
 

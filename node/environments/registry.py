@@ -1,0 +1,59 @@
+"""Environments by name, and a look at one before it is worked with."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from node.environments.base import Environment, EnvironmentSettings, Tokenizer
+from node.environments.dataset import DatasetArguments, load_dataset
+from node.environments.errors import DatasetError, EnvironmentFault
+from node.environments.sort import SortArguments, SortEnvironment
+
+LOOKED_AT = 4096
+_Arguments = TypeVar("_Arguments")
+
+
+def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
+    """The environment that `settings` names; its files lie below `assets`.
+
+    Raises EnvironmentFault (unknown name or arguments) or DatasetError (bad data).
+    """
+
+    def arguments(kind: type[_Arguments]) -> _Arguments:
+        try:
+            return msgspec.convert(settings.args, kind, strict=True)
+        except msgspec.ValidationError as error:
+            raise EnvironmentFault(
+                f"environment {settings.name!r} cannot be loaded",
+                f"its arguments are wrong: {error}",
+                "correct [environment.args] in the run file",
+            ) from None
+
+    if settings.name == "sort":
+        return SortEnvironment(arguments(SortArguments), tokenizer)
+    if settings.name == "dataset":
+        return load_dataset(arguments(DatasetArguments), assets, tokenizer)
+    raise EnvironmentFault(
+        f"environment {settings.name!r} cannot be loaded",
+        "there is no environment of that name",
+        "use 'sort' or 'dataset', or update intellect-node",
+    )
+
+
+def check_prompts(environment: Environment, limit: int) -> None:
+    """Raise DatasetError if a prompt has more than `limit` tokens.
+
+    A worker that draws such a problem could not deliver. Of a large environment, LOOKED_AT problems at even
+    distances are looked at.
+    """
+    stride = max(1, environment.size // LOOKED_AT)
+    for number in range(0, environment.size, stride):
+        problem = environment.problem(number)
+        length = len(environment.prompt_tokens(problem))
+        if not 1 <= length <= limit:
+            raise DatasetError(
+                "a prompt does not fit the run",
+                f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
+                "raise rollout.max_prompt_tokens in the run file, or remove the problem",
+            )
