@@ -398,6 +398,19 @@ class HardPubsub(Pubsub):
             await stream.reset()
             self._handle_dead_peer(peer)
 
+    async def _handle_new_peer(self, peer_id: ID) -> None:
+        """As in the library, and tell the peer what we subscribed to while the greeting was on its way.
+
+        The greeting lists our topics, and only after it is written does the peer count as one to be told of new
+        ones: a subscription in between would never reach it.
+        """
+        before = set(self.topic_ids)
+        await super()._handle_new_peer(peer_id)
+        queue = self.peer_queues.get(peer_id)
+        for topic in set(self.topic_ids) - before if queue is not None else ():
+            packet, announce = self._build_announce_rpc(topic, subscribe=True)
+            self._enqueue_or_retry_announce(peer_id, queue, packet, announce)
+
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
         if msg_forwarder == self.my_id:
             await super().push_msg(msg_forwarder, msg)

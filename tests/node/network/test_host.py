@@ -172,3 +172,21 @@ def test_the_librarys_loggers_are_silent(capsys: pytest.CaptureFixture[str]) -> 
     logging.getLogger("libp2p.anything").warning("noise")
     logging.getLogger("libp2p.network.connection").warning("noise")
     assert capsys.readouterr().err == ""
+
+
+async def test_a_subscription_made_during_the_greeting_still_reaches_the_peer(real, monkeypatch) -> None:
+    one, two = real.make(), real.make()
+    await real.start(one, two)
+    greet = two._pubsub.get_hello_packet
+    subscribed: list[trio.MemoryReceiveChannel] = []
+
+    def subscribe_too_late() -> rpc_pb2.RPC:
+        packet = greet()
+        if not subscribed:
+            subscribed.append(two.subscribe("late", lambda publisher, data: True))
+        return packet
+
+    monkeypatch.setattr(two._pubsub, "get_hello_packet", subscribe_too_late)
+    await real.introduce(one, two)
+    await real.until(lambda: bool(subscribed))
+    await real.gossip_settles(one, subscribed[0], "late")
