@@ -138,9 +138,7 @@ class EventFollower:
                 backoff = min(backoff * 2, MAX_BACKOFF)
                 await trio.sleep(backoff)
                 continue
-            if not self.healthy:
-                log.info("chain.followed", pool=self._pool, block=self.block.number if self.block else None)
-            self.healthy, backoff = True, self._poll
+            backoff = self._poll
             await trio.sleep(0 if behind else self._poll)
 
     async def _step(self, store: EventStore) -> bool:
@@ -151,7 +149,7 @@ class EventFollower:
         first = remembered[0][0] + 1 if remembered else self._client.profile.deployed_block
         target = latest.number - self._client.profile.confirmations
         if first > target:
-            self.block = latest
+            self._reached(latest)
             return False
         last = min(first + CHUNK - 1, target)
         logs = await self._client.logs(first, last, [None, "0x" + pool_topic(self._pool).hex()])
@@ -159,9 +157,15 @@ class EventFollower:
         if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
             return True  # replaced between two questions: ask again
         await trio.to_thread.run_sync(store.advance, end, logs)
-        self.block = latest
+        self._reached(latest)
         await self._deliver(logs)
         return last < target
+
+    def _reached(self, latest: Block) -> None:
+        """The chain answered; said before its events are delivered, so that who hears of them can rely on it."""
+        if not self.healthy:
+            log.info("chain.followed", pool=self._pool, block=latest.number)
+        self.healthy, self.block = True, latest
 
     async def _undo_replaced(self, store: EventStore, latest: Block) -> None:
         remembered = await trio.to_thread.run_sync(store.blocks)
