@@ -489,7 +489,7 @@ class Contracts:
 
     def pool(self, pool: int) -> PoolInfo:
         values: Any = self.swarm.functions.poolInfo(pool).call()
-        return PoolInfo(*(pool, *values[:-1], tuple(values[-1])))
+        return PoolInfo(pool, *values[:-1], tuple(values[-1]))  # pyright: ignore[reportCallIssue] - the ABI counts them
 
     def pool_count(self) -> int:
         return self.swarm.functions.poolCount().call()

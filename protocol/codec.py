@@ -1,5 +1,6 @@
 """Strict decoding of msgpack and JSON from strangers: bound first, then one error type whatever is wrong."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -19,7 +20,9 @@ def decode_json(data: bytes, kind: type[T], *, limit: int, error: type[ProtocolE
     return _decode(msgspec.json.decode, data, kind, limit, error, what)
 
 
-def _decode(decoder, data, kind, limit, error, what):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _decode(
+    decoder: Callable[..., T], data: bytes, kind: type[T], limit: int, error: type[ProtocolError], what: str
+) -> T:
     if len(data) > limit:
         raise error(what, f"{len(data)} bytes is more than {limit}")
     try:

@@ -119,7 +119,7 @@ class NodeKey:
 
     def sign_hash(self, digest: bytes) -> bytes:
         """Sign a 32-byte digest (RFC 6979, low s); returns 65 bytes r | s | v."""
-        raw = self._key.sign_recoverable(digest, hasher=None)
+        raw = self._key.sign_recoverable(digest, hasher=None)  # pyright: ignore[reportUnknownMemberType]
         return raw[:64] + bytes([raw[64] + 27])
 
     def __repr__(self) -> str:

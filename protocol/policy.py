@@ -76,7 +76,7 @@ def describe_tensors(tensors: Mapping[str, U16]) -> tuple[TensorInfo, ...]:
 
 
 def _digest(tensor: U16) -> bytes:
-    return blake3(memoryview(np.ascontiguousarray(tensor, dtype="<u2")).cast("B") if tensor.size else b"").digest()
+    return blake3(np.ascontiguousarray(tensor, dtype="<u2").view(np.uint8).data if tensor.size else b"").digest()
 
 
 def encode_image(tensors: Mapping[str, U16]) -> bytes:

@@ -407,7 +407,9 @@ class HardPubsub(Pubsub):
         before = set(self.topic_ids)
         await super()._handle_new_peer(peer_id)
         queue = self.peer_queues.get(peer_id)
-        for topic in set(self.topic_ids) - before if queue is not None else ():
+        if queue is None:
+            return
+        for topic in set(self.topic_ids) - before:
             packet, announce = self._build_announce_rpc(topic, subscribe=True)
             self._enqueue_or_retry_announce(peer_id, queue, packet, announce)
 

@@ -180,8 +180,10 @@ class Validator:
         fault = self._is_stale(commitment)
         if fault:
             return fault
-        fault = Fault(Reason.UNAVAILABLE, "the worker did not deliver the file")
-        for _ in range(INSPECT_TRIES if path else 0):  # our own engine's crash must not cost an honest worker its pay
+        if path is None:
+            return Fault(Reason.UNAVAILABLE, "the worker did not deliver the file")
+        fault = Fault(Reason.UNAVAILABLE, "")
+        for _ in range(INSPECT_TRIES):  # our own engine's crash must not cost an honest worker its pay
             try:
                 return await self._check(commitment, path)
             except IntellectError as error:
