@@ -8,7 +8,6 @@ a pause that grows with each failure. The request at hand then fails with Engine
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -228,8 +227,3 @@ async def _kill(process: trio.Process) -> None:
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 await stream.aclose()
-
-
-def default_command() -> list[str]:
-    """The engine that comes with the program."""
-    return [sys.executable, "-m", "node.inference.process"]

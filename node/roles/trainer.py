@@ -76,7 +76,6 @@ class Trainer:
         self.metrics: deque[StepMetrics] = deque(maxlen=HISTORY)
         self.began_at: float | None = None
         self.seconds = 0.0
-        self.verdicts: Counter[str] = Counter()
 
     @property
     def queued(self) -> int:

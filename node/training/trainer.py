@@ -161,10 +161,11 @@ class Trainer:
         return float(np.mean(self._environment.score(problems, [completion.output for completion in completions])))
 
     def _checkpoint(self, step: int) -> None:
-        """Keep the two newest. Batches from before the older one are not needed any more, nor are old images:
-        the daemon publishes what is at most max_staleness behind, and the metrics keep each image's digest."""
+        """Keep the two newest; batches from before the older one are not needed any more.
+
+        Old images are the daemon's to delete, who knows what it has published; the metrics keep their digests.
+        """
         save_checkpoint(self._spool.checkpoints, self._learner, step)
-        self._spool.forget_policies(step - self._run.recipe.max_staleness - 2 * CHECKPOINT_EVERY)
         self._spool.forget_batches(min(available_checkpoints(self._spool.checkpoints)[-2:]))
 
 
