@@ -84,24 +84,30 @@ class Daemon:
         self._interrupted = False
 
     async def main(self) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._heed_signals, nursery.cancel_scope)  # before there is anything to clean up
+            await self._hold_state()
+            nursery.cancel_scope.cancel()
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    async def _hold_state(self) -> None:
         state = StateDir(self.config.directory.resolve())
         journal: Journal | None = None
         try:
             set_up_logging(state.path / "logs", self.config.log_level)
             journal = Journal(state.path / "journal.sqlite")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._heed_signals, nursery.cancel_scope)
-                await self._live(state, journal)
-                nursery.cancel_scope.cancel()
+            await self._live(state, journal)
         finally:
             if journal:
                 journal.close()
             state.close()
-        if self._interrupted:
-            raise KeyboardInterrupt
 
-    async def _heed_signals(self, scope: trio.CancelScope) -> None:
+    async def _heed_signals(
+        self, scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async for number in signals:
                 if scope.cancel_called:
                     os._exit(130)
