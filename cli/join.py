@@ -58,6 +58,20 @@ def command(
     provider_key: Annotated[
         Path | None, typer.Option("--provider-key", help="Keystore of the provider that stakes for this node.")
     ] = None,
+    gateway: Annotated[
+        str | None, typer.Option(help="HOST:PORT on which policies and blobs are served by HTTPS too. Default: off.")
+    ] = None,
+    gateway_tls: Annotated[
+        bool | None,
+        typer.Option("--gateway-tls/--gateway-plain", help="Plain HTTP is what SHARDCAST clients need."),
+    ] = None,
+    gateway_announce: Annotated[
+        str | None, typer.Option(help="HOST:PORT under which others reach the gateway, where that differs.")
+    ] = None,
+    http_source: Annotated[
+        list[str] | None,
+        typer.Option(help="An HTTP source asked before the swarm: https://HOST:PORT#sha256=... Repeatable."),
+    ] = None,
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
@@ -78,6 +92,10 @@ def command(
         announce=announce,
         password_file=password_file,
         provider_key_file=provider_key,
+        gateway=gateway,
+        gateway_tls=gateway_tls,
+        gateway_announce=gateway_announce,
+        http_sources=tuple(http_source) if http_source else None,
         engine_command=engine_command,
         auto_setup=auto_setup,
         log_level=log_level.value if log_level else None,

@@ -48,6 +48,14 @@ class NodeConfig(BaseSettings):
     password: str | None = Field(default=None, repr=False)
     password_file: Path | None = None
     provider_key_file: Path | None = None
+    gateway: str | None = None
+    """HOST:PORT on which blobs are served by HTTP too; off by default"""
+    gateway_tls: bool = True
+    """with a certificate of its own; SHARDCAST clients need plain HTTP"""
+    gateway_announce: str | None = None
+    """HOST:PORT that others shall use, where it is not the one listened on"""
+    http_sources: tuple[str, ...] = ()
+    """URLs (https://HOST:PORT#sha256=...) that are asked for blobs before the swarm is"""
     engine_command: str | None = None
     """another program that speaks the engine protocol; default: the torch engine"""
     auto_setup: bool = True

@@ -18,6 +18,12 @@ from node.chain.follower import EventFollower
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
+from node.gateway.certificate import own_certificate
+from node.gateway.door import BlobDoor
+from node.gateway.errors import BadSource
+from node.gateway.fetch import HttpBlobs
+from node.gateway.server import Gateway, ServedPolicy
+from node.gateway.sources import HttpSource, parse_source
 from node.hardware import choose_role, inspect_hardware
 from node.inference.client import EngineProcess
 from node.journal import Journal
@@ -163,14 +169,16 @@ class Daemon:
         nursery.start_soon(board.run)
         nursery.start_soon(membership.follow, board)
         self.status.connect(network, membership, board, events)
-        blobs = _BlobDoor(store, exchange)
+        first = [parse_source(text) for text in self.config.http_sources]
+        blobs = BlobDoor(store, exchange, HttpBlobs(store), first, lambda: _gateways(membership))
         run_ = await self._obtain_run(role, pool.run_root, blobs, membership, key.address, state.path)
         keep = run_.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
         station = Station(
             key, domain, number, run_, board, blobs, journal, membership, PolicyShelf(keep, store), pool.threshold
         )
         self.status.work_for(station)
-        nursery.start_soon(membership.beat, board, self.config.heartbeat, self._beat(station, role, contact))
+        gateway = await self._open_gateway(nursery, station, store, state.path)
+        nursery.start_soon(membership.beat, board, self.config.heartbeat, self._beat(station, role, contact, gateway))
         try:
             with trio.CancelScope() as scope:
                 nursery.start_soon(self._stop_when_evicted, membership, scope)
@@ -231,7 +239,18 @@ class Daemon:
         self.status.play(trainer, [learner])
         await trainer.run()
 
-    def _beat(self, station: Station, role: Role, contact: str):  # noqa: ANN202
+    async def _open_gateway(self, nursery: trio.Nursery, station: Station, store: BlobStore, path: Path) -> str:
+        """Serve by HTTP if that was asked for; returns what the heartbeat says of it."""
+        if self.config.gateway is None:
+            return ""
+        certificate = None
+        if self.config.gateway_tls:
+            certificate = await trio.to_thread.run_sync(own_certificate, path, station.key)
+        gateway = Gateway(self.config.gateway, store, lambda: _served(station.shelf), certificate)
+        await nursery.start(gateway.run)
+        return gateway.source(self.config.gateway_announce)
+
+    def _beat(self, station: Station, role: Role, contact: str, gateway: str):  # noqa: ANN202
         def describe(sequence: int, interval: float) -> Heartbeat:
             newest = station.shelf.newest
             return Heartbeat(
@@ -246,6 +265,7 @@ class Daemon:
                 engine=self.status.engine,
                 queued=self.status.queued,
                 finished=self.status.finished,
+                gateway=gateway,
             )
 
         return describe
@@ -272,9 +292,19 @@ class Daemon:
                 log.info("pool.not_left", why=error.why)
 
 
-class _BlobDoor:
-    """The store and the exchange as the one thing that roles use."""
+def _gateways(membership: Membership) -> list[HttpSource]:
+    """The HTTP sources that members announce; a text that is none is somebody else's mistake."""
+    found: list[HttpSource] = []
+    for text in membership.gateways():
+        try:
+            found.append(parse_source(text))
+        except BadSource as error:
+            log.debug("gateway.announcement_refused", why=error.why)
+    return found
 
-    def __init__(self, store: BlobStore, exchange: BlobExchange) -> None:
-        self.add = store.add
-        self.fetch = exchange.fetch
+
+def _served(shelf: PolicyShelf) -> list[ServedPolicy]:
+    return [
+        ServedPolicy(held.step, held.root, held.manifest.image_root, held.manifest.image_size, held.path)
+        for held in shelf.held
+    ]

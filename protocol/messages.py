@@ -16,6 +16,7 @@ from protocol.statements import Domain, Verdict, WorkCommitment
 
 MAX_MESSAGE_BYTES = 16 * 1024
 MAX_CONTACT = 160
+MAX_GATEWAY = 300
 MAX_DETAIL = 300
 _CONTEXT = "intellect-node message v1"
 
@@ -35,7 +36,8 @@ class Heartbeat(_Message, frozen=True):
 
     sequence: strictly rising per node (unix milliseconds at sending); interval: seconds until the next one;
     policy_step: newest policy it holds, -1 for none; rate: tokens per second; queued: verified rollouts that
-    wait for the trainer (trainer only), as a hint to workers; finished: the run is over (trainer only).
+    wait for the trainer (trainer only), as a hint to workers; finished: the run is over (trainer only);
+    gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty.
     """
 
     sequence: int
@@ -48,6 +50,7 @@ class Heartbeat(_Message, frozen=True):
     engine: str = ""
     queued: int = 0
     finished: bool = False
+    gateway: str = ""
 
 
 class PolicyAnnounced(_Message, frozen=True):
@@ -130,8 +133,8 @@ def _fault(message: Message, author: Address, pool: int) -> str | None:
     if message.pool != pool:
         return "it is for another pool"
     match message:
-        case Heartbeat(contact=contact, state=state, role=role, engine=engine, interval=interval):
-            if len(contact) > MAX_CONTACT or max(len(state), len(role), len(engine)) > 64:
+        case Heartbeat(contact=contact, state=state, role=role, engine=engine, interval=interval, gateway=gateway):
+            if len(contact) > MAX_CONTACT or len(gateway) > MAX_GATEWAY or max(len(state), len(role), len(engine)) > 64:
                 return "a text is too long"
             if not 0.1 <= interval <= 3600:
                 return "the interval is out of bounds"

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("protocol", "contracts", "node", "cli")
-NEIGHBOURS = ("network", "chain", "weights", "inference", "training", "environments")
+NEIGHBOURS = ("network", "chain", "weights", "gateway", "inference", "training", "environments")
 ASSEMBLY = {"node.daemon", "node.status", "node.assets"}
 """The daemon and its two pages that put the parts together: what it tells, and how a run reaches its role."""
 ON_TOP = ASSEMBLY | {"node.roles", "node.api"}
@@ -19,6 +19,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # The trainer and the engine speak about one model and one environment.
     "node.training": ("node.inference", "node.environments"),
     "node.inference": ("node.environments", "node.training.batch"),
+    # HTTP is the other way when the swarm fails.
+    "node.gateway": ("node.network.errors", "node.network.store"),
     # Weights travel over the network's interface.
     "node.weights": ("node.network.interface", "node.network.blobs", "node.network.errors"),
 }

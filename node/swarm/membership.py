@@ -78,6 +78,11 @@ class Membership:
         members.sort(key=lambda member: now - (member.seen_at or -1e9))
         return [member.address for member in members]
 
+    def gateways(self) -> list[str]:
+        """Where members serve blobs by HTTP, as they say in their heartbeats."""
+        beats = [member.beat for member in self.table.all() if member.gone is None and member.address != self.own]
+        return [beat.gateway for beat in beats if beat and beat.gateway]
+
     # from the chain
 
     def joined(self, node: Address, contact: str) -> None:

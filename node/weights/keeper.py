@@ -43,6 +43,11 @@ class PolicyShelf:
         return self._held[max(self._held)] if self._held else None
 
     @property
+    def held(self) -> tuple[HeldPolicy, ...]:
+        """All of them, oldest first."""
+        return tuple(self._held[step] for step in sorted(self._held))
+
+    @property
     def count(self) -> int:
         return len(self._held)
 

@@ -1,0 +1,93 @@
+"""The one door through which the node obtains blobs: its store, HTTP sources of the user's choice, the swarm, and
+last the gateways that members announce in their signed heartbeats (for a node that peers cannot reach).
+
+Whatever one way brought stays in the store's partial file, and the next way goes on from there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from node.gateway.errors import SourceFailed
+from node.gateway.fetch import HttpBlobs
+from node.gateway.sources import HttpSource
+from node.network.errors import NetworkError
+from node.network.store import BlobStore
+from protocol.identity import Address
+
+log = structlog.get_logger(__name__)
+
+LAST_CHANCE = 10.0
+"""Seconds that the announced gateways have at least, however long the swarm has tried."""
+
+
+class Swarm(Protocol):
+    """Blobs from peers."""
+
+    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path: ...
+
+
+class BlobDoor:
+    """first: asked before the swarm; announced: gateways of the members, asked after it."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        swarm: Swarm,
+        http: HttpBlobs,
+        first: Sequence[HttpSource] = (),
+        announced: Callable[[], Sequence[HttpSource]] = tuple,
+    ) -> None:
+        self.add = store.add
+        self._store = store
+        self._swarm = swarm
+        self._http = http
+        self._first = tuple(first)
+        self._announced = announced
+        self._locks: dict[bytes, tuple[trio.Lock, int]] = {}
+
+    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path:
+        """The verified file of `root`. timeout: seconds. Raises NetworkError, StoreFull."""
+        deadline = trio.current_time() + timeout
+        with self._lock(root) as lock:
+            async with lock:  # one way at a time writes a blob's partial file
+                if self._store.has(root):
+                    return self._store.path(root)
+                path = await self._by_http(root, self._first, max_size, deadline) if self._first else None
+                if path is not None:
+                    return path
+                left = max(deadline - trio.current_time(), 0.1)
+                try:
+                    return await self._swarm.fetch(root, sources, max_size=max_size, timeout=left)
+                except NetworkError:
+                    last = trio.current_time() + LAST_CHANCE
+                    path = await self._by_http(root, self._announced(), max_size, max(deadline, last))
+                    if path is None:
+                        raise
+                    return path
+
+    async def _by_http(self, root: bytes, sources: Sequence[HttpSource], max_size: int, deadline: float) -> Path | None:
+        if not sources:
+            return None
+        left = max(deadline - trio.current_time(), 0.1)
+        try:
+            return await self._http.fetch(root, sources, max_size=max_size, timeout=left)
+        except SourceFailed as error:
+            log.info("blob.not_by_http", root=root.hex()[:16], why=error.why)
+            return None
+
+    @contextmanager
+    def _lock(self, root: bytes) -> Iterator[trio.Lock]:
+        lock, users = self._locks.get(root, (trio.Lock(), 0))
+        self._locks[root] = (lock, users + 1)
+        try:
+            yield lock
+        finally:
+            users = self._locks[root][1] - 1
+            self._locks[root] = (lock, users)
+            if not users:
+                del self._locks[root]

@@ -1,0 +1,34 @@
+"""What can go wrong between this node and an HTTP source."""
+
+from protocol.errors import IntellectError
+
+
+class GatewayError(IntellectError):
+    """Root of this package's errors."""
+
+
+class GatewayPortInUse(GatewayError):
+    """The address that the gateway was told to listen on cannot be used."""
+
+    def __init__(self, listen: str, why: str) -> None:
+        super().__init__(
+            f"the gateway cannot listen on {listen}", why, "choose another HOST:PORT (port 0 lets the system choose)"
+        )
+
+
+class BadSource(GatewayError):
+    """Text that is no HTTP source."""
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(
+            f"{text[:120]!r} is not an HTTP source",
+            why,
+            "write http://HOST:PORT, or https://HOST:PORT#sha256=<64 hex digits of its certificate's fingerprint>",
+        )
+
+
+class SourceFailed(GatewayError):
+    """No source could deliver. why: what each of them did."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why, "check that the source runs and serves this run, or name another one")
