@@ -1,0 +1,306 @@
+"""Lossless patches between two versions of one bf16 tensor.
+
+Between two steps of RL about one weight in a hundred changes its bf16 bits, mostly by one unit in the last place. A
+patch says which (the gaps between changed positions, one or two bytes each) and by how much (steps along the order of
+bf16 numbers, two to a byte; farther ones as 16-bit steps or as the new bits themselves). Where most weights change,
+every element has its step and no position is written; where that does not pay either, the new bits are. Each stretch
+of CHUNK elements takes the form that is smallest.
+
+    patch  := "IND" version | count u64 | BLAKE3 of base | BLAKE3 of target | chunk...
+    chunk  := form u8 | nothing                       same
+                      | changes u32, gaps, steps      sparse8, sparse16
+                      | steps                         dense
+                      | low bytes, high bytes         raw
+    steps  := nibbles (step + 7; 15: see wide) | wide form u8 | wide low bytes | wide high bytes
+
+The order of bf16 numbers maps bit patterns to integers so that neighbours differ by one, -0 lies next to +0 and NaNs at
+the ends; arithmetic is modulo 2^16, so every pattern has a step to every other. Pure: bytes in, bytes out.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol.errors import ProtocolError
+from protocol.packed import PackedError, Reader, pack
+
+U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
+Positions = NDArray[np.intp]
+
+CHUNK = 1 << 22
+"""Elements that are coded together: bounds the memory of both sides."""
+MAX_ELEMENTS = 1 << 36
+HEADER_BYTES = 4 + 8 + 64
+_MAGIC = b"IND\x01"
+_HEADER = struct.Struct("<4sQ32s32s")
+_COUNT = struct.Struct("<I")
+_BYTE = struct.Struct("<B")
+_SAME, _SPARSE8, _SPARSE16, _DENSE, _RAW = range(5)
+_STEPS, _BITS = range(2)
+_ZERO, _ONE, _SIGN, _TOP = np.uint16(0), np.uint16(1), np.uint16(15), np.uint16(0x8000)
+_NEAR = 7
+_FAR = 15
+_BLOCK = 1 << 19
+_VERY_FEW, _FEW, _MOST = 1 / 400, 1 / 5, 1 / 3
+
+
+class PatchError(ProtocolError):
+    """A patch that is malformed, or does not lead from this base to the tensor that it names."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("unusable patch", why, "fetch it again, or the whole policy instead")
+
+
+def digest(tensor: U16) -> bytes:
+    """32-byte BLAKE3 of the little-endian bytes of bf16 bit patterns."""
+    return blake3(_bytes(tensor)).digest()
+
+
+def encode_patch(base: U16, target: U16, *, digests: tuple[bytes, bytes] | None = None) -> bytes:
+    """The patch that turns `base` into `target`, uint16[n] bit patterns each.
+
+    digests: those of base and target, if they are known (they are believed). Raises PatchError if the lengths differ.
+    """
+    base, target = _flat(base), _flat(target)
+    if base.size != target.size or base.size > MAX_ELEMENTS:
+        raise PatchError(f"base and target have {base.size} and {target.size} elements")
+    of_base, of_target = digests or (digest(base), digest(target))
+    parts = [_HEADER.pack(_MAGIC, base.size, of_base, of_target)]
+    if of_base != of_target:
+        for span in _chunks(base.size):
+            parts.extend(_encode_chunk(base[span], target[span]))
+    return b"".join(parts)
+
+
+def apply_patch(base: U16, patch: bytes | memoryview, *, out: U16 | None = None, check: bool = True) -> U16:
+    """The target, uint16[n], of a patch made for `base`.
+
+    out: where to put it (a new array by default; not `base` itself). check: whether to hash the result; False only if
+    the caller does that himself. Raises PatchError; `out` then holds nothing of use.
+    """
+    base = _flat(base)
+    reader = Reader(patch)
+    try:
+        _, of_target, same = _header(reader, base.size)
+        target = np.empty_like(base) if out is None else out
+        if same:
+            np.copyto(target, base)
+        else:
+            for span in _chunks(base.size):
+                _decode_chunk(reader, base[span], target[span])
+        reader.end()
+    except PackedError as error:
+        raise PatchError(error.why) from error
+    if check and digest(target) != of_target:
+        raise PatchError("the result is not the tensor that the patch names: it was made for another base")
+    return target
+
+
+def patch_digests(patch: bytes | memoryview, count: int) -> tuple[bytes, bytes]:
+    """BLAKE3 of base and target of a patch for `count` elements. Raises PatchError."""
+    try:
+        of_base, of_target, _ = _header(Reader(patch), count)
+    except PackedError as error:
+        raise PatchError(error.why) from error
+    return of_base, of_target
+
+
+def max_patch_bytes(count: int) -> int:
+    """The most bytes that a patch for `count` elements can have: raw everywhere, no stream compressed."""
+    return HEADER_BYTES + 2 * count + 32 * (-(-count // CHUNK))
+
+
+def _header(reader: Reader, count: int) -> tuple[bytes, bytes, bool]:
+    magic, size, of_base, of_target = cast(tuple[bytes, int, bytes, bytes], reader.unpack(_HEADER))
+    if magic != _MAGIC:
+        raise PatchError("it is no patch, or one of another version")
+    if size != count:
+        raise PatchError(f"it is for {size} elements, the base has {count}")
+    return of_base, of_target, of_base == of_target
+
+
+def _chunks(size: int) -> Iterator[slice]:
+    return (slice(start, min(size, start + CHUNK)) for start in range(0, size, CHUNK))
+
+
+def _flat(tensor: U16) -> U16:
+    return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1)
+
+
+def _bytes(tensor: U16) -> Any:
+    return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1).view(np.uint8).data if tensor.size else b""
+
+
+# the order of bf16 numbers
+
+
+def _ordered(bits: U16) -> U16:
+    """Bit patterns -> integers in the order of the numbers: a negative number's bits are turned round."""
+    return bits ^ ((_ZERO - (bits >> _SIGN)) | _TOP)
+
+
+def _unordered(places: U16) -> U16:
+    return places ^ (((places >> _SIGN) - _ONE) | _TOP)
+
+
+# encoding
+
+
+def _encode_chunk(base: U16, target: U16) -> list[bytes]:
+    """The smallest of the forms that can be the smallest at this share of changes."""
+    positions = _changed(base, target)
+    share = positions.size / base.size
+    if not positions.size:
+        return [_BYTE.pack(_SAME)]
+    forms: list[list[bytes]] = []
+    steps = _ordered(target[positions]) - _ordered(base[positions])
+    if share <= _MOST:
+        forms.append(_encode_sparse(positions, steps, target[positions], share < _VERY_FEW))
+    if share > _FEW:
+        every = _ordered(target) - _ordered(base)
+        forms.append([_BYTE.pack(_DENSE), *_encode_steps(every, target)])
+    if share > 2 * _MOST or _far(steps).mean() > _MOST:
+        forms.append([_BYTE.pack(_RAW), *_encode_planes(target)])
+    return min(forms, key=lambda form: sum(map(len, form)))
+
+
+def _changed(base: U16, target: U16) -> Positions:
+    """Ascending positions where the two differ, found in blocks that fit a processor's cache."""
+    found: list[Positions] = []
+    for start in range(0, base.size, _BLOCK):
+        span = slice(start, start + _BLOCK)
+        found.append(np.flatnonzero(base[span] != target[span]) + start)
+    return np.concatenate(found)
+
+
+def _encode_sparse(positions: Positions, steps: U16, bits: U16, wide: bool) -> list[bytes]:
+    form, kind = (_SPARSE16, np.uint16) if wide else (_SPARSE8, np.uint8)
+    gaps = _encode_gaps(positions, kind)
+    packed = _encode_planes(gaps.view(np.uint16)) if wide else [pack(gaps.data)]
+    return [_BYTE.pack(form), _COUNT.pack(positions.size), *packed, *_encode_steps(steps, bits)]
+
+
+def _encode_gaps(positions: Positions, kind: type[np.uint8] | type[np.uint16]) -> NDArray[Any]:
+    """Unchanged elements before each change; the largest number of the type says: that many, and no change yet."""
+    most = int(np.iinfo(kind).max)
+    gaps = np.diff(positions, prepend=-1) - 1
+    skips = gaps // most
+    if not skips.any():
+        return gaps.astype(kind)
+    stream = np.full(positions.size + int(skips.sum()), most, dtype=kind)
+    stream[np.cumsum(skips) + np.arange(positions.size)] = gaps - most * skips
+    return stream
+
+
+def _far(steps: U16) -> NDArray[np.bool_]:
+    """Which steps are beyond -7..7, modulo 2^16."""
+    return steps + np.uint16(_NEAR) > 2 * _NEAR
+
+
+def _encode_steps(steps: U16, bits: U16) -> list[bytes]:
+    far = _far(steps)
+    codes = (steps + np.uint16(_NEAR)).astype(np.uint8)
+    codes[far] = _FAR
+    if codes.size % 2:
+        codes = np.append(codes, np.uint8(0))
+    nibbles = pack((codes[::2] | (codes[1::2] << 4)).data)
+    as_steps = _encode_planes(_zigzag(steps[far]))
+    as_bits = _encode_planes(bits[far])
+    form = _STEPS if sum(map(len, as_steps)) <= sum(map(len, as_bits)) else _BITS
+    return [nibbles, _BYTE.pack(form), *(as_steps if form == _STEPS else as_bits)]
+
+
+def _zigzag(steps: U16) -> U16:
+    """Steps modulo 2^16 -> small numbers for small steps of either sign."""
+    return (steps << _ONE) ^ (_ZERO - (steps >> _SIGN))
+
+
+def _unzigzag(values: U16) -> U16:
+    return (values >> _ONE) ^ (_ZERO - (values & _ONE))
+
+
+def _encode_planes(values: U16) -> list[bytes]:
+    return [pack(values.astype(np.uint8).data), pack((values >> 8).astype(np.uint8).data)]
+
+
+# decoding
+
+
+def _decode_chunk(reader: Reader, base: U16, out: U16) -> None:
+    (form,) = cast(tuple[int], reader.unpack(_BYTE))
+    if form == _RAW:
+        out[:] = _decode_planes(reader, base.size, base.size)
+        return
+    np.copyto(out, base)
+    if form == _DENSE:
+        _decode_steps(reader, base, out, None)
+    elif form in (_SPARSE8, _SPARSE16):
+        _decode_steps(reader, base, out, _decode_positions(reader, base.size, form == _SPARSE16))
+    elif form != _SAME:
+        raise PatchError(f"a chunk has the unknown form {form}")
+
+
+def _decode_positions(reader: Reader, size: int, wide: bool) -> Positions:
+    """Strictly ascending positions below `size`."""
+    (changes,) = cast(tuple[int], reader.unpack(_COUNT))
+    if not 1 <= changes <= size:
+        raise PatchError(f"{changes} changes in {size} elements")
+    most = 0xFFFF if wide else 0xFF
+    longest = changes + size // most
+    gaps = _decode_planes(reader, changes, longest) if wide else _stream(reader, changes, longest)
+    skip = gaps == most
+    advance = gaps.astype(np.int32)
+    np.add(advance, 1, out=advance)
+    if skip.any():
+        advance[skip] = most
+        positions = np.cumsum(advance, dtype=np.intp)[~skip]
+    else:
+        positions = np.cumsum(advance, dtype=np.intp)
+    positions -= 1
+    if positions.size != changes or skip[-1] or positions[-1] >= size:
+        raise PatchError("its positions reach beyond the tensor, or are fewer or more than it says")
+    return positions
+
+
+def _decode_steps(reader: Reader, base: U16, out: U16, positions: Positions | None) -> None:
+    """Write the changed elements at `positions` (None: every element) into `out`."""
+    count = base.size if positions is None else positions.size
+    pairs = _stream(reader, (count + 1) // 2, (count + 1) // 2)
+    codes = np.empty(2 * pairs.size, dtype=np.uint8)
+    np.bitwise_and(pairs, 15, out=codes[::2])
+    np.right_shift(pairs, 4, out=codes[1::2])
+    if count % 2 and codes[-1]:
+        raise PatchError("a step too many")
+    codes = codes[:count]
+    steps = codes.astype(np.uint16)
+    steps -= np.uint16(_NEAR)
+    (form,) = cast(tuple[int], reader.unpack(_BYTE))
+    far = np.flatnonzero(codes == _FAR)
+    values = _decode_planes(reader, far.size, far.size)
+    if form == _STEPS:
+        steps[far] = _unzigzag(values)
+    elif form != _BITS:
+        raise PatchError(f"steps of the unknown form {form}")
+    old = base if positions is None else base[positions]
+    new = _unordered(_ordered(old) + steps)
+    if form == _BITS:
+        new[far] = values
+    out[slice(None) if positions is None else positions] = new
+
+
+def _decode_planes(reader: Reader, least: int, most: int) -> U16:
+    low = _stream(reader, least, most)
+    high = _stream(reader, low.size, low.size)
+    values = high.astype(np.uint16)
+    values <<= 8
+    values |= low
+    return values
+
+
+def _stream(reader: Reader, least: int, most: int) -> U8:
+    return np.frombuffer(reader.section(least, most), dtype=np.uint8)

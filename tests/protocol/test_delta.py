@@ -1,0 +1,207 @@
+import struct
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from protocol import delta, packed
+from protocol.delta import HEADER_BYTES, PatchError, apply_patch, encode_patch, max_patch_bytes, patch_digests
+from protocol.policy import bf16_bits
+
+PATTERNS = st.integers(0, 0xFFFF)
+RANDOM = np.random.default_rng(7)
+
+
+def weights(count: int, spread: float = 0.02) -> np.ndarray:
+    return (RANDOM.standard_normal(count) * spread).astype(np.float32)
+
+
+def after_a_step(values: np.ndarray, lr: float) -> np.ndarray:
+    return bf16_bits(values + (RANDOM.standard_normal(values.size) * lr / 2).astype(np.float32))
+
+
+def make(chunk: bytes, base: np.ndarray, target: np.ndarray | None = None) -> bytes:
+    """A patch with a chunk of our own making, for `base`."""
+    of_target = delta.digest(target) if target is not None else bytes(32)
+    return struct.pack("<4sQ32s32s", b"IND\x01", base.size, delta.digest(base), of_target) + chunk
+
+
+@given(hnp.arrays(np.uint16, st.integers(0, 300), elements=PATTERNS), st.data())
+def test_any_tensor_becomes_any_other(base: np.ndarray, data: st.DataObject) -> None:
+    target = data.draw(hnp.arrays(np.uint16, base.size, elements=PATTERNS))
+    patch = encode_patch(base, target)
+    assert len(patch) <= max_patch_bytes(base.size)
+    assert np.array_equal(apply_patch(base, patch), target)
+
+
+@given(
+    st.integers(1, 3000),
+    st.lists(st.tuples(st.integers(0, 2999), PATTERNS), max_size=40),
+    st.sampled_from([0, 0x3F80, 0x8000, 0x7F80, 0xFFC1]),
+)
+def test_a_few_changes_anywhere_survive_the_journey(size: int, changes: list[tuple[int, int]], bits: int) -> None:
+    base = np.full(size, bits, np.uint16)
+    target = base.copy()
+    for place, pattern in changes:
+        target[place % size] = pattern
+    assert np.array_equal(apply_patch(base, encode_patch(base, target)), target)
+
+
+def test_every_bit_pattern_survives_nan_infinity_and_minus_zero_among_them() -> None:
+    base = np.arange(65536, dtype=np.uint16)
+    for shift in (1, 7, 8, 255, 32768, 65535):
+        target = np.roll(base, shift)
+        assert np.array_equal(apply_patch(base, encode_patch(base, target)), target)
+
+
+@pytest.mark.parametrize("lr", [2e-8, 1e-6, 1e-5, 1e-4, 1e-2])
+def test_training_steps_survive_in_chunks_of_every_form(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta, "CHUNK", 20_000)
+    values = weights(70_001)
+    base, target = bf16_bits(values), after_a_step(values, lr)
+    patch = encode_patch(base, target)
+    assert np.array_equal(apply_patch(base, patch), target)
+    assert len(patch) < 1.6 * target.nbytes
+
+
+def test_a_step_at_1e6_costs_little_more_than_its_entropy() -> None:
+    values = weights(1_000_000)
+    base, target = bf16_bits(values), after_a_step(values, 1e-6)
+    changed = base != target
+    share = changed.mean()
+    bound = -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) + 1.1 * share  # sign and rare larger steps
+    assert len(encode_patch(base, target)) < 1.3 * bound / 8 * base.size
+
+
+def test_equal_tensors_cost_a_header() -> None:
+    base = bf16_bits(weights(5000))
+    patch = encode_patch(base, base.copy())
+    assert len(patch) == HEADER_BYTES
+    assert np.array_equal(apply_patch(base, patch), base)
+
+
+def test_known_digests_are_not_computed_again_and_can_be_read_off_the_patch() -> None:
+    base, target = np.arange(9, dtype=np.uint16), np.arange(9, dtype=np.uint16)[::-1].copy()
+    patch = encode_patch(base, target)
+    known = patch_digests(patch, 9)
+    assert known == (delta.digest(base), delta.digest(target)) == tuple(map(bytes, known))
+    assert encode_patch(base, target, digests=known) == patch
+
+
+def test_shapes_do_not_matter_and_the_result_may_be_written_elsewhere() -> None:
+    base = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    target = base * 3
+    room = np.zeros(12, np.uint16)
+    assert apply_patch(base, encode_patch(base, target), out=room) is room
+    assert np.array_equal(room, target.reshape(-1))
+
+
+def test_a_patch_for_another_base_is_refused() -> None:
+    values = weights(4000)
+    base, target = bf16_bits(values), after_a_step(values, 1e-5)
+    patch = encode_patch(base, target)
+    other = base.copy()
+    other[0] ^= 1
+    with pytest.raises(PatchError, match="another base"):
+        apply_patch(other, patch)
+    with pytest.raises(PatchError, match="elements"):
+        apply_patch(base[:-1], patch)
+    with pytest.raises(PatchError, match="elements"):
+        encode_patch(base, target[:-1])
+
+
+def test_every_cut_and_every_extra_byte_is_refused() -> None:
+    values = weights(3000)
+    base = bf16_bits(values)
+    for target in (after_a_step(values, 1e-5), after_a_step(values, 1e-3), np.arange(3000, dtype=np.uint16) * 19):
+        patch = encode_patch(base, target)
+        for cut in {0, 3, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 3, len(patch) // 2, len(patch) - 1}:
+            with pytest.raises(PatchError):
+                apply_patch(base, patch[:cut])
+        with pytest.raises(PatchError):
+            apply_patch(base, patch + b"\0")
+
+
+def test_no_flipped_byte_goes_unnoticed() -> None:
+    values = weights(400)
+    base, target = bf16_bits(values), after_a_step(values, 1e-4)
+    patch = bytearray(encode_patch(base, target))
+    for place in [*range(12), *range(44, len(patch))]:  # between them stands the base's digest, which is a hint
+        patch[place] ^= 0x55
+        with pytest.raises(PatchError):
+            apply_patch(base, bytes(patch))
+        patch[place] ^= 0x55
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=120))
+def test_garbage_behind_an_honest_header_is_refused(garbage: bytes) -> None:
+    base = np.zeros(600, np.uint16)
+    with pytest.raises(PatchError):
+        apply_patch(base, make(garbage, base))
+    with pytest.raises(PatchError):
+        apply_patch(base, garbage)
+
+
+def sparse(changes: int, gaps: bytes, nibbles: bytes, *, form: int = 1) -> bytes:
+    steps = packed.pack(nibbles) + b"\0" + packed.pack(b"") + packed.pack(b"")
+    return bytes([form]) + struct.pack("<I", changes) + packed.pack(gaps) + steps
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        sparse(2, b"\x05\x0a", b"\x88"),  # the second lies one beyond the end
+        sparse(1, b"\x05\xff", b"\x08"),  # a skip with no change after it
+        sparse(1, b"\x05\x01", b"\x08"),  # more changes than it says
+        sparse(2, b"\x05", b"\x88"),  # fewer
+        sparse(0, b"", b""),  # none at all
+        sparse(17, b"\0" * 17, b"\x88" * 9),  # more than there are elements
+        sparse(1, b"\x05", b"\x88"),  # a step too many
+        sparse(1, b"\x05", b"\x0f"),  # a far step that is not there
+        sparse(1, b"\xff" * 4000 + b"\0", b"\x08"),  # a flood of skips
+        b"\x07",
+        b"",
+    ],
+)
+def test_positions_outside_the_tensor_and_miscounted_steps_are_refused(chunk: bytes) -> None:
+    base = np.zeros(16, np.uint16)
+    with pytest.raises(PatchError):
+        apply_patch(base, make(chunk, base))
+
+
+def test_an_honest_chunk_of_our_own_making_is_accepted() -> None:
+    base, target = np.zeros(16, np.uint16), np.zeros(16, np.uint16)
+    target[5] = 1
+    patch = make(sparse(1, b"\x05", b"\x08"), base, target)
+    assert np.array_equal(apply_patch(base, patch), target)
+
+
+def test_a_compression_bomb_is_refused_before_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    import zstandard
+
+    base = np.zeros(16, np.uint16)
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", lambda **_: pytest.fail("it was opened"))
+    for claimed in (1 << 26, 17, 1 << 31):
+        section = struct.pack("<II", claimed, len(bomb)) + bomb
+        with pytest.raises(PatchError):
+            apply_patch(base, make(b"\x01" + struct.pack("<I", 1) + section, base))
+    honest_length = struct.pack("<II", 17, 15) + bomb[:15]
+    with pytest.raises(packed.PackedError):
+        packed.Reader(honest_length).section(17, 17)
+
+
+def test_the_format_stays_what_it_is() -> None:
+    base = np.zeros(1000, np.uint16)
+    target = base.copy()
+    target[[3, 500, 999]] = [1, 0x3F80, 0x8001]
+    form = encode_patch(base, target)[HEADER_BYTES:]
+    assert form.hex() == (
+        "01" "03000000" "05000000" "05000000" "03fff1fff3"
+        "02000000" "02000000" "f805" "00" "01000000" "01000000" "00" "01000000" "01000000" "7f"
+    )  # fmt: skip
+    assert blake3(b"").digest() == delta.digest(base[:0])
