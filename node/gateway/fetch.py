@@ -16,6 +16,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from node.gateway.errors import SourceFailed
+from node.gateway.listing import MAX_LISTING_BYTES, PolicyRow, decode_listing
 from node.gateway.sources import HttpSource
 from node.network.store import BlobStore, Partial
 from protocol.blobs import MAX_INFO_BYTES, BlobInfo, decode_info
@@ -87,6 +88,19 @@ class HttpBlobs:
             return await self._store.finish(partial)
         finally:
             partial.close()
+
+
+async def fetch_listing(source: HttpSource) -> tuple[PolicyRow, ...]:
+    """The policies that a source lists, oldest first. Raises SourceFailed."""
+    door = _Door(source)
+    try:
+        return decode_listing(await door.get("/v1/policies", None, MAX_LISTING_BYTES)).policies
+    except (HTTPError, OSError) as error:
+        raise SourceFailed(f"{source.url} does not list its policies", _short(error)) from None
+    except ProtocolError as error:
+        raise SourceFailed(f"{source.url} does not list its policies", error.why) from None
+    finally:
+        door.close()
 
 
 class _Door:

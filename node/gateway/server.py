@@ -24,13 +24,14 @@ from blake3 import blake3
 from hypercorn.config import Config
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from node.gateway import shardcast
 from node.gateway.certificate import Certificate
 from node.gateway.errors import GatewayPortInUse
+from node.gateway.listing import PolicyRow, encode_listing
 from node.gateway.ranges import Unsatisfiable, parse_range
 from protocol.blobs import BlobInfo, encode_info
 
@@ -140,16 +141,16 @@ class Gateway:
 
     async def _list_policies(self, _: Request) -> Response:
         rows = [
-            {
-                "step": policy.step,
-                "policy_root": policy.policy_root.hex(),
-                "image_root": policy.image_root.hex(),
-                "image_size": policy.image_size,
-                "announcement": policy.announcement.hex(),
-            }
+            PolicyRow(
+                policy.step,
+                policy.policy_root.hex(),
+                policy.image_root.hex(),
+                policy.image_size,
+                policy.announcement.hex(),
+            )
             for policy in self._policies()
         ]
-        return JSONResponse({"schema_version": 1, "policies": rows}, headers=_NEVER)
+        return Response(encode_listing(rows), media_type="application/json", headers=_NEVER)
 
     async def _blob(self, request: Request) -> Response:
         root = _root(request)

@@ -1,0 +1,168 @@
+"""`intellect-node weights serve`: policies over HTTP without joining, as an origin of files or a relay of gateways."""
+
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.errors import RUN, USAGE, CommandError
+from cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from node.gateway.mirror import Mirror
+    from node.gateway.server import ServedPolicy
+    from node.network.store import BlobStore
+
+EXAMPLES = (
+    "Examples:  intellect-node weights serve policy-000012.safetensors   |   "
+    "intellect-node weights serve --upstream http://203.0.113.7:8000 --listen 0.0.0.0:8000   |   "
+    "shardcast-client --servers http://127.0.0.1:8000 --list"
+)
+
+
+def serve(
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Policy images, oldest first; digits in a name are its step.")
+    ] = None,
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(help="A gateway to follow: http://HOST:PORT or https://HOST:PORT#sha256=... Repeatable."),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT. Port 0: any free one.")] = "127.0.0.1:8000",
+    store: Annotated[Path | None, typer.Option(help="Where blobs are kept. Default: this user's cache.")] = None,
+    keep: Annotated[int, typer.Option(min=1, max=64, help="Policies held when following a gateway.")] = 5,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks at the upstream gateways.")] = 5.0,
+    quota: Annotated[float, typer.Option(min=0.001, help="Room for blobs, GB.")] = 200.0,
+    tls: Annotated[
+        bool, typer.Option("--tls/--plain", help="TLS with an own certificate; SHARDCAST clients need --plain.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event on standard output.")] = False,
+) -> None:
+    """Serve policies over HTTP until stopped: their blobs by Range request, and the SHARDCAST 0.3 view.
+
+    Give policy images to be an origin, --upstream to be a relay. Nothing is registered anywhere.
+    """
+    if not images and not upstream:
+        raise CommandError(
+            "there is nothing to serve",
+            "neither a policy image nor --upstream was given",
+            "name a file that `intellect-node weights fetch` or a trainer wrote, or a gateway to follow",
+            USAGE,
+        )
+    import trio
+
+    from node.gateway.sources import parse_source
+
+    sources = [parse_source(text) for text in upstream or ()]
+    server = _Server(list(images or ()), store, int(quota * 1e9), as_json)
+    trio.run(server.run, listen, sources, keep, every, tls)
+
+
+class _Server:
+    """The parts of the command: store, images, mirror, gateway, and what the user sees of them."""
+
+    def __init__(self, images: Sequence[Path], directory: Path | None, quota: int, as_json: bool) -> None:
+        self._images = images
+        self._directory = directory or _cache()
+        self._quota = quota
+        self._as_json = as_json
+        self._own: list[ServedPolicy] = []
+        self._shown: set[int] = set()
+
+    async def run(self, listen: str, sources: Sequence[object], keep: int, every: float, tls: bool) -> None:
+        import trio
+
+        from node.gateway.mirror import Mirror
+        from node.gateway.server import Gateway
+        from node.network.store import BlobStore
+
+        store = await trio.to_thread.run_sync(BlobStore, self._directory, self._quota)
+        mirror = Mirror(store, sources, keep=keep, every=every) if sources else None  # type: ignore[arg-type]
+        certificate = await trio.to_thread.run_sync(_certificate, self._directory) if tls else None
+        gateway = Gateway(listen, store, lambda: self._served(mirror), certificate)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
+            await self._take_in(store)
+            await nursery.start(gateway.run)
+            self._say(gateway.source(), "serving", source=gateway.source(), host=socket.gethostname())
+            if mirror:
+                await nursery.start(mirror.run)
+            while True:
+                self._show(mirror)
+                await trio.sleep(0.5)
+
+    async def _take_in(self, store: "BlobStore") -> None:
+        import trio
+
+        from node.gateway.mirror import root_of_image
+        from node.gateway.server import ServedPolicy
+        from protocol.policy import MalformedPolicy
+
+        for index, image in enumerate(self._images):
+            try:
+                root = await trio.to_thread.run_sync(root_of_image, image)
+            except (OSError, MalformedPolicy) as error:
+                raise CommandError(
+                    f"{image} cannot be served",
+                    getattr(error, "why", None) or str(error),
+                    "give a policy image: canonical bf16 safetensors, as trainers and `weights fetch` write them",
+                    RUN,
+                ) from None
+            info = await store.add(image)
+            store.pin(info.root)
+            step = _step_of(image, index)
+            self._own.append(ServedPolicy(step, root, info.root, info.size, store.path(info.root)))
+        steps = [policy.step for policy in self._own]
+        if len(set(steps)) < len(steps):
+            raise CommandError(
+                "two images have one step", f"the steps are {steps}", "rename them: policy-000012.safetensors", USAGE
+            )
+
+    def _served(self, mirror: "Mirror | None") -> "Sequence[ServedPolicy]":
+        policies = {policy.step: policy for policy in (*(mirror.policies() if mirror else ()), *self._own)}
+        return [policies[step] for step in sorted(policies)]
+
+    def _show(self, mirror: "Mirror | None") -> None:
+        for policy in self._served(mirror):
+            if policy.step not in self._shown:
+                self._shown.add(policy.step)
+                root = policy.policy_root.hex()
+                text = f"step {policy.step}: {policy.image_size / 1e6:,.1f} MB, root {root[:16]}"
+                self._say(text, "policy", step=policy.step, policy_root=root, bytes=policy.image_size)
+
+    def _say(self, text: str, event: str, **fields: object) -> None:
+        if self._as_json:
+            print_json({"event": event, **fields})
+        else:
+            console().print(f"  {text}", soft_wrap=True)
+
+
+async def _stop_on_signal(scope: object) -> None:
+    import trio
+
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            scope.cancel()  # type: ignore[attr-defined]
+            return
+
+
+def _step_of(image: Path, index: int) -> int:
+    digits = "".join(part for part in image.stem.split("-")[-1:] if part.isascii() and part.isdecimal())
+    return int(digits[:9]) if digits else index + 1
+
+
+def _cache() -> Path:
+    from node.config import default_home
+
+    return default_home() / "gateway"
+
+
+def _certificate(directory: Path):  # noqa: ANN202
+    """Of this store; its password is that of a key made for it alone."""
+    from cli.keyring import open_node_key
+    from node.gateway.certificate import own_certificate
+
+    return own_certificate(directory, open_node_key(directory, create=True))
