@@ -27,6 +27,17 @@ class TokenBucket:
         self._tokens -= tokens
         return True
 
+    def reserve(self, tokens: float, now: float) -> float:
+        """Spend `tokens` and return how many seconds to wait until they are there; reservations queue up."""
+        self.take(0, now)
+        self._tokens -= tokens
+        return max(0.0, -self._tokens / self._rate)
+
+    def delay(self, now: float) -> float:
+        """Seconds until the balance is no longer negative."""
+        self.take(0, now)
+        return max(0.0, -self._tokens / self._rate)
+
     def charge(self, tokens: float) -> None:
         """Spend tokens after the fact; the balance may become negative."""
         self._tokens -= tokens

@@ -44,7 +44,15 @@ from node.network.errors import (
     RequestTimedOut,
 )
 from node.network.hardening import HardMuxer, HardPubsub, HardSwarm, HardTcp, Tasks
-from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Handler, NetworkStats, Tally
+from node.network.interface import (
+    MAX_GOSSIP_BYTES,
+    SUBSCRIPTION_BUFFER,
+    Accept,
+    Answer,
+    Handler,
+    NetworkStats,
+    Tally,
+)
 from node.network.redial import Contact, Redialer
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, NodeKey, PeerId, address_of_peer
@@ -60,7 +68,7 @@ READ_SECONDS = 15.0
 SERVE_SECONDS = 120.0
 PING_TIMEOUT = 20.0
 CLOSE_SECONDS = 3.0
-MAX_SERVED_AT_ONCE = 64
+MAX_SERVED_AT_ONCE = 256
 MAX_WINDOW = 15 * 1024**2
 ADDRESS_TTL = 3600
 
@@ -70,6 +78,13 @@ PUBLISHED = (25.0, 400.0)
 # What strangers may ask: requests per second each, and response bytes per second together.
 STRANGER_REQUESTS = (5.0, 50.0)
 STRANGER_BYTES = (4.0 * 1024**2, 32.0 * 1024**2)
+
+
+def _unheard(delivered: bool) -> None:
+    """Nobody asked to be told."""
+
+
+_EMPTY = Answer(b"", _unheard)
 
 
 class _Subscription:
@@ -450,28 +465,34 @@ class Libp2pNetwork:
             return
         stranger = asker not in self._redialer.contacts
         with trio.fail_after(SERVE_SECONDS):
-            status, body = await self._response(asker, stranger, handler, max_request, stream)
-            if stranger:
-                self._stranger_bytes.charge(len(body))
-            self._tally.add(bytes_out=len(body))
-            await wire.write_response(stream, status, body)
+            status, answer = await self._response(asker, stranger, handler, max_request, stream)
+            delivered = False
+            try:
+                if stranger:
+                    self._stranger_bytes.charge(len(answer.body))
+                self._tally.add(bytes_out=len(answer.body))
+                await wire.write_response(stream, status, answer.body)
+                delivered = True
+            finally:
+                answer.sent(delivered)
             await stream.close()
 
     async def _response(
         self, asker: Address, stranger: bool, handler: Handler, max_request: int, stream: INetStream
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, Answer]:
         if stranger and not self._stranger_may_ask(asker):
-            return wire.BUSY, b""
+            return wire.BUSY, _EMPTY
         try:
             with trio.fail_after(READ_SECONDS):
                 request = await wire.read_request(stream, max_request)
         except wire.WireError as error:
             if error.announced < 0:
                 raise
-            return wire.TOO_LARGE, b""
+            return wire.TOO_LARGE, _EMPTY
         self._tally.add(requests_in=1, bytes_in=len(request))
         async with self._serving:
-            return wire.OK, await handler(asker, request)
+            answer = await handler(asker, request)
+        return wire.OK, answer if isinstance(answer, Answer) else Answer(answer, _unheard)
 
     def _stranger_may_ask(self, asker: Address) -> bool:
         now = trio.current_time()

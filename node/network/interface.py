@@ -19,7 +19,17 @@ SUBSCRIPTION_BUFFER = 1024
 
 Accept = Callable[[Address, bytes], bool]
 """Cheap, synchronous check of a gossip message, made before it is forwarded: (publisher, data) -> keep it?"""
-Handler = Callable[[Address, bytes], Awaitable[bytes]]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A response whose handler wants to know when it has left: sent(True) once the transport has all of it,
+    sent(False) if it could not be delivered. Called exactly once, and must not raise."""
+
+    body: bytes
+    sent: Callable[[bool], None]
+
+
+Handler = Callable[[Address, bytes], Awaitable[bytes | Answer]]
 """Answers a request: (asker, request) -> response. An exception resets that one stream and nothing else."""
 
 

@@ -19,7 +19,15 @@ from node.network.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Handler, NetworkStats, Tally
+from node.network.interface import (
+    MAX_GOSSIP_BYTES,
+    SUBSCRIPTION_BUFFER,
+    Accept,
+    Answer,
+    Handler,
+    NetworkStats,
+    Tally,
+)
 from node.network.redial import Contact, parse_contact
 from protocol.identity import Address, NodeKey, PeerId
 
@@ -186,12 +194,19 @@ class MemoryNetwork:
         if other is None:
             raise PeerUnavailable(peer, "it is not connected")
         answer = await other._answer(self.address, protocol, data)
-        await trio.sleep(self._hub.delay)
-        if self._hub.peer(self, peer) is not other:
-            raise PeerUnavailable(peer, "the stream was cut")
-        return answer
+        delivered = False
+        try:
+            body = answer.body if isinstance(answer, Answer) else answer
+            await trio.sleep(self._hub.delay)
+            if self._hub.peer(self, peer) is not other:
+                raise PeerUnavailable(peer, "the stream was cut")
+            delivered = True
+            return body
+        finally:
+            if isinstance(answer, Answer):
+                answer.sent(delivered)
 
-    async def _answer(self, asker: Address, protocol: str, data: bytes) -> bytes:
+    async def _answer(self, asker: Address, protocol: str, data: bytes) -> bytes | Answer:
         if protocol not in self._handlers:
             raise PeerUnavailable(self.address, f"it does not serve {protocol}")
         handler, max_request = self._handlers[protocol]
@@ -199,10 +214,10 @@ class MemoryNetwork:
             raise RequestRefused(self.address, "the request is larger than it accepts")
         self._tally.add(requests_in=1, bytes_in=len(data))
         try:
-            body = await handler(asker, data)
+            answer = await handler(asker, data)
         except Exception as error:
             log.debug("network.fault", where=protocol, error=repr(error))
             self._tally.add(faults=1)
             raise PeerUnavailable(self.address, "the stream was cut") from None
-        self._tally.add(bytes_out=len(body))
-        return body
+        self._tally.add(bytes_out=len(answer.body if isinstance(answer, Answer) else answer))
+        return answer

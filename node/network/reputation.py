@@ -55,6 +55,10 @@ class Reputation:
         record = self._records.get(peer)
         return record.lies if record else 0
 
+    def liars(self) -> frozenset[Address]:
+        """Who has sent wrong bytes."""
+        return frozenset(peer for peer, record in self._records.items() if record.lies)
+
     def _record(self, peer: Address, now: float) -> _Record:
         record = self._records.pop(peer, None) or _Record()
         if now - record.seen > FORGIVEN_AFTER:

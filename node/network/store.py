@@ -4,10 +4,12 @@ Layout below the directory, where <root> is 64 hex digits:
 
     complete/<root>  complete/<root>.info     the bytes, and their piece list
     partial/<root>   partial/<root>.info      as much as has arrived; pieces are hashed again at opening
+    partial/<token>.new                       a blob of our own on its way in; thrown away at the next start
 
 A blob is complete once both files carry their final name, and they get it only after the bytes are
 on disk: a crash at any instant leaves either a complete blob or a partial one. The least recently
-used blobs that nobody pinned make room for new ones.
+used blobs that nobody pinned make room for new ones, and after them unfinished ones that nobody is working on: every
+byte of the quota is either in use or can be had again.
 
 Knows files, quota and hashes; knows nothing of peers.
 """
@@ -15,14 +17,17 @@ Knows files, quota and hashes; knows nothing of peers.
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import structlog
 import trio
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from node.network.errors import BlobTooLarge, BlobUnavailable, StoreFailed, StoreFull
 from protocol.blobs import (
@@ -45,6 +50,8 @@ SMALL = 64 * 1024
 """Bytes that are hashed and written in place; anything more goes to a thread."""
 MAX_THREADS = 4
 MAX_CACHED_INFOS = 16
+FORGET_AFTER = 7 * 24 * 3600.0
+"""Seconds after which an unfinished blob that nobody continued is dropped at the next start."""
 
 
 class BlobStore:
@@ -56,7 +63,8 @@ class BlobStore:
         self._complete = directory / "complete"
         self._partial = directory / "partial"
         self._sizes: dict[bytes, int] = {}  # complete blobs, least recently used first
-        self._reserved: dict[bytes, int] = {}  # partial blobs
+        self._reserved: dict[bytes, int] = {}  # partial blobs, oldest first, and blobs on their way in
+        self._open: dict[bytes, int] = {}  # partial blobs that somebody is working on
         self._pins: dict[bytes, int] = {}
         self._infos: dict[bytes, BlobInfo] = {}  # read last
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
@@ -78,14 +86,25 @@ class BlobStore:
             else:
                 found.append((stat.st_mtime, root, info.size))
         self._sizes = {root: size for _, root, size in sorted(found)}
-        for path in self._partial.iterdir():
+        self._scan_partial()
+
+    def _scan_partial(self) -> None:
+        left: list[tuple[float, bytes, int]] = []
+        for path in sorted(self._partial.iterdir()):  # a blob before its .info
             root = _root_of(path.name)
-            if root is not None:
-                info = self._read_info(path)
-                if info is None or root in self._sizes:
-                    _remove(path)
-                else:
-                    self._reserved[root] = info.size
+            if root is None:
+                if path.suffix == ".new" or not path.with_suffix("").exists():
+                    path.unlink(missing_ok=True)
+                continue
+            info, changed = self._read_info(path), path.stat().st_mtime
+            if info is None or root in self._sizes or time.time() - changed > FORGET_AFTER:
+                _remove(path)
+            else:
+                left.append((changed, root, info.size))
+        self._reserved = {root: size for _, root, size in sorted(left)}
+        for path in self._complete.iterdir():
+            if path.suffix == ".new" or (path.suffix == ".info" and not path.with_suffix("").exists()):
+                path.unlink(missing_ok=True)
 
     # -- complete blobs ----------------------------------------------------------------------------
 
@@ -194,6 +213,14 @@ class BlobStore:
         except OSError as error:
             raise BlobUnavailable(root, error.strerror or str(error)) from error
 
+    async def read_spans(self, root: bytes, spans: Sequence[tuple[int, int]], header: bytes = b"") -> bytes:
+        """`header`, then the (offset, length) stretches of a complete blob. Raises BlobUnavailable."""
+        path = self.path(root)
+        try:
+            return await self._in_thread(_read_spans, path, spans, header)
+        except OSError as error:
+            raise BlobUnavailable(root, error.strerror or str(error)) from error
+
     # -- partial blobs -----------------------------------------------------------------------------
 
     def partial_info(self, root: bytes) -> BlobInfo | None:
@@ -202,14 +229,18 @@ class BlobStore:
 
     async def open_partial(self, info: BlobInfo) -> "Partial":
         """Start or resume a blob; hashes what is there. Raises StoreFull, BlobTooLarge."""
-        if info.root not in self._reserved:
-            self._make_room(info.root, info.size)
-            self._reserved[info.root] = info.size
+        root = info.root
+        if root not in self._reserved:
+            self._make_room(root, info.size)
+            self._reserved[root] = info.size
+        self._open[root] = self._open.get(root, 0) + 1
         try:
             return await self._in_thread(self._open_partial, info)
         except BaseException:
-            if not (self._partial / info.root.hex()).exists():
-                self._reserved.pop(info.root, None)
+            self._closed(root)
+            if root not in self._open and not (self._partial / root.hex()).exists():
+                self._reserved.pop(root, None)
+                _remove(self._partial / root.hex())
             raise
 
     def _open_partial(self, info: BlobInfo) -> "Partial":
@@ -219,17 +250,24 @@ class BlobStore:
                 self._write_info(path, info)
             resumed = path.exists()
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.truncate(descriptor, info.size)
-        have = {
-            index
-            for index in range(len(info.pieces) if resumed else 0)
-            if verify_piece(info, index, os.pread(descriptor, info.span(index)[1], info.span(index)[0]))
-        }
+            try:
+                os.truncate(descriptor, info.size)
+                have = set(_verified(descriptor, info)) if resumed else set()
+            except BaseException:
+                os.close(descriptor)
+                raise
         return Partial(self, info, descriptor, have)
+
+    def _closed(self, root: bytes) -> None:
+        self._open[root] -= 1
+        if not self._open[root]:
+            del self._open[root]
 
     async def finish(self, partial: "Partial") -> Path:
         """Make a partial blob with all its pieces a complete one."""
         info = partial.info
+        if not partial.complete:
+            raise StoreFailed(f"blob {info.root.hex()[:16]} is not complete")
         await self._in_thread(self._finish, partial)
         self._reserved.pop(info.root, None)
         self._sizes[info.root] = info.size
@@ -266,14 +304,32 @@ class BlobStore:
         if size > self.quota:
             raise BlobTooLarge(root, size, self.quota)
         while self.used + size > self.quota:
-            victim = next((each for each in self._sizes if each not in self._pins), None)
+            victim = self._victim()
             if victim is None:
                 raise StoreFull(f"{self.used} of {self.quota} bytes are pinned or arriving, {size} more are needed")
-            log.info("blob.evicted", root=victim.hex(), size=self._sizes[victim])
+            log.info("blob.evicted", root=victim.hex(), size=self._sizes.get(victim) or self._reserved.get(victim))
             self.evict(victim)
-        free = shutil.disk_usage(self.directory).free
+        free = shutil.disk_usage(self.directory).free - self._unwritten()
         if size > free:
-            raise StoreFull(f"the disk has {free} bytes left, {size} are needed")
+            raise StoreFull(f"the disk has {max(0, free)} bytes left, {size} are needed")
+
+    def _victim(self) -> bytes | None:
+        """What is missed least: the complete blob used longest ago, else an unfinished one that nobody works on."""
+        for root in self._sizes:
+            if root not in self._pins:
+                return root
+        return next((root for root in self._reserved if len(root) == 32 and root not in self._open), None)
+
+    def _unwritten(self) -> int:
+        """Bytes promised to unfinished blobs that the disk does not hold yet."""
+        total = 0
+        for root, size in self._reserved.items():
+            try:
+                written = (self._partial / root.hex()).stat().st_blocks * 512 if len(root) == 32 else 0
+            except OSError:
+                written = 0
+            total += max(0, size - written)
+        return total
 
     def _touch(self, root: bytes) -> None:
         self._sizes[root] = self._sizes.pop(root)
@@ -313,29 +369,48 @@ class Partial:
     def complete(self) -> bool:
         return len(self.have) == len(self.info.pieces)
 
-    async def write(self, first: int, data: bytes) -> int:
-        """Verify and write consecutive pieces from `first` on; returns how many bytes of them were good.
+    def flags(self) -> NDArray[np.bool_]:
+        """bool[pieces]: which are here."""
+        flags = np.zeros(len(self.info.pieces), np.bool_)
+        flags[list(self.have)] = True
+        return flags
 
-        Stops at the first bad piece. Raises StoreFull.
+    async def write(self, first: int, data: bytes) -> int:
+        """Verify and write consecutive pieces from `first` on; returns how many of them were good before a bad one.
+
+        Raises StoreFull.
+        """
+        count = min(-(-len(data) // self.info.piece_size), len(self.info.pieces) - first)
+        good = await self.write_pieces(range(first, first + count), memoryview(data))
+        return next((number for number in range(count) if first + number not in good), count)
+
+    async def write_pieces(self, pieces: Iterable[int], data: memoryview) -> list[int]:
+        """Verify and write `pieces`, whose bytes follow one another in `data`; returns the good ones.
+
+        A piece that is there already is not written again. Raises StoreFull.
         """
         with self._in_use():
-            count = await self._store._in_thread(self._write, first, data)
-        self.have.update(range(first, first + count))
-        return count
+            good = await self._store._in_thread(self._write, list(pieces), data)
+        self.have.update(good)
+        return good
 
-    def _write(self, first: int, data: bytes) -> int:
-        view = memoryview(data)
-        count = 0
-        while len(view) and first + count < len(self.info.pieces):
-            offset, length = self.info.span(first + count)
-            piece = view[:length]
-            if len(piece) != length or blake3(piece).digest() != self.info.pieces[first + count]:
-                break
-            with _disk_errors():
-                _write_fully(self.descriptor, piece, offset)
-            view = view[length:]
-            count += 1
-        return count
+    def _write(self, pieces: list[int], data: memoryview) -> list[int]:
+        good: list[int] = []
+        for piece in pieces:
+            offset, length = self.info.span(piece)
+            part, data = data[:length], data[length:]
+            if len(part) != length or blake3(part).digest() != self.info.pieces[piece]:
+                continue
+            if piece not in self.have:
+                with _disk_errors():
+                    _write_fully(self.descriptor, part, offset)
+            good.append(piece)
+        return good
+
+    async def read_spans(self, spans: Sequence[tuple[int, int]], header: bytes = b"") -> bytes:
+        """`header`, then the (offset, length) stretches, of pieces that are there."""
+        with self._in_use():
+            return await self._store._in_thread(_join, self.descriptor, spans, header)
 
     async def read(self, offset: int, length: int) -> bytes:
         """Bytes of pieces that are there."""
@@ -358,6 +433,7 @@ class Partial:
         """Let go of the file; it stays for the next attempt."""
         if not self._closed:
             self._closed = True
+            self._store._closed(self.info.root)
             if not self._users:
                 os.close(self.descriptor)
 
@@ -393,6 +469,32 @@ def _remove(path: Path) -> None:
 def _read(path: Path, offset: int, length: int) -> bytes:
     with path.open("rb") as file:
         return os.pread(file.fileno(), length, offset)
+
+
+def _read_spans(path: Path, spans: Sequence[tuple[int, int]], header: bytes) -> bytes:
+    with path.open("rb") as file:
+        return _join(file.fileno(), spans, header)
+
+
+def _join(descriptor: int, spans: Sequence[tuple[int, int]], header: bytes) -> bytes:
+    return b"".join([header, *(os.pread(descriptor, length, offset) for offset, length in spans)])
+
+
+def _verified(descriptor: int, info: BlobInfo) -> Iterator[int]:
+    """The pieces that are there. Where the file has holes nothing was written, and nothing is read."""
+    piece, count = 0, len(info.pieces)
+    while piece < count:
+        try:
+            data = os.lseek(descriptor, piece * info.piece_size, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but holes up to the end
+                return
+            data = piece * info.piece_size
+        piece = max(piece, data // info.piece_size)
+        offset, length = info.span(piece)
+        if verify_piece(info, piece, os.pread(descriptor, length, offset)):
+            yield piece
+        piece += 1
 
 
 def _write_fully(descriptor: int, data: memoryview, offset: int) -> None:

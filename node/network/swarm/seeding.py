@@ -1,0 +1,68 @@
+"""Super-seeding: how the only holder of a blob gives it away fastest.
+
+While some piece has left the origin never, askers do not choose: each gets pieces that nobody was given yet. Who keeps
+to itself what it was given comes after those whose pieces have been seen elsewhere. Once every piece is out, askers
+choose for themselves.
+"""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.network.swarm.bitfield import Flags
+
+Peer = TypeVar("Peer", bound=Hashable)
+MAX_PEERS = 2048
+ALLOWANCE = 8
+"""Pieces that a peer may hold alone before others come first."""
+
+
+class SuperSeed(Generic[Peer]):
+    """What the origin of a blob of `count` pieces has given to whom."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._out = np.zeros(count, np.bool_)
+        self._order = np.random.default_rng(seed).permutation(count)
+        self._left = count
+        self._alone: dict[Peer, set[int]] = {}  # pieces given to that peer only, not yet seen elsewhere
+
+    @property
+    def active(self) -> bool:
+        """Whether some piece was never given away."""
+        return self._left > 0
+
+    def choose(self, peer: Peer, skip: Flags, count: int) -> NDArray[np.int64]:
+        """Up to `count` pieces for `peer` outside `skip` (bool[pieces]) that nobody was given; they count as given."""
+        pieces = np.sort(self._order[~(self._out | skip)[self._order]][:count])
+        self.given(peer, pieces)
+        return pieces
+
+    def given(self, peer: Peer, pieces: NDArray[np.int64]) -> None:
+        """Pieces sent to `peer`, by our choice or its own."""
+        fresh = pieces[~self._out[pieces]]
+        self._out[fresh] = True
+        self._left -= len(fresh)
+        self._alone.setdefault(peer, set()).update(fresh.tolist())
+        while len(self._alone) > MAX_PEERS:
+            del self._alone[next(iter(self._alone))]
+
+    def lost(self, peer: Peer, pieces: NDArray[np.int64]) -> None:
+        """Pieces that did not reach `peer` after all: they are given to somebody else."""
+        alone = self._alone.get(peer, set())
+        back = [piece for piece in pieces.tolist() if piece in alone]
+        alone.difference_update(back)
+        self._out[back] = False
+        self._left += len(back)
+
+    def seen(self, peer: Peer, have: Flags) -> None:
+        """What `peer` says it has (bool[pieces]): pieces given to others have spread if it has them."""
+        for holder, pieces in self._alone.items():
+            if holder != peer and pieces:
+                pieces.difference_update([piece for piece in pieces if have[piece]])
+
+    def burden(self, peer: Peer) -> float:
+        """0 for a peer that may have more; above that, how many pieces it holds alone."""
+        alone = len(self._alone.get(peer, ()))
+        return float(alone) if alone > ALLOWANCE else 0.0

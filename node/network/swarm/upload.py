@@ -1,0 +1,116 @@
+"""Who is served next: a few upload slots, and a ledger of who gave us how much.
+
+Of all who wait, the one that owes us least goes first: bytes sent to it less bytes received from it, both fading with
+time. Who only takes is served when nobody else waits. Who asks while the queue is full, or has enough
+requests in it, is choked: told to come back later. A slot whose taker has stalled no longer counts as taken.
+
+Knows names, sizes and times; knows nothing of blobs or the network.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+import msgspec
+
+Peer = TypeVar("Peer", bound=Hashable)
+
+HALF_LIFE = 30.0
+MAX_PEERS = 4096
+
+
+class Ledger(Generic[Peer]):
+    """Bytes exchanged with each peer, halved every HALF_LIFE seconds."""
+
+    def __init__(self) -> None:
+        self._balances: dict[Peer, tuple[float, float]] = {}
+
+    def debt(self, peer: Peer, now: float) -> float:
+        """Bytes that `peer` has had of us beyond what it gave."""
+        balance, at = self._balances.get(peer, (0.0, now))
+        return balance * 0.5 ** ((now - at) / HALF_LIFE)
+
+    def sent(self, peer: Peer, size: int, now: float) -> None:
+        self._add(peer, size, now)
+
+    def received(self, peer: Peer, size: int, now: float) -> None:
+        self._add(peer, -size, now)
+
+    def _add(self, peer: Peer, size: float, now: float) -> None:
+        debt = self.debt(peer, now)
+        self._balances.pop(peer, None)
+        self._balances[peer] = (debt + size, now)
+        while len(self._balances) > MAX_PEERS:
+            del self._balances[next(iter(self._balances))]
+
+
+class Ticket(msgspec.Struct, Generic[Peer], eq=False):
+    """One request that waits for, or has, an upload slot. size: bytes it will take; at: seconds, monotonic."""
+
+    peer: Peer
+    size: int
+    at: float
+
+
+class UploadQueue(Generic[Peer]):
+    """slots: answers sent at once; per_peer, total: requests that may wait; stalled: seconds that a slot is held."""
+
+    def __init__(
+        self, ledger: Ledger[Peer], *, slots: int = 8, per_peer: int = 8, total: int = 128, stalled: float = 8.0
+    ) -> None:
+        self._ledger = ledger
+        self._slots = slots
+        self._per_peer = per_peer
+        self._total = total
+        self._stalled = stalled
+        self._waiting: dict[Ticket[Peer], None] = {}
+        self._counts: dict[Peer, int] = {}
+        self._sending: dict[Ticket[Peer], float] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def offer(self, peer: Peer, size: int, now: float) -> Ticket[Peer] | None:
+        """Queue a request; None: the peer is choked."""
+        if self._counts.get(peer, 0) >= self._per_peer or len(self._waiting) >= self._total:
+            return None
+        ticket = Ticket(peer, size, now)
+        self._waiting[ticket] = None
+        self._counts[peer] = self._counts.get(peer, 0) + 1
+        return ticket
+
+    def next(self, now: float, burden: Callable[[Ticket[Peer]], float] | None = None) -> Ticket[Peer] | None:
+        """The request to answer now, None if all slots are taken or nobody waits. burden: comes before the debt."""
+        self._forget_stalled(now)
+        if len(self._sending) >= self._slots or not self._waiting:
+            return None
+
+        def rank(ticket: Ticket[Peer]) -> tuple[float, float, float]:
+            return burden(ticket) if burden else 0.0, self._ledger.debt(ticket.peer, now), ticket.at
+
+        ticket = min(self._waiting, key=rank) if len(self._waiting) > 1 else next(iter(self._waiting))
+        self._leave(ticket)
+        self._sending[ticket] = now
+        self._ledger.sent(ticket.peer, ticket.size, now)
+        return ticket
+
+    def begins(self, ticket: Ticket[Peer], now: float) -> None:
+        """Its answer is being sent from now on: what it waited for a rate limit is not its taker's fault."""
+        if ticket in self._sending:
+            self._sending[ticket] = now
+
+    def withdraw(self, ticket: Ticket[Peer]) -> None:
+        """The request ended: before its turn, or because its answer was sent or failed."""
+        self._leave(ticket)
+        self._sending.pop(ticket, None)
+
+    def _leave(self, ticket: Ticket[Peer]) -> None:
+        if ticket in self._waiting:
+            del self._waiting[ticket]
+            self._counts[ticket.peer] -= 1
+            if not self._counts[ticket.peer]:
+                del self._counts[ticket.peer]
+
+    def _forget_stalled(self, now: float) -> None:
+        for ticket in [each for each, since in self._sending.items() if now - since > self._stalled]:
+            del self._sending[ticket]
