@@ -31,7 +31,6 @@ from protocol.identity import Address
 
 MAX_ANSWER = 4 * 1024**2
 """Bytes sent at once (one piece, if a piece is bigger)."""
-CHOKE_SECONDS = 0.5
 MAX_SEEDS = 16
 SEED_PIECES = 16
 """Blobs of fewer pieces are not super-seeded."""
@@ -202,7 +201,7 @@ class BlobExchange:
             return wire.MISSING
         turn = await self._uploads.turn(asker, sum(info.span(piece)[1] for piece in wanted), self._burden(ask.root))
         if turn is None:
-            return wire.choked(CHOKE_SECONDS)
+            return wire.choked(self._uploads.choke_seconds)
         have = self._have(ask.root)  # it may have grown, or gone, while we waited
         return await self._send(asker, ask.root, info, [each for each in wanted if have is None or have[each]], turn)
 
@@ -213,7 +212,7 @@ class BlobExchange:
             return wire.MISSING
         turn = await self._uploads.turn(asker, count * info.piece_size, self._burden(ask.root))
         if turn is None:
-            return wire.choked(CHOKE_SECONDS)
+            return wire.choked(self._uploads.choke_seconds)
         seed = self._seed(ask.root, info)
         pieces = seed.choose(asker, skip, count) if seed else np.zeros(0, np.int64)
         return await self._send(asker, ask.root, info, pieces.tolist(), turn)
@@ -239,7 +238,7 @@ class BlobExchange:
         def sent(delivered: bool) -> None:
             turn.end()
             if delivered:
-                self._count(asker, len(body))
+                self._count(asker, sum(info.span(piece)[1] for piece in pieces))
             elif seed is not None:
                 seed.lost(asker, chosen)
 

@@ -37,6 +37,11 @@ class Uploads:
     def waiting(self) -> int:
         return self._queue.waiting
 
+    @property
+    def choke_seconds(self) -> float:
+        """When somebody who is choked should ask again."""
+        return self._queue.choke_seconds()
+
     async def turn(self, peer: Address, size: int, burden: Callable[[Address], float] | None = None) -> Turn | None:
         """Wait for a slot to send `size` bytes; None: choked, now or after waiting too long.
 
@@ -78,7 +83,7 @@ class Uploads:
         return burden(ticket.peer) if burden else 0.0
 
     def _end(self, ticket: Ticket[Address]) -> None:
-        self._queue.withdraw(ticket)
+        self._queue.withdraw(ticket, trio.current_time())
         self._granted.pop(ticket, None)
         self._burdens.pop(ticket, None)
         self._grant()

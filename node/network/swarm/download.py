@@ -82,6 +82,11 @@ class Download(Generic[Peer]):
         return self._missing == 0
 
     @property
+    def ending(self) -> bool:
+        """Whether everything that is missing has been asked for."""
+        return self._opens == 0
+
+    @property
     def done(self) -> int:
         """Bytes that are here."""
         last = bool(self._count and self.have[-1])

@@ -26,7 +26,9 @@ class SuperSeed(Generic[Peer]):
         self._out = np.zeros(count, np.bool_)
         self._order = np.random.default_rng(seed).permutation(count)
         self._left = count
-        self._alone: dict[Peer, set[int]] = {}  # pieces given to that peer only, not yet seen elsewhere
+        self._numbers: dict[Peer, int] = {}
+        self._holder = np.full(count, -1, np.int32)  # who alone was given a piece; -1: nobody, or not alone
+        self._alone = np.zeros(MAX_PEERS, np.int64)  # pieces that each peer holds alone
 
     @property
     def active(self) -> bool:
@@ -44,25 +46,34 @@ class SuperSeed(Generic[Peer]):
         fresh = pieces[~self._out[pieces]]
         self._out[fresh] = True
         self._left -= len(fresh)
-        self._alone.setdefault(peer, set()).update(fresh.tolist())
-        while len(self._alone) > MAX_PEERS:
-            del self._alone[next(iter(self._alone))]
+        number = self._number(peer)
+        self._holder[fresh] = number
+        if number >= 0:
+            self._alone[number] += len(fresh)
 
     def lost(self, peer: Peer, pieces: NDArray[np.int64]) -> None:
         """Pieces that did not reach `peer` after all: they are given to somebody else."""
-        alone = self._alone.get(peer, set())
-        back = [piece for piece in pieces.tolist() if piece in alone]
-        alone.difference_update(back)
+        number = self._number(peer)
+        back = pieces[self._holder[pieces] == number] if number >= 0 else pieces[:0]
+        self._forget(back)
         self._out[back] = False
         self._left += len(back)
 
     def seen(self, peer: Peer, have: Flags) -> None:
         """What `peer` says it has (bool[pieces]): pieces given to others have spread if it has them."""
-        for holder, pieces in self._alone.items():
-            if holder != peer and pieces:
-                pieces.difference_update([piece for piece in pieces if have[piece]])
+        self._forget(np.flatnonzero(have & (self._holder >= 0) & (self._holder != self._number(peer))))
 
     def burden(self, peer: Peer) -> float:
         """0 for a peer that may have more; above that, how many pieces it holds alone."""
-        alone = len(self._alone.get(peer, ()))
+        number = self._numbers.get(peer, -1)
+        alone = int(self._alone[number]) if number >= 0 else 0
         return float(alone) if alone > ALLOWANCE else 0.0
+
+    def _number(self, peer: Peer) -> int:
+        if peer not in self._numbers and len(self._numbers) < MAX_PEERS:
+            self._numbers[peer] = len(self._numbers)
+        return self._numbers.get(peer, -1)
+
+    def _forget(self, pieces: NDArray[np.int64]) -> None:
+        np.subtract.at(self._alone, self._holder[pieces], 1)
+        self._holder[pieces] = -1

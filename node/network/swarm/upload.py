@@ -16,6 +16,8 @@ Peer = TypeVar("Peer", bound=Hashable)
 
 HALF_LIFE = 30.0
 MAX_PEERS = 4096
+CHOKED = (0.5, 10.0)
+"""Seconds until a choked peer should ask again, at least and at most."""
 
 
 class Ledger(Generic[Peer]):
@@ -65,6 +67,10 @@ class UploadQueue(Generic[Peer]):
         self._waiting: dict[Ticket[Peer], None] = {}
         self._counts: dict[Peer, int] = {}
         self._sending: dict[Ticket[Peer], float] = {}
+        self._queued = 0  # bytes that wait
+        self._sent = 0.0  # bytes sent of late, fading, and over how many seconds
+        self._span = 0.0
+        self._sent_at = 0.0
 
     @property
     def waiting(self) -> int:
@@ -77,7 +83,13 @@ class UploadQueue(Generic[Peer]):
         ticket = Ticket(peer, size, now)
         self._waiting[ticket] = None
         self._counts[peer] = self._counts.get(peer, 0) + 1
+        self._queued += size
         return ticket
+
+    def choke_seconds(self) -> float:
+        """How long the queue will take at the present pace, within CHOKED."""
+        pace = self._sent / self._span if self._span else 0.0
+        return min(CHOKED[1], max(CHOKED[0], self._queued / pace if pace else 0.0))
 
     def next(self, now: float, burden: Callable[[Ticket[Peer]], float] | None = None) -> Ticket[Peer] | None:
         """The request to answer now, None if all slots are taken or nobody waits. burden: comes before the debt."""
@@ -99,14 +111,18 @@ class UploadQueue(Generic[Peer]):
         if ticket in self._sending:
             self._sending[ticket] = now
 
-    def withdraw(self, ticket: Ticket[Peer]) -> None:
+    def withdraw(self, ticket: Ticket[Peer], now: float) -> None:
         """The request ended: before its turn, or because its answer was sent or failed."""
         self._leave(ticket)
-        self._sending.pop(ticket, None)
+        if self._sending.pop(ticket, None) is not None:
+            gap = min(now - self._sent_at, 10.0)
+            fade = 0.5 ** (gap / 5.0)
+            self._sent, self._span, self._sent_at = self._sent * fade + ticket.size, self._span * fade + gap, now
 
     def _leave(self, ticket: Ticket[Peer]) -> None:
         if ticket in self._waiting:
             del self._waiting[ticket]
+            self._queued -= ticket.size
             self._counts[ticket.peer] -= 1
             if not self._counts[ticket.peer]:
                 del self._counts[ticket.peer]
