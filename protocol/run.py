@@ -11,6 +11,15 @@ import msgspec
 
 from protocol.codec import decode_json
 from protocol.errors import ProtocolError
+from protocol.sections import (
+    Alarms,
+    Budget,
+    EnvironmentPart,
+    Filters,
+    LengthBudget,
+    Requirements,
+    parts_rules,
+)
 
 MAX_RUN_BYTES = 64 * 1024
 MAX_ASSETS = 512
@@ -34,10 +43,11 @@ class Asset(_Spec, frozen=True):
 
 
 class EnvironmentSpec(_Spec, frozen=True):
-    """name: a module of node.environments; args: its parameters."""
+    """name: a module of node.environments; args: its parameters; parts: the environments that "mix" mixes."""
 
     name: str
     args: dict[str, int | float | str] = {}
+    parts: tuple[EnvironmentPart, ...] = ()
 
 
 class RolloutSpec(_Spec, frozen=True):
@@ -111,15 +121,25 @@ class RunSpec(_Spec, frozen=True):
     recipe: Recipe = Recipe()
     evaluation: EvaluationSpec = EvaluationSpec()
     verification: VerificationSpec = VerificationSpec()
+    length_budget: LengthBudget = LengthBudget()
+    filters: Filters = Filters()
+    requirements: Requirements = Requirements()
+    budget: Budget = Budget()
+    alarms: Alarms = Alarms()
     version: int = 1
 
     def check(self) -> None:
         """Raise RunError naming the first field that makes no sense."""
-        for field, good, rule in self._rules():
+        for field, good, rule in [*self._rules(), *self._section_rules()]:
             if not good:
                 raise RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
         for asset in self.assets:
             check_asset_path(asset.path)
+
+    def _section_rules(self) -> list[tuple[str, bool, str]]:
+        sections = (self.length_budget, self.filters, self.requirements, self.budget, self.alarms)
+        rules = [rule for section in sections for rule in section.rules()]
+        return rules + parts_rules(self.environment.parts, self.environment.name)
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         r, c, v, e = self.rollout, self.recipe, self.verification, self.evaluation
