@@ -8,9 +8,12 @@ import msgspec
 from node.environments.base import Environment, EnvironmentSettings, Tokenizer
 from node.environments.dataset import DatasetArguments, load_dataset
 from node.environments.errors import DatasetError, EnvironmentFault
+from node.environments.mix import load_mix
+from node.environments.reverse import ReverseEnvironment
 from node.environments.sort import SortArguments, SortEnvironment
 
 LOOKED_AT = 4096
+NAMES = ("sort", "reverse", "dataset", "mix")
 _Arguments = TypeVar("_Arguments")
 
 
@@ -30,6 +33,10 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
                 "correct [environment.args] in the run file",
             ) from None
 
+    if settings.name == "mix":
+        return load_mix(getattr(settings, "parts", ()), lambda part: load_environment(part, assets, tokenizer))
+    if settings.name == "reverse":
+        return ReverseEnvironment(arguments(SortArguments), tokenizer)
     if settings.name == "sort":
         return SortEnvironment(arguments(SortArguments), tokenizer)
     if settings.name == "dataset":
@@ -37,7 +44,7 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
     raise EnvironmentFault(
         f"environment {settings.name!r} cannot be loaded",
         "there is no environment of that name",
-        "use 'sort' or 'dataset', or update intellect-node",
+        f"use one of {', '.join(NAMES)}, or update intellect-node",
     )
 
 
