@@ -73,8 +73,7 @@ class RolloutPool:
         self._filters = run.filters
         self._max_staleness = run.recipe.max_staleness
         self._groups: dict[Key, Group] = {}
-        self.stale = 0
-        self.surplus = 0
+        self.stale_rollouts = 0
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -94,7 +93,7 @@ class RolloutPool:
         old = [group for group in self._groups.values() if step - group.policy_step > self._max_staleness]
         for group in old:
             del self._groups[group.key]
-        self.stale += len(old)
+        self.stale_rollouts += sum(len(group.rows) for group in old)
         return old
 
     def missing(self, step: int) -> int:
@@ -123,7 +122,6 @@ class RolloutPool:
             self._groups.clear()
         for group in (*chosen, *flat):
             self._groups.pop(group.key, None)
-        self.surplus = len(self._groups)
         return Selection(step, tuple(chosen), tuple(flat))
 
     def _filtered(self, waiting: Sequence[Group]) -> tuple[list[Group], list[Group]]:
