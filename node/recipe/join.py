@@ -37,9 +37,20 @@ def join(run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, repor
         target = targets[sample.group] if targets else None
         length = len(sample.output)
         task = task_reward(run.length_budget, value.reward, length, target)
-        row = BatchRow(key + sample.group, sample.prompt, sample.output, value.logprobs, value.reward, policy_step)
+        labels[sample.group] = label = label_of(run.environment, sample.problem_id)
+        row = BatchRow(
+            group_key=key + sample.group,
+            prompt=sample.prompt,
+            output=sample.output,
+            sampler_logprobs=value.logprobs,
+            reward=value.reward,
+            policy_step=policy_step,
+            environment=label,
+            task_reward=task,
+            target_length=target or 0,
+            finished=sample.finished,
+        )
         rows.setdefault(sample.group, []).append((row, Sample(length, value.reward, task, sample.finished, target)))
-        labels[sample.group] = label_of(run.environment, sample.problem_id)
     return [
         Group(
             key=(root, group),

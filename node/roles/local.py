@@ -18,6 +18,7 @@ from blake3 import blake3
 from node.inference.client import EngineProcess
 from node.inference.errors import EngineCrashed, EngineError
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced
+from node.metrics.alarms import Alarm
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.recipe.join import join
@@ -76,6 +77,11 @@ class LocalRun:
         self._tokens = 0
         self._before = self._began = 0.0
         self.ended_by: str | None = None
+
+    @property
+    def rung(self) -> list[Alarm]:
+        """Alarms that rang, in this process's life."""
+        return self._observer.rung
 
     async def run(self) -> None:
         """Train until the last step, the goal, or the end of the budget."""
