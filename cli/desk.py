@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from cli.errors import CommandError
 from cli.runtext import render_run
@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from node.runfile import CompiledRun, RunFile
 
 MARKER = ".intellect-node-train"
-OURS = ("run.toml", "assets", "spool", "rollouts", "metrics.jsonl", "async-level", "logs", "report", "model", "wandb", "tensorboard")
+OURS = (
+    "run.toml",
+    "assets",
+    "spool",
+    "rollouts",
+    "metrics.jsonl",
+    "async-level",
+    "logs",
+    "report",
+    "model",
+    "wandb",
+    "tensorboard",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +156,17 @@ def assemble(
     *,
     async_level: int,
     engine_command: Sequence[str],
-    sinks: Sequence[str],
+    sinks: str,
     told: "Told",
 ) -> "tuple[LocalRun, Observer]":
     """The run's parts, wired. Raises ConfigError for a sink that is not installed."""
-    import msgspec
-
     from node.inference.client import EngineProcess
-    from node.metrics.observer import Observer
-    from node.metrics.sinks import flat_numbers, open_sinks
+    from node.metrics.observer import open_observer
     from node.roles.local import LocalRun
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
 
-    settings: dict[str, Any] = dict(flat_numbers(msgspec.to_builtins(compiled.spec)))
-    places = open_sinks(list(sinks), desk.directory, compiled.spec.name, settings)
-    observer = Observer(compiled.spec, desk.directory, places)
+    observer = open_observer(compiled.spec, desk.directory, sinks)
     spool = Spool(desk.spool)
     local = LocalRun(
         compiled.spec,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from node.runfile import CompiledRun, RunFile
 
 EXAMPLES = (
-    "Examples:  intellect-node train --run my-run.toml   |   intellect-node train --run my-run.toml --steps 20 --json   |   "
+    "Examples:  intellect-node train --run my-run.toml   |   "
+    "intellect-node train --run my-run.toml --steps 20 --json   |   "
     "intellect-node train --run my-run.toml --recipe dppo --async-level 4 --dir runs/dppo-4   |   "
     "intellect-node train --dir runs/dppo-4 --resume"
 )
@@ -37,10 +38,12 @@ def command(
             "--async-level",
             min=0,
             max=HIGHEST_LEVEL,
-            help=f"Steps by which the sampling policy lags. Default: {DEFAULT_LEVEL}, or 0 if the run allows no staleness.",
+            help=f"Steps by which sampling lags. Default: {DEFAULT_LEVEL}, or 0 if the run allows no staleness.",
         ),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Another preset instead of recipe.name, with its own loss.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Another preset instead of recipe.name, with its own loss.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir, exactly.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run in --dir.")] = False,
     log_to: Annotated[
@@ -78,14 +81,14 @@ def command(
         level = _level(async_level, compiled, desk, resume)
         argv = shlex.split(engine_command) if engine_command else [sys.executable, "-m", "node.inference.process"]
         with quiet_children(desk.log) as (out, err):
-            view = JsonView(out) if as_json else ProgressView(err if not sys.stderr.isatty() else err, compiled)
-            summary = train(desk, compiled, level, argv, [s.strip() for s in log_to.split(",") if s.strip()], view)
+            view = JsonView(out) if as_json else ProgressView(err, compiled)
+            summary = train(desk, compiled, level, argv, log_to, view)
         finish(desk, compiled, summary, report=not no_report)
     say_goodbye(summary, desk, as_json=as_json)
 
 
 def train(
-    desk: "Desk", compiled: "CompiledRun", level: int, argv: list[str], sinks: list[str], view: "View"
+    desk: "Desk", compiled: "CompiledRun", level: int, argv: list[str], sinks: str, view: "View"
 ) -> dict[str, Any]:
     """Run until the end or Ctrl-C; returns the summary."""
     import trio
@@ -95,9 +98,7 @@ def train(
 
     desk.log.parent.mkdir(parents=True, exist_ok=True)
     set_up_logging(desk.log.parent, "info")
-    local, observer = assemble(
-        desk, compiled, async_level=level, engine_command=argv, sinks=sinks, told=view.step
-    )
+    local, observer = assemble(desk, compiled, async_level=level, engine_command=argv, sinks=sinks, told=view.step)
     try:
         with view:
             trio.run(_until_signalled, local.run)

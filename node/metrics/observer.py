@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from node.metrics.alarms import Alarm, AlarmBook
 from node.metrics.journal import StepJournal, read_records
-from node.metrics.sinks import Sink
+from node.metrics.sinks import Sink, flat_numbers, open_sinks
 from protocol.run import RunSpec
 
 log = structlog.get_logger()
@@ -47,7 +48,9 @@ class Observer:
     def alarms(self) -> list[Alarm]:
         return list(self._book.active.values())
 
-    def observe(self, learner: Mapping[str, Any], batch: Mapping[str, Any], seconds: Mapping[str, float]) -> list[Alarm]:
+    def observe(
+        self, learner: Mapping[str, Any], batch: Mapping[str, Any], seconds: Mapping[str, float]
+    ) -> list[Alarm]:
         """Record the step that `learner` describes; a step that is on record already changes nothing.
 
         learner: the learner's metrics; batch: node.recipe.stats of the batch it learnt from, empty for step 0;
@@ -61,7 +64,9 @@ class Observer:
             fresh = self._book.feed(record)
             self.rung += fresh
             for alarm in fresh:
-                log.warning(f"alarm.{alarm.name}", step=alarm.step, value=alarm.value, limit=alarm.limit, why=alarm.text)
+                log.warning(
+                    f"alarm.{alarm.name}", step=alarm.step, value=alarm.value, limit=alarm.limit, why=alarm.text
+                )
             for sink in list(self._sinks):
                 self._send(sink, record)
             return fresh
@@ -78,6 +83,13 @@ class Observer:
         except Exception as error:  # whatever a third party raises
             log.warning("metrics.sink_failed", sink=type(sink).__name__, error=f"{type(error).__name__}: {error}"[:300])
             self._sinks.remove(sink)
+
+
+def open_observer(run: RunSpec, directory: Path, sinks: str) -> Observer:
+    """sinks: names with commas between, as settings have them. Raises ConfigError for one that cannot be opened."""
+    names = [name.strip() for name in sinks.split(",") if name.strip()]
+    settings = dict(flat_numbers(msgspec.to_builtins(run)))
+    return Observer(run, directory, open_sinks(names, directory, run.name, settings))
 
 
 def merged(learner: Mapping[str, Any], batch: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:

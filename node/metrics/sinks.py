@@ -59,9 +59,7 @@ def open_sinks(names: list[str], directory: Path, name: str, settings: Mapping[s
     """The sinks that `names` asks for. Raises ConfigError for an unknown name or a package that is missing."""
     unknown = [one for one in names if one not in NAMES]
     if unknown:
-        raise ConfigError(
-            "metrics cannot be sent", f"{unknown[0]!r} is no place for them", f"use {' or '.join(NAMES)}"
-        )
+        raise ConfigError("metrics cannot be sent", f"{unknown[0]!r} is no place for them", f"use {' or '.join(NAMES)}")
     kinds = {"wandb": WandbSink, "tensorboard": TensorBoardSink}
     return [kinds[one](directory, name, settings) for one in dict.fromkeys(names)]
 

@@ -1,1 +1,1 @@
-"""The recipe's daemon side: which verified groups make a batch, what a batch was made of, which budgets fit a machine."""
+"""The recipe's daemon side: what makes a batch, what a batch was made of, which budgets fit a machine."""

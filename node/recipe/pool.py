@@ -60,9 +60,9 @@ class Selection(msgspec.Struct, frozen=True):
         return tuple(row for group in self.groups for row in group.rows)
 
     @property
-    def keys(self) -> list[Key]:
-        """All groups that this batch has settled, those without signal included: none of them may be used again."""
-        return [group.key for group in (*self.groups, *self.flat)]
+    def settled(self) -> tuple[Group, ...]:
+        """All groups that this batch has used up, those without signal included: none of them may be used again."""
+        return (*self.groups, *self.flat)
 
 
 class RolloutPool:
@@ -133,3 +133,8 @@ class RolloutPool:
         flat = [group for group in waiting if not group.informative]
         fill = self._wanted - len(informative)
         return sorted([*informative, *flat[:fill]], key=lambda g: (g.order, g.key)), flat[fill:]
+
+
+def group_id(group: Group) -> str:
+    """root:group, as a batch's header names what it holds."""
+    return f"{group.key[0].hex()}:{group.key[1]}"

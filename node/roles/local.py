@@ -24,7 +24,7 @@ from node.metrics.observer import Observer
 from node.recipe.join import join
 from node.recipe.ledger import Entry, Ledger
 from node.recipe.limits import reached_target, spent
-from node.recipe.pool import Group, RolloutPool, Selection
+from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe as describe_selection
 from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.client import TrainerProcess
@@ -211,7 +211,7 @@ class LocalRun:
         """The ledger first, then the batch: see node.recipe.ledger."""
         step = selection.step
         metrics = describe_selection(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
-        settled = [group_name(group) for group in (*selection.groups, *selection.flat)]
+        settled = [group_name(group) for group in selection.settled]
         self._ledger.write(Entry(step, metrics, settled, self._seconds))
         files = tuple(group_id(group) for group in selection.groups)
         self._spool.write_batch(step, encode_batch(Batch(BatchHeader(step, files=files), selection.rows)))
@@ -256,11 +256,6 @@ class LocalRun:
 def group_name(group: Group) -> str:
     """policy-index-group: the same after a restart, as files are named and not hashed here."""
     return f"{group.order[0]}-{group.order[1]}-{group.key[1]}"
-
-
-def group_id(group: Group) -> str:
-    """root:group, as a batch's header names what it holds."""
-    return f"{group.key[0].hex()}:{group.key[1]}"
 
 
 def local_address(seed: int) -> Address:
