@@ -79,6 +79,12 @@ def command(
         bool | None,
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),
     ] = None,
+    metrics_address: Annotated[
+        str | None, typer.Option("--metrics-address", help="HOST:PORT: serve /metrics (Prometheus) over TCP too.")
+    ] = None,
+    log_to: Annotated[
+        str | None, typer.Option("--log", help="Trainer: also send metrics to wandb, tensorboard (comma between).")
+    ] = None,
     log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="Default: info.")] = None,
 ) -> None:
     """Join a swarm and stay until stopped. SIGTERM or Ctrl-C drains: finish, leave, exit; a second one cuts."""
@@ -98,6 +104,8 @@ def command(
         http_sources=tuple(http_source) if http_source else None,
         engine_command=engine_command,
         auto_setup=auto_setup,
+        metrics_address=metrics_address,
+        metrics_log=log_to,
         log_level=log_level.value if log_level else None,
     )
     from node.daemon import run as run_daemon

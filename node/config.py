@@ -64,6 +64,10 @@ class NodeConfig(BaseSettings):
     units: int = 1
     store_quota: int = 20 * 1024**3
     chain_poll: float = 1.0
+    metrics_address: str | None = None
+    """HOST:PORT where /metrics is served over TCP too (no authentication); default: the unix socket only"""
+    metrics_log: str = ""
+    """where a trainer sends its metrics besides metrics.jsonl: wandb, tensorboard (comma between)"""
     heartbeat: float = 2.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

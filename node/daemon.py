@@ -6,6 +6,7 @@ learn who else is there, obtain the run, play the role. SIGTERM or Ctrl-C drains
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -29,12 +30,15 @@ from node.inference.client import EngineProcess
 from node.journal import Journal
 from node.keystore import load_or_create, read_password
 from node.logs import set_up_logging
+from node.metrics.observer import open_observer
 from node.network.exchange import BlobExchange
 from node.network.host import Libp2pNetwork
 from node.network.store import BlobStore
 from node.participant import ensure_participant
 from node.pool_events import PoolEvents
 from node.problems import check_run
+from node.recipe.capacity import CapacityGauge, measure
+from node.recipe.requirements import check_requirements
 from node.roles.common import Blobs, Run, Station
 from node.roles.trainer import Trainer
 from node.roles.validator import Validator
@@ -126,7 +130,8 @@ class Daemon:
         key = await trio.to_thread.run_sync(self._open_key, state.path)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
-            await nursery.start(ApiServer(api_socket_path(state.path), self.status.render).run)
+            api = ApiServer(api_socket_path(state.path), self.status.render, self.config.metrics_address)
+            await nursery.start(api.run)
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
             await self._join_swarm(nursery, state, journal, key, profile, chain)
@@ -207,6 +212,8 @@ class Daemon:
 
     async def _play(self, role: Role, station: Station, store: BlobStore, chain: ChainClient, path: Path) -> None:
         """Play the role until cancelled."""
+        hardware = await trio.to_thread.run_sync(inspect_hardware)
+        check_requirements(station.run.spec, role, hardware)
         if role == "trainer":
             await self._train(station, store, path)
             return
@@ -224,7 +231,8 @@ class Daemon:
             await nursery.start(engine.run)
             nursery.start_soon(policies.run)
             if role == "worker":
-                actor = Worker(station, engine, chain, scratch)
+                machine = await trio.to_thread.run_sync(measure, station.run.assets, hardware.gpus)
+                actor = Worker(station, engine, chain, scratch, CapacityGauge(station.run.spec, machine))
             else:
                 actor = Validator(station, engine, policies, chain, scratch)
             self.status.play(actor, [engine])
@@ -235,9 +243,14 @@ class Daemon:
         await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
         learner = TrainerProcess(spool)
         publisher = Publisher(store, station.board, station.journal, station.run.root, station.pool)
-        trainer = Trainer(station, learner, spool, publisher)
+        open_ = partial(open_observer, station.run.spec, path, self.config.metrics_log)
+        observer = await trio.to_thread.run_sync(open_)
+        trainer = Trainer(station, learner, spool, publisher, observer)
         self.status.play(trainer, [learner])
-        await trainer.run()
+        try:
+            await trainer.run()
+        finally:
+            observer.close()
 
     async def _open_gateway(self, nursery: trio.Nursery, station: Station, store: BlobStore, path: Path) -> str:
         """Serve by HTTP if that was asked for; returns what the heartbeat says of it."""

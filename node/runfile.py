@@ -1,10 +1,9 @@
 """Run files: the TOML that a run's owner writes -> the RunSpec that everybody agrees on, and its files.
 
-A run file names a Hugging Face-format model directory and, for the environment `dataset`, a data file;
-paths are relative to the run file. Reads and hashes files: call from a thread.
+A run file names a Hugging Face-format model directory and one environment or several with weights; the environment
+`dataset` needs a data file. Paths are relative to the run file. Reads and hashes files: call from a thread.
 """
 
-import difflib
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +11,9 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
+from node.environments.registry import check_arguments
 from node.errors import RunFileError
+from node.runkeys import unknown_keys
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.run import (
     Asset,
@@ -25,23 +26,58 @@ from protocol.run import (
     VerificationSpec,
     encode_run,
 )
+from protocol.sections import (
+    Alarms,
+    Budget,
+    EnvironmentPart,
+    Filters,
+    LengthBudget,
+    Requirements,
+)
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
 MAX_RUN_FILE = 256 * 1024
 
 
-class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The run file as written. model: directory; dataset: JSONL or parquet file."""
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A strict table of the file."""
+
+
+class EnvironmentTable(_Table, frozen=True):
+    """[environment]"""
+
+    name: str
+    args: dict[str, int | float | str] = {}
+
+
+class WeightedTable(_Table, frozen=True):
+    """[[environments]]: dataset: its own data file; the rest as in protocol.sections.EnvironmentPart."""
+
+    name: str
+    weight: float = 1.0
+    label: str = ""
+    args: dict[str, int | float | str] = {}
+    dataset: str | None = None
+
+
+class RunFile(_Table, frozen=True):
+    """The run file as written. model: directory; dataset: JSONL or parquet file; environment or environments."""
 
     name: str
     model: str
-    environment: EnvironmentSpec
     dataset: str | None = None
+    environment: EnvironmentTable | None = None
+    environments: tuple[WeightedTable, ...] = ()
     rollout: RolloutSpec = RolloutSpec()
     recipe: Recipe = Recipe()
     evaluation: EvaluationSpec = EvaluationSpec()
     verification: VerificationSpec = VerificationSpec()
+    length_budget: LengthBudget = LengthBudget()
+    filters: Filters = Filters()
+    requirements: Requirements = Requirements()
+    budget: Budget = Budget()
+    alarms: Alarms = Alarms()
 
 
 class CompiledRun(msgspec.Struct, frozen=True):
@@ -65,27 +101,32 @@ def load_run_file(path: Path) -> RunFile:
         raise RunFileError(f"cannot read the run file {path}", why, "check the path") from error
     except ValueError as error:
         raise RunFileError(f"cannot read the run file {path}", str(error), "correct it: it must be TOML") from error
+    unknown = unknown_keys(data, RunFile)
+    if unknown:
+        more = f" (and {len(unknown) - 1} more unknown)" if len(unknown) > 1 else ""
+        raise RunFileError(f"unusable run file {path}", f"it has a key that is not known{more}", "; ".join(unknown[:5]))
     try:
-        return msgspec.convert(data, RunFile)
+        run_file = msgspec.convert(data, RunFile)
     except msgspec.ValidationError as error:
-        raise RunFileError(f"unusable run file {path}", str(error), _nearest(data)) from error
+        raise RunFileError(f"unusable run file {path}", str(error), "correct the value") from error
+    if (run_file.environment is None) == (not run_file.environments):
+        raise RunFileError(
+            f"unusable run file {path}",
+            "it must name its problems: [environment] or [[environments]], one of the two",
+            "see `intellect-node run new --help` for a file to start from",
+        )
+    return run_file
 
 
-def compile_run(path: Path) -> CompiledRun:
+def compile_run(path: Path, run_file: RunFile | None = None) -> CompiledRun:
     """Everything that `join --role trainer --run FILE` and `contract pool create --run FILE` need.
 
-    Raises RunFileError for a missing or incomplete model directory or data set.
+    run_file: what to compile instead of the file's own words (command lines override some); its paths are still
+    relative to `path`. Raises RunFileError for a missing or incomplete model directory or data set.
     """
-    run_file = load_run_file(path)
+    run_file = run_file or load_run_file(path)
     files = _model_files(path.parent / run_file.model)
-    environment = run_file.environment
-    if run_file.dataset is not None:
-        data = path.parent / run_file.dataset
-        if not data.is_file():
-            raise RunFileError(f"no data set at {data}", f"`dataset` in {path} names it", "correct the path")
-        name = f"data/{data.name}"
-        files[name] = data
-        environment = EnvironmentSpec(name=environment.name, args={**environment.args, "path": name})
+    environment = _environment(run_file, path, files)
     spec = RunSpec(
         name=run_file.name,
         environment=environment,
@@ -94,6 +135,11 @@ def compile_run(path: Path) -> CompiledRun:
         recipe=run_file.recipe,
         evaluation=run_file.evaluation,
         verification=run_file.verification,
+        length_budget=run_file.length_budget,
+        filters=run_file.filters,
+        requirements=run_file.requirements,
+        budget=run_file.budget,
+        alarms=run_file.alarms,
     )
     try:
         spec.check()
@@ -101,6 +147,44 @@ def compile_run(path: Path) -> CompiledRun:
         raise RunFileError(f"unusable run file {path}", f"{error.what}: {error.why}", error.remedy) from error
     encoded = encode_run(spec)
     return CompiledRun(spec, encoded, describe(encoded).root, files)
+
+
+def _environment(run_file: RunFile, path: Path, files: dict[str, Path]) -> EnvironmentSpec:
+    """The environment with the asset names of its data; puts those into `files`."""
+    if run_file.environment is not None:
+        one = run_file.environment
+        args = _with_data(one.name, one.args, run_file.dataset, path, files)
+        return EnvironmentSpec(name=one.name, args=args)
+    parts = tuple(
+        EnvironmentPart(
+            name=one.name,
+            weight=one.weight,
+            label=one.label,
+            args=_with_data(one.name, one.args, one.dataset or run_file.dataset, path, files),
+        )
+        for one in run_file.environments
+    )
+    return EnvironmentSpec(name="mix", parts=parts)
+
+
+def _with_data(
+    name: str, args: dict[str, int | float | str], dataset: str | None, path: Path, files: dict[str, Path]
+) -> dict[str, int | float | str]:
+    """The arguments, checked, with the data file's asset name where the environment reads one."""
+    if dataset is not None and name == "dataset":
+        data = path.parent / dataset
+        if not data.is_file():
+            raise RunFileError(f"no data set at {data}", f"`dataset` in {path} names it", "correct the path")
+        asset = f"data/{data.name}"
+        if files.setdefault(asset, data).resolve() != data.resolve():
+            raise RunFileError(f"two data sets are called {data.name}", f"{path} names both", "rename one of them")
+        args = {**args, "path": asset}
+    elif name == "dataset":
+        raise RunFileError("no data set", f"{path} has no `dataset` for the environment 'dataset'", "name the file")
+    problem = check_arguments(name, args)
+    if problem:
+        raise RunFileError(f"unusable run file {path}", *problem)
+    return args
 
 
 def describe_file(path: Path) -> BlobInfo:
@@ -141,28 +225,3 @@ def _assets(files: dict[str, Path]) -> Iterable[Asset]:
     for name, path in sorted(files.items()):
         info = describe_file(path)
         yield Asset(path=name, root=info.root.hex(), size=info.size)
-
-
-def _nearest(data: dict[str, object]) -> str:
-    """A remedy that names the nearest right key of the first unknown one."""
-    for section, known in _KNOWN.items():
-        table = data if section == "" else data.get(section)
-        if not isinstance(table, dict):
-            continue
-        for key in table:
-            if key not in known:
-                close = difflib.get_close_matches(str(key), known, 1)
-                where = f"[{section}] " if section else ""
-                hint = f"did you mean {where}{close[0]!r}?" if close else f"known there: {', '.join(known)}"
-                return f"{where}{key!r} is not a setting; {hint}"
-    return "correct the value"
-
-
-_KNOWN = {
-    "": RunFile.__struct_fields__,
-    "environment": EnvironmentSpec.__struct_fields__,
-    "rollout": RolloutSpec.__struct_fields__,
-    "recipe": Recipe.__struct_fields__,
-    "evaluation": EvaluationSpec.__struct_fields__,
-    "verification": VerificationSpec.__struct_fields__,
-}

@@ -216,6 +216,9 @@ class StatusPage:
             "loss": last.loss if last else None,
             "grad_norm": last.grad_norm if last else None,
             "entropy": last.entropy if last else None,
+            "alarms": [msgspec.to_builtins(alarm) for alarm in trainer.alarms],
+            "latest": trainer.latest,
+            "ended_by": trainer.ended_by,
             "done": trainer.done,
             "seconds": round(trainer.seconds, 2),
         }

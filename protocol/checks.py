@@ -118,14 +118,20 @@ def check_draw(batch: RolloutBatch, expected: Sequence[ExpectedProblem]) -> Faul
     return None
 
 
-def check_termination(batch: RolloutBatch, run: RunSpec, eos: frozenset[int]) -> Fault | None:
-    """An output ends at its first end token or at the length limit, and says which."""
+def check_termination(
+    batch: RolloutBatch, run: RunSpec, eos: frozenset[int], limits: Sequence[int] = ()
+) -> Fault | None:
+    """An output ends at its first end token or at the length limit, and says which.
+
+    limits: most output tokens of each group, where length budgets cut answers (protocol.budgets).
+    """
     for row in batch.rows:
+        limit = limits[row.group] if limits else run.rollout.max_output_tokens
         ends = [i for i, token in enumerate(row.output) if token in eos]
         finished = bool(ends)
         if finished and ends[0] != len(row.output) - 1:
             return Fault(Reason.TERMINATION, f"tokens after the end of text in group {row.group}")
-        if not finished and len(row.output) != run.rollout.max_output_tokens:
+        if len(row.output) > limit or (not finished and len(row.output) != limit):
             return Fault(Reason.TERMINATION, f"an output of {len(row.output)} tokens stops without an end token")
         if row.finished != finished:
             return Fault(Reason.TERMINATION, "the finished flag contradicts the tokens")

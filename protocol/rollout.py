@@ -28,13 +28,15 @@ class MalformedRollout(ProtocolError):
 
 
 class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """policy_root: 32 bytes as hex; the rest as in the WorkCommitment."""
+    """policy_root: 32 bytes as hex; capacity: class of the machine, which bounds its length budgets
+    (protocol.budgets); the rest as in the WorkCommitment."""
 
     pool: int
     node: Address
     policy_root: str
     index: int
     version: int = 1
+    capacity: int = 0
 
 
 class SampleRow(msgspec.Struct, frozen=True):

@@ -11,6 +11,16 @@ import msgspec
 
 from protocol.codec import decode_json
 from protocol.errors import ProtocolError
+from protocol.recipe import Recipe
+from protocol.sections import (
+    Alarms,
+    Budget,
+    EnvironmentPart,
+    Filters,
+    LengthBudget,
+    Requirements,
+    parts_rules,
+)
 
 MAX_RUN_BYTES = 64 * 1024
 MAX_ASSETS = 512
@@ -34,10 +44,11 @@ class Asset(_Spec, frozen=True):
 
 
 class EnvironmentSpec(_Spec, frozen=True):
-    """name: a module of node.environments; args: its parameters."""
+    """name: a module of node.environments; args: its parameters; parts: the environments that "mix" mixes."""
 
     name: str
     args: dict[str, int | float | str] = {}
+    parts: tuple[EnvironmentPart, ...] = ()
 
 
 class RolloutSpec(_Spec, frozen=True):
@@ -57,24 +68,6 @@ class RolloutSpec(_Spec, frozen=True):
     @property
     def files_per_step(self) -> int:
         return -(-self.prompts_per_step // self.prompts_per_file)
-
-
-class Recipe(_Spec, frozen=True):
-    """How the trainer learns. clip_low, clip_high, ratio_cap: the two-sided clip of INTELLECT-2."""
-
-    name: str = "intellect2"
-    steps: int = 150
-    learning_rate: float = 2e-4
-    warmup_steps: int = 0
-    decay_steps: int = 150
-    weight_decay: float = 0.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    ratio_cap: float = 4.0
-    grad_clip: float = 1.0
-    max_staleness: int = 2
-    target_reward: float | None = None
-    seed: int = 0
 
 
 class EvaluationSpec(_Spec, frozen=True):
@@ -111,15 +104,25 @@ class RunSpec(_Spec, frozen=True):
     recipe: Recipe = Recipe()
     evaluation: EvaluationSpec = EvaluationSpec()
     verification: VerificationSpec = VerificationSpec()
+    length_budget: LengthBudget = LengthBudget()
+    filters: Filters = Filters()
+    requirements: Requirements = Requirements()
+    budget: Budget = Budget()
+    alarms: Alarms = Alarms()
     version: int = 1
 
     def check(self) -> None:
         """Raise RunError naming the first field that makes no sense."""
-        for field, good, rule in self._rules():
+        for field, good, rule in [*self._rules(), *self._section_rules()]:
             if not good:
                 raise RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
         for asset in self.assets:
             check_asset_path(asset.path)
+
+    def _section_rules(self) -> list[tuple[str, bool, str]]:
+        sections = (self.length_budget, self.filters, self.requirements, self.budget, self.alarms)
+        rules = [rule for section in sections for rule in section.rules()]
+        return rules + parts_rules(self.environment.parts, self.environment.name)
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         r, c, v, e = self.rollout, self.recipe, self.verification, self.evaluation
@@ -136,14 +139,7 @@ class RunSpec(_Spec, frozen=True):
             ("rollout.max_prompt_tokens", 1 <= r.max_prompt_tokens <= 1 << 20, "must be 1 to 1048576"),
             ("rollout.max_output_tokens", 2 <= r.max_output_tokens <= 1 << 20, "must be 2 to 1048576"),
             ("rollout.temperature", 0.01 <= r.temperature <= 10, "must be 0.01 to 10"),
-            ("recipe.steps", 1 <= c.steps <= 10_000_000, "must be at least 1"),
-            ("recipe.learning_rate", 0 < c.learning_rate < 1, "must lie between 0 and 1"),
-            ("recipe.decay_steps", c.decay_steps >= 0, "must be 0 (constant) or more"),
-            ("recipe.clip_low", 0 < c.clip_low < 1, "must lie between 0 and 1"),
-            ("recipe.ratio_cap", c.ratio_cap > 1, "must be above 1"),
-            ("recipe.clip_high", 0 < c.clip_high < c.ratio_cap, "must lie between 0 and ratio_cap"),
-            ("recipe.grad_clip", c.grad_clip > 0, "must be above 0"),
-            ("recipe.max_staleness", 0 <= c.max_staleness <= 64, "must be 0 to 64"),
+            *c.rules(),
             ("evaluation.problems", 1 <= e.problems <= 65536, "must be 1 to 65536"),
             ("evaluation.every", e.every >= 1, "must be at least 1"),
             ("verification.toploc_k", 1 <= v.toploc_k <= 4096, "must be 1 to 4096"),

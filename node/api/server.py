@@ -1,4 +1,7 @@
-"""GET /status (JSON), /metrics (Prometheus text), /livez, over a Unix socket of mode 0600."""
+"""GET /status (JSON), /metrics (Prometheus text), /livez, over a Unix socket of mode 0600.
+
+Where asked for, /metrics and /livez over TCP too: for a Prometheus on another machine. Nothing else is served there.
+"""
 
 import os
 import socket
@@ -9,44 +12,43 @@ from typing import Any
 import hypercorn.trio
 import trio
 from hypercorn.config import Config
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from node.errors import StateError
+from node.errors import ConfigError, StateError
+from node.metrics.prometheus import render
 
 Status = Callable[[], dict[str, Any]]
 
 
 class ApiServer:
-    """Serves `status()` until cancelled; the socket file is gone afterwards."""
+    """Serves `status()` until cancelled; the socket file is gone afterwards.
 
-    def __init__(self, path: Path, status: Status) -> None:
+    metrics_address: HOST:PORT for /metrics over TCP, None for the socket only.
+    """
+
+    def __init__(self, path: Path, status: Status, metrics_address: str | None = None) -> None:
         self._path = path
         self._status = status
+        self._metrics = checked_address(metrics_address) if metrics_address else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._prepare()
-        config = Config()
-        config.bind = [f"unix:{self._path}"]
+        config = _config(f"unix:{self._path}")
         config.umask = 0o177
-        config.accesslog = None
-        config.errorlog = None
-        config.graceful_timeout = 0.5
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._serve, config)
+                nursery.start_soon(_serve, self._app(), config)
+                if self._metrics:
+                    nursery.start_soon(_serve, self._metrics_app(), _config(self._metrics))
                 with trio.fail_after(10):
                     while not self._path.exists():  # noqa: ASYNC110 - hypercorn has no event for it
                         await trio.sleep(0.02)
                 task_status.started()
         finally:
             self._path.unlink(missing_ok=True)
-
-    async def _serve(self, config: Config) -> None:
-        await hypercorn.trio.serve(self._app(), config, shutdown_trigger=trio.sleep_forever, mode="asgi")  # type: ignore[arg-type]
 
     def _prepare(self) -> None:
         try:
@@ -64,13 +66,50 @@ class ApiServer:
         async def status(_: Request) -> Response:
             return JSONResponse(self._status())
 
+        return Starlette(routes=[Route("/status", status), *self._metrics_routes()])
+
+    def _metrics_app(self) -> Starlette:
+        return Starlette(routes=self._metrics_routes())
+
+    def _metrics_routes(self) -> list[Route]:
         async def metrics(_: Request) -> Response:
-            return PlainTextResponse(_prometheus(self._status()))
+            return PlainTextResponse(render(self._status()), media_type="text/plain; version=0.0.4")
 
         async def livez(_: Request) -> Response:
             return PlainTextResponse("ok\n")
 
-        return Starlette(routes=[Route("/status", status), Route("/metrics", metrics), Route("/livez", livez)])
+        return [Route("/metrics", metrics), Route("/livez", livez)]
+
+
+def checked_address(address: str) -> str:
+    """HOST:PORT, if it can be listened on now; raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_server((host.strip("[]"), int(port)), family=_family(host)):
+            return address
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"metrics cannot be served at {address}",
+            str(error),
+            "give --metrics-address HOST:PORT with a free port, for example 127.0.0.1:9464",
+        ) from None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _config(bind: str) -> Config:
+    config = Config()
+    config.bind = [bind]
+    config.accesslog = None
+    config.errorlog = None
+    config.graceful_timeout = 0.5
+    return config
+
+
+async def _serve(app: Starlette, config: Config) -> None:
+    await hypercorn.trio.serve(app, config, shutdown_trigger=trio.sleep_forever, mode="asgi")  # type: ignore[arg-type]
 
 
 def _answers(path: Path) -> bool:
@@ -81,12 +120,3 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def _prometheus(status: dict[str, Any]) -> str:
-    registry = CollectorRegistry()
-    for section in ("work", "training", "verdicts", "network_stats", "run"):
-        for name, value in (status.get(section) or {}).items():
-            if isinstance(value, (int, float)):
-                Gauge(f"intellect_{section}_{name}", f"{section}.{name} of /status", registry=registry).set(value)
-    return generate_latest(registry).decode()

@@ -1,16 +1,25 @@
 """Environments by name, and a look at one before it is worked with."""
 
+import difflib
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from node.environments.base import Environment, EnvironmentSettings, Tokenizer
 from node.environments.dataset import DatasetArguments, load_dataset
 from node.environments.errors import DatasetError, EnvironmentFault
+from node.environments.mix import load_mix
+from node.environments.reverse import ReverseEnvironment
 from node.environments.sort import SortArguments, SortEnvironment
 
 LOOKED_AT = 4096
+ARGUMENTS: dict[str, type[msgspec.Struct]] = {
+    "sort": SortArguments,
+    "reverse": SortArguments,
+    "dataset": DatasetArguments,
+}
+"""What a run file may name, and its parameters."""
 _Arguments = TypeVar("_Arguments")
 
 
@@ -30,6 +39,10 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
                 "correct [environment.args] in the run file",
             ) from None
 
+    if settings.name == "mix":
+        return load_mix(getattr(settings, "parts", ()), lambda part: load_environment(part, assets, tokenizer))
+    if settings.name == "reverse":
+        return ReverseEnvironment(arguments(SortArguments), tokenizer)
     if settings.name == "sort":
         return SortEnvironment(arguments(SortArguments), tokenizer)
     if settings.name == "dataset":
@@ -37,8 +50,27 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
     raise EnvironmentFault(
         f"environment {settings.name!r} cannot be loaded",
         "there is no environment of that name",
-        "use 'sort' or 'dataset', or update intellect-node",
+        f"use one of {', '.join(ARGUMENTS)}, or update intellect-node",
     )
+
+
+def check_arguments(name: str, args: dict[str, Any]) -> tuple[str, str] | None:
+    """(why, remedy) if there is no such environment or it does not take these arguments, else None."""
+    if name not in ARGUMENTS:
+        close = difflib.get_close_matches(name, ARGUMENTS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(ARGUMENTS)}"
+        return f"there is no environment {name!r}", hint
+    known = ARGUMENTS[name].__struct_fields__
+    for key in args:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
+            return f"{key!r} is no argument of the environment {name!r}", hint
+    try:
+        msgspec.convert(args, ARGUMENTS[name], strict=True)
+    except msgspec.ValidationError as error:
+        return f"the arguments of the environment {name!r} are wrong: {error}", "correct args in the run file"
+    return None
 
 
 def check_prompts(environment: Environment, limit: int) -> None:

@@ -30,7 +30,7 @@ class SortEnvironment:
         total = 10 ** max(arguments.digits, 0)
         if not (2 <= arguments.digits <= 18 and 1 <= arguments.held_back <= total // 2):
             raise EnvironmentFault(
-                "environment 'sort' cannot be loaded",
+                f"environment {self.name!r} cannot be loaded",
                 f"digits={arguments.digits}, held_back={arguments.held_back} is out of range",
                 "use 2..18 digits and hold back at most half of the 10^digits inputs",
             )
@@ -40,8 +40,11 @@ class SortEnvironment:
         self.held_back = arguments.held_back
         self.size = total - arguments.held_back
 
+    def _digits_at(self, place: int) -> str:
+        return str((place * _STRIDE + _OFFSET) % self._total).zfill(self._digits)
+
     def _input(self, place: int) -> Problem:
-        text = str((place * _STRIDE + _OFFSET) % self._total).zfill(self._digits)
+        text = self._digits_at(place)
         return Problem(problem_id=f"sort-{text}", prompt=f"{text}=", answer=("".join(sorted(text)),))
 
     def problem(self, number: int) -> Problem:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from node.environments.base import Problem
 from node.inference.engine import Finished, Prefill
 from node.inference.produce import write_atomically
 from node.inference.proofs import compare_all
 from node.inference.session import Session, checked_address
+from node.inference.tasks import Tasks
 from node.inference.wire import Inspect, Inspected
 from protocol import checks
 from protocol.blobs import describe
@@ -42,11 +42,14 @@ def inspect(session: Session, order: Inspect) -> Inspected:
     tokens = 0
     data = _read(order.path)
     batch = _parse(session, order, data)
+    tasks = batch if isinstance(batch, Fault) else _tasks(session, order, batch)
+    fault: Fault | None = None
     if isinstance(batch, Fault):
-        fault: Fault | None = batch
+        fault = batch
+    elif isinstance(tasks, Fault):
+        fault = tasks
     else:
-        problems = session.problems(order.policy_root, checked_address(order.node), order.index)
-        proofs = _check_form(session, order, batch, problems)
+        proofs = _check_form(session, order, batch, tasks)
         if isinstance(proofs, Fault):
             fault = proofs
         else:
@@ -54,8 +57,8 @@ def inspect(session: Session, order: Inspect) -> Inspected:
             prefills = _prefill(session, order, batch)
             fault = _check_numbers(session, order, batch, proofs, prefills, statistics)
             if fault is None:
-                solved = [problems[row.group] for row in batch.rows]
-                rewards = session.environment.score(solved, [row.output for row in batch.rows])
+                groups = [row.group for row in batch.rows]
+                rewards = tasks.rewards(session.environment, groups, [row.output for row in batch.rows])
                 _write_report(order, data, batch, prefills, rewards)
     return Inspected(
         id=order.id,
@@ -89,16 +92,26 @@ def _commitment(order: Inspect) -> WorkCommitment:
     return WorkCommitment(order.pool, node, order.policy_root, order.index, order.file_root, order.units)
 
 
-def _check_form(
-    session: Session, order: Inspect, batch: RolloutBatch, problems: Sequence[Problem]
-) -> list[list[Proof]] | Fault:
+def _tasks(session: Session, order: Inspect, batch: RolloutBatch) -> Tasks | Fault:
+    """What the file must be about, given the capacity class that it states."""
+    try:
+        return session.tasks(order.policy_root, checked_address(order.node), order.index, batch.header.capacity)
+    except ValueError as error:
+        return Fault(Reason.MALFORMED, f"the header's {error}")
+
+
+def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Tasks) -> list[list[Proof]] | Fault:
     """Everything that needs no model: form, units, draw, termination, the proofs' form."""
-    run, environment = session.run, session.environment
+    run = session.run
     fault = checks.check_form(batch, run, session.engine.vocabulary) or checks.check_units(batch, _commitment(order))
     if fault:
         return fault
-    expected = [ExpectedProblem(problem.problem_id, environment.prompt_tokens(problem)) for problem in problems]
-    fault = checks.check_draw(batch, expected) or checks.check_termination(batch, run, session.engine.eos)
+    expected = [
+        ExpectedProblem(problem.problem_id, prompt)
+        for problem, prompt in zip(tasks.problems, tasks.prompts, strict=True)
+    ]
+    fault = checks.check_draw(batch, expected)
+    fault = fault or checks.check_termination(batch, run, session.engine.eos, tasks.limits)
     return fault or checks.parse_proofs(batch, run.verification)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from node.environments.base import Problem
 from node.inference.engine import Completion
 from node.inference.engine import Request as Sample
 from node.inference.errors import EngineError
 from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
+from node.inference.tasks import Tasks
 from node.inference.wire import Produce, Produced
 from protocol.draw import sample_seed
 from protocol.identity import Address
@@ -25,19 +25,17 @@ def produce(session: Session, order: Produce) -> Produced:
     started = time.monotonic()
     node = checked_address(order.node)
     session.use(order.policy_root)
-    problems = session.problems(order.policy_root, node, order.index)
-    prompts = [_prompt(session, problem) for problem in problems]
-    samples = _requests(session, order, node, prompts)
+    tasks = _tasks(session, order, node)
+    samples = _requests(session, order, node, tasks)
     completions = session.engine.generate(samples, session.run.rollout.temperature)
     batch = RolloutBatch(
-        RolloutHeader(order.pool, node, order.policy_root.hex(), order.index),
-        tuple(_rows(session, problems, prompts, completions)),
+        RolloutHeader(order.pool, node, order.policy_root.hex(), order.index, capacity=order.capacity),
+        tuple(_rows(session, tasks, completions)),
     )
     write_atomically(Path(order.out_path), encode(batch))
     size = session.run.rollout.group_size
-    scores = session.environment.score(
-        [problems[i // size] for i in range(len(completions))], [c.output for c in completions]
-    )
+    groups = [i // size for i in range(len(completions))]
+    rewards = np.array(tasks.rewards(session.environment, groups, [c.output for c in completions]))
     return Produced(
         id=order.id,
         path=order.out_path,
@@ -45,39 +43,48 @@ def produce(session: Session, order: Produce) -> Produced:
         samples=len(completions),
         tokens=batch.units + sum(len(sample.prompt) for sample in samples),
         seconds=time.monotonic() - started,
-        reward_estimate=float(np.mean(scores)),
+        reward_estimate=float(rewards.mean()),
+        informative=float(np.mean(np.ptp(rewards.reshape(-1, size), axis=1) > 0)),
     )
 
 
-def _prompt(session: Session, problem: Problem) -> list[int]:
-    prompt = session.environment.prompt_tokens(problem)
-    if not 1 <= len(prompt) <= session.run.rollout.max_prompt_tokens:
-        raise EngineError(
-            "a problem does not fit the run",
-            f"the prompt of {problem.problem_id[:80]} has {len(prompt)} tokens, "
-            f"rollout.max_prompt_tokens is {session.run.rollout.max_prompt_tokens}",
-            "the run's owner must raise the limit or shorten the problem",
-        )
-    return prompt
+def _tasks(session: Session, order: Produce, node: Address) -> Tasks:
+    try:
+        tasks = session.tasks(order.policy_root, node, order.index, order.capacity)
+    except ValueError as error:
+        raise EngineError("a submission cannot be made", str(error), "report this: the daemon sent it") from None
+    most = session.run.rollout.max_prompt_tokens
+    for problem, prompt in zip(tasks.problems, tasks.prompts, strict=True):
+        if not 1 <= len(prompt) <= most:
+            raise EngineError(
+                "a problem does not fit the run",
+                f"the prompt of {problem.problem_id[:80]} has {len(prompt)} tokens, "
+                f"rollout.max_prompt_tokens is {most}",
+                "the run's owner must raise the limit or shorten the problem",
+            )
+    return tasks
 
 
-def _requests(session: Session, order: Produce, node: Address, prompts: Sequence[list[int]]) -> list[Sample]:
-    rollout = session.run.rollout
+def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> list[Sample]:
     return [
-        Sample(prompt, uniforms(sample_seed(order.policy_root, node, order.index, group, i), rollout.max_output_tokens))
-        for group, prompt in enumerate(prompts)
-        for i in range(rollout.group_size)
+        Sample(prompt, uniforms(sample_seed(order.policy_root, node, order.index, group, i), tasks.limits[group]))
+        for group, prompt in enumerate(tasks.prompts)
+        for i in range(session.run.rollout.group_size)
     ]
 
 
-def _rows(
-    session: Session, problems: Sequence[Problem], prompts: Sequence[list[int]], completions: Sequence[Completion]
-) -> list[SampleRow]:
+def _rows(session: Session, tasks: Tasks, completions: Sequence[Completion]) -> list[SampleRow]:
     cuts, size = session.run.verification, session.run.rollout.group_size
     proofs = prove_all([completion.rows for completion in completions], cuts.toploc_k, cuts.toploc_batch)
     return [
         SampleRow(
-            i // size, i % size, problems[i // size].problem_id, prompts[i // size], c.output, c.finished, proofs[i]
+            group=i // size,
+            sample=i % size,
+            problem_id=tasks.problems[i // size].problem_id,
+            prompt=tasks.prompts[i // size],
+            output=c.output,
+            finished=c.finished,
+            proofs=proofs[i],
         )
         for i, c in enumerate(completions)
     ]

@@ -8,6 +8,7 @@ from node.environments.base import Environment, Problem, Tokenizer
 from node.environments.registry import load_environment
 from node.inference.engine import Engine, Weights
 from node.inference.errors import EngineError
+from node.inference.tasks import Tasks, deal
 from protocol.draw import draw_problems
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
@@ -57,6 +58,11 @@ class Session:
         count = self.run.rollout.prompts_per_file
         numbers = draw_problems(policy_root, node, index, count, self.environment.size)
         return [self.environment.problem(number) for number in numbers]
+
+    def tasks(self, policy_root: bytes, node: Address, index: int, capacity: int) -> Tasks:
+        """The same with prompts and length budgets. Raises ValueError for a capacity class that is none."""
+        problems = self.problems(policy_root, node, index)
+        return deal(self.run, self.environment, problems, policy_root, node, index, capacity)
 
     def close(self) -> None:
         self.environment.close()

@@ -53,17 +53,22 @@ class Loaded(_Message, frozen=True):
 
 
 class Produce(_Message, frozen=True):
-    """Generate submission `index` of `node` under a loaded policy and write the rollout file to out_path."""
+    """Generate submission `index` of `node` under a loaded policy and write the rollout file to out_path.
+
+    capacity: the class that the node claims for itself, which bounds its length budgets.
+    """
 
     policy_root: bytes
     node: str
     pool: int
     index: int
     out_path: str
+    capacity: int = 0
 
 
 class Produced(_Message, frozen=True):
-    """units: output tokens, as committed to; tokens: prompts included; reward_estimate: mean of the own scores."""
+    """units: output tokens, as committed to; tokens: prompts included; reward_estimate: mean of the own scores;
+    informative: share of groups whose own scores differ."""
 
     path: str
     units: int
@@ -71,6 +76,7 @@ class Produced(_Message, frozen=True):
     tokens: int
     seconds: float
     reward_estimate: float
+    informative: float = 1.0
 
 
 class Inspect(_Message, frozen=True):

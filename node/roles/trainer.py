@@ -1,24 +1,32 @@
 """The trainer: publish each policy, gather verified rollouts, hand the learner one batch per step.
 
 A rollout is used once its quorum is reached, with the values that validators recomputed: nothing that the
-worker said about itself enters a batch. Staleness is counted from the policy that made the tokens and
-enforced here. Publishing and batching are journaled, so a restart neither repeats nor loses anything.
+worker said about itself enters a batch. Which groups make a batch is node.recipe's to say; staleness is counted from
+the policy that made the tokens. Publishing and batching are journaled, so a restart neither repeats nor loses anything.
 """
 
 import time
 from collections import Counter, OrderedDict, deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 import trio
 
+from node.metrics.alarms import Alarm
+from node.metrics.observer import Observer
+from node.recipe.join import join
+from node.recipe.ledger import Entry, Ledger
+from node.recipe.limits import reached_target, spent
+from node.recipe.pool import Group, RolloutPool, Selection, group_id
+from node.recipe.stats import describe
 from node.roles.common import Rate, Station
-from node.training.batch import Batch, BatchHeader, BatchRow, encode_batch
+from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.client import TrainerProcess
 from node.training.spool import Spool
 from node.weights.publish import Publisher
-from protocol.errors import IntellectError, ProtocolError
+from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import RolloutCommitted, VerdictIssued
 from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES, decode, decode_report
@@ -30,16 +38,8 @@ POLL = 0.05
 AHEAD = 1
 PENDING = 256
 FETCHERS = 4
+POLICY_TIMEOUT = 15.0
 HISTORY = 400
-
-
-class Verified(msgspec.Struct, frozen=True):
-    """An accepted file, ready for a batch."""
-
-    root: bytes
-    policy_step: int
-    rows: tuple[BatchRow, ...]
-    tokens: int
 
 
 class StepMetrics(msgspec.Struct):
@@ -56,23 +56,30 @@ class StepMetrics(msgspec.Struct):
 class Trainer:
     """Drives one learner until the run's last step."""
 
-    def __init__(self, station: Station, learner: TrainerProcess, spool: Spool, publisher: Publisher) -> None:
+    def __init__(
+        self, station: Station, learner: TrainerProcess, spool: Spool, publisher: Publisher, observer: Observer
+    ) -> None:
         self._station = station
         self._learner = learner
         self._spool = spool
         self._publisher = publisher
+        self._observer = observer
         self._spec = station.run.spec
+        self._ledger = Ledger(spool.root)
+        self._pool = RolloutPool(self._spec)
+        self._used: set[bytes] = set()
+        self._tokens = 0
         self._steps: dict[bytes, int] = {}
         self._commitments: OrderedDict[bytes, RolloutCommitted] = OrderedDict()
         self._votes: OrderedDict[bytes, dict[Address, VerdictIssued]] = OrderedDict()
-        self._verified: deque[Verified] = deque()
         self._taken: set[bytes] = set()
         self._accepted_send, self._accepted = trio.open_memory_channel[bytes](PENDING)
         self.rate = Rate(30.0)
         self.step = -1
         self.done = False
         self.staleness: Counter[int] = Counter()
-        self.dropped = 0
+        self._lost = 0
+        self.ended_by: str | None = None
         self.metrics: deque[StepMetrics] = deque(maxlen=HISTORY)
         self.began_at: float | None = None
         self.seconds = 0.0
@@ -80,12 +87,27 @@ class Trainer:
     @property
     def queued(self) -> int:
         """Verified rollouts that wait for a batch."""
-        return sum(len(file.rows) for file in self._verified)
+        return self._pool.rollouts
+
+    @property
+    def dropped(self) -> int:
+        """Rollouts that were too old when their turn came, and files that could not be had or used."""
+        return self._pool.stale_rollouts + self._lost
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """What looks like trouble now."""
+        return self._observer.alarms
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The newest step's record."""
+        return self._observer.latest
 
     async def run(self) -> None:
         journal = self._station.journal
         await journal.do(journal.forget_consumed, self._spool.next_batch())
-        self._taken = set(await journal.do(journal.consumed))
+        self._used = set(await journal.do(journal.consumed))
         await self._recall()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._learner.run)
@@ -113,8 +135,10 @@ class Trainer:
             self.step = step
             if not self.metrics or metrics.step > self.metrics[-1].step:
                 self.metrics.append(metrics)
-            if self._reached_target():
-                log.info("run.target_reached", step=step)
+            await trio.to_thread.run_sync(self._observe, step)
+            self.ended_by = self._reason_to_end()
+            if self.ended_by:
+                log.info("run.ended_early", step=step, why=self.ended_by)
                 break
         self.done = True
         self._learner.finish()
@@ -128,6 +152,7 @@ class Trainer:
         last = self._spool.newest_step()
         for step in range(max(0, last + 1 - HISTORY), last + 1):
             self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
+        self._tokens = await trio.to_thread.run_sync(self._ledger.tokens, self._spool.next_batch())
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""
@@ -141,11 +166,22 @@ class Trainer:
     def _read_metrics(self, step: int) -> StepMetrics:
         return msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=StepMetrics)
 
-    def _reached_target(self) -> bool:
-        """The mean held-back reward of the last ten evaluations has reached the run's target."""
+    def _observe(self, step: int) -> None:
+        """Put the step on record, with what its batch was made of."""
+        if step <= self._observer.newest:
+            return
+        learner = msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, Any])
+        entry = self._ledger.read(step - 1) if step > 0 else None
+        self._observer.observe(learner, {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}, {})
+
+    def _reason_to_end(self) -> str | None:
+        """Why the run ends here, before its last step; None if it goes on."""
         target = self._spec.recipe.target_reward
-        recent = [m.eval_reward for m in self.metrics if m.eval_reward is not None][-10:]
-        return target is not None and len(recent) == 10 and sum(recent) / 10 >= target
+        if reached_target(self._spec, [m.eval_reward for m in self.metrics if m.eval_reward is not None]):
+            return f"the goal is reached: recipe.target_reward = {target:g}"
+        if self._spec.alarms.stop and self.alarms:
+            return f"an alarm rings: {self.alarms[0].text}"
+        return spent(self._spec, self.seconds, self._tokens)
 
     # verdicts in
 
@@ -178,28 +214,28 @@ class Trainer:
             self._accepted_send.send_nowait(root)
         except trio.WouldBlock:
             self._taken.discard(root)
-            self.dropped += 1
+            self._lost += 1
 
     async def _fetch_accepted(self) -> None:
         async for root in self._accepted:
             try:
-                file = await self._obtain(root)
+                groups = await self._obtain(root)
             except IntellectError as error:
                 log.warning("rollout.lost", root=root.hex()[:16], why=error.why)
+                self._lost += 1
                 continue
-            if file is None:
-                self.dropped += 1
-                continue
-            self._verified.append(file)
-            self.rate.add(file.tokens)
+            self._pool.add(group for group in groups if _name(group) not in self._used)
+            self.rate.add(sum(sample.length for group in groups for sample in group.samples))
 
-    async def _obtain(self, root: bytes) -> Verified | None:
-        """Tokens from the worker's file, rewards and log-probs from an accepting validator's report."""
+    async def _obtain(self, root: bytes) -> list[Group]:
+        """Tokens from the worker's file, rewards and log-probs from an accepting validator's report; nothing if
+        the file is stale."""
         message = self._commitments[root]
         commitment = message.commitment
-        step = self._steps.get(commitment.policy_root)
+        step = await self._step_of(commitment.policy_root)
         if step is None or not self._fresh(step):
-            return None
+            self._lost += 1
+            return []
         voters = list(self._votes[root].items())
         vote_by, vote = next((a, v) for a, v in voters if v.verdict.outcome == Outcome.ACCEPT)
         holders = [commitment.node, *(address for address, _ in voters)]
@@ -210,22 +246,20 @@ class Trainer:
         )
         return await trio.to_thread.run_sync(self._join, root, step, file, report)
 
-    def _join(self, root: bytes, step: int, file: Path, report: Path) -> Verified:
+    async def _step_of(self, policy_root: bytes) -> int | None:
+        """The step of one of our policies. After a restart verdicts may come before the policies are published
+        again; None if it is not one of the newest."""
+        with trio.move_on_after(POLICY_TIMEOUT):
+            while (  # noqa: ASYNC110 - publishing has no event per policy
+                policy_root not in self._steps and self.step < self._spool.newest_step()
+            ):
+                await trio.sleep(POLL)
+        return self._steps.get(policy_root)
+
+    def _join(self, root: bytes, step: int, file: Path, report: Path) -> list[Group]:
         """Pair the samples of a file with their recomputed values."""
         limit = self._spec.rollout.samples_per_file
-        batch = decode(file.read_bytes(), limit)
-        values = decode_report(report.read_bytes(), limit)
-        if values.header.file_root != root.hex() or len(values.rows) != len(batch.rows):
-            raise ProtocolError("unusable report", "it is not about this file")
-        key = int.from_bytes(root[:6]) << 14
-        rows: list[BatchRow] = []
-        for sample, value in zip(batch.rows, values.rows, strict=True):
-            if (sample.group, sample.sample) != (value.group, value.sample):
-                raise ProtocolError("unusable report", "its rows are in another order")
-            if len(value.logprobs) != len(sample.output):
-                raise ProtocolError("unusable report", "it has another number of log-probs than tokens")
-            rows.append(BatchRow(key + sample.group, sample.prompt, sample.output, value.logprobs, value.reward, step))
-        return Verified(root, step, tuple(rows), batch.units)
+        return join(self._spec, root, step, decode(file.read_bytes(), limit), decode_report(report.read_bytes(), limit))
 
     # batches in
 
@@ -236,40 +270,37 @@ class Trainer:
             if step >= self._spec.recipe.steps:
                 return
             if step <= self.step + AHEAD:
-                self._drop_stale(step)
-                chosen = self._choose()
-                if chosen:
-                    await self._hand_over(step, chosen)
+                selection = self._pool.take(step)
+                if selection is not None:
+                    await self._hand_over(selection)
                     continue
             await trio.sleep(POLL)
 
     def _fresh(self, policy_step: int) -> bool:
         return self._spool.next_batch() - policy_step <= self._spec.recipe.max_staleness
 
-    def _drop_stale(self, step: int) -> None:
-        fresh = [file for file in self._verified if step - file.policy_step <= self._spec.recipe.max_staleness]
-        self.dropped += len(self._verified) - len(fresh)
-        self._verified = deque(fresh)
+    async def _hand_over(self, selection: Selection) -> None:
+        """Journal what is used up, then the ledger, then the batch: a crash in between frees the groups again."""
+        step, journal = selection.step, self._station.journal
+        settled = [_name(group) for group in selection.settled]
+        await journal.do(journal.consume, settled, step)
+        self._used.update(settled)
+        stats = describe(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
+        await trio.to_thread.run_sync(self._write, selection, stats)
+        self._tokens += stats["output_tokens"]
+        for age, count in stats["staleness"].items():
+            self.staleness[int(age)] += count
+        log.info("batch.written", step=step, groups=len(selection.groups), flat=stats["groups_flat"])
 
-    def _choose(self) -> list[Verified]:
-        """Enough whole files for one step, the oldest policies first; empty while there are too few."""
-        wanted = self._spec.rollout.prompts_per_step * self._spec.rollout.group_size
-        chosen: list[Verified] = []
-        rows = 0
-        for file in sorted(self._verified, key=lambda file: file.policy_step):
-            if rows >= wanted:
-                break
-            chosen.append(file)
-            rows += len(file.rows)
-        return chosen if rows >= wanted else []
+    def _write(self, selection: Selection, stats: dict[str, Any]) -> None:
+        self._ledger.write(Entry(selection.step, stats, [group_id(group) for group in selection.groups]))
+        files = tuple(group_id(group) for group in selection.groups)
+        self._spool.write_batch(
+            selection.step, encode_batch(Batch(BatchHeader(selection.step, files=files), selection.rows))
+        )
 
-    async def _hand_over(self, step: int, chosen: list[Verified]) -> None:
-        batch = Batch(BatchHeader(step), tuple(row for file in chosen for row in file.rows))
-        encoded = await trio.to_thread.run_sync(encode_batch, batch)
-        roots = [file.root for file in chosen]
-        await self._station.journal.do(self._station.journal.consume, roots, step)
-        await trio.to_thread.run_sync(self._spool.write_batch, step, encoded)
-        for file in chosen:
-            self._verified.remove(file)
-            self.staleness[step - file.policy_step] += 1
-        log.info("batch.written", step=step, files=len(chosen), rows=len(batch.rows))
+
+def _name(group: Group) -> bytes:
+    """What the journal calls a group: its file's root and its number."""
+    root, number = group.key
+    return root + number.to_bytes(4, "big")

@@ -15,6 +15,7 @@ from contracts.bindings import PoolInfo, WorkInfo
 from node.chain.client import Block
 from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.journal import Journal
+from node.recipe.capacity import CapacityGauge
 from node.roles.common import LoadedPolicies, Rate, Station
 from node.weights.keeper import HeldPolicy
 from protocol.errors import IntellectError
@@ -51,11 +52,15 @@ class Treasury(Protocol):
 class Worker:
     """Generates rollouts for every policy until the run is over."""
 
-    def __init__(self, station: Station, engine: EngineChild, treasury: Treasury, scratch: Path) -> None:
+    def __init__(
+        self, station: Station, engine: EngineChild, treasury: Treasury, scratch: Path, gauge: CapacityGauge
+    ) -> None:
         self._station = station
         self._engine = engine
         self._treasury = treasury
         self._scratch = scratch
+        self._gauge = gauge
+        self._informative = 1.0
         self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self.rate = Rate()
         self.last_reward: float | None = None
@@ -123,9 +128,14 @@ class Worker:
         """
         run = self._station.run.spec
         workers = max(1, len(self._station.membership.table.live(trio.current_time(), "worker")))
-        share = math.ceil(run.rollout.files_per_step / workers)
+        share = math.ceil(run.rollout.files_per_step * self._refill() / workers)
         ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
         return 2 * share if ahead else share
+
+    def _refill(self) -> float:
+        """Files to make for each that a batch needs: with the online filter, groups without signal do not count."""
+        filters = self._station.run.spec.filters
+        return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
         if self._loaded.needs(policy, self._engine.generation):
@@ -139,9 +149,12 @@ class Worker:
             pool=self._station.pool,
             index=index,
             out_path=str(out),
+            capacity=self._gauge.capacity,
         )
         produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
+        self._gauge.note(produced.units, produced.seconds)
+        self._informative = 0.7 * self._informative + 0.3 * produced.informative
         return produced
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:

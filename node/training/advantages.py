@@ -1,21 +1,85 @@
-"""Group-relative advantages (GRPO, arXiv 2402.03300, section 4.1.1). Pure numpy."""
+"""Advantages: how much better a sample is than its group. Pure numpy.
+
+    grpo     (r - mean) / (std + 1e-6), unbiased std of the group    arXiv 2402.03300, section 4.1.1
+    mean     r - mean                                                arXiv 2503.20783 (Dr. GRPO)
+    opo      r - sum(length * r) / sum(length)                       arXiv 2505.23585, equation 8
+    max_rl   (r - mean) / mean; zero where the mean is not positive  arXiv 2602.02710
+    batch    (r - mean) / (std of all r - mean of the batch + 1e-6)  arXiv 2510.13786 (ScaleRL)
+
+A group of one, or of equal rewards, gets zeros everywhere: it says nothing about what is better.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 _EPSILON = 1e-6
+_EQUAL = 1e-12
 
 
-def group_advantages(groups: NDArray[np.int64], rewards: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(reward - mean of its group) / (unbiased std of its group + 1e-6).
+def group_advantages(
+    groups: NDArray[np.int64],
+    rewards: NDArray[np.float32],
+    lengths: NDArray[np.int64] | None = None,
+    kind: str = "grpo",
+) -> NDArray[np.float32]:
+    """float32[n]. groups: int64[n], any labels; rewards: float32[n]; lengths: int64[n] tokens (only for opo).
 
-    groups: int64[n], any labels; rewards: float32[n]. A group of one, or of equal rewards, gets zeros.
+    Raises ValueError for an unknown kind.
     """
     if len(groups) == 0:
         return np.zeros(0, dtype=np.float32)
     _, place, count = np.unique(groups, return_inverse=True, return_counts=True)
     values = rewards.astype(np.float64)
-    centred = values - (np.bincount(place, values) / count)[place]
-    variance = np.bincount(place, centred**2) / np.maximum(count - 1, 1)
-    advantages = centred / (np.sqrt(variance)[place] + _EPSILON)
-    return np.where(np.abs(centred) < 1e-12, 0.0, advantages).astype(np.float32)
+    mean = np.bincount(place, values) / count
+    centred = values - mean[place]
+    uniform = (np.bincount(place, np.abs(centred)) <= _EQUAL * count)[place]
+    match kind:
+        case "grpo":
+            variance = np.bincount(place, centred**2) / np.maximum(count - 1, 1)
+            advantages = centred / (np.sqrt(variance)[place] + _EPSILON)
+        case "mean":
+            advantages = centred
+        case "opo":
+            weight = np.ones(len(values)) if lengths is None else lengths.astype(np.float64)
+            baseline = np.bincount(place, weight * values) / np.maximum(np.bincount(place, weight), 1)
+            advantages = values - baseline[place]
+        case "max_rl":
+            scale = mean[place]
+            advantages = np.where(scale > _EPSILON, centred / np.maximum(scale, _EPSILON), 0.0)
+        case "batch":
+            advantages = centred / (np.sqrt(np.mean(centred**2)) + _EPSILON)
+        case _:
+            raise ValueError(f"unknown kind of advantage: {kind}")
+    return np.where(uniform, 0.0, advantages).astype(np.float32)
+
+
+def overlong_penalty(lengths: NDArray[np.int64], limit: int, share: float) -> NDArray[np.float32]:
+    """DAPO's soft punishment (arXiv 2503.14476, equation 13), float32[n] in [-1, 0], to be added to the rewards.
+
+    Zero up to limit * (1 - share) tokens, then linear to -1 at the limit. share 0 turns it off.
+    """
+    ramp = limit * share
+    if ramp <= 0:
+        return np.zeros(len(lengths), dtype=np.float32)
+    return np.clip(-(lengths - (limit - ramp)) / ramp, -1.0, 0.0).astype(np.float32)
+
+
+def row_weights(kind: str, groups: NDArray[np.int64], lengths: NDArray[np.int64], limit: int) -> NDArray[np.float64]:
+    """What each token of a row is multiplied by, float64[n], so that the losses of one update add up to its mean.
+
+    The counts are those of the whole update, whatever micro-batch or rank a row falls into: the same batch gives
+    the same gradient however it is packed or split. Kinds as in protocol.recipe. limit: max_output_tokens.
+    """
+    n = max(len(lengths), 1)
+    match kind:
+        case "tokens":
+            return np.full(len(lengths), 1.0 / max(int(lengths.sum()), 1))
+        case "samples":
+            return 1.0 / (n * np.maximum(lengths, 1))
+        case "prompts":
+            labels, place = np.unique(groups, return_inverse=True)
+            tokens = np.bincount(place, lengths)
+            return 1.0 / (max(len(labels), 1) * np.maximum(tokens, 1))[place]
+        case "constant":
+            return np.full(len(lengths), 1.0 / (n * limit))
+    raise ValueError(f"unknown normalisation: {kind}")

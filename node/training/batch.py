@@ -15,17 +15,24 @@ MAX_BATCH_BYTES = 1 << 32
 
 
 class BatchHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """step: the optimiser step that the batch is for (it turns policy `step` into policy `step + 1`)."""
+    """step: the rollout step that the batch is for (it turns policy `step` into policy `step + 1`).
+
+    files: the roots of the rollout files in it, as hex: none is ever learnt from twice.
+    """
 
     step: int
-    version: int = 1
+    files: tuple[str, ...] = ()
+    version: int = 2
 
 
 class BatchRow(msgspec.Struct, frozen=True):
     """One completion.
 
     group_key: equal for the samples of one problem in one file; output: at least one token;
-    sampler_logprobs: float32, one per output token, of the policy `policy_step` that sampled it.
+    sampler_logprobs: float32, one per output token, of the policy `policy_step` that sampled it, as validators
+    recomputed them; reward: what is learnt from; task_reward: the same before any length term (None: no such term);
+    environment: the name of the part of a mix, or ""; target_length: tokens that the prompt asked for (0: none);
+    finished: False if the output was cut at the limit.
     """
 
     group_key: int
@@ -34,6 +41,15 @@ class BatchRow(msgspec.Struct, frozen=True):
     sampler_logprobs: list[float]
     reward: float
     policy_step: int
+    environment: str = ""
+    task_reward: float | None = None
+    target_length: int = 0
+    finished: bool = True
+
+    @property
+    def solved(self) -> float:
+        """The reward of the task itself."""
+        return self.reward if self.task_reward is None else self.task_reward
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -53,25 +69,26 @@ _SCHEMA = pa.schema(
         pa.field("sampler_logprobs", _list(pa.float32()), nullable=False),
         pa.field("reward", pa.float32(), nullable=False),
         pa.field("policy_step", pa.int64(), nullable=False),
+        pa.field("environment", pa.string(), nullable=False),
+        pa.field("task_reward", pa.float32(), nullable=False),
+        pa.field("target_length", pa.int32(), nullable=False),
+        pa.field("finished", pa.bool_(), nullable=False),
     ]
 )
 
 
 def encode_batch(batch: Batch) -> bytes:
-    return encode_table(_SCHEMA, msgspec.json.encode(batch.header), batch.rows)
+    rows = [msgspec.structs.replace(row, task_reward=row.solved) for row in batch.rows]
+    return encode_table(_SCHEMA, msgspec.json.encode(batch.header), rows)
 
 
 def decode_batch(data: bytes) -> Batch:
-    """Raises TrainingError if the bytes are not a batch or a row makes no sense."""
+    """Raises TrainingError if the bytes are not a batch. Whether its rows make sense: node.training.rows."""
     try:
         header, rows = decode_table(data, _SCHEMA, MAX_BATCH_ROWS, MAX_BATCH_BYTES)
-        batch = Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
+        return Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
     except (MalformedRollout, msgspec.MsgspecError) as error:
         raise _broken(str(error)) from None
-    for number, row in enumerate(batch.rows):
-        if not row.prompt or not row.output or len(row.output) != len(row.sampler_logprobs):
-            raise _broken(f"row {number} has {len(row.output)} tokens and {len(row.sampler_logprobs)} log-probs")
-    return batch
 
 
 def _broken(why: str) -> TrainingError:

@@ -1,124 +1,256 @@
-"""One optimiser step: batch in, new weights out.
+"""One rollout step: batch in, new weights out, in one or several optimiser steps.
 
-Knows the model, the loss and the optimiser; knows nothing of files, processes or time. The same numbers
-come out for the same numbers in (one thread, CPU): the trainer's exact resume rests on that.
+Knows the model, the objective and the optimiser; knows nothing of files or time, and of other processes only that they
+hold shards and take their part of each batch. The same numbers come out for the same numbers in (one machine, one
+world size): the trainer's exact resume rests on that.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
+from torch.distributed.tensor import DTensor
 
-from node.training.advantages import group_advantages
+from node.training.advantages import group_advantages, overlong_penalty, row_weights
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
-from node.training.losses.intellect2 import token_loss
-from protocol.run import Recipe
+from node.training.losses.registry import NEEDS_PROXIMAL, LossInputs, evaluate
+from node.training.losses.regularisers import reference_kl
+from node.training.memory import out_of_memory_says_what_to_lower
+from node.training.micro_batch import MicroBatch, nothing, packed, padded
+from node.training.packing import plan, plan_padded
+from node.training.policy_model import PolicyModel
+from node.training.proximal import loglinear
+from node.training.rows import usable_rows
+from node.training.settings import TrainerSettings
+from node.training.sharding import fill, prepare_model, whole
+from node.training.tally import Tally, describe
+from node.training.world import World
+from protocol.recipe import Recipe
 
-BETAS = (0.9, 0.95)
-"""AdamW's. A second-moment memory of 20 steps follows the gradient's size as groups become uniform (0.999 learnt
-more slowly and less evenly over seeds, see benchmarks/recipe.py)."""
-MICRO_BATCH_TOKENS = 1 << 14
-"""Most padded tokens in one forward and backward pass."""
+Weights = Mapping[str, Tensor]
+NO_TIMING: Any = lambda name: nullcontext()  # noqa: E731
+
+
+@dataclass(slots=True)
+class Update:
+    """What one optimiser step learns from: rows, and per row its advantage and the weight of each of its tokens."""
+
+    rows: list[BatchRow]
+    advantages: NDArray[np.float32]
+    weights: NDArray[np.float64]
+    rounds: list[list[NDArray[np.int64]]] = field(default_factory=list)
+    proximal: list[Tensor] = field(default_factory=list)
+    """per round, for this rank; empty where the loss needs none"""
 
 
 class Learner:
-    """A model with fp32 master weights and AdamW."""
+    """A model with fp32 master weights and AdamW, sharded over the world if that has a mesh."""
 
-    def __init__(self, model: Any, recipe: Recipe, temperature: float) -> None:
-        self.model = model
-        self._head = model.get_output_embeddings()
+    def __init__(
+        self,
+        model: Any,
+        recipe: Recipe,
+        temperature: float,
+        settings: TrainerSettings | None = None,
+        world: World | None = None,
+        max_output_tokens: int = 1,
+    ) -> None:
         self._recipe = recipe
+        self._objective = recipe.objective()
+        self._settings = settings or TrainerSettings()
+        self._world = world or World()
+        self._limit = max_output_tokens
         self._temperature = temperature
+        self.model = model
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
+        self._reference: PolicyModel | None = None
         self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
+        sharded = self._world.mesh is not None
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=recipe.learning_rate,
-            betas=BETAS,
+            betas=(recipe.beta1, recipe.beta2),
             weight_decay=recipe.weight_decay,
-            fused=True,
+            fused=not sharded,
+            foreach=None,
         )
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then linear decay to zero over `decay_steps` (0: constant)."""
-        recipe = self._recipe
-        rate = recipe.learning_rate * min(1.0, (step + 1) / max(recipe.warmup_steps, 1))
-        return rate * (max(0.0, 1 - step / recipe.decay_steps) if recipe.decay_steps else 1.0)
+    @property
+    def needs_reference(self) -> bool:
+        return self._objective.reference_kl > 0
 
-    def step(self, rows: Sequence[BatchRow], step: int) -> dict[str, float]:
-        """Take optimiser step `step`; returns metrics. Raises TrainingError if a number is not finite."""
-        advantages = group_advantages(
-            np.array([row.group_key for row in rows]), np.array([row.reward for row in rows], dtype=np.float32)
-        )
-        tokens = sum(len(row.output) for row in rows)
-        self.optimizer.zero_grad(set_to_none=True)
-        totals: dict[str, float] = dict.fromkeys(("loss", "entropy", "clipped", "counted"), 0.0)
-        ratio_max = 0.0
-        for micro in _micro_batches(rows, np.flatnonzero(advantages)):
-            parts = self._backward([rows[i] for i in micro], advantages[micro], tokens)
-            ratio_max = max(ratio_max, parts.pop("ratio_max"))
-            for name, value in parts.items():
-                totals[name] += value
-        grad_norm = self._update(step) if totals["counted"] else 0.0
-        counted = max(totals["counted"], 1.0)
+    def set_reference(self, model: Any, weights: Weights) -> None:
+        """Give the model that KL is measured to; `model` is a fresh one like the learner's."""
+        model.requires_grad_(False)
+        self._reference = prepare_model(model, self._temperature, self._settings, self._world)
+        for name, parameter in model.named_parameters():
+            fill(parameter, weights[name])
+
+    def learning_rate(self, step: int, update: int = 0) -> float:
+        """Linear warm-up, then linear decay to zero over `decay_steps` (0: constant); interpolated between updates."""
+        recipe, share = self._recipe, 1 / self._recipe.updates_per_step
+        now = step + update * share
+        rate = recipe.learning_rate * min(1.0, (now + share) / max(recipe.warmup_steps, share))
+        return rate * (max(0.0, 1 - now / recipe.decay_steps) if recipe.decay_steps else 1.0)
+
+    def step(self, rows: Sequence[BatchRow], step: int, timing: Any = NO_TIMING) -> dict[str, Any]:
+        """Turn policy `step` into policy `step + 1`; returns metrics. timing(name): a context that is timed.
+
+        Raises TrainingError if a number is not finite, if memory runs out, or if no row is usable.
+        """
+        good, refused = usable_rows(rows, self.vocabulary)
+        with timing("pack"):
+            updates = self._updates(good, step)
+        tally = Tally()
+        norms: list[float] = []
+        with out_of_memory_says_what_to_lower(self._settings, step):
+            self._find_proximal(updates)
+            for number, update in enumerate(updates):
+                if not update.rounds:
+                    continue
+                with timing("forward_backward"):
+                    self.optimizer.zero_grad(set_to_none=True)
+                    for place in range(len(update.rounds)):
+                        self._backward(update, place, step + number / len(updates), tally)
+                with timing("optimizer"):
+                    norms.append(self._apply(step, number))
         return {
-            "loss": totals["loss"] / max(tokens, 1),
-            "reward_mean": float(np.mean([row.reward for row in rows])) if rows else 0.0,
-            "grad_norm": grad_norm,
+            **tally.metrics(self._world, max(len(updates), 1)),
+            **describe(good),
+            "grad_norm": float(np.mean(norms)) if norms else 0.0,
+            "grad_norm_max": max(norms, default=0.0),
             "learning_rate": self.learning_rate(step),
-            "entropy": totals["entropy"] / counted,
-            "clip_share": totals["clipped"] / counted,
-            "ratio_max": ratio_max,
-            "tokens": float(tokens),
-            "informative_share": len(np.flatnonzero(advantages)) / max(len(rows), 1),
+            "updates": len(norms),
+            "micro_batches": sum(len(update.rounds) for update in updates),
+            "informative_share": sum(np.count_nonzero(u.advantages) for u in updates) / max(len(rows), 1),
+            "rejected_rows": sum(refused.values()),
         }
 
-    def _backward(self, rows: Sequence[BatchRow], advantages: np.ndarray, tokens: int) -> dict[str, float]:
-        """Accumulate the gradient of sum(token losses) / `tokens` (the whole batch's count, so packing is neutral)."""
-        logprobs, entropy = self.logprobs(rows)
-        lengths = torch.tensor([len(row.output) for row in rows])
+    # What each update learns from
+
+    def _updates(self, rows: list[BatchRow], step: int) -> list[Update]:
+        """Advantages within groups of the whole batch, then whole groups dealt out to the updates."""
+        objective = self._objective
+        groups = np.array([row.group_key for row in rows], dtype=np.int64)
+        lengths = np.array([len(row.output) for row in rows], dtype=np.int64)
+        rewards = np.array([row.reward for row in rows], dtype=np.float32)
+        rewards += overlong_penalty(lengths, self._limit, objective.overlong_share)
+        advantages = group_advantages(groups, rewards, lengths, objective.advantage)
+        finished = np.array([row.finished for row in rows], dtype=bool)
+        learnt = finished if objective.mask_truncated else np.ones(len(rows), dtype=bool)
+        updates = []
+        for share in _shares(groups, self._recipe.updates_per_step, self._recipe.seed, step):
+            counted = share[learnt[share]]
+            weights = row_weights(objective.normalisation, groups[counted], lengths[counted], self._limit)
+            regular = objective.reference_kl > 0 or objective.entropy_bonus > 0
+            kept = np.ones(len(counted), dtype=bool) if regular else advantages[counted] != 0
+            chosen = counted[kept]
+            update = Update([rows[i] for i in chosen], advantages[chosen], weights[kept])
+            update.rounds = self._plan(update.rows)
+            updates.append(update)
+        return updates
+
+    def _plan(self, rows: Sequence[BatchRow]) -> list[list[NDArray[np.int64]]]:
+        fed = np.array([len(row.prompt) + len(row.output) - 1 for row in rows], dtype=np.int64)
+        settings = self._settings
+        if settings.packing:
+            return plan(fed, settings.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
+        return plan_padded(fed, settings.micro_batch_tokens, self._world.size)
+
+    def _find_proximal(self, updates: Sequence[Update]) -> None:
+        """For losses that keep to the policy before the first update: its log-probs for all later ones."""
+        objective = self._objective
+        if objective.loss not in NEEDS_PROXIMAL or objective.proximal != "recompute":
+            return
+        for update in updates[1:]:
+            for members in update.rounds:
+                rows = [update.rows[i] for i in members[self._world.rank]]
+                with torch.no_grad():
+                    update.proximal.append(self.policy(self._micro_batch(rows))[0])
+
+    # Gradient
+
+    def _backward(self, update: Update, place: int, version: float, tally: Tally) -> None:
+        """Accumulate the gradient of this rank's share of one round."""
+        members = update.rounds[place][self._world.rank]
+        rows = [update.rows[i] for i in members]
+        batch = self._micro_batch(rows)
+        objective = self._objective
+        with self._saving():
+            logprobs, entropy = self.policy(batch, objective.entropy_bonus > 0)
+        if not rows:  # nothing left for this rank, but the others wait for its part of the collectives
+            (logprobs.sum() * 0.0).backward()
+            return
+        inputs = self._inputs(update, place, rows, members, logprobs, version)
+        weights = self._per_token(update.weights[members], rows).to(logprobs.dtype)
+        found = evaluate(objective, inputs)
+        per_token = found.loss - objective.entropy_bonus * entropy
+        extra: dict[str, Tensor] = {}
+        if self._reference is not None:
+            with torch.no_grad():
+                reference = self._reference(batch)[0]
+            extra["kl"] = reference_kl(logprobs, inputs.sampler_logprobs, reference)
+            per_token = per_token + objective.reference_kl * extra["kl"]
+        total = (weights * per_token).sum()
+        (total * self._world.size).backward()  # FSDP averages over ranks; the weights already count all of them
+        tally.add(batch, inputs, found, entropy, total, extra)
+
+    def _inputs(
+        self,
+        update: Update,
+        place: int,
+        rows: Sequence[BatchRow],
+        members: NDArray[np.int64],
+        logprobs: Tensor,
+        version: float,
+    ) -> LossInputs:
+        device = logprobs.device
         sampler = torch.tensor(np.concatenate([row.sampler_logprobs for row in rows]), dtype=torch.float32)
-        advantage = torch.repeat_interleave(torch.from_numpy(advantages), lengths)
-        recipe = self._recipe
-        loss = token_loss(
-            logprobs, sampler, advantage, low=recipe.clip_low, high=recipe.clip_high, cap=recipe.ratio_cap
-        )
-        total = loss.loss.sum()
-        (total / tokens).backward()
-        return {
-            "loss": float(total.detach()),
-            "entropy": float(entropy.sum()),
-            "clipped": float(loss.clipped.sum()),
-            "counted": float(len(logprobs)),
-            "ratio_max": float(loss.ratio.max()),
-        }
+        samples = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.output) for row in rows]))
+        advantages = self._per_token(update.advantages[members], rows)
+        sampler, samples = sampler.to(device), samples.to(device)
+        proximal = None
+        if self._objective.loss in NEEDS_PROXIMAL:
+            if self._objective.proximal == "loglinear":
+                ages = self._per_token(np.array([version - row.policy_step for row in rows]).clip(min=0), rows)
+                proximal = loglinear(logprobs, sampler, ages.float())
+            else:
+                proximal = update.proximal[place] if update.proximal else logprobs.detach()
+        return LossInputs(logprobs, sampler, advantages, samples, proximal)
+
+    def _per_token(self, values: NDArray[Any], rows: Sequence[BatchRow]) -> Tensor:
+        lengths = torch.tensor([len(row.output) for row in rows])
+        return torch.repeat_interleave(torch.from_numpy(values), lengths).to(self._world.device)
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        if not self._settings.offload_activations:
+            return nullcontext()
+        return save_on_cpu(pin_memory=self._world.device.type == "cuda")
+
+    def _micro_batch(self, rows: Sequence[BatchRow]) -> MicroBatch:
+        if not rows:
+            return nothing(self._settings.packing, self._world.device)
+        return (packed if self._settings.packing else padded)(rows, self._world.device)
 
     def logprobs(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
-        """(logprob, entropy) float32[sum of output lengths]; the entropy carries no gradient.
+        """(logprob, entropy) float32[sum of output lengths], in the rows' order; the entropy carries no gradient."""
+        return self.policy(padded(rows, self._world.device))
 
-        Rows are padded on the right, where a causal model cannot see it, so no mask is needed.
-        """
-        fed = [[*row.prompt, *row.output[:-1]] for row in rows]
-        tokens = torch.zeros(len(fed), max(map(len, fed)), dtype=torch.long)
-        for i, ids in enumerate(fed):
-            tokens[i, : len(ids)] = torch.tensor(ids)
-        counts = [len(row.output) for row in rows]
-        sample = torch.repeat_interleave(torch.arange(len(fed)), torch.tensor(counts))
-        place = torch.cat([torch.arange(len(ids) - n, len(ids)) for ids, n in zip(fed, counts, strict=True)])
-        drawn = torch.tensor(np.concatenate([row.output for row in rows]))
-        hidden = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        logits = self._head(hidden[sample, place]).float() / self._temperature
-        logs = torch.log_softmax(logits, dim=-1)
-        with torch.no_grad():
-            entropy = -(logs.exp() * logs).sum(-1)
-        return logs.gather(1, drawn[:, None])[:, 0], entropy
+    # Update
 
-    def _update(self, step: int) -> float:
+    def _apply(self, step: int, number: int) -> float:
         """Clip, step, and return the gradient's norm before clipping."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._recipe.grad_clip))
+        found: Any = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._recipe.grad_clip)
+        norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
         if not math.isfinite(norm):
             raise TrainingError(
                 f"training diverged at step {step}",
@@ -126,27 +258,27 @@ class Learner:
                 "lower recipe.learning_rate and start the run again from an earlier checkpoint",
             )
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
+            group["lr"] = self.learning_rate(step, number)
         self.optimizer.step()
         return norm
 
     @torch.no_grad()
     def image(self) -> dict[str, Tensor]:
-        """The weights as bf16 tensors: what is published, and what samplers use."""
-        return {name: tensor.to(torch.bfloat16) for name, tensor in self.parameters.items()}
+        """The weights as bf16 tensors on the CPU: what is published, and what samplers use. All ranks take part."""
+        return {name: whole(tensor, torch.bfloat16).cpu() for name, tensor in self.parameters.items()}
 
     @torch.no_grad()
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Weights) -> None:
         for name, parameter in self.parameters.items():
-            parameter.copy_(weights[name])
+            fill(parameter, weights[name])
 
 
-def _micro_batches(rows: Sequence[BatchRow], which: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices of rows, of similar length together, at most MICRO_BATCH_TOKENS padded tokens at a time."""
-    width = np.array([len(row.prompt) + len(row.output) for row in rows])
-    order = which[np.argsort(width[which], kind="stable")]
-    start = 0
-    for end in range(1, len(order) + 1):
-        if end == len(order) or (end + 1 - start) * width[order[end]] > MICRO_BATCH_TOKENS:
-            yield order[start:end]
-            start = end
+def _shares(groups: NDArray[np.int64], count: int, seed: int, step: int) -> Iterator[NDArray[np.int64]]:
+    """Indices of the rows of each optimiser step: whole groups, dealt out at random, the same at every replay."""
+    if count == 1:
+        yield np.arange(len(groups))
+        return
+    labels = np.unique(groups)
+    order = np.random.default_rng([seed & 0xFFFFFFFF, step]).permutation(labels)
+    for chosen in np.array_split(order, count):
+        yield np.flatnonzero(np.isin(groups, chosen))

@@ -1,1 +1,1 @@
-"""One file per loss. A recipe's name (protocol/run.py) picks the file."""
+"""One file per loss, each a pure `token_loss`. The registry calls them by the names that recipes use."""

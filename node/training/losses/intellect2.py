@@ -9,27 +9,18 @@ the published code. Unlike the published run, r is taken against the *sampling* 
 for staleness. Pure: knows nothing of batches, padding or normalisation.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class TokenLoss:
-    """loss: float[...] per token, differentiable; ratio: float[...], detached; clipped: bool[...], no gradient."""
-
-    loss: Tensor
-    ratio: Tensor
-    clipped: Tensor
+from node.training.losses.base import TokenLoss, log_ratio, share
 
 
 def token_loss(
     logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, low: float, high: float, cap: float
 ) -> TokenLoss:
     """All three tensors have the same shape; only `logprobs` carries a gradient."""
-    ratio = torch.exp(logprobs - sampler_logprobs)
+    ratio = torch.exp(log_ratio(logprobs, sampler_logprobs))
     capped = -torch.clamp(ratio, max=cap) * advantages
     clipped = -torch.clamp(ratio, 1 - low, 1 + high) * advantages
     flat = torch.where(advantages < 0, (ratio < 1 - low) | (ratio > cap), ratio > 1 + high)
-    return TokenLoss(torch.maximum(capped, clipped), ratio.detach(), flat.detach())
+    return TokenLoss(torch.maximum(capped, clipped), {"clip_share": share(flat, ratio)})

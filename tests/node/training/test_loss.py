@@ -18,7 +18,7 @@ def evaluate(ratio: float, advantage: float) -> tuple[float, float]:
     zero, a = torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
     loss = token_loss(logprob, zero, a, low=LOW, high=HIGH, cap=CAP)
     loss.loss.sum().backward()
-    assert bool(loss.clipped) == (float(logprob.grad) == 0.0)
+    assert bool(loss.metrics["clip_share"]) == (float(logprob.grad) == 0.0)
     return float(loss.loss.detach()), float(logprob.grad)
 
 

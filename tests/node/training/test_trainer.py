@@ -133,7 +133,7 @@ def test_numbers_that_are_not_finite_stop_the_training(make_spool: Callable[[str
     rows = decode_batch(batch(0)).rows
     poisoned = [BatchRow(r.group_key, r.prompt, r.output, [float("nan")] * len(r.output), r.reward, 0) for r in rows]
     where.write_batch(0, encode_batch(Batch(BatchHeader(0), tuple(poisoned))))
-    with pytest.raises(TrainingError, match="diverged"):
+    with pytest.raises(TrainingError, match="learnt from"):
         work(where)
 
 

@@ -1,0 +1,53 @@
+"""A run file's contents as TOML that reads back as the same."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from node.runfile import RunFile
+
+
+def render_run(run: "RunFile") -> str:
+    """Every setting, defaults included; what is None is left out."""
+    return "\n".join(_table(msgspec.to_builtins(run), "")).lstrip("\n") + "\n"
+
+
+def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
+    """The same run with paths that do not depend on where its file lies. base: the file's directory."""
+    environments = tuple(
+        msgspec.structs.replace(one, dataset=str(base / one.dataset)) if one.dataset else one
+        for one in run.environments
+    )
+    dataset = str(base / run.dataset) if run.dataset is not None else None
+    return msgspec.structs.replace(run, model=str(base / run.model), dataset=dataset, environments=environments)
+
+
+def _table(table: dict[str, Any], path: str) -> list[str]:
+    """Plain values first, then tables, as TOML wants it. `args` of an environment stays on one line."""
+    lines: list[str] = []
+    later: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        if isinstance(value, dict) and name != "args" or _is_tables(value):
+            later.append((name, value))
+        elif value is not None:
+            lines.append(f"{name} = {toml_value(value)}")
+    for name, value in later:
+        place = f"{path}.{name}" if path else name
+        for one in value if isinstance(value, list) else [value]:
+            head = f"[[{place}]]" if isinstance(value, list) else f"[{place}]"
+            lines += ["", head, *_table(one, place)]
+    return lines
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def toml_value(value: Any) -> str:
+    """Strings, numbers, booleans and lists of JSON are TOML's too; a table goes on one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {toml_value(one)}" for name, one in value.items()) + " }"
+    return json.dumps(value)

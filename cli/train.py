@@ -1,0 +1,379 @@
+"""`intellect-node train`: a run at one desk: the learner and one engine, without chain or peers."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.errors import RUN, USAGE, CommandError
+from cli.output import duration
+
+if TYPE_CHECKING:
+    from cli.desk import Desk
+    from node.roles.local import LocalRun
+    from node.runfile import CompiledRun, RunFile
+
+EXAMPLES = (
+    "Examples:  intellect-node train --run my-run.toml   |   "
+    "intellect-node train --run my-run.toml --steps 20 --json   |   "
+    "intellect-node train --run my-run.toml --recipe dppo --async-level 4 --dir runs/dppo-4   |   "
+    "intellect-node train --dir runs/dppo-4 --resume"
+)
+HIGHEST_LEVEL = 8
+DEFAULT_LEVEL = 1
+
+
+def command(
+    run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); see `intellect-node run new`.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where everything goes. Default: runs/NAME beside you.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps instead of recipe.steps.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of recipe.seed.")] = None,
+    async_level: Annotated[
+        int | None,
+        typer.Option(
+            "--async-level",
+            min=0,
+            max=HIGHEST_LEVEL,
+            help=f"Steps by which sampling lags. Default: {DEFAULT_LEVEL}, or 0 if the run allows no staleness.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Another preset instead of recipe.name, with its own loss.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir, exactly.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run in --dir.")] = False,
+    log_to: Annotated[
+        str, typer.Option("--log", help="Also send metrics to: wandb, tensorboard (comma between).")
+    ] = "",
+    engine_command: Annotated[
+        str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
+    ] = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Leave the curves undrawn.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per step on standard output, a summary as the last.")
+    ] = False,
+) -> None:
+    """Train at this desk: learner and one engine, no chain, no peers. Ctrl-C is safe: --resume goes on exactly.
+
+    The directory holds metrics.jsonl, the report with its curves, the trained model, and all that resuming needs.
+    The same run file and seed give the same curve.
+    """
+    import shlex
+
+    from cli.desk import Desk, quiet_children
+
+    _check_flags(run, directory, resume, fresh, steps=steps, seed=seed, recipe=recipe)
+    _check_parts()
+    run_file, base = _the_run(run, directory, resume)
+    desk = Desk((directory or Path("runs") / _safe(run_file.name)).resolve())
+    with desk.hold():
+        if not resume:
+            run_file = with_overrides(run_file, steps=steps, seed=seed, async_level=async_level, recipe=recipe)
+            compiled = compile_checked(run_file, base)
+            desk.claim(fresh=fresh)
+            prepare(desk, run_file, base, compiled)
+        else:
+            compiled = compile_checked(run_file, base)
+        level = _level(async_level, compiled, desk, resume)
+        argv = shlex.split(engine_command) if engine_command else [sys.executable, "-m", "node.inference.process"]
+        with quiet_children(desk.log) as (out, err):
+            view = JsonView(out) if as_json else ProgressView(err, compiled)
+            summary = train(desk, compiled, level, argv, log_to, view)
+        finish(desk, compiled, summary, report=not no_report)
+    say_goodbye(summary, desk, as_json=as_json)
+
+
+def train(
+    desk: "Desk", compiled: "CompiledRun", level: int, argv: list[str], sinks: str, view: "View"
+) -> dict[str, Any]:
+    """Run until the end or Ctrl-C; returns the summary."""
+    import trio
+
+    from cli.desk import assemble
+    from node.logs import set_up_logging
+
+    desk.log.parent.mkdir(parents=True, exist_ok=True)
+    set_up_logging(desk.log.parent, "info")
+    local, observer = assemble(desk, compiled, async_level=level, engine_command=argv, sinks=sinks, told=view.step)
+    try:
+        with view:
+            trio.run(_until_signalled, local.run)
+    except BaseExceptionGroup as group:
+        from cli.errors import unwrap
+
+        raise unwrap(group) from group
+    finally:
+        observer.close()
+    return summarise(compiled, local, desk, level)
+
+
+async def _until_signalled(work: Callable[[], Any]) -> None:
+    """SIGINT and SIGTERM cancel the work; its cleaning up is not cut short."""
+    import signal
+
+    import trio
+
+    received: list[int] = []
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def heed() -> None:
+                async for number in signals:
+                    received.append(number)
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(heed)
+            await work()
+            nursery.cancel_scope.cancel()
+    if received:
+        raise KeyboardInterrupt
+
+
+def with_overrides(
+    run: "RunFile", *, steps: int | None, seed: int | None, async_level: int | None, recipe: str | None
+) -> "RunFile":
+    """The run with the command line's words in it. Another preset brings its own loss: what the file sets for the
+    old one is dropped."""
+    import msgspec
+
+    own = run.recipe
+    changes: dict[str, Any] = {}
+    if recipe is not None:
+        changes |= {"name": recipe, **_without_objective(own)}
+    if steps is not None:
+        changes["steps"] = steps
+    if seed is not None:
+        changes["seed"] = seed
+    if async_level is not None:
+        changes["max_staleness"] = max(own.max_staleness, async_level)
+    return msgspec.structs.replace(run, recipe=msgspec.structs.replace(own, **changes))
+
+
+def _without_objective(recipe: Any) -> dict[str, None]:
+    from protocol.recipe import Objective
+
+    return {field: None for field in Objective.__struct_fields__ if field in type(recipe).__struct_fields__}
+
+
+def compile_checked(run_file: "RunFile", base: Path) -> "CompiledRun":
+    from node.problems import check_run
+    from node.runfile import compile_run
+
+    compiled = compile_run(base, run_file)
+    check_run(compiled)
+    return compiled
+
+
+def prepare(desk: "Desk", run_file: "RunFile", base: Path, compiled: "CompiledRun") -> None:
+    from cli.runtext import with_real_paths
+
+    desk.write_run(with_real_paths(run_file, base.resolve().parent))
+    desk.place_assets(compiled)
+
+
+def finish(desk: "Desk", compiled: "CompiledRun", summary: dict[str, Any], *, report: bool) -> None:
+    """The trained model, the summary, and the curves."""
+    import json
+
+    from cli.demo.report import copy_model
+
+    copy_model(desk.spool, desk.model)
+    desk.report.mkdir(parents=True, exist_ok=True)
+    (desk.report / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if report:
+        from cli.report import write_report
+
+        write_report([desk.directory], desk.report)
+
+
+def summarise(compiled: "CompiledRun", local: "LocalRun", desk: "Desk", level: int) -> dict[str, Any]:
+    """Rewards: means of the first and last ten evaluations."""
+    from node.metrics.journal import read_records
+
+    records = list(read_records(desk.directory / "metrics.jsonl"))
+    rewards = [r["eval_reward"] for r in records if isinstance(r.get("eval_reward"), float)]
+    last = records[-1] if records else {}
+    return {
+        "run": compiled.spec.name,
+        "recipe": compiled.spec.recipe.name,
+        "seed": compiled.spec.recipe.seed,
+        "async_level": level,
+        "steps": last.get("step", -1),
+        "seconds": last.get("elapsed"),
+        "reward_first": _mean(rewards[:10]),
+        "reward_last": _mean(rewards[-10:]),
+        "reward_best": max(rewards, default=None),
+        "ended_by": local.ended_by or "its last step",
+        "alarms": [{"name": alarm.name, "step": alarm.step, "text": alarm.text} for alarm in local.rung],
+        "directory": str(desk.directory),
+    }
+
+
+class View:
+    """Where progress is shown; this one shows nothing."""
+
+    def __enter__(self) -> "View":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        return None
+
+    def step(self, record: dict[str, Any]) -> None:
+        """A new step's record."""
+
+
+class JsonView(View):
+    """One line per step."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def step(self, record: dict[str, Any]) -> None:
+        import json
+
+        print(json.dumps(record, sort_keys=True), file=self._out, flush=True)
+
+
+class ProgressView(View):
+    """A bar with the step's main numbers; plain lines where there is no terminal."""
+
+    def __init__(self, out: IO[str], compiled: "CompiledRun") -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._console = Console(file=out, highlight=False)
+        self._total = compiled.spec.recipe.steps
+        self._live = self._console.is_terminal
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._progress.add_task(compiled.spec.name, total=self._total, numbers="starting")
+
+    def __enter__(self) -> "ProgressView":
+        if self._live:
+            self._progress.start()
+        else:
+            self._console.print(f"training {self._progress.tasks[0].description}: {self._total} steps")
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._live:
+            self._progress.stop()
+
+    def step(self, record: dict[str, Any]) -> None:
+        numbers = numbers_of(record)
+        if self._live:
+            self._progress.update(self._task, completed=record["step"], numbers=numbers)
+        elif record["step"] % max(self._total // 20, 1) == 0 or record["step"] == self._total:
+            self._console.print(f"step {record['step']}/{self._total}  {numbers}", soft_wrap=True)
+
+
+def numbers_of(record: dict[str, Any]) -> str:
+    """'reward 0.42  eval 0.40  entropy 0.31  grad 0.8  stale 1.0  5,100 tok/s'"""
+    parts: list[str] = []
+    for name, label, form in (
+        ("reward_mean", "reward", ".3f"),
+        ("eval_reward", "eval", ".3f"),
+        ("entropy", "entropy", ".3g"),
+        ("grad_norm", "grad", ".2g"),
+        ("tokens_per_second", "", ",.0f"),
+    ):
+        value = record.get(name)
+        if isinstance(value, int | float):
+            parts.append(f"{label} {value:{form}}" if label else f"{value:{form}} tok/s")
+    return "  ".join(parts)
+
+
+def say_goodbye(summary: dict[str, Any], desk: "Desk", *, as_json: bool) -> None:
+    from cli.output import console, print_json
+
+    if as_json:
+        print_json({"summary": summary})
+        return
+    out = console()
+    first, last = summary["reward_first"], summary["reward_last"]
+    if first is not None and last is not None:
+        out.print(f"[bold]mean reward on held-back problems {first:.3f} -> {last:.3f}[/] (first and last ten)")
+    out.print(
+        f"{summary['steps']} steps in {duration(summary['seconds'] or 0)}, async level {summary['async_level']};"
+        f" ended by {summary['ended_by']}",
+        soft_wrap=True,
+    )
+    for alarm in summary["alarms"]:
+        out.print(f"[yellow]alarm {alarm['name']}[/] at step {alarm['step']}: {alarm['text']}", soft_wrap=True)
+    out.print(f"report: {desk.report}   model: {desk.model}", soft_wrap=True)
+
+
+def _the_run(run: Path | None, directory: Path | None, resume: bool) -> "tuple[RunFile, Path]":
+    """(the run file's contents, the path that its paths are relative to)."""
+    from cli.desk import Desk
+    from node.runfile import load_run_file
+
+    if not resume:
+        assert run is not None  # noqa: S101 - checked with the flags
+        return load_run_file(run), run
+    path = directory
+    if path is None:
+        assert run is not None  # noqa: S101 - checked with the flags
+        path = Path("runs") / _safe(load_run_file(run).name)
+    desk = Desk(path.resolve())
+    if not desk.can_resume():
+        raise CommandError(
+            "there is no run to go on with", f"{desk.directory} holds none", "start one without --resume"
+        )
+    return load_run_file(desk.run_file), desk.run_file
+
+
+def _level(given: int | None, compiled: "CompiledRun", desk: "Desk", resume: bool) -> int:
+    """The async level; a resumed run keeps the one that it was started with."""
+    file = desk.directory / "async-level"
+    if resume and file.exists():
+        return int(file.read_text(encoding="ascii"))
+    level = given if given is not None else min(DEFAULT_LEVEL, compiled.spec.recipe.max_staleness)
+    file.write_text(f"{level}\n", encoding="ascii")
+    return level
+
+
+def _check_flags(run: Path | None, directory: Path | None, resume: bool, fresh: bool, **changes: object) -> None:
+    if run is None and not (resume and directory):
+        raise CommandError("nothing to train", "no run file was named", "give --run FILE, or --dir DIR --resume", USAGE)
+    if resume and fresh:
+        raise CommandError("--resume and --fresh contradict", "one goes on, one deletes", "give one of them", USAGE)
+    given = [f"--{name}" for name, value in changes.items() if value is not None]
+    if resume and given:
+        raise CommandError(
+            f"a resumed run cannot change {', '.join(given)}",
+            "it would not be the run that was begun",
+            "resume without them, or start a run in another --dir",
+            USAGE,
+        )
+
+
+def _check_parts() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        raise CommandError(
+            "training needs torch, which is not installed",
+            "intellect-node was installed without its extra [train]",
+            "pip install 'intellect-node[train]', or in a clone: make install",
+            RUN,
+        )
+
+
+def _safe(name: str) -> str:
+    """A run's name as that of a directory."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "run"
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None

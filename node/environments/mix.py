@@ -1,0 +1,119 @@
+"""`mix`: several environments as one, each with its share of the problems.
+
+The number that the draw names chooses the environment (by weight) and the problem in it. Problem ids are
+"<label>/<id>", so rewards can be told apart afterwards. Everything else is the environments' own business.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from node.environments.base import Environment, EnvironmentSettings, Problem
+from node.environments.errors import EnvironmentFault
+
+SHARES = 1 << 20
+"""Resolution of the weights."""
+SIZE = 1 << 62
+"""Virtual problem numbers: the low 20 bits choose the environment, the high ones the problem (bias below 2^-12 for
+environments of up to a billion problems)."""
+
+
+class Part(Protocol):
+    """One environment of a mix (`protocol.sections.EnvironmentPart`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def args(self) -> dict[str, int | float | str]: ...
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    name: str
+    args: dict[str, int | float | str]
+    parts: tuple[Part, ...] = ()
+
+
+class MixEnvironment:
+    """parts: (label, weight, environment)."""
+
+    name = "mix"
+
+    def __init__(self, parts: Sequence[tuple[str, float, Environment]]) -> None:
+        if not parts:
+            raise EnvironmentFault("environment 'mix' cannot be loaded", "it has no parts", "add [[environments]]")
+        self.labels = tuple(label for label, _, _ in parts)
+        self._environments = {label: environment for label, _, environment in parts}
+        self._bounds = _bounds([weight for _, weight, _ in parts])
+        self._held_back = _alternate([environment.held_back for _, _, environment in parts])
+        self.size = SIZE
+        self.held_back = len(self._held_back)
+
+    def problem(self, number: int) -> Problem:
+        if not 0 <= number < self.size:
+            raise IndexError(f"problem {number} of {self.size}")
+        share, place = number % SHARES, number // SHARES
+        label = self.labels[next(i for i, bound in enumerate(self._bounds) if share < bound)]
+        environment = self._environments[label]
+        return _labelled(label, environment.problem(place % environment.size))
+
+    def held_back_problem(self, number: int) -> Problem:
+        which, place = self._held_back[number]
+        label = self.labels[which]
+        return _labelled(label, self._environments[label].held_back_problem(place))
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        label, inner = self._inner(problem)
+        return self._environments[label].prompt_tokens(inner)
+
+    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+        scores = [0.0] * len(problems)
+        inner = [self._inner(problem) for problem in problems]
+        for label, environment in self._environments.items():
+            places = [i for i, (own, _) in enumerate(inner) if own == label]
+            given = environment.score([inner[i][1] for i in places], [outputs[i] for i in places]) if places else []
+            for place, value in zip(places, given, strict=True):
+                scores[place] = value
+        return scores
+
+    def close(self) -> None:
+        for environment in self._environments.values():
+            environment.close()
+
+    def _inner(self, problem: Problem) -> tuple[str, Problem]:
+        label, _, problem_id = problem.problem_id.partition("/")
+        return label, Problem(problem_id, problem.prompt, problem.answer)
+
+
+def load_mix(parts: Sequence[Part], load: Callable[[EnvironmentSettings], Environment]) -> MixEnvironment:
+    """load: the registry's loader of a single environment."""
+    return MixEnvironment([(part.title, part.weight, load(_Settings(part.name, part.args))) for part in parts])
+
+
+def label_of(settings: EnvironmentSettings, problem_id: str) -> str:
+    """The environment that a problem is from: its label in a mix, else the environment's name."""
+    label, slash, _ = problem_id.partition("/")
+    return label if slash and settings.name == MixEnvironment.name else settings.name
+
+
+def _labelled(label: str, problem: Problem) -> Problem:
+    return Problem(f"{label}/{problem.problem_id}", problem.prompt, problem.answer)
+
+
+def _bounds(weights: Sequence[float]) -> list[int]:
+    """Upper end of each environment's shares, cumulative; the last is SHARES."""
+    total, seen, bounds = sum(weights), 0.0, []
+    for weight in weights:
+        seen += weight
+        bounds.append(round(SHARES * seen / total))
+    bounds[-1] = SHARES
+    return bounds
+
+
+def _alternate(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """(environment, place) in turns, so that any first n held-back problems are of all environments."""
+    return [(which, place) for place in range(max(counts)) for which, count in enumerate(counts) if place < count]

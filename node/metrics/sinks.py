@@ -1,0 +1,92 @@
+"""Other places for metrics: Weights & Biases, TensorBoard. Imported only when asked for; a clear error when missing.
+
+Blocking: call from a thread. Numbers inside tables become "table/name".
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from node.errors import ConfigError
+
+NAMES = ("wandb", "tensorboard")
+
+
+class Sink(Protocol):
+    """Somewhere records go."""
+
+    def write(self, record: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class WandbSink:
+    """Resumes the run of the same directory. Settings (project, entity, mode) are wandb's own: WANDB_PROJECT ..."""
+
+    def __init__(self, directory: Path, name: str, settings: Mapping[str, Any]) -> None:
+        wandb = _module("wandb", "wandb", "pip install wandb")
+        where = directory / "wandb"
+        where.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(dir=str(where), name=name, config=dict(settings), id=_run_id(where), resume="allow")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._run.log(dict(flat_numbers(record)), step=int(record["step"]))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorBoardSink:
+    """Event files in DIRECTORY/tensorboard."""
+
+    def __init__(self, directory: Path, name: str, settings: Mapping[str, Any]) -> None:
+        _module("tensorboard", "tensorboard", "pip install tensorboard")
+        module = _module("torch.utils.tensorboard", "tensorboard", "pip install tensorboard")
+        self._writer = module.SummaryWriter(log_dir=str(directory / "tensorboard"))
+        self._writer.add_text("run", name)
+        self._writer.add_text("settings", "\n".join(f"    {key} = {value}" for key, value in settings.items()))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        for name, value in flat_numbers(record):
+            self._writer.add_scalar(name, value, int(record["step"]))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def open_sinks(names: list[str], directory: Path, name: str, settings: Mapping[str, Any]) -> list[Sink]:
+    """The sinks that `names` asks for. Raises ConfigError for an unknown name or a package that is missing."""
+    unknown = [one for one in names if one not in NAMES]
+    if unknown:
+        raise ConfigError("metrics cannot be sent", f"{unknown[0]!r} is no place for them", f"use {' or '.join(NAMES)}")
+    kinds = {"wandb": WandbSink, "tensorboard": TensorBoardSink}
+    return [kinds[one](directory, name, settings) for one in dict.fromkeys(names)]
+
+
+def flat_numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """("seconds/wait", 0.4) ... of a nested record; what is no number is left out."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from flat_numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + name, float(value)
+
+
+def _module(name: str, package: str, remedy: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"metrics cannot be sent to {package}", f"the package is not installed ({error})", remedy
+        ) from None
+
+
+def _run_id(where: Path) -> str:
+    """One id per directory, so that a resumed run goes on in the same curve."""
+    import secrets
+
+    path = where / "id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(4), encoding="ascii")
+    return path.read_text(encoding="ascii").strip()

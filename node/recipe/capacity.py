@@ -1,0 +1,83 @@
+"""Which length budgets fit this machine: the capacity class that a worker puts into its files.
+
+Class c may be dealt the first c + 1 targets of the run. The class is the highest whose longest answers this node can
+make in the time that the run gives a file, at the speed that it has measured, and whose key-value cache fits its
+memory. Pure, but for the two functions that measure.
+"""
+
+import json
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from node.hardware import Gpu
+from protocol.run import RunSpec
+
+MEMORY_SHARE = 0.5
+"""Of the memory that is free: the rest is for weights, activations and other programs."""
+SMOOTHING = 0.7
+CACHE_BYTES = 4
+"""Per number in the cache: the engines compute in fp32 on a CPU; a GPU engine's bf16 needs half of that."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """memory: free bytes for a cache; cache_per_token: bytes of key-value cache per token of one sequence."""
+
+    memory: int
+    cache_per_token: int
+
+
+class CapacityGauge:
+    """Speed as measured file by file, and the class that follows. Begins with class 0: nothing is measured yet."""
+
+    def __init__(self, run: RunSpec, machine: Machine) -> None:
+        self._run = run
+        self._machine = machine
+        self.speed: float | None = None
+        """tokens per second, prompts left out"""
+
+    def note(self, output_tokens: int, seconds: float) -> None:
+        """One file was made in `seconds`."""
+        if seconds <= 0 or output_tokens <= 0:
+            return
+        speed = output_tokens / seconds
+        self.speed = speed if self.speed is None else SMOOTHING * self.speed + (1 - SMOOTHING) * speed
+
+    @property
+    def capacity(self) -> int:
+        """The class for the next file."""
+        targets = self._run.length_budget.targets
+        return max(sum(self._fits(target) for target in targets) - 1, 0)
+
+    def _fits(self, target: int) -> bool:
+        """Whether a file full of answers of this length can be made in time and memory."""
+        if self.speed is None:
+            return False
+        rollout = self._run.rollout
+        seconds = rollout.samples_per_file * target / self.speed
+        tokens = rollout.group_size * (rollout.max_prompt_tokens + target)
+        fits = tokens * self._machine.cache_per_token <= MEMORY_SHARE * self._machine.memory
+        return seconds <= self._run.length_budget.seconds and fits
+
+
+def measure(assets: Path, gpus: tuple[Gpu, ...] = ()) -> Machine:
+    """This machine and the run's model. Blocking: call from a thread."""
+    memory = max((gpu.memory for gpu in gpus), default=0) or psutil.virtual_memory().available
+    return Machine(memory, cache_per_token(assets / "model" / "config.json"))
+
+
+def cache_per_token(config: Path) -> int:
+    """Bytes of keys and values per token: 2 * layers * key-value heads * head dimension * CACHE_BYTES.
+
+    0, which limits nothing, if the description does not say them.
+    """
+    try:
+        model = json.loads(config.read_bytes())
+        heads = int(model["num_attention_heads"])
+        layers = int(model["num_hidden_layers"])
+        key_heads = int(model.get("num_key_value_heads") or heads)
+        dimension = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError):
+        return 0
+    return 2 * layers * key_heads * dimension * CACHE_BYTES

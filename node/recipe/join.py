@@ -1,0 +1,85 @@
+"""From an accepted file and a validator's report to groups that may be trained on.
+
+Tokens come from the worker's file, rewards and log-probs from the report, targets from the draw; nothing that the
+worker says about its own success is read. Pure.
+"""
+
+import math
+
+from node.environments.mix import label_of
+from node.recipe.pool import Group, Sample
+from node.training.batch import BatchRow
+from protocol.budgets import draw_targets, task_reward
+from protocol.errors import ProtocolError
+from protocol.rollout import Report, RolloutBatch, SampleRow
+from protocol.run import RunSpec
+
+MAX_LOGPROB = 1e-3
+"""A log-probability may exceed 0 by no more than rounding."""
+
+
+def join(run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, report: Report) -> list[Group]:
+    """The groups of one file, in order. root: of the file (32 bytes). Raises ProtocolError for a report that is not
+    about it, or whose numbers are not finite."""
+    _check_header(root, batch, report)
+    header = batch.header
+    try:
+        targets = draw_targets(run, bytes.fromhex(header.policy_root), header.node, header.index, header.capacity)
+    except ValueError as error:
+        raise _unusable(str(error)) from None
+    key = int.from_bytes(root[:6]) << 14
+    rows: dict[int, list[tuple[BatchRow, Sample]]] = {}
+    labels: dict[int, str] = {}
+    for sample, value in zip(batch.rows, report.rows, strict=True):
+        if (sample.group, sample.sample) != (value.group, value.sample):
+            raise _unusable("its rows are in another order")
+        _check_numbers(sample, value.reward, value.logprobs)
+        target = targets[sample.group] if targets else None
+        length = len(sample.output)
+        task = task_reward(run.length_budget, value.reward, length, target)
+        labels[sample.group] = label = label_of(run.environment, sample.problem_id)
+        row = BatchRow(
+            group_key=key + sample.group,
+            prompt=sample.prompt,
+            output=sample.output,
+            sampler_logprobs=value.logprobs,
+            reward=value.reward,
+            policy_step=policy_step,
+            environment=label,
+            task_reward=task,
+            target_length=target or 0,
+            finished=sample.finished,
+        )
+        rows.setdefault(sample.group, []).append((row, Sample(length, value.reward, task, sample.finished, target)))
+    return [
+        Group(
+            key=(root, group),
+            policy_step=policy_step,
+            rows=tuple(row for row, _ in members),
+            samples=tuple(sample for _, sample in members),
+            label=labels[group],
+            order=(policy_step, header.index),
+        )
+        for group, members in rows.items()
+    ]
+
+
+def _check_header(root: bytes, batch: RolloutBatch, report: Report) -> None:
+    if report.header.file_root != root.hex() or report.header.policy_root != batch.header.policy_root:
+        raise _unusable("it is not about this file")
+    if len(report.rows) != len(batch.rows):
+        raise _unusable(f"it has {len(report.rows)} rows, the file has {len(batch.rows)}")
+
+
+def _check_numbers(sample: SampleRow, reward: float, logprobs: list[float]) -> None:
+    place = f"group {sample.group} sample {sample.sample}"
+    if not sample.prompt or not sample.output:
+        raise _unusable(f"{place} has an empty prompt or output")
+    if len(logprobs) != len(sample.output):
+        raise _unusable(f"{place} has {len(logprobs)} log-probs for {len(sample.output)} tokens")
+    if not math.isfinite(reward) or not all(math.isfinite(p) and p <= MAX_LOGPROB for p in logprobs):
+        raise _unusable(f"{place} has a reward or log-prob that is no such number")
+
+
+def _unusable(why: str) -> ProtocolError:
+    return ProtocolError("unusable report", why)

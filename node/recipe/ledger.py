@@ -1,0 +1,53 @@
+"""The spool's stats/ directory: for every batch, what it was made of and which groups it has settled.
+
+Written whole before the batch itself, so that after a crash the two agree: a batch that stands has its entry, and an
+entry without a batch is written again. Blocking: call from a thread.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from node.training.spool import write_whole
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """metrics: node.recipe.stats of the batch; settled: names of groups that may not be used again; seconds: what
+    making it took."""
+
+    step: int
+    metrics: dict[str, Any]
+    settled: list[str]
+    seconds: dict[str, float] = {}
+
+
+class Ledger:
+    """Entries below `spool`/stats."""
+
+    def __init__(self, spool: Path) -> None:
+        self._directory = spool / "stats"
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"batch-{step:06d}.json"
+
+    def write(self, entry: Entry) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path(entry.step), msgspec.json.encode(entry))
+
+    def read(self, step: int) -> Entry | None:
+        """None if there is none (or it was made by another version of the program)."""
+        try:
+            return msgspec.json.decode(self._path(step).read_bytes(), type=Entry)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def settled(self, before: int) -> set[str]:
+        """Names of all groups that batches of steps below `before` have settled."""
+        found = (self.read(step) for step in range(before))
+        return {name for entry in found if entry for name in entry.settled}
+
+    def tokens(self, before: int) -> int:
+        """Output tokens that batches of steps below `before` looked at."""
+        found = (self.read(step) for step in range(before))
+        return sum(int(entry.metrics.get("output_tokens", 0)) for entry in found if entry)

@@ -1,0 +1,140 @@
+"""The pool of verified groups: what is fresh, what teaches something, and which of it makes the next batch.
+
+Pure: no clock, no file, no network. A group is all samples of one problem in one file; batches are made of whole
+groups, so that advantages are complete. Staleness is counted from the policy that produced a group's tokens to the
+step that would train on it, and nothing staler than the run allows leaves the pool.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from protocol.run import RunSpec
+
+ALIKE = 1e-9
+"""Rewards that differ by no more than this are equal."""
+
+Key = tuple[bytes, int]
+"""(root of its file, number of the group in it)."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A completion as metrics see it. task: the reward before length shaping; target: of its length, None without."""
+
+    length: int
+    reward: float
+    task: float
+    finished: bool
+    target: int | None = None
+
+
+class Group(msgspec.Struct, frozen=True):
+    """rows: what the learner is given (node.training.batch.BatchRow), one per sample; label: of its environment;
+    order: (policy step, submission index), for a stable sequence."""
+
+    key: Key
+    policy_step: int
+    rows: tuple[Any, ...]
+    samples: tuple[Sample, ...]
+    label: str = ""
+    order: tuple[int, int] = (0, 0)
+
+    @property
+    def informative(self) -> bool:
+        """Whether its rewards differ: equal ones have no advantage. A group of one has none either."""
+        rewards = [sample.reward for sample in self.samples]
+        return len(rewards) > 1 and max(rewards) - min(rewards) > ALIKE
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """A batch and what was left out for it. flat: looked at, without signal, set aside by the online filter."""
+
+    step: int
+    groups: tuple[Group, ...]
+    flat: tuple[Group, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Any, ...]:
+        return tuple(row for group in self.groups for row in group.rows)
+
+    @property
+    def settled(self) -> tuple[Group, ...]:
+        """All groups that this batch has used up, those without signal included: none of them may be used again."""
+        return (*self.groups, *self.flat)
+
+
+class RolloutPool:
+    """Groups between verification and a batch."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self._wanted = run.rollout.prompts_per_step
+        self._filters = run.filters
+        self._max_staleness = run.recipe.max_staleness
+        self._groups: dict[Key, Group] = {}
+        self.stale_rollouts = 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def rollouts(self) -> int:
+        """Samples that wait."""
+        return sum(len(group.rows) for group in self._groups.values())
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """A group that is there already stays as it is."""
+        for group in groups:
+            self._groups.setdefault(group.key, group)
+
+    def drop_stale(self, step: int) -> list[Group]:
+        """Remove and count what may not train `step` any more."""
+        old = [group for group in self._groups.values() if step - group.policy_step > self._max_staleness]
+        for group in old:
+            del self._groups[group.key]
+        self.stale_rollouts += sum(len(group.rows) for group in old)
+        return old
+
+    def missing(self, step: int) -> int:
+        """How many groups more the batch of `step` needs; 0: `take` will give one. With the online filter only
+        groups with signal count, until as many were looked at as `filters.refill` allows."""
+        fresh = [group for group in self._groups.values() if step - group.policy_step <= self._max_staleness]
+        if not self._filters.online:
+            return max(0, self._wanted - len(fresh))
+        if len(fresh) >= math.floor(self._filters.refill * self._wanted):
+            return 0
+        return max(0, self._wanted - sum(group.informative for group in fresh))
+
+    def take(self, step: int) -> Selection | None:
+        """The batch of `step`: the oldest policies first; None while groups are missing.
+
+        Without the online filter the batch has at least `prompts_per_step` groups and, unless surplus is kept, all of
+        the last file. With it, groups without signal are settled together with the batch, and if the refill's limit
+        came first, some of them fill it up.
+        """
+        self.drop_stale(step)
+        if self.missing(step) > 0:
+            return None
+        waiting = sorted(self._groups.values(), key=lambda group: (group.order, group.key))
+        chosen, flat = self._filtered(waiting) if self._filters.online else (waiting[: self._wanted], [])
+        if not self._filters.keep_surplus:
+            self._groups.clear()
+        for group in (*chosen, *flat):
+            self._groups.pop(group.key, None)
+        return Selection(step, tuple(chosen), tuple(flat))
+
+    def _filtered(self, waiting: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+        """(chosen, without signal). What stands behind the last chosen group is surplus, whatever its signal."""
+        informative = [group for group in waiting if group.informative][: self._wanted]
+        if len(informative) == self._wanted:
+            last = waiting.index(informative[-1])
+            return informative, [group for group in waiting[:last] if not group.informative]
+        flat = [group for group in waiting if not group.informative]
+        fill = self._wanted - len(informative)
+        return sorted([*informative, *flat[:fill]], key=lambda g: (g.order, g.key)), flat[fill:]
+
+
+def group_id(group: Group) -> str:
+    """root:group, as a batch's header names what it holds."""
+    return f"{group.key[0].hex()}:{group.key[1]}"

@@ -1,0 +1,264 @@
+"""Training at a desk: a trainer and one engine, no chain, no peers; the same learner, spool, engine and recipe.
+
+Batch k is made by policy max(0, k - async_level) exactly, and the draws follow from the policy and the seed: the
+same run file and seed give the same curve, however fast the machine is and however often it was interrupted.
+Rollouts stay on disk until they are stale, so a restart finds them; the ledger says which of them are used up.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+from blake3 import blake3
+
+from node.inference.client import EngineProcess
+from node.inference.errors import EngineCrashed, EngineError
+from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced
+from node.metrics.alarms import Alarm
+from node.metrics.journal import read_records
+from node.metrics.observer import Observer
+from node.recipe.join import join
+from node.recipe.ledger import Entry, Ledger
+from node.recipe.limits import reached_target, spent
+from node.recipe.pool import Group, RolloutPool, Selection, group_id
+from node.recipe.stats import describe as describe_selection
+from node.training.batch import Batch, BatchHeader, encode_batch
+from node.training.client import TrainerProcess
+from node.training.spool import Spool
+from protocol.blobs import describe
+from protocol.budgets import highest_capacity
+from protocol.identity import Address, address_from_bytes
+from protocol.rollout import decode, decode_report
+from protocol.run import RunSpec
+from protocol.statements import Outcome
+
+log = structlog.get_logger()
+POLL = 0.02
+LOAD_DEADLINE = 300.0
+WORK_DEADLINE = 3600.0
+ENGINE_TRIES = 5
+_NODE = "intellect-node local node v1"
+Told = Callable[[dict[str, Any]], None]
+
+
+class LocalRun:
+    """One run in one directory. told: hears every new step's record, in order."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        encoded: bytes,
+        directory: Path,
+        assets: Path,
+        *,
+        engine: EngineProcess,
+        learner: TrainerProcess,
+        spool: Spool,
+        observer: Observer,
+        async_level: int,
+        told: Told = lambda record: None,
+    ) -> None:
+        self._run, self._encoded, self._assets = run, encoded, assets
+        self._engine, self._learner, self._spool, self._observer = engine, learner, spool, observer
+        self._level = async_level
+        self._told = told
+        self._node = local_address(run.recipe.seed)
+        self._rollouts = directory / "rollouts"
+        self._ledger = Ledger(spool.root)
+        self._pool = RolloutPool(run)
+        self._made: dict[int, int] = {}
+        self._loaded: tuple[int, int] | None = None
+        self._evaluations: list[float] = []
+        self._seconds: dict[str, float] = {}
+        self._tokens = 0
+        self._before = self._began = 0.0
+        self.ended_by: str | None = None
+
+    @property
+    def rung(self) -> list[Alarm]:
+        """Alarms that rang, in this process's life."""
+        return self._observer.rung
+
+    async def run(self) -> None:
+        """Train until the last step, the goal, or the end of the budget."""
+        await trio.to_thread.run_sync(self._spool.prepare, self._encoded, self._assets)
+        await trio.to_thread.run_sync(self._recall)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._make_batches, nursery)
+            async with trio.open_nursery() as inner:
+                inner.start_soon(self._learner.run)
+                await self._follow()
+            nursery.cancel_scope.cancel()
+
+    # policies and records out
+
+    async def _follow(self) -> None:
+        """Record each step as the learner completes it; end the run where it has to end before its last step."""
+        self._began = time.monotonic()
+        for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
+            await self._completed(step)
+            record = await trio.to_thread.run_sync(self._record, step)
+            self._told(record)
+            self._spool.forget_policies(min(step, self._spool.next_batch() - self._level))
+            self.ended_by = self._reason_to_end(record)
+            if self.ended_by:
+                self._learner.finish()
+                return
+
+    async def _completed(self, step: int) -> None:
+        while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
+            await trio.sleep(POLL)
+
+    def _record(self, step: int) -> dict[str, Any]:
+        learner = msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, Any])
+        entry = self._ledger.read(step - 1) if step > 0 else None
+        batch, seconds = (entry.metrics, entry.seconds) if entry else ({}, {})
+        elapsed = round(self._before + time.monotonic() - self._began, 3)
+        self._observer.observe(learner, {**batch, "elapsed": elapsed}, seconds)
+        self._tokens += int(batch.get("output_tokens", 0))
+        return self._observer.latest
+
+    def _reason_to_end(self, record: dict[str, Any]) -> str | None:
+        if isinstance(record.get("eval_reward"), float):
+            self._evaluations.append(record["eval_reward"])
+        if reached_target(self._run, self._evaluations):
+            return f"the goal is reached: recipe.target_reward = {self._run.recipe.target_reward:g}"
+        if self._run.alarms.stop and self._observer.alarms:
+            return f"an alarm rings: {self._observer.alarms[0].text}"
+        return spent(self._run, float(record["elapsed"]), self._tokens)
+
+    # batches in
+
+    async def _make_batches(self, nursery: trio.Nursery) -> None:
+        if self._spool.next_batch() < self._run.recipe.steps:
+            await nursery.start(self._engine.run)
+        for step in range(self._spool.next_batch(), self._run.recipe.steps):
+            policy = max(0, step - self._level)
+            await self._completed(policy)
+            selection = await self._fill(step, policy)
+            await trio.to_thread.run_sync(self._hand_over, selection)
+
+    async def _fill(self, step: int, policy: int) -> Selection:
+        """Make files with `policy` until the batch of `step` is full."""
+        self._seconds = {}
+        while (selection := self._pool.take(step)) is None:
+            index = self._made.get(policy, 0)
+            for attempt in range(ENGINE_TRIES):
+                try:
+                    self._pool.add(await self._groups(policy, index))
+                    break
+                except EngineCrashed:
+                    if attempt == ENGINE_TRIES - 1:
+                        raise
+            self._made[policy] = index + 1
+        return selection
+
+    async def _groups(self, policy: int, index: int) -> list[Group]:
+        """The groups of one file: from disk if it was made before a restart, else newly made."""
+        rollout, report = self._paths(policy, index)
+        if not report.exists():
+            await self._make(policy, index, rollout, report)
+        return await trio.to_thread.run_sync(self._read, policy, rollout, report)
+
+    async def _make(self, policy: int, index: int, rollout: Path, report: Path) -> None:
+        """Sample and score a submission exactly as a worker and a validator would."""
+        root = await trio.to_thread.run_sync(self._policy_root, policy)
+        if self._loaded != (policy, self._engine.generation):
+            path = str(self._spool.policy_path(policy))
+            await self._engine.ask(LoadPolicy(policy_root=root, step=policy, path=path), timeout=LOAD_DEADLINE)
+            self._loaded = (policy, self._engine.generation)
+        order = Produce(
+            policy_root=root,
+            node=self._node,
+            pool=0,
+            index=index,
+            out_path=str(rollout),
+            capacity=highest_capacity(self._run),
+        )
+        produced = await self._engine.ask(order, timeout=WORK_DEADLINE)
+        assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
+        look = Inspect(
+            policy_root=root,
+            node=self._node,
+            pool=0,
+            index=index,
+            units=produced.units,
+            path=str(rollout),
+            report_path=str(report),
+        )
+        inspected = await self._engine.ask(look, timeout=WORK_DEADLINE)
+        assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
+        if inspected.outcome != Outcome.ACCEPT:
+            raise EngineError(
+                "the engine's own rollouts do not pass its checks",
+                inspected.detail,
+                "the model or its tokenizer is inconsistent, or [verification] is too strict for this machine",
+            )
+        for name, took in (("generate", produced.seconds), ("score", inspected.seconds)):
+            self._seconds[name] = self._seconds.get(name, 0.0) + took
+
+    def _read(self, policy: int, rollout: Path, report: Path) -> list[Group]:
+        limit = self._run.rollout.samples_per_file
+        data = rollout.read_bytes()
+        values = decode_report(report.read_bytes(), limit)
+        return join(self._run, describe(data).root, policy, decode(data, limit), values)
+
+    def _hand_over(self, selection: Selection) -> None:
+        """The ledger first, then the batch: see node.recipe.ledger."""
+        step = selection.step
+        metrics = describe_selection(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
+        settled = [group_name(group) for group in selection.settled]
+        self._ledger.write(Entry(step, metrics, settled, self._seconds))
+        files = tuple(group_id(group) for group in selection.groups)
+        self._spool.write_batch(step, encode_batch(Batch(BatchHeader(step, files=files), selection.rows)))
+        self._forget(step + 1 - self._run.recipe.max_staleness)
+
+    # memory
+
+    def _recall(self) -> None:
+        """After a restart: the evaluations and the time so far, and the rollouts that are neither stale nor used."""
+        for record in read_records(self._observer.path):
+            if isinstance(record.get("eval_reward"), float):
+                self._evaluations.append(record["eval_reward"])
+            self._before = max(self._before, float(record.get("elapsed", 0.0)))
+        step = self._spool.next_batch()
+        self._tokens = self._ledger.tokens(self._observer.newest)
+        self._rollouts.mkdir(parents=True, exist_ok=True)
+        self._forget(step - self._run.recipe.max_staleness)
+        settled = self._ledger.settled(step)
+        last = self._ledger.read(step - 1) if step else None
+        self._pool.stale_rollouts = int(last.metrics.get("stale_rollouts", 0)) if last else 0
+        for report in sorted(self._rollouts.glob("*.report")):
+            policy, index = (int(part) for part in report.stem.split("-"))
+            groups = self._read(policy, *self._paths(policy, index))
+            self._made[policy] = max(self._made.get(policy, 0), index + 1)
+            self._pool.add(group for group in groups if group_name(group) not in settled)
+
+    def _paths(self, policy: int, index: int) -> tuple[Path, Path]:
+        stem = f"{policy:06d}-{index:06d}"
+        return self._rollouts / f"{stem}.rollout", self._rollouts / f"{stem}.report"
+
+    def _policy_root(self, policy: int) -> bytes:
+        metrics = msgspec.json.decode(self._spool.metrics_path(policy).read_bytes(), type=dict[str, Any])
+        return bytes.fromhex(metrics["policy_root"])
+
+    def _forget(self, before: int) -> None:
+        """Delete the files of policies older than `before`: stale for every batch to come."""
+        for path in self._rollouts.iterdir():
+            if int(path.name.partition("-")[0]) < before:
+                path.unlink(missing_ok=True)
+
+
+def group_name(group: Group) -> str:
+    """policy-index-group: the same after a restart, as files are named and not hashed here."""
+    return f"{group.order[0]}-{group.order[1]}-{group.key[1]}"
+
+
+def local_address(seed: int) -> Address:
+    """The address that stands for this desk in the draws; another seed draws other problems."""
+    place = seed.to_bytes(16, "little", signed=True)
+    return address_from_bytes(blake3(place, derive_key_context=_NODE).digest(20))

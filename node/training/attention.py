@@ -1,0 +1,110 @@
+"""Attention over a pack: samples end to end in one row, none of which sees another.
+
+Registered with transformers under a name of its own, so every architecture that uses its attention interface can be
+packed. There is no mask to get wrong: each bucket of samples is cut out, attends causally, and is put back. Everything
+else in a decoder works token by token, given positions that begin anew with each sample.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from node.training.errors import TrainingError
+from node.training.packing import Bucket, buckets
+
+NAME = "intellect_packed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A bucket on the device. gather: int64[samples * width], scatter: int64[tokens], both None if uniform."""
+
+    bucket: Bucket
+    gather: Tensor | None
+    scatter: Tensor | None
+
+
+class Pack:
+    """The samples of one row: where each begins, and which attend together."""
+
+    def __init__(self, lengths: list[int], device: torch.device | str = "cpu") -> None:
+        self.parts = [_part(bucket, device) for bucket in buckets(lengths)]
+        self.tokens = sum(lengths)
+        self.padded = sum(len(part.bucket.lengths) * part.bucket.width for part in self.parts)
+
+
+def _part(bucket: Bucket, device: torch.device | str) -> _Part:
+    if bucket.uniform:
+        return _Part(bucket, None, None)
+    lengths = torch.tensor(bucket.lengths)
+    begins = bucket.start + torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
+    offsets = torch.arange(bucket.width)[None, :]
+    inside = offsets < lengths[:, None]
+    gather = torch.where(inside, begins[:, None] + offsets, begins[:, None]).flatten()
+    return _Part(bucket, gather.to(device), inside.flatten().nonzero()[:, 0].to(device))
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    pack: Pack | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """query: [1, heads, tokens, d]; key, value: [1, key heads, tokens, d] -> [1, tokens, heads, d].
+
+    Raises TrainingError for attention that this cannot express (soft caps, sinks).
+    """
+    refused = [name for name in ("softcap", "s_aux", "position_bias") if extra.get(name) is not None]
+    if refused or pack is None or query.shape[0] != 1:
+        raise TrainingError(
+            "samples of this model cannot be packed",
+            f"its attention uses {', '.join(refused) or 'no packs'}",
+            "set trainer.packing to false",
+        )
+    parts = [_attend(part, query[0], key[0], value[0], scaling, sliding_window) for part in pack.parts]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+
+
+def _attend(part: _Part, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+    """[tokens of the bucket, heads, d]"""
+    bucket = part.bucket
+    count, width = len(bucket.lengths), bucket.width
+
+    def cut(heads: Tensor) -> Tensor:
+        """[heads, tokens, d] -> [samples, heads, width, d]"""
+        if part.gather is None:
+            chosen = heads[:, bucket.start : bucket.start + bucket.tokens]
+        else:
+            chosen = heads.index_select(1, part.gather)
+        return chosen.unflatten(1, (count, width)).transpose(0, 1)
+
+    mask = None
+    if window is not None and width > window:
+        at = torch.arange(width, device=query.device)
+        mask = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window)
+    grouped = query.shape[0] != key.shape[0]
+    found = scaled_dot_product_attention(
+        cut(query),
+        cut(key),
+        cut(value),
+        attn_mask=mask,
+        is_causal=mask is None and width > 1,
+        scale=scale,
+        enable_gqa=grouped,
+    )
+    flat = found.transpose(1, 2).flatten(0, 1)
+    return flat if part.scatter is None else flat.index_select(0, part.scatter)
+
+
+AttentionInterface.register(NAME, packed_attention)

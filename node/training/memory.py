@@ -1,0 +1,36 @@
+"""When memory runs out: an error that says which setting to lower."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from node.training.errors import TrainingError
+from node.training.settings import TrainerSettings
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
+_ADVICE = (
+    ("activation_checkpointing", False, "turn on trainer.activation_checkpointing"),
+    ("offload_activations", False, "turn on trainer.offload_activations"),
+    ("offload_parameters", False, "turn on trainer.offload_parameters"),
+)
+
+
+@contextmanager
+def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int) -> Iterator[None]:
+    """Turn every kind of out-of-memory error into a TrainingError."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _advice(settings, step, str(error)) from error
+    except RuntimeError as error:
+        if _CPU_ALLOCATOR not in str(error):
+            raise
+        raise _advice(settings, step, str(error)) from error
+
+
+def _advice(settings: TrainerSettings, step: int, why: str) -> TrainingError:
+    more = [text for name, off, text in _ADVICE if getattr(settings, name) == off]
+    lower = f"lower trainer.micro_batch_tokens (now {settings.micro_batch_tokens})"
+    short = why.strip().splitlines()[0][:200] if why.strip() else "no memory is left"
+    return TrainingError(f"memory ran out in step {step}", short, "; or ".join([lower, *more]))

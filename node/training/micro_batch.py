@@ -1,0 +1,82 @@
+"""Rows -> the tensors of one forward pass: packed (end to end in one row) or padded to equal length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.training.attention import Pack
+from node.training.batch import BatchRow
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """tokens, positions: int64[rows, width]; pack: None if padded; drawn: int64[n], the sampled tokens;
+
+    places: int64[n] into the flattened rows: where the logits of each sampled token stand; real: tokens that are no
+    padding; computed: positions that the costliest part works on, padding included.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    pack: Pack | None
+    places: Tensor
+    drawn: Tensor
+    real: int
+    computed: int
+
+
+def packed(rows: Sequence[BatchRow], device: torch.device) -> MicroBatch:
+    """rows: by ascending length of prompt and output, as node.training.packing plans them."""
+    fed = [[*row.prompt, *row.output[:-1]] for row in rows]
+    lengths = np.array([len(ids) for ids in fed])
+    ends = lengths.cumsum()
+    outputs = np.array([len(row.output) for row in rows])
+    pack = Pack(lengths.tolist(), device)
+    return MicroBatch(
+        tokens=_on(np.concatenate(fed), device)[None],
+        positions=_on(np.arange(ends[-1]) - np.repeat(ends - lengths, lengths), device)[None],
+        pack=pack,
+        places=_on(_last(ends, outputs), device),
+        drawn=_on(np.concatenate([row.output for row in rows]), device),
+        real=pack.tokens,
+        computed=pack.padded,
+    )
+
+
+def padded(rows: Sequence[BatchRow], device: torch.device) -> MicroBatch:
+    """Padding stands on the right, where a causal model cannot see it: no mask is needed."""
+    fed = [[*row.prompt, *row.output[:-1]] for row in rows]
+    width = max(map(len, fed))
+    tokens = np.zeros((len(fed), width), dtype=np.int64)
+    for line, ids in zip(tokens, fed, strict=True):
+        line[: len(ids)] = ids
+    ends = np.arange(len(fed)) * width + [len(ids) for ids in fed]
+    outputs = np.array([len(row.output) for row in rows])
+    return MicroBatch(
+        tokens=_on(tokens, device),
+        positions=torch.arange(width, device=device)[None].expand(len(fed), width),
+        pack=None,
+        places=_on(_last(ends, outputs), device),
+        drawn=_on(np.concatenate([row.output for row in rows]), device),
+        real=sum(map(len, fed)),
+        computed=tokens.size,
+    )
+
+
+def nothing(packing: bool, device: torch.device) -> MicroBatch:
+    """One token that counts for nothing: a rank without rows still takes part in its round."""
+    zero = torch.zeros(1, dtype=torch.long, device=device)
+    return MicroBatch(zero[None], zero[None], Pack([1], device) if packing else None, zero, zero, 0, 0)
+
+
+def _last(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The last `counts[i]` places before `ends[i]`, one sample after the other."""
+    total = counts.cumsum()
+    return np.arange(total[-1]) + np.repeat(ends - total, counts)
+
+
+def _on(values: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64, copy=False)).to(device)

@@ -1,0 +1,59 @@
+"""Rows that can be learnt from, and those that cannot: one bad report must neither poison a step nor end the run."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from node.training.batch import BatchRow
+from node.training.errors import TrainingError
+
+LEAST_LOGPROB = -1e4
+MOST_LOGPROB = 1e-3
+"""Rounding may put the log-probability of a certain token a little above zero."""
+
+
+def usable_rows(rows: Sequence[BatchRow], vocabulary: int) -> tuple[list[BatchRow], Counter[str]]:
+    """The good rows in order, and why others were left out: "empty", "vocabulary", "logprobs", "reward".
+
+    Raises TrainingError if no row of a batch is usable: then something larger is wrong than a report.
+    """
+    kept: list[BatchRow] = []
+    refused: Counter[str] = Counter()
+    for row in rows:
+        fault = _fault(row, vocabulary)
+        if fault is None:
+            kept.append(row)
+        else:
+            refused[fault] += 1
+    if rows and not kept:
+        fault, count = refused.most_common(1)[0]
+        raise TrainingError("nothing in a batch can be learnt from", _WHY[fault].format(count), _REMEDY[fault])
+    return kept, refused
+
+
+def _fault(row: BatchRow, vocabulary: int) -> str | None:
+    if not row.prompt or not row.output or len(row.output) != len(row.sampler_logprobs):
+        return "empty"
+    tokens = (*row.prompt, *row.output)
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        return "vocabulary"
+    logprobs = np.asarray(row.sampler_logprobs)
+    if not np.isfinite(logprobs).all() or logprobs.max() > MOST_LOGPROB or logprobs.min() < LEAST_LOGPROB:
+        return "logprobs"
+    return None if math.isfinite(row.reward) else "reward"
+
+
+_WHY = {
+    "empty": "{} rows have no output, no prompt, or another number of log-probabilities than tokens",
+    "vocabulary": "{} rows have tokens outside the model's vocabulary",
+    "logprobs": "{} rows have log-probabilities that are not finite, or above zero",
+    "reward": "{} rows have a reward that is not finite",
+}
+_REMEDY = {
+    "empty": "see the validators' logs: their reports do not fit the rollouts",
+    "vocabulary": "the run's model and tokenizer do not belong together, or the batch is another run's",
+    "logprobs": "see the validators' logs: their engine computes with broken weights",
+    "reward": "see the environment's scores: they must be finite numbers",
+}

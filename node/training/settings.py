@@ -1,0 +1,75 @@
+"""TrainerSettings: what the trainer's machine can bear. Not part of the run: it may change at every restart.
+
+The daemon takes them from the table [trainer] of config.toml and hands them to the trainer process through the spool.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from node.training.errors import TrainingError
+
+
+class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """world_size: processes, one per GPU; device: "auto" takes GPUs where there are some.
+
+    dtype: what the layers compute in ("auto": bfloat16 on GPUs, float32 on CPUs); master weights, gradients'
+    reduction and optimiser are float32 always, and so are embedding and output head unless fp32_logits is off;
+    micro_batch_tokens: most tokens of one forward and backward pass, the first thing to lower when memory runs out;
+    packing: samples end to end in one row (off: padded to equal length);
+    activation_checkpointing: recompute each layer in the backward pass; offload_activations: keep what the backward
+    pass needs in CPU memory; offload_parameters: keep parameters and optimiser state there;
+    reshard_after_forward: free each layer's gathered weights between forward and backward pass;
+    logit_cells: most logits (tokens * vocabulary) that exist at a time;
+    checkpoint_every: in steps; keep_checkpoints: how many; async_checkpoints: write while training goes on;
+    deterministic: the same numbers at every replay, also on GPUs, where it costs some speed;
+    threads: CPU threads of each process; peak_tflops: of one device, for the MFU (0: by the device's name, if known).
+    """
+
+    world_size: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    micro_batch_tokens: int = 1 << 14
+    packing: bool = True
+    activation_checkpointing: bool = False
+    offload_activations: bool = False
+    offload_parameters: bool = False
+    reshard_after_forward: bool = True
+    fp32_logits: bool = True
+    logit_cells: int = 1 << 26
+    checkpoint_every: int = 10
+    keep_checkpoints: int = 2
+    async_checkpoints: bool = True
+    deterministic: bool = True
+    threads: int = 1
+    peak_tflops: float = 0.0
+
+    def check(self) -> None:
+        """Raises TrainingError naming the first setting that makes no sense."""
+        for name, good, rule in (
+            ("world_size", 1 <= self.world_size <= 1024, "must be 1 to 1024"),
+            ("micro_batch_tokens", 1 <= self.micro_batch_tokens <= 1 << 24, "must be 1 to 16777216"),
+            ("logit_cells", self.logit_cells >= 1, "must be at least 1"),
+            ("checkpoint_every", 1 <= self.checkpoint_every <= 100_000, "must be 1 to 100000"),
+            ("keep_checkpoints", 1 <= self.keep_checkpoints <= 1000, "must be 1 to 1000"),
+            ("threads", 1 <= self.threads <= 1024, "must be 1 to 1024"),
+            ("peak_tflops", 0 <= self.peak_tflops < 1e6, "must be 0 (unknown) or more"),
+        ):
+            if not good:
+                raise _unusable(f"{name} {rule}, not {getattr(self, name)}")
+
+
+def read_settings(values: Mapping[str, Any]) -> TrainerSettings:
+    """From a table of config.toml. Raises TrainingError for unknown names and senseless values."""
+    try:
+        settings = msgspec.convert(dict(values), TrainerSettings)
+    except msgspec.ValidationError as error:
+        raise _unusable(str(error)) from None
+    settings.check()
+    return settings
+
+
+def _unusable(why: str) -> TrainingError:
+    known = ", ".join(TrainerSettings.__struct_fields__)
+    return TrainingError("unusable trainer settings", why, f"correct [trainer] in config.toml; known: {known}")

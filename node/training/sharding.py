@@ -1,0 +1,71 @@
+"""The model on the trainer's devices: FSDP2 with float32 master weights, recomputation, offload.
+
+Each decoder layer is a unit of its own, computed in bf16 where the settings say so; embedding, last norm and output
+head form the root unit, in float32 (ScaleRL, arXiv 2510.13786: float32 logits matter most of all choices). Gradients
+are reduced in float32, whatever they were computed in. A plain float32 process is left as it is.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+from node.training.policy_model import PolicyModel
+from node.training.settings import TrainerSettings
+from node.training.world import World, compute_dtype
+
+
+def prepare_model(model: Any, temperature: float, settings: TrainerSettings, world: World) -> PolicyModel:
+    """Wrap, shard and place a transformers model with float32 parameters."""
+    policy = PolicyModel(model, temperature, settings.logit_cells)
+    layers = decoder_layers(model)
+    if settings.activation_checkpointing:
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    if world.mesh is None:
+        return policy.to(world.device)
+    dtype = compute_dtype(settings, world.device)
+    head = torch.float32 if settings.fp32_logits else dtype
+    offload = (
+        CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if settings.offload_parameters else OffloadPolicy()
+    )
+    common: dict[str, Any] = {
+        "mesh": world.mesh,
+        "offload_policy": offload,
+        "reshard_after_forward": settings.reshard_after_forward,
+    }
+    for layer in layers:
+        fully_shard(layer, mp_policy=MixedPrecisionPolicy(dtype, torch.float32), **common)
+    fully_shard(policy, mp_policy=MixedPrecisionPolicy(head, torch.float32), **common)
+    return policy
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The members of the list of modules that holds most of the parameters."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    largest = max(lists, key=lambda members: sum(p.numel() for p in members.parameters()), default=None)
+    return list(largest) if largest is not None else []
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, value: Tensor) -> None:
+    """Copy a whole tensor, the same on every rank, into a parameter or its shard."""
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(
+            value.to(parameter.device, parameter.dtype), parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+    parameter.copy_(value)
+
+
+@torch.no_grad()
+def whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """The whole tensor in `dtype`, on every rank."""
+    if isinstance(parameter, DTensor):
+        if parameter.device.type == "cpu" and parameter.device_mesh.device_type == "cuda":
+            parameter = parameter.to("cuda")
+        return parameter.to(dtype).full_tensor()
+    return parameter.to(dtype)

@@ -1,0 +1,88 @@
+"""What a step says of itself: sums over loss tokens of all ranks, and plain facts about its rows."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from node.training.batch import BatchRow
+from node.training.losses.base import TokenLoss
+from node.training.losses.registry import LossInputs
+from node.training.losses.regularisers import mismatch_kl
+from node.training.micro_batch import MicroBatch
+from node.training.world import World
+
+PER_TOKEN = ("entropy", "mismatch_kl", "kl", "clip_share", "mask_share", "truncated_weight_share")
+"""Means over loss tokens; those that the objective does not have are left out."""
+SOLVED = 1 - 1e-6
+
+
+class Tally:
+    """Sums over this rank's loss tokens."""
+
+    def __init__(self) -> None:
+        self._loss = 0.0
+        self._tokens = 0
+        self._real = 0
+        self._computed = 0
+        self._ratio_max = 0.0
+        self._sums: dict[str, float] = {}
+
+    def add(
+        self,
+        batch: MicroBatch,
+        inputs: LossInputs,
+        found: TokenLoss,
+        entropy: Tensor,
+        total: Tensor,
+        extra: Mapping[str, Tensor],
+    ) -> None:
+        self._loss += float(total.detach())
+        self._tokens += len(inputs.logprobs)
+        self._real += batch.real
+        self._computed += batch.computed
+        mismatch = mismatch_kl(inputs.logprobs, inputs.sampler_logprobs)
+        for name, values in {"entropy": entropy, "mismatch_kl": mismatch, **found.metrics, **extra}.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(values.detach().sum())
+        furthest = float((inputs.logprobs.detach() - inputs.sampler_logprobs).max())
+        self._ratio_max = max(self._ratio_max, math.exp(min(furthest, 700.0)))
+
+    def metrics(self, world: World, updates: int) -> dict[str, float]:
+        """Over all ranks, which all have to call this. loss: mean over `updates` optimiser steps."""
+        sums = [self._loss, self._tokens, self._real, self._computed, *(self._sums.get(n, 0.0) for n in PER_TOKEN)]
+        loss, tokens, real, computed, *per_token = world.sums([float(value) for value in sums])
+        ratio_max, *known = world.maxima([self._ratio_max, *(float(name in self._sums) for name in PER_TOKEN)])
+        means = {n: v / max(tokens, 1.0) for n, v, there in zip(PER_TOKEN, per_token, known, strict=True) if there}
+        return {
+            "loss": loss / updates,
+            "entropy": 0.0,
+            **means,
+            "ratio_max": ratio_max,
+            "trained_tokens": tokens,
+            "padding_share": 1 - real / computed if computed else 0.0,
+        }
+
+
+def describe(rows: Sequence[BatchRow]) -> dict[str, Any]:
+    """Rewards, lengths and tokens of a batch's rows."""
+    if not rows:
+        return {"reward_mean": 0.0, "tokens": 0.0}
+    lengths = [len(row.output) for row in rows]
+    facts: dict[str, Any] = {
+        "reward_mean": float(np.mean([row.reward for row in rows])),
+        "task_reward_mean": float(np.mean([row.solved for row in rows])),
+        "pass_rate": float(np.mean([row.solved >= SOLVED for row in rows])),
+        "length_mean": float(np.mean(lengths)),
+        "length_max": float(max(lengths)),
+        "truncated_share": float(np.mean([not row.finished for row in rows])),
+        "tokens": float(sum(lengths)),
+    }
+    by_environment: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_environment[row.environment].append(row.reward)
+    if set(by_environment) != {""}:
+        facts["reward_by_environment"] = {name: float(np.mean(found)) for name, found in by_environment.items()}
+    return facts

@@ -1,0 +1,167 @@
+"""Optional sections of a run: several environments, length budgets, filters, requirements, limits of cost, alarms.
+
+Knows what each setting means and its bounds; knows nothing of how it is carried out. Every default leaves a run
+as it would be without the section.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Rule = tuple[str, bool, str]
+"""(field, whether its value is good, what it must be)."""
+
+MAX_PARTS = 32
+MAX_TARGETS = 32
+MAX_TEXT = 500
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A strict section of the run."""
+
+
+class EnvironmentPart(Section, frozen=True):
+    """One of several environments. weight: its share of the problems, relative to the others'; label: its name in
+    metrics and problem ids, the environment's own name if empty."""
+
+    name: str
+    weight: float = 1.0
+    label: str = ""
+    args: dict[str, int | float | str] = {}
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+
+class LengthBudget(Section, frozen=True):
+    """Rewards for answers of a wanted length (INTELLECT-2, arXiv 2505.07291, section 3.1). No targets: off.
+
+    targets: ascending token counts; which of them a worker may be dealt is bounded by the capacity class that its
+    file states (class c: the first c + 1), so slow or small nodes get the short ones. alpha: reward lost per token
+    beside the target (mode "exact"), or slope of the factor (mode "max"). mode: see protocol.budgets. text: told to
+    the model, {target} is the number; place: after or before the problem. cut: an answer ends at cut * target
+    tokens at the latest (0: at rollout.max_output_tokens only). seconds: how long a worker's file may take; from it
+    and the measured speed follows the class.
+    """
+
+    targets: tuple[int, ...] = ()
+    alpha: float = 0.0003
+    mode: Literal["exact", "max", "clip"] = "exact"
+    text: str = "Think for {target} tokens before giving a response."
+    place: Literal["after", "before"] = "after"
+    cut: float = 0.0
+    seconds: float = 120.0
+
+    def rules(self) -> list[Rule]:
+        ascending = all(a < b for a, b in zip(self.targets, self.targets[1:], strict=False))
+        return [
+            (
+                "length_budget.targets",
+                len(self.targets) <= MAX_TARGETS and ascending and all(t >= 1 for t in self.targets),
+                f"must be at most {MAX_TARGETS} ascending token counts",
+            ),
+            ("length_budget.alpha", 0 <= self.alpha <= 1, "must be 0 to 1: reward per token"),
+            ("length_budget.text", len(self.text) <= MAX_TEXT and "{target}" in self.text, "must hold {target}"),
+            ("length_budget.cut", self.cut == 0 or 1 <= self.cut <= 64, "must be 0 (no cut) or 1 to 64"),
+            ("length_budget.seconds", 1 <= self.seconds <= 86400, "must be 1 to 86400"),
+        ]
+
+
+class Filters(Section, frozen=True):
+    """Which groups a batch is made of.
+
+    online: groups whose rewards are all equal teach nothing; leave them out and wait for others until the batch is
+    full. refill: a batch looks at no more than refill * prompts_per_step groups, then takes what there is.
+    keep_surplus: verified groups that a batch did not need wait for the next one while they are fresh enough.
+    """
+
+    online: bool = False
+    refill: float = 4.0
+    keep_surplus: bool = True
+
+    def rules(self) -> list[Rule]:
+        return [("filters.refill", 1 <= self.refill <= 64, "must be 1 to 64: looked-at groups per wanted group")]
+
+
+class Requirement(Section, frozen=True):
+    """What a machine must have. memory_gib, gpu_memory_gib: GiB, the latter of its largest GPU; 0: anything will do."""
+
+    cores: int = 0
+    memory_gib: float = 0.0
+    gpu_memory_gib: float = 0.0
+
+
+class Requirements(Section, frozen=True):
+    """Of each role."""
+
+    trainer: Requirement = Requirement()
+    worker: Requirement = Requirement()
+    validator: Requirement = Requirement()
+
+    def rules(self) -> list[Rule]:
+        return [
+            (
+                f"requirements.{role}",
+                0 <= need.cores <= 4096 and 0 <= need.memory_gib <= 1 << 20 and 0 <= need.gpu_memory_gib <= 1 << 20,
+                "must hold cores up to 4096 and memory up to 1048576 GiB, none negative",
+            )
+            for role, need in (("trainer", self.trainer), ("worker", self.worker), ("validator", self.validator))
+        ]
+
+
+class Budget(Section, frozen=True):
+    """When the trainer ends the run before its last step. hours: of training; tokens: generated and accepted; 0: no
+    limit."""
+
+    hours: float = 0.0
+    tokens: int = 0
+
+    def rules(self) -> list[Rule]:
+        return [
+            ("budget.hours", 0 <= self.hours <= 1_000_000, "must be 0 (no limit) or more hours"),
+            ("budget.tokens", 0 <= self.tokens <= 1 << 60, "must be 0 (no limit) or more tokens"),
+        ]
+
+
+class Alarms(Section, frozen=True):
+    """When a run's numbers look like trouble; 0 switches one off. All compare means over `window` steps.
+
+    entropy_rise: entropy has grown by this factor over its lowest mean; mismatch: KL between sampler and trainer,
+    nats per token; grad_norm: times the run's median; reward_drop: share of the best mean reward that is lost;
+    no_signal: steps in a row in which no group had unequal rewards. stop: end the run when one rings.
+    """
+
+    window: int = 10
+    entropy_rise: float = 2.0
+    mismatch: float = 0.1
+    grad_norm: float = 10.0
+    reward_drop: float = 0.5
+    no_signal: int = 10
+    stop: bool = False
+
+    def rules(self) -> list[Rule]:
+        return [
+            ("alarms.window", 1 <= self.window <= 1000, "must be 1 to 1000 steps"),
+            ("alarms.entropy_rise", self.entropy_rise == 0 or self.entropy_rise > 1, "must be 0 (off) or above 1"),
+            ("alarms.mismatch", self.mismatch >= 0, "must be 0 (off) or more nats"),
+            ("alarms.grad_norm", self.grad_norm == 0 or self.grad_norm > 1, "must be 0 (off) or above 1"),
+            ("alarms.reward_drop", 0 <= self.reward_drop <= 1, "must be 0 (off) to 1"),
+            ("alarms.no_signal", 0 <= self.no_signal <= 1_000_000, "must be 0 (off) or more steps"),
+        ]
+
+
+def parts_rules(parts: tuple[EnvironmentPart, ...], name: str) -> list[Rule]:
+    """Several environments: each weighted, no two of one label."""
+    titles = [part.title for part in parts]
+    return [
+        ("environments", len(parts) <= MAX_PARTS, f"must be at most {MAX_PARTS}"),
+        ("environments", bool(parts) == (name == "mix"), "only the environment 'mix' has parts, and it needs them"),
+        ("environments.label", len(set(titles)) == len(titles), "must differ: give each a label of its own"),
+        (
+            "environments.label",
+            all(0 < len(title) <= 64 and "/" not in title for title in titles),
+            "must have 1 to 64 characters and no '/'",
+        ),
+        ("environments.weight", all(0 < part.weight <= 1e6 for part in parts), "must be above 0, at most 1000000"),
+    ]
