@@ -9,7 +9,9 @@ import re
 
 import msgspec
 
+from protocol.audit import AuditSpec
 from protocol.codec import decode_json
+from protocol.decision import DecisionError, DecisionSpec
 from protocol.errors import ProtocolError
 
 MAX_RUN_BYTES = 64 * 1024
@@ -89,6 +91,7 @@ class VerificationSpec(_Spec, frozen=True):
 
     exponent_mismatches (of toploc_k), mantissa_mean, mantissa_median: TOPLOC cuts per proof;
     sampling_mean: mean distance per file; sampling_outside: share of tokens more than 0.01 outside;
+    decision: bounds and calibrated tables of the sequential test over a worker's history.
     """
 
     toploc_k: int = 128
@@ -99,6 +102,7 @@ class VerificationSpec(_Spec, frozen=True):
     sampling_mean: float = 1e-4
     sampling_outside: float = 0.01
     quorum: int = 1
+    decision: DecisionSpec = DecisionSpec()
 
 
 class RunSpec(_Spec, frozen=True):
@@ -111,15 +115,20 @@ class RunSpec(_Spec, frozen=True):
     recipe: Recipe = Recipe()
     evaluation: EvaluationSpec = EvaluationSpec()
     verification: VerificationSpec = VerificationSpec()
+    audit: AuditSpec = AuditSpec()
     version: int = 1
 
     def check(self) -> None:
         """Raise RunError naming the first field that makes no sense."""
-        for field, good, rule in self._rules():
+        for field, good, rule in [*self._rules(), *self.audit.rules()]:
             if not good:
                 raise RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
         for asset in self.assets:
             check_asset_path(asset.path)
+        try:
+            self.verification.decision.check()
+        except DecisionError as error:
+            raise RunError(f"unusable run: {error.what}", error.why, error.remedy) from None
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         r, c, v, e = self.rollout, self.recipe, self.verification, self.evaluation
@@ -146,7 +155,7 @@ class RunSpec(_Spec, frozen=True):
             ("recipe.max_staleness", 0 <= c.max_staleness <= 64, "must be 0 to 64"),
             ("evaluation.problems", 1 <= e.problems <= 65536, "must be 1 to 65536"),
             ("evaluation.every", e.every >= 1, "must be at least 1"),
-            ("verification.toploc_k", 1 <= v.toploc_k <= 4096, "must be 1 to 4096"),
+            ("verification.toploc_k", 1 <= v.toploc_k <= 1024, "must be 1 to 1024"),
             ("verification.toploc_batch", 1 <= v.toploc_batch <= 256, "must be 1 to 256"),
             ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),

@@ -18,6 +18,7 @@ from node.inference.wire import Inspect, Inspected
 from protocol import checks
 from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
+from protocol.decision import Evidence, Judge, SampleStatistics
 from protocol.draw import sample_seed
 from protocol.rollout import (
     MAX_FILE_BYTES,
@@ -31,13 +32,14 @@ from protocol.rollout import (
 )
 from protocol.sampling import distance, uniforms
 from protocol.statements import Outcome, WorkCommitment
-from protocol.toploc import Proof, ProofErrors
+from protocol.toploc import Proof, ProofErrors, proof_count
 
 
 def inspect(session: Session, order: Inspect) -> Inspected:
     """Judge the file at `order.path`; on acceptance write the report. Raises EngineError for our own troubles only."""
     started = time.monotonic()
     statistics: dict[str, float] = {}
+    evidence = Evidence({})
     rewards: list[float] = []
     tokens = 0
     data = _read(order.path)
@@ -52,7 +54,7 @@ def inspect(session: Session, order: Inspect) -> Inspected:
         else:
             tokens = batch.units
             prefills = _prefill(session, order, batch)
-            fault = _check_numbers(session, order, batch, proofs, prefills, statistics)
+            fault, evidence = _check_numbers(session, order, batch, proofs, prefills, statistics)
             if fault is None:
                 solved = [problems[row.group] for row in batch.rows]
                 rewards = session.environment.score(solved, [row.output for row in batch.rows])
@@ -67,6 +69,7 @@ def inspect(session: Session, order: Inspect) -> Inspected:
         tokens=tokens,
         seconds=time.monotonic() - started,
         statistics=statistics,
+        evidence=evidence,
     )
 
 
@@ -115,14 +118,29 @@ def _check_numbers(
     proofs: Sequence[Sequence[Proof]],
     prefills: Sequence[Prefill],
     statistics: dict[str, float],
-) -> Fault | None:
+) -> tuple[Fault | None, Evidence]:
     """Activations and the replay of the sampler; fills `statistics`."""
     cuts = session.run.verification
     errors = compare_all(proofs, [prefill.rows for prefill in prefills], cuts.toploc_batch)
     distances = _distances(order, batch, prefills)
     mean, outside = checks.sampling_statistics(distances)
     statistics |= {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
-    return checks.check_activations(errors, cuts) or checks.check_sampling(distances, cuts)
+    fault = checks.check_activations(errors, cuts) or checks.check_sampling(distances, cuts)
+    return fault, _evidence(session, batch, errors, distances)
+
+
+def _evidence(session: Session, batch: RolloutBatch, errors: Sequence[ProofErrors], distances: np.ndarray) -> Evidence:
+    """What the file says about its worker, by the run's calibrated tables; nothing if it has none."""
+    cuts = session.run.verification
+    if not cuts.decision.calibrated:
+        return Evidence({})
+    samples: list[SampleStatistics] = []
+    proof, token = 0, 0
+    for row in batch.rows:
+        proofs, tokens = proof_count(len(row.output), cuts.toploc_batch), len(row.output)
+        samples.append(SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens]))
+        proof, token = proof + proofs, token + tokens
+    return Judge(cuts.decision, cuts.toploc_k).evidence(samples, session.engine.name)
 
 
 def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from node.environments.base import Environment, Problem, Tokenizer
 from node.environments.registry import load_environment
 from node.inference.engine import Engine, Weights
 from node.inference.errors import EngineError
+from node.inference.settings import DEFAULT, EngineSettings
 from protocol.draw import draw_problems
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
@@ -62,14 +63,14 @@ class Session:
         self.environment.close()
 
 
-def torch_engine(model_dir: Path) -> tuple[Engine, Tokenizer]:
+def torch_engine(model_dir: Path, settings: EngineSettings = DEFAULT) -> tuple[Engine, Tokenizer]:
     """The engine that runs everywhere: one thread, so that several nodes share a machine in peace."""
     import torch
 
     from node.inference.torch_engine import TorchEngine
 
     torch.set_num_threads(1)
-    engine = TorchEngine(model_dir)
+    engine = TorchEngine(model_dir, settings)
     return engine, engine.tokenizer
 
 

@@ -8,6 +8,7 @@ import struct
 
 import msgspec
 
+from protocol.decision import Evidence
 from protocol.errors import ProtocolError
 
 MAX_FRAME = 64 * 1024 * 1024
@@ -88,7 +89,8 @@ class Inspect(_Message, frozen=True):
 
 class Inspected(_Message, frozen=True):
     """outcome, reason: as in a Verdict; report_path: the written report if accepted, else empty;
-    tokens: output tokens checked; statistics: what the checks measured."""
+    tokens: output tokens checked; statistics: what the checks measured; evidence: what the file says about its
+    worker, for the sequential decision (nothing if no prefill was reached)."""
 
     outcome: int
     reason: int
@@ -98,6 +100,7 @@ class Inspected(_Message, frozen=True):
     tokens: int
     seconds: float
     statistics: dict[str, float]
+    evidence: Evidence = Evidence({})
 
 
 class Failed(_Message, frozen=True):
