@@ -97,7 +97,11 @@ def _check_form(
 ) -> list[list[Proof]] | Fault:
     """Everything that needs no model: form, units, draw, termination, the proofs' form."""
     run, environment = session.run, session.environment
-    fault = checks.check_form(batch, run, session.engine.vocabulary) or checks.check_units(batch, _commitment(order))
+    fault = (
+        checks.check_groups(batch, run)
+        or checks.check_form(batch, run, session.engine.vocabulary)
+        or checks.check_units(batch, _commitment(order))
+    )
     if fault:
         return fault
     expected = [ExpectedProblem(problem.problem_id, environment.prompt_tokens(problem)) for problem in problems]

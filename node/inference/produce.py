@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from node.environments.base import Problem
@@ -14,7 +15,9 @@ from node.inference.errors import EngineError
 from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
 from node.inference.wire import Produce, Produced
+from protocol.checks import subject_of
 from protocol.draw import sample_seed
+from protocol.envelope import seal
 from protocol.identity import Address
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow, encode
 from protocol.sampling import uniforms
@@ -29,10 +32,8 @@ def produce(session: Session, order: Produce) -> Produced:
     prompts = [_prompt(session, problem) for problem in problems]
     samples = _requests(session, order, node, prompts)
     completions = session.engine.generate(samples, session.run.rollout.temperature)
-    batch = RolloutBatch(
-        RolloutHeader(order.pool, node, order.policy_root.hex(), order.index),
-        tuple(_rows(session, problems, prompts, completions)),
-    )
+    header = RolloutHeader(order.pool, node, order.policy_root.hex(), order.index)
+    batch = RolloutBatch(header, tuple(_rows(session, header, problems, prompts, completions)))
     write_atomically(Path(order.out_path), encode(batch))
     size = session.run.rollout.group_size
     scores = session.environment.score(
@@ -71,16 +72,21 @@ def _requests(session: Session, order: Produce, node: Address, prompts: Sequence
 
 
 def _rows(
-    session: Session, problems: Sequence[Problem], prompts: Sequence[list[int]], completions: Sequence[Completion]
+    session: Session,
+    header: RolloutHeader,
+    problems: Sequence[Problem],
+    prompts: Sequence[list[int]],
+    completions: Sequence[Completion],
 ) -> list[SampleRow]:
     cuts, size = session.run.verification, session.run.rollout.group_size
     proofs = prove_all([completion.rows for completion in completions], cuts.toploc_k, cuts.toploc_batch)
-    return [
-        SampleRow(
-            i // size, i % size, problems[i // size].problem_id, prompts[i // size], c.output, c.finished, proofs[i]
-        )
-        for i, c in enumerate(completions)
-    ]
+    rows: list[SampleRow] = []
+    for i, c in enumerate(completions):
+        place, problem, prompt = divmod(i, size), problems[i // size], prompts[i // size]
+        bare = SampleRow(*place, problem.problem_id, prompt, c.output, c.finished, proofs[i])
+        sealed = seal(bare.proofs, subject_of(header, bare), cuts.toploc_k, cuts.toploc_batch)
+        rows.append(msgspec.structs.replace(bare, proofs=sealed))
+    return rows
 
 
 def write_atomically(path: Path, data: bytes) -> None:
