@@ -13,6 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from node.errors import RunFileError
+from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.run import (
     Asset,
@@ -42,6 +43,7 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     recipe: Recipe = Recipe()
     evaluation: EvaluationSpec = EvaluationSpec()
     verification: VerificationSpec = VerificationSpec()
+    audit: AuditSpec = AuditSpec()
 
 
 class CompiledRun(msgspec.Struct, frozen=True):
@@ -94,6 +96,7 @@ def compile_run(path: Path) -> CompiledRun:
         recipe=run_file.recipe,
         evaluation=run_file.evaluation,
         verification=run_file.verification,
+        audit=run_file.audit,
     )
     try:
         spec.check()
@@ -165,4 +168,5 @@ _KNOWN = {
     "recipe": Recipe.__struct_fields__,
     "evaluation": EvaluationSpec.__struct_fields__,
     "verification": VerificationSpec.__struct_fields__,
+    "audit": AuditSpec.__struct_fields__,
 }

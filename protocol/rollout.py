@@ -28,13 +28,14 @@ class MalformedRollout(ProtocolError):
 
 
 class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """policy_root: 32 bytes as hex; the rest as in the WorkCommitment."""
+    """policy_root: 32 bytes as hex; the rest as in the WorkCommitment; freshness: see protocol.freshness."""
 
     pool: int
     node: Address
     policy_root: str
     index: int
     version: int = 1
+    freshness: str = ""
 
 
 class SampleRow(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ class ReportRow(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a validator recomputed for one accepted file."""
+    """What a validator recomputed for one accepted file: the samples of the groups that it drew, in order."""
 
     header: ReportHeader
     rows: tuple[ReportRow, ...]

@@ -15,6 +15,7 @@ from node.inference.errors import EngineError
 from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
 from node.inference.wire import Produce, Produced
+from protocol import freshness
 from protocol.checks import subject_of
 from protocol.draw import sample_seed
 from protocol.envelope import seal
@@ -33,7 +34,10 @@ def produce(session: Session, order: Produce) -> Produced:
     samples = _requests(session, order, node, prompts)
     completions = session.engine.generate(samples, session.run.rollout.temperature)
     header = RolloutHeader(order.pool, node, order.policy_root.hex(), order.index)
-    batch = RolloutBatch(header, tuple(_rows(session, header, problems, prompts, completions)))
+    rows = tuple(_rows(session, header, problems, prompts, completions))
+    key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(rows))
+    header = msgspec.structs.replace(header, freshness=session.answer(order.policy_root, key))
+    batch = RolloutBatch(header, rows)
     write_atomically(Path(order.out_path), encode(batch))
     size = session.run.rollout.group_size
     scores = session.environment.score(
