@@ -14,6 +14,7 @@ from blake3 import blake3
 from node.environments.registry import check_arguments
 from node.errors import RunFileError
 from node.runkeys import unknown_keys
+from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.run import (
     Asset,
@@ -78,6 +79,7 @@ class RunFile(_Table, frozen=True):
     requirements: Requirements = Requirements()
     budget: Budget = Budget()
     alarms: Alarms = Alarms()
+    audit: AuditSpec = AuditSpec()
 
 
 class CompiledRun(msgspec.Struct, frozen=True):
@@ -140,6 +142,7 @@ def compile_run(path: Path, run_file: RunFile | None = None) -> CompiledRun:
         requirements=run_file.requirements,
         budget=run_file.budget,
         alarms=run_file.alarms,
+        audit=run_file.audit,
     )
     try:
         spec.check()

@@ -6,17 +6,18 @@ costs the stake. *Statistical* ones come from a model's arithmetic: the file ear
 (one file decides about one file; evidence over many files is for a later decision rule).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.rollout import RolloutBatch
+from protocol.envelope import ProofSubject, open_envelope
+from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import RunSpec, VerificationSpec
 from protocol.statements import Outcome, WorkCommitment
-from protocol.toploc import MalformedProof, Proof, ProofErrors, proof_count, split_proofs
+from protocol.toploc import MalformedProof, Proof, ProofErrors
 
 
 class Reason(IntEnum):
@@ -36,11 +37,16 @@ class Reason(IntEnum):
     UNITS = 11
     GAP = 12
     UNAVAILABLE = 13
+    INCOMPLETE_GROUP = 14
+    FRESHNESS = 15
+    NOT_A_MEMBER = 16
+    SUSPECTED = 17
 
 
 OBJECTIVE = frozenset(
     {
         Reason.MALFORMED,
+        Reason.INCOMPLETE_GROUP,
         Reason.WRONG_IDENTITY,
         Reason.WRONG_DRAW,
         Reason.WRONG_PROMPT,
@@ -50,12 +56,22 @@ OBJECTIVE = frozenset(
     }
 )
 
+HEARSAY = frozenset(
+    {Reason.STALE, Reason.DUPLICATE, Reason.GAP, Reason.UNAVAILABLE, Reason.NOT_A_MEMBER, Reason.SUSPECTED}
+)
+"""Reasons that rest on what a validator had heard by then: they cost a file its pay, never a stake, and two honest
+validators may differ in them."""
+
+STATISTICAL = frozenset({Reason.ACTIVATIONS, Reason.SAMPLING})
+"""Reasons that rest on floating-point arithmetic."""
+
 
 class Fault(msgspec.Struct, frozen=True):
-    """detail: one line for people."""
+    """detail: one line for people; group: where it was seen, -1 for the whole file."""
 
     reason: Reason
     detail: str
+    group: int = -1
 
     @property
     def outcome(self) -> Outcome:
@@ -79,19 +95,29 @@ def check_identity(batch: RolloutBatch, commitment: WorkCommitment) -> Fault | N
     return None
 
 
-def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int) -> Fault | None:
-    """Every slot of the draw is filled exactly once, in order, within the run's limits."""
+def check_groups(batch: RolloutBatch, run: RunSpec) -> Fault | None:
+    """Every slot of the draw is filled exactly once, in order: whole groups, none left out."""
     rollout = run.rollout
     slots = [(group, sample) for group in range(rollout.prompts_per_file) for sample in range(rollout.group_size)]
-    if [(row.group, row.sample) for row in batch.rows] != slots:
-        return Fault(Reason.MALFORMED, f"{len(batch.rows)} samples do not fill the {len(slots)} slots in order")
+    filled = [(row.group, row.sample) for row in batch.rows]
+    if filled == slots:
+        return None
+    missing = sorted(set(slots) - set(filled))
+    where = f", group {missing[0][0]} sample {missing[0][1]} is missing" if missing else ""
+    detail = f"{len(filled)} samples do not fill the {len(slots)} slots in order{where}"
+    return Fault(Reason.INCOMPLETE_GROUP, detail, missing[0][0] if missing else -1)
+
+
+def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int) -> Fault | None:
+    """Prompts, outputs and token ids are within the run's limits."""
+    rollout = run.rollout
     for row in batch.rows:
         if not 1 <= len(row.prompt) <= rollout.max_prompt_tokens:
-            return Fault(Reason.MALFORMED, f"a prompt of {len(row.prompt)} tokens")
+            return Fault(Reason.MALFORMED, f"a prompt of {len(row.prompt)} tokens", row.group)
         if not 1 <= len(row.output) <= rollout.max_output_tokens:
-            return Fault(Reason.MALFORMED, f"an output of {len(row.output)} tokens")
+            return Fault(Reason.MALFORMED, f"an output of {len(row.output)} tokens", row.group)
         if min(row.prompt + row.output) < 0 or max(row.prompt + row.output) >= vocabulary:
-            return Fault(Reason.MALFORMED, "a token outside the vocabulary")
+            return Fault(Reason.MALFORMED, "a token outside the vocabulary", row.group)
     return None
 
 
@@ -138,14 +164,25 @@ def check_termination(
     return None
 
 
+def subject_of(header: RolloutHeader, row: SampleRow) -> ProofSubject:
+    """What the proofs of one sample of a file are about."""
+    root = bytes.fromhex(header.policy_root)
+    return ProofSubject(header.pool, header.node, root, header.index, row.group, row.sample, row.prompt, row.output)
+
+
 def parse_proofs(batch: RolloutBatch, cuts: VerificationSpec) -> list[list[Proof]] | Fault:
-    """The activation proofs of every sample, exactly as many as its length demands."""
+    """The activation proofs of every sample, exactly as many as its length demands, in envelopes of their own.
+
+    The header's fields are those of the commitment by now: `check_identity` comes first.
+    """
     proofs: list[list[Proof]] = []
     for row in batch.rows:
         try:
-            proofs.append(split_proofs(row.proofs, cuts.toploc_k, proof_count(len(row.output), cuts.toploc_batch)))
+            subject = subject_of(batch.header, row)
+            proofs.append(open_envelope(row.proofs, subject, cuts.toploc_k, cuts.toploc_batch))
         except MalformedProof as error:
-            return Fault(Reason.BAD_PROOF_FORM, f"group {row.group} sample {row.sample}: {error.why}")
+            detail = f"group {row.group} sample {row.sample}: {error.why}"
+            return Fault(Reason.BAD_PROOF_FORM, detail, row.group)
     return proofs
 
 
@@ -182,8 +219,56 @@ def check_sampling(distances: NDArray[np.float64], cuts: VerificationSpec) -> Fa
     return None
 
 
+def check_freshness(batch: RolloutBatch, expected: str) -> Fault | None:
+    """The worker held the policy it names: its header answers the challenge that its own samples posed.
+
+    Not a fault that costs a stake: a worker's bad disk would answer wrongly, too.
+    """
+    if batch.header.freshness != expected:
+        return Fault(Reason.FRESHNESS, "the header does not answer the challenge over this policy's bytes")
+    return None
+
+
+def check_membership(node: str, member: bool) -> Fault | None:
+    """The worker is a member of the pool at this moment."""
+    return None if member else Fault(Reason.NOT_A_MEMBER, f"{node} is not a member of the pool")
+
+
+Slot = tuple[str, bytes, int]
+"""(node, policy root, index): what one commitment may be about."""
+
+
+def slot_of(commitment: WorkCommitment) -> Slot:
+    return commitment.node, commitment.policy_root, commitment.index
+
+
+def check_duplicate(commitment: WorkCommitment, owner: Slot | None) -> Fault | None:
+    """The file was not read before as another slot's. owner: whose header stands in that file, if it was read.
+
+    The header decides, not who was heard first: a copier can be faster than its victim.
+    """
+    if owner is not None and owner != slot_of(commitment):
+        return Fault(Reason.DUPLICATE, f"this file is submission {owner[2]} of {owner[0]}")
+    return None
+
+
+def check_gap(index: int, known: Collection[int]) -> Fault | None:
+    """Submissions of one policy are contiguous from 0: an unlucky one cannot be left out and drawn again.
+
+    known: indices of the same node and policy that have been heard of. Absence cannot be proven to others, so
+    it costs the file, not the stake.
+    """
+    missing = next((one for one in range(index) if one not in known), None)
+    if missing is not None:
+        return Fault(Reason.GAP, f"submission {index} without submission {missing}")
+    return None
+
+
 def check_staleness(policy_step: int, newest_step: int, run: RunSpec) -> Fault | None:
-    """The policy that made the file is at most max_staleness steps old."""
+    """The policy that made the file is at most max_staleness steps old.
+
+    newest_step: when the commitment was *heard*, not when somebody found the time to judge it.
+    """
     age = newest_step - policy_step
     if age > run.recipe.max_staleness:
         return Fault(Reason.STALE, f"made by policy {policy_step}, {age} steps before {newest_step}")

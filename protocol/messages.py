@@ -9,15 +9,22 @@ from typing import cast
 import msgspec
 from blake3 import blake3
 
+from protocol.audit import RATE_ONE
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, recover
+from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
 from protocol.statements import Domain, Verdict, WorkCommitment
 
 MAX_MESSAGE_BYTES = 16 * 1024
 MAX_CONTACT = 160
 MAX_GATEWAY = 300
 MAX_DETAIL = 300
+MAX_PLEDGES = 4
+MAX_VERDICT_BYTES = MAX_MESSAGE_BYTES // 2 - 256
+"""An envelope of a verdict: two of them fit one dispute."""
+MAX_VALUES = 768
+"""Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
 _CONTEXT = "intellect-node message v1"
 
 
@@ -37,7 +44,8 @@ class Heartbeat(_Message, frozen=True):
     sequence: strictly rising per node (unix milliseconds at sending); interval: seconds until the next one;
     policy_step: newest policy it holds, -1 for none; rate: tokens per second; queued: verified rollouts that
     wait for the trainer (trainer only), as a hint to workers; finished: the run is over (trainer only);
-    gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty.
+    gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty;
+    lots: what a validator pledges for this window and the next ones.
     """
 
     sequence: int
@@ -51,6 +59,7 @@ class Heartbeat(_Message, frozen=True):
     queued: int = 0
     finished: bool = False
     gateway: str = ""
+    lots: tuple[LotPledge, ...] = ()
 
 
 class PolicyAnnounced(_Message, frozen=True):
@@ -71,16 +80,49 @@ class RolloutCommitted(_Message, frozen=True):
 
 
 class VerdictIssued(_Message, frozen=True):
-    """A validator judged a file. report_root (32 bytes), report_size: the recomputed values of an accepted one."""
+    """A validator judged a file. report_root (32 bytes), report_size: the recomputed values of an accepted one.
+
+    What makes verdicts comparable: window, rate: of the lot; checked: bitmap of the groups that went through the
+    model; rewards: per group 4 bytes of BLAKE3 over its recomputed rewards (4 zero bytes: scoring took too long);
+    logprobs: per checked group the mean log-probability of its output tokens, float32 little-endian; group: where
+    the fault lies, -1 for the whole file; recheck: judged again after a dispute, every group.
+    """
 
     verdict: Verdict
     signature: bytes
     detail: str = ""
     report_root: bytes = b""
     report_size: int = 0
+    window: int = -1
+    rate: int = 0
+    checked: bytes = b""
+    rewards: bytes = b""
+    logprobs: bytes = b""
+    group: int = -1
+    recheck: bool = False
 
 
-Message = Heartbeat | PolicyAnnounced | RolloutCommitted | VerdictIssued
+class LotsRevealed(_Message, frozen=True):
+    """A validator tells the secret of a window whose files can no longer be committed."""
+
+    window: int
+    secret: bytes
+
+
+class DisputeRaised(_Message, frozen=True):
+    """Two validators contradict each other about one file. first, second: the envelopes of their verdicts."""
+
+    first: bytes
+    second: bytes
+
+
+class CheckRequested(_Message, frozen=True):
+    """The trainer asks every validator for its verdict on a file that waits too long. commitment: its envelope."""
+
+    commitment: bytes
+
+
+Message = Heartbeat | PolicyAnnounced | RolloutCommitted | VerdictIssued | LotsRevealed | DisputeRaised | CheckRequested
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 
 
@@ -133,6 +175,8 @@ def _fault(message: Message, author: Address, pool: int) -> str | None:
     if message.pool != pool:
         return "it is for another pool"
     match message:
+        case Heartbeat(lots=lots) if len(lots) > MAX_PLEDGES or not all(pledge.well_formed() for pledge in lots):
+            return "the pledges are too many or not in form"
         case Heartbeat(contact=contact, state=state, role=role, engine=engine, interval=interval, gateway=gateway):
             if len(contact) > MAX_CONTACT or len(gateway) > MAX_GATEWAY or max(len(state), len(role), len(engine)) > 64:
                 return "a text is too long"
@@ -151,4 +195,26 @@ def _fault(message: Message, author: Address, pool: int) -> str | None:
                 return "a root or text has the wrong length"
             if len(verdict.policy_root) != 32 or len(verdict.file_root) != 32:
                 return "a root is not 32 bytes"
+            return _values_fault(message)
+        case LotsRevealed(window=window, secret=secret):
+            if window < 0 or len(secret) != SECRET_BYTES:
+                return "the window is negative or the secret not 32 bytes"
+        case DisputeRaised(first=first, second=second):
+            if max(len(first), len(second)) > MAX_VERDICT_BYTES:
+                return "a verdict in it is too long"
+        case CheckRequested():
+            return None
+    return None
+
+
+def _values_fault(message: VerdictIssued) -> str | None:
+    """What is wrong with the comparable values of a verdict, by themselves."""
+    checked = sum(byte.bit_count() for byte in message.checked)
+    groups = len(message.rewards) // 4
+    if not 0 <= message.rate <= RATE_ONE or not -1 <= message.group < MAX_GROUPS:
+        return "the rate or the group is out of range"
+    if len(message.checked) > MAX_GROUPS // 8 or len(message.rewards) % 4 or groups > MAX_VALUES:
+        return "the recomputed values are too many"
+    if len(message.logprobs) not in (0, 4 * checked) or checked > MAX_VALUES and message.logprobs:
+        return "the recomputed values do not belong to the groups"
     return None

@@ -29,7 +29,7 @@ class MalformedRollout(ProtocolError):
 
 class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """policy_root: 32 bytes as hex; capacity: class of the machine, which bounds its length budgets
-    (protocol.budgets); the rest as in the WorkCommitment."""
+    (protocol.budgets); freshness: see protocol.freshness; the rest as in the WorkCommitment."""
 
     pool: int
     node: Address
@@ -37,6 +37,7 @@ class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: int
     version: int = 1
     capacity: int = 0
+    freshness: str = ""
 
 
 class SampleRow(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ class ReportRow(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a validator recomputed for one accepted file."""
+    """What a validator recomputed for one accepted file: the samples of the groups that it drew, in order."""
 
     header: ReportHeader
     rows: tuple[ReportRow, ...]

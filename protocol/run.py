@@ -9,7 +9,9 @@ import re
 
 import msgspec
 
+from protocol.audit import AuditSpec
 from protocol.codec import decode_json
+from protocol.decision import DecisionError, DecisionSpec
 from protocol.errors import ProtocolError
 from protocol.recipe import Recipe
 from protocol.sections import (
@@ -82,6 +84,7 @@ class VerificationSpec(_Spec, frozen=True):
 
     exponent_mismatches (of toploc_k), mantissa_mean, mantissa_median: TOPLOC cuts per proof;
     sampling_mean: mean distance per file; sampling_outside: share of tokens more than 0.01 outside;
+    decision: bounds and calibrated tables of the sequential test over a worker's history.
     """
 
     toploc_k: int = 128
@@ -92,6 +95,7 @@ class VerificationSpec(_Spec, frozen=True):
     sampling_mean: float = 1e-4
     sampling_outside: float = 0.01
     quorum: int = 1
+    decision: DecisionSpec = DecisionSpec()
 
 
 class RunSpec(_Spec, frozen=True):
@@ -109,6 +113,7 @@ class RunSpec(_Spec, frozen=True):
     requirements: Requirements = Requirements()
     budget: Budget = Budget()
     alarms: Alarms = Alarms()
+    audit: AuditSpec = AuditSpec()
     version: int = 1
 
     def check(self) -> None:
@@ -118,9 +123,13 @@ class RunSpec(_Spec, frozen=True):
                 raise RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
         for asset in self.assets:
             check_asset_path(asset.path)
+        try:
+            self.verification.decision.check()
+        except DecisionError as error:
+            raise RunError(f"unusable run: {error.what}", error.why, error.remedy) from None
 
     def _section_rules(self) -> list[tuple[str, bool, str]]:
-        sections = (self.length_budget, self.filters, self.requirements, self.budget, self.alarms)
+        sections = (self.length_budget, self.filters, self.requirements, self.budget, self.alarms, self.audit)
         rules = [rule for section in sections for rule in section.rules()]
         return rules + parts_rules(self.environment.parts, self.environment.name)
 
@@ -142,7 +151,7 @@ class RunSpec(_Spec, frozen=True):
             *c.rules(),
             ("evaluation.problems", 1 <= e.problems <= 65536, "must be 1 to 65536"),
             ("evaluation.every", e.every >= 1, "must be at least 1"),
-            ("verification.toploc_k", 1 <= v.toploc_k <= 4096, "must be 1 to 4096"),
+            ("verification.toploc_k", 1 <= v.toploc_k <= 1024, "must be 1 to 1024"),
             ("verification.toploc_batch", 1 <= v.toploc_batch <= 256, "must be 1 to 256"),
             ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),

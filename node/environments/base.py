@@ -66,6 +66,11 @@ class Environment(Protocol):
         """How many evaluation problems there are, disjoint from the training problems."""
         ...
 
+    @property
+    def gave_up(self) -> int:
+        """How many answers so far could not be scored in time: they scored 0, and elsewhere might have scored 1."""
+        ...
+
     def problem(self, number: int) -> Problem:
         """Training problem `number`, 0 <= number < size."""
         ...

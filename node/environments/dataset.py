@@ -74,6 +74,10 @@ class DatasetEnvironment:
     def held_back_problem(self, number: int) -> Problem:
         return self._held_back[_checked(number, self.held_back)]
 
+    @property
+    def gave_up(self) -> int:
+        return self._scorer.gave_up
+
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return (self._tokenizer.encode_chat if self._chat else self._tokenizer.encode)(problem.prompt)
 

@@ -53,23 +53,31 @@ Question = tuple[str, tuple[str, ...]]
 
 
 class MathScorer:
-    """`match(questions)`: blocking; one child, started when first needed. For one thread."""
+    """`match(questions)`: blocking; one child, started when first needed. For one thread.
+
+    gave_up: how many answers so far got no verdict in time; they count as wrong, which another machine may see
+    differently.
+    """
 
     def __init__(self, deadline: float = DEADLINE_SECONDS) -> None:
         self._deadline = deadline
         self._child: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._cache: dict[Question, bool] = {}
+        self._undecided: set[Question] = set()
+        self.gave_up = 0
 
     def match(self, questions: Sequence[Question]) -> list[bool]:
         """Which answers are right. At most `deadline` seconds each, plus a new child after each that fails."""
         if len(self._cache) > _CACHE_ENTRIES:
             self._cache.clear()
+            self._undecided.clear()
         verdicts = [_plainly(answer, truths) for answer, truths in questions]
         hard = dict.fromkeys(q for q, verdict in zip(questions, verdicts, strict=True) if verdict is None)
         pending = deque(question for question in hard if question not in self._cache)
         while pending:
             self._ask_some(pending)
+        self.gave_up += sum(q in self._undecided for q in hard)
         return [self._cache[q] if verdict is None else verdict for q, verdict in zip(questions, verdicts, strict=True)]
 
     def close(self) -> None:
@@ -94,8 +102,10 @@ class MathScorer:
             self.close()
         for _ in asked:
             reply = self._line(self._deadline)
-            self._cache[pending.popleft()] = reply == b"1"
+            question = pending.popleft()
+            self._cache[question] = reply == b"1"
             if reply is None:
+                self._undecided.add(question)
                 self.close()
                 return
 

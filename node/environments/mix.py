@@ -53,6 +53,10 @@ class MixEnvironment:
         self.size = SIZE
         self.held_back = len(self._held_back)
 
+    @property
+    def gave_up(self) -> int:
+        return sum(environment.gave_up for environment in self._environments.values())
+
     def problem(self, number: int) -> Problem:
         if not 0 <= number < self.size:
             raise IndexError(f"problem {number} of {self.size}")

@@ -25,6 +25,7 @@ class SortArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class SortEnvironment:
     name = "sort"
+    gave_up = 0
 
     def __init__(self, arguments: SortArguments, tokenizer: Tokenizer) -> None:
         total = 10 ** max(arguments.digits, 0)

@@ -69,6 +69,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def name(self) -> str:
+        """Class of this engine, e.g. cpu/float32/sdpa: evidence says where it comes from."""
+        ...
+
+    @property
     def device(self) -> str: ...
 
     @property

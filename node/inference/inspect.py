@@ -5,8 +5,10 @@ Whatever the file holds, the result is a verdict: a stranger's bytes never raise
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from node.inference.engine import Finished, Prefill
@@ -15,9 +17,10 @@ from node.inference.proofs import compare_all
 from node.inference.session import Session, checked_address
 from node.inference.tasks import Tasks
 from node.inference.wire import Inspect, Inspected
-from protocol import checks
+from protocol import checks, freshness
 from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
+from protocol.decision import Evidence, Judge, SampleStatistics
 from protocol.draw import sample_seed
 from protocol.rollout import (
     MAX_FILE_BYTES,
@@ -26,51 +29,116 @@ from protocol.rollout import (
     ReportHeader,
     ReportRow,
     RolloutBatch,
+    SampleRow,
     decode,
     encode_report,
 )
+from protocol.run import VerificationSpec
 from protocol.sampling import distance, uniforms
 from protocol.statements import Outcome, WorkCommitment
-from protocol.toploc import Proof, ProofErrors
+from protocol.toploc import Proof, ProofErrors, proof_count
+from protocol.values import mean_logprobs, reward_tags
 
 
 def inspect(session: Session, order: Inspect) -> Inspected:
     """Judge the file at `order.path`; on acceptance write the report. Raises EngineError for our own troubles only."""
     started = time.monotonic()
-    statistics: dict[str, float] = {}
-    rewards: list[float] = []
-    tokens = 0
+    found = Findings(group_size=session.run.rollout.group_size)
     data = _read(order.path)
-    batch = _parse(session, order, data)
-    tasks = batch if isinstance(batch, Fault) else _tasks(session, order, batch)
-    fault: Fault | None = None
-    if isinstance(batch, Fault):
-        fault = batch
-    elif isinstance(tasks, Fault):
-        fault = tasks
-    else:
-        proofs = _check_form(session, order, batch, tasks)
-        if isinstance(proofs, Fault):
-            fault = proofs
-        else:
-            tokens = batch.units
-            prefills = _prefill(session, order, batch)
-            fault = _check_numbers(session, order, batch, proofs, prefills, statistics)
-            if fault is None:
-                groups = [row.group for row in batch.rows]
-                rewards = tasks.rewards(session.environment, groups, [row.output for row in batch.rows])
-                _write_report(order, data, batch, prefills, rewards)
+    fault = _judge(session, order, data, found)
+    written = fault is None and _write_report(order, data, found)
     return Inspected(
         id=order.id,
         outcome=int(fault.outcome if fault else Outcome.ACCEPT),
         reason=int(fault.reason if fault else Reason.NONE),
         detail=fault.detail if fault else "",
-        report_path="" if fault else order.report_path,
-        rewards_mean=float(np.mean(rewards)) if rewards else 0.0,
-        tokens=tokens,
+        report_path=order.report_path if written else "",
+        rewards_mean=float(np.mean(found.rewards)) if found.rewards else 0.0,
+        tokens=sum(len(row.output) for row in found.rows),
         seconds=time.monotonic() - started,
-        statistics=statistics,
+        statistics=found.statistics,
+        evidence=found.evidence,
+        group=fault.group if fault else -1,
+        checked=found.groups,
+        rewards=reward_tags(found.rewards, found.group_size, found.undecided),
+        logprobs=_means(found),
     )
+
+
+@dataclass
+class Findings:
+    """What the checks computed on their way. rewards: of all samples; undecided: groups that could not be scored in
+    time; groups, rows, prefills: those that went through the model."""
+
+    rewards: list[float] = field(default_factory=list)
+    undecided: set[int] = field(default_factory=set)
+    group_size: int = 1
+    groups: tuple[int, ...] = ()
+    rows: list[SampleRow] = field(default_factory=list)
+    prefills: list[Prefill] = field(default_factory=list)
+    statistics: dict[str, float] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=lambda: Evidence({}))
+
+
+def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fault | None:
+    """Every check, cheapest first; the model sees the groups of the lot only, in one prefill.
+
+    Freshness comes last: whatever else is wrong says more, and counts in the worker's record.
+    """
+    batch = _parse(session, order, data)
+    if isinstance(batch, Fault):
+        return batch
+    tasks = _tasks(session, order, batch)
+    if isinstance(tasks, Fault):
+        return tasks
+    proofs = _check_form(session, order, batch, tasks)
+    if isinstance(proofs, Fault):
+        return proofs
+    found.rewards, found.undecided = score_groups(session, batch, tasks)
+    drawn = range(session.run.rollout.prompts_per_file) if order.groups is None else order.groups
+    found.groups = tuple(sorted(set(drawn)))
+    if not found.groups:
+        return None
+    place = [i for i, row in enumerate(batch.rows) if row.group in set(found.groups)]
+    found.rows = [batch.rows[i] for i in place]
+    found.prefills = _prefill(session, order, found.rows)
+    fault = _check_numbers(session, order, [proofs[i] for i in place], found)
+    return fault or checks.check_freshness(batch, _answer(session, order, batch))
+
+
+def score_groups(session: Session, batch: RolloutBatch, tasks: Tasks) -> tuple[list[float], set[int]]:
+    """(reward of every sample, groups without a dependable one). Takes at most about audit.scoring_seconds.
+
+    What cannot be scored in time is nobody's fault: such a group is not trained on and not compared.
+    """
+    environment, until = session.environment, time.monotonic() + session.run.audit.scoring_seconds
+    rewards: list[float] = []
+    undecided: set[int] = set()
+    for group in range(len(tasks.problems)):
+        outputs = [row.output for row in batch.rows if row.group == group]
+        before = environment.gave_up
+        if time.monotonic() < until:
+            rewards += tasks.rewards(environment, [group] * len(outputs), outputs)
+        else:
+            rewards += [0.0] * len(outputs)
+            undecided.add(group)
+        if environment.gave_up != before:
+            undecided.add(group)
+    return rewards, undecided
+
+
+def _answer(session: Session, order: Inspect, batch: RolloutBatch) -> str:
+    node = checked_address(order.node)
+    key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(batch.rows))
+    return session.answer(order.policy_root, key)
+
+
+def _means(found: Findings) -> bytes:
+    """The mean log-probability of each recomputed group, as a verdict carries it."""
+    by_group: dict[int, list[np.ndarray]] = {}
+    for row, prefill in zip(found.rows, found.prefills, strict=True):
+        by_group.setdefault(row.group, []).append(prefill.logprobs)
+    return mean_logprobs(by_group)
 
 
 def _read(path: str) -> bytes:
@@ -103,7 +171,11 @@ def _tasks(session: Session, order: Inspect, batch: RolloutBatch) -> Tasks | Fau
 def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Tasks) -> list[list[Proof]] | Fault:
     """Everything that needs no model: form, units, draw, termination, the proofs' form."""
     run = session.run
-    fault = checks.check_form(batch, run, session.engine.vocabulary) or checks.check_units(batch, _commitment(order))
+    fault = (
+        checks.check_groups(batch, run)
+        or checks.check_form(batch, run, session.engine.vocabulary)
+        or checks.check_units(batch, _commitment(order))
+    )
     if fault:
         return fault
     expected = [
@@ -115,27 +187,49 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
     return fault or checks.parse_proofs(batch, run.verification)
 
 
-def _prefill(session: Session, order: Inspect, batch: RolloutBatch) -> list[Prefill]:
+def _prefill(session: Session, order: Inspect, rows: Sequence[SampleRow]) -> list[Prefill]:
     session.use(order.policy_root)
-    sequences = [Finished(row.prompt, row.output) for row in batch.rows]
+    sequences = [Finished(row.prompt, row.output) for row in rows]
     return session.engine.prefill(sequences, session.run.rollout.temperature)
 
 
 def _check_numbers(
-    session: Session,
-    order: Inspect,
-    batch: RolloutBatch,
-    proofs: Sequence[Sequence[Proof]],
-    prefills: Sequence[Prefill],
-    statistics: dict[str, float],
+    session: Session, order: Inspect, proofs: Sequence[Sequence[Proof]], found: Findings
 ) -> Fault | None:
-    """Activations and the replay of the sampler; fills `statistics`."""
+    """Activations and the replay of the sampler, of the samples in `found`; fills its statistics and evidence."""
     cuts = session.run.verification
-    errors = compare_all(proofs, [prefill.rows for prefill in prefills], cuts.toploc_batch)
-    distances = _distances(order, batch, prefills)
+    errors = compare_all(proofs, [prefill.rows for prefill in found.prefills], cuts.toploc_batch)
+    distances = _distances(order, found)
     mean, outside = checks.sampling_statistics(distances)
-    statistics |= {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
-    return checks.check_activations(errors, cuts) or checks.check_sampling(distances, cuts)
+    found.statistics |= {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
+    found.evidence = _evidence(session, found.rows, errors, distances)
+    fault = checks.check_activations(errors, cuts)
+    if fault:
+        return msgspec.structs.replace(fault, group=_first_group(found.rows, errors, cuts))
+    return checks.check_sampling(distances, cuts)
+
+
+def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts: VerificationSpec) -> int:
+    """The group of the first proof that fails by itself."""
+    owners = [row.group for row in rows for _ in range(proof_count(len(row.output), cuts.toploc_batch))]
+    failing = (group for group, error in zip(owners, errors, strict=True) if checks.check_activations([error], cuts))
+    return next(failing, -1)
+
+
+def _evidence(
+    session: Session, rows: Sequence[SampleRow], errors: Sequence[ProofErrors], distances: np.ndarray
+) -> Evidence:
+    """What the samples say about their worker, by the run's calibrated tables; nothing if it has none."""
+    cuts = session.run.verification
+    if not cuts.decision.calibrated:
+        return Evidence({})
+    samples: list[SampleStatistics] = []
+    proof, token = 0, 0
+    for row in rows:
+        proofs, tokens = proof_count(len(row.output), cuts.toploc_batch), len(row.output)
+        samples.append(SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens]))
+        proof, token = proof + proofs, token + tokens
+    return Judge(cuts.decision, cuts.toploc_k).evidence(samples, session.engine.name)
 
 
 def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
@@ -146,25 +240,30 @@ def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
     }
 
 
-def _distances(order: Inspect, batch: RolloutBatch, prefills: Sequence[Prefill]) -> np.ndarray:
-    """float64[output tokens of the file]: how far each drawn number lies outside its token's interval."""
+def _distances(order: Inspect, found: Findings) -> np.ndarray:
+    """float64[output tokens of the recomputed samples]: how far each drawn number lies outside its token's interval."""
     node = checked_address(order.node)
     drawn = [
         uniforms(sample_seed(order.policy_root, node, order.index, row.group, row.sample), len(row.output))
-        for row in batch.rows
+        for row in found.rows
     ]
-    lo = np.concatenate([prefill.lo for prefill in prefills])
-    hi = np.concatenate([prefill.hi for prefill in prefills])
+    lo = np.concatenate([prefill.lo for prefill in found.prefills])
+    hi = np.concatenate([prefill.hi for prefill in found.prefills])
     return distance(np.concatenate(drawn), lo, hi)
 
 
-def _write_report(
-    order: Inspect, data: bytes, batch: RolloutBatch, prefills: Sequence[Prefill], rewards: Sequence[float]
-) -> None:
-    root = order.file_root or describe(data).root
+def _write_report(order: Inspect, data: bytes, found: Findings) -> bool:
+    """Write what was recomputed of the drawn groups; False if there is nothing that could be trained on."""
     rows = tuple(
-        ReportRow(row.group, row.sample, reward, prefill.logprobs.tolist())
-        for row, prefill, reward in zip(batch.rows, prefills, rewards, strict=True)
+        ReportRow(
+            row.group, row.sample, found.rewards[row.group * found.group_size + row.sample], prefill.logprobs.tolist()
+        )
+        for row, prefill in zip(found.rows, found.prefills, strict=True)
+        if row.group not in found.undecided
     )
+    if not rows:
+        return False
+    root = order.file_root or describe(data).root
     header = ReportHeader(root.hex(), order.policy_root.hex())
     write_atomically(Path(order.report_path), encode_report(Report(header, rows)))
+    return True

@@ -1,9 +1,10 @@
-"""The engine child: `python -m node.inference.process`, driven by the daemon over stdin and stdout.
+"""The engine child: `python -m node.inference.process [--dtype bfloat16 ...]`, driven by the daemon over pipes.
 
 Stdout carries frames (wire.py) and nothing else; logs go to stderr as JSON lines. When stdin ends the process
 ends at once, so that no engine outlives its daemon, however that died.
 """
 
+import functools
 import json
 import os
 import queue
@@ -24,6 +25,7 @@ from node.inference.errors import EngineError  # noqa: E402 - the environment mu
 from node.inference.inspect import inspect  # noqa: E402
 from node.inference.produce import produce  # noqa: E402
 from node.inference.session import EngineFactory, Session, torch_engine  # noqa: E402
+from node.inference.settings import settings_from  # noqa: E402
 from node.inference.wire import (  # noqa: E402
     HEADER,
     Failed,
@@ -104,8 +106,10 @@ class Server:
         )
 
 
-def main(session_type: SessionType = Session, factory: EngineFactory = torch_engine) -> None:
-    """Serve until stdin ends."""
+def main(session_type: SessionType = Session, factory: EngineFactory | None = None) -> None:
+    """Serve until stdin ends. factory: the torch engine with the settings on the command line, if none is given."""
+    if factory is None:
+        factory = functools.partial(torch_engine, settings=settings_from(sys.argv[1:]))
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames
     server = Server(factory, session_type)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from node.inference.engine import Completion
@@ -14,7 +15,10 @@ from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
 from node.inference.tasks import Tasks
 from node.inference.wire import Produce, Produced
+from protocol import freshness
+from protocol.checks import subject_of
 from protocol.draw import sample_seed
+from protocol.envelope import seal
 from protocol.identity import Address
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow, encode
 from protocol.sampling import uniforms
@@ -28,10 +32,11 @@ def produce(session: Session, order: Produce) -> Produced:
     tasks = _tasks(session, order, node)
     samples = _requests(session, order, node, tasks)
     completions = session.engine.generate(samples, session.run.rollout.temperature)
-    batch = RolloutBatch(
-        RolloutHeader(order.pool, node, order.policy_root.hex(), order.index, capacity=order.capacity),
-        tuple(_rows(session, tasks, completions)),
-    )
+    header = RolloutHeader(order.pool, node, order.policy_root.hex(), order.index, capacity=order.capacity)
+    rows = tuple(_rows(session, header, tasks, completions))
+    key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(rows))
+    header = msgspec.structs.replace(header, freshness=session.answer(order.policy_root, key))
+    batch = RolloutBatch(header, rows)
     write_atomically(Path(order.out_path), encode(batch))
     size = session.run.rollout.group_size
     groups = [i // size for i in range(len(completions))]
@@ -73,21 +78,19 @@ def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> 
     ]
 
 
-def _rows(session: Session, tasks: Tasks, completions: Sequence[Completion]) -> list[SampleRow]:
+def _rows(
+    session: Session, header: RolloutHeader, tasks: Tasks, completions: Sequence[Completion]
+) -> list[SampleRow]:
     cuts, size = session.run.verification, session.run.rollout.group_size
     proofs = prove_all([completion.rows for completion in completions], cuts.toploc_k, cuts.toploc_batch)
-    return [
-        SampleRow(
-            group=i // size,
-            sample=i % size,
-            problem_id=tasks.problems[i // size].problem_id,
-            prompt=tasks.prompts[i // size],
-            output=c.output,
-            finished=c.finished,
-            proofs=proofs[i],
-        )
-        for i, c in enumerate(completions)
-    ]
+    rows: list[SampleRow] = []
+    for i, c in enumerate(completions):
+        group, sample = divmod(i, size)
+        problem, prompt = tasks.problems[group], tasks.prompts[group]
+        bare = SampleRow(group, sample, problem.problem_id, prompt, c.output, c.finished, proofs[i])
+        sealed = seal(bare.proofs, subject_of(header, bare), cuts.toploc_k, cuts.toploc_batch)
+        rows.append(msgspec.structs.replace(bare, proofs=sealed))
+    return rows
 
 
 def write_atomically(path: Path, data: bytes) -> None:

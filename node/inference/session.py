@@ -8,6 +8,8 @@ from node.environments.base import Environment, Problem, Tokenizer
 from node.environments.registry import load_environment
 from node.inference.engine import Engine, Weights
 from node.inference.errors import EngineError
+from node.inference.freshness import PolicyImage
+from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.tasks import Tasks, deal
 from protocol.draw import draw_problems
 from protocol.identity import Address, parse_address
@@ -28,14 +30,17 @@ class Session:
         self.engine, tokenizer = factory(assets / "model")
         self.environment: Environment = load_environment(run.environment, assets, tokenizer)
         self._weights: OrderedDict[bytes, Weights] = OrderedDict()
+        self._images: dict[bytes, PolicyImage] = {}
         self._in_use: bytes | None = None
 
     def keep(self, policy_root: bytes, path: str) -> None:
         """Read a policy's weights; the oldest ones are forgotten."""
         self._weights[policy_root] = self.engine.read(path)
         self._weights.move_to_end(policy_root)
+        self._images.setdefault(policy_root, PolicyImage(path))
         while len(self._weights) > self.run.recipe.max_staleness + SPARE_POLICIES:
-            self._weights.popitem(last=False)
+            oldest, _ = self._weights.popitem(last=False)
+            self._images.pop(oldest).close()
 
     def use(self, policy_root: bytes) -> None:
         """Put a kept policy's weights into the engine."""
@@ -48,6 +53,12 @@ class Session:
         if self._in_use != policy_root:
             self.engine.load(self.adjust(self._weights[policy_root]))
             self._in_use = policy_root
+
+    def answer(self, policy_root: bytes, key: bytes) -> str:
+        """The answer to a freshness challenge over a kept policy's bytes."""
+        if policy_root not in self._images:
+            raise EngineError("the policy is not loaded", policy_root.hex()[:16], "send LoadPolicy first")
+        return self._images[policy_root].answer(key)
 
     def adjust(self, weights: Weights) -> Weights:
         """The weights to sample and check with: those of the policy."""
@@ -66,16 +77,19 @@ class Session:
 
     def close(self) -> None:
         self.environment.close()
+        for image in self._images.values():
+            image.close()
+        self._images.clear()
 
 
-def torch_engine(model_dir: Path) -> tuple[Engine, Tokenizer]:
+def torch_engine(model_dir: Path, settings: EngineSettings = DEFAULT) -> tuple[Engine, Tokenizer]:
     """The engine that runs everywhere: one thread, so that several nodes share a machine in peace."""
     import torch
 
     from node.inference.torch_engine import TorchEngine
 
     torch.set_num_threads(1)
-    engine = TorchEngine(model_dir)
+    engine = TorchEngine(model_dir, settings)
     return engine, engine.tokenizer
 
 

@@ -1,7 +1,8 @@
 """The reference engine: a transformers model in plain torch, decoded with a KV cache.
 
-Correctness first: compute is fp32 on a CPU, decoding is left-padded and batched, and a prefill of the
-same tokens gives the same rows and intervals up to rounding. Knows the Hugging Face directory form
+Correctness first: compute is fp32 unless the settings say otherwise, decoding is left-padded and batched, and a
+prefill of the same tokens gives the same rows and intervals up to rounding. The output head always computes
+in fp32: sampling is decided by the last digits of its logits. Knows the Hugging Face directory form
 (config.json, safetensors names); never contacts a hub and never runs code from a model directory.
 """
 
@@ -17,19 +18,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.inference.engine import Completion, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError, ModelError
+from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.tokenizer import LocalTokenizer, read_json
 from protocol import sampling
 from protocol.policy import MalformedPolicy, decode_image
 
-BATCH_TOKENS = 1 << 15
-"""Most padded tokens in one forward pass, and in one decode batch's cache."""
 LOGIT_CELLS = 1 << 23
 """Most logits (rows * vocabulary) turned into float64 at a time."""
 
 _SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
-def build_model(model_dir: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+def build_model(
+    model_dir: Path, device: str = "cpu", dtype: torch.dtype = torch.float32, attention: str = "sdpa"
+) -> Any:
     """A freshly initialised transformers model of `model_dir`/config.json, in eval mode.
 
     Raises ModelError for anything that is not a plain causal language model of the installed transformers.
@@ -41,7 +43,9 @@ def build_model(model_dir: Path, device: str = "cpu", dtype: torch.dtype = torch
     try:
         config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
         with torch.device(device):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            )
     except Exception as error:  # transformers raises whatever the config's values break
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
     model.eval()
@@ -88,15 +92,18 @@ def bf16_bits(values: Tensor) -> np.ndarray:
 class TorchEngine:
     """`node.inference.engine.Engine` for one model directory."""
 
-    def __init__(self, model_dir: Path, device: str = "cpu") -> None:
+    def __init__(self, model_dir: Path, settings: EngineSettings = DEFAULT) -> None:
         self._tokenizer = LocalTokenizer(model_dir)
-        self._model = build_model(model_dir, device)
+        self._batch_tokens = settings.batch_tokens
+        self._model = build_model(model_dir, settings.device, getattr(torch, settings.dtype), settings.attention)
         self._parameters = image_names(self._model)
         self._head = self._model.get_output_embeddings()
         if self._head is None:
             raise _model_error(model_dir, "the architecture has no output embeddings")
-        self.device = device
-        self.dtype = "float32"
+        self._exact_head: tuple[Tensor, Tensor | None] | None = None
+        self.device = settings.device
+        self.dtype = settings.dtype
+        self.name = settings.name
         self.eos = self._tokenizer.eos
         self.vocabulary = int(self._head.weight.shape[0])
         self.parameters = sum(tensor.numel() for tensor in self._parameters.values())
@@ -115,13 +122,15 @@ class TorchEngine:
     def load(self, weights: Weights) -> None:
         for name, parameter in self._parameters.items():
             parameter.copy_(weights[name])
+        bias = getattr(self._head, "bias", None)
+        self._exact_head = (self._head.weight.float(), None if bias is None else bias.float())
 
     # Decoding
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
         done: list[Completion] = []
-        for batch in _batches(requests, lambda request: len(request.prompt) + len(request.uniforms)):
+        for batch in _batches(requests, self._batch_tokens, lambda r: len(r.prompt) + len(r.uniforms)):
             done += self._decode(batch, temperature)
         return done
 
@@ -197,7 +206,8 @@ class TorchEngine:
         return result.last_hidden_state[:, -1], result.past_key_values
 
     def _logits(self, hidden: Tensor) -> np.ndarray:
-        logits = self._head(hidden).float().cpu().numpy()
+        weight, bias = self._exact_head or (self._head.weight.float(), None)
+        logits = torch.nn.functional.linear(hidden.float(), weight, bias).cpu().numpy()
         if not np.isfinite(logits).all():
             raise EngineError(
                 "the model gives no valid probabilities",
@@ -212,7 +222,8 @@ class TorchEngine:
     def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
         by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i].prompt) + len(sequences[i].output))
         done: dict[int, Prefill] = {}
-        for batch in _batches(by_length, lambda i: len(sequences[i].prompt) + len(sequences[i].output)):
+        lengths = [len(sequence.prompt) + len(sequence.output) for sequence in sequences]
+        for batch in _batches(by_length, self._batch_tokens, lambda i: lengths[i]):
             done.update(zip(batch, self._prefill([sequences[i] for i in batch], temperature), strict=True))
         return [done[i] for i in range(len(sequences))]
 
@@ -247,13 +258,13 @@ class TorchEngine:
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
-def _batches(items: Sequence[Any], width: Any) -> Iterator[list[Any]]:
-    """Consecutive runs of `items` of at most BATCH_TOKENS padded tokens (or one item, if it alone is larger)."""
+def _batches(items: Sequence[Any], most: int, width: Any) -> Iterator[list[Any]]:
+    """Consecutive runs of `items` of at most `most` padded tokens (or one item, if it alone is larger)."""
     batch: list[Any] = []
     widest = 0
     for item in items:
         widest = max(widest, width(item))
-        if batch and widest * (len(batch) + 1) > BATCH_TOKENS:
+        if batch and widest * (len(batch) + 1) > most:
             yield batch
             batch, widest = [], width(item)
         batch.append(item)

@@ -8,6 +8,7 @@ import struct
 
 import msgspec
 
+from protocol.decision import Evidence
 from protocol.errors import ProtocolError
 
 MAX_FRAME = 64 * 1024 * 1024
@@ -80,7 +81,8 @@ class Produced(_Message, frozen=True):
 
 
 class Inspect(_Message, frozen=True):
-    """Check a rollout file against its commitment. file_root: its blob's root, computed from the bytes if empty."""
+    """Check a rollout file against its commitment. file_root: its blob's root, computed from the bytes if empty;
+    groups: which ones to put through the model, None for all. Everything that needs no model is checked of all."""
 
     policy_root: bytes
     node: str
@@ -90,11 +92,14 @@ class Inspect(_Message, frozen=True):
     path: str
     report_path: str
     file_root: bytes = b""
+    groups: tuple[int, ...] | None = None
 
 
 class Inspected(_Message, frozen=True):
     """outcome, reason: as in a Verdict; report_path: the written report if accepted, else empty;
-    tokens: output tokens checked; statistics: what the checks measured."""
+    tokens: output tokens checked; statistics: what the checks measured; evidence: what the file says about its
+    worker, for the sequential decision (nothing if no prefill was reached); group: where the fault lies, -1 for
+    the whole file; checked: the groups that went through the model; rewards, logprobs: as in VerdictIssued."""
 
     outcome: int
     reason: int
@@ -104,6 +109,11 @@ class Inspected(_Message, frozen=True):
     tokens: int
     seconds: float
     statistics: dict[str, float]
+    evidence: Evidence = Evidence({})
+    group: int = -1
+    checked: tuple[int, ...] = ()
+    rewards: bytes = b""
+    logprobs: bytes = b""
 
 
 class Failed(_Message, frozen=True):

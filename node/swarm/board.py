@@ -20,7 +20,10 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
     MAX_MESSAGE_BYTES,
+    CheckRequested,
+    DisputeRaised,
     Heartbeat,
+    LotsRevealed,
     MalformedMessage,
     Message,
     PolicyAnnounced,
@@ -34,7 +37,16 @@ from protocol.messages import (
 from protocol.statements import Domain, signer_of
 
 log = structlog.get_logger()
-M = TypeVar("M", Heartbeat, PolicyAnnounced, RolloutCommitted, VerdictIssued)
+M = TypeVar(
+    "M",
+    Heartbeat,
+    PolicyAnnounced,
+    RolloutCommitted,
+    VerdictIssued,
+    LotsRevealed,
+    DisputeRaised,
+    CheckRequested,
+)
 
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
 CATCH_UP_EVERY = 2.0
@@ -43,7 +55,7 @@ MAX_CATCH_UP_BYTES = 256 * 1024
 MAX_KNOWN = 4096
 MAX_MESSAGES = 4096
 MAX_AGE = 240.0
-KEPT_POLICIES = 8
+KEPT_POLICIES = 32
 SUBSCRIBER_BUFFER = 512
 
 
@@ -164,8 +176,30 @@ class Board:
             case VerdictIssued(verdict=verdict, signature=signature):
                 allowed = self._authority.is_validator(author)
                 allowed = allowed and signer_of(self._domain, verdict, signature) == author
+            case LotsRevealed():
+                allowed = self._authority.is_validator(author)
+            case DisputeRaised(first=first, second=second):
+                allowed = self._authority.is_validator(author) or self._authority.is_trainer(author)
+                allowed = allowed and all(self._is_verdict(raw) for raw in (first, second))
+            case CheckRequested(commitment=raw):
+                allowed = self._authority.is_trainer(author)
+                allowed = allowed and isinstance(self.opened(raw).message, RolloutCommitted)
         if not allowed:
             raise MalformedMessage("message refused", f"{author} may not say {type(message).__name__}")
+
+    def opened(self, raw: bytes) -> Signed:
+        """A message that another one carries, checked as if it had come by itself; raises ProtocolError.
+
+        Carried messages carry no further ones: what is checked for them stays bounded.
+        """
+        signed = open_envelope(self._domain, self._pool, raw)
+        if isinstance(signed.message, DisputeRaised | CheckRequested):
+            raise MalformedMessage("message refused", "a carried message carries another one")
+        self._authorise(signed)
+        return signed
+
+    def _is_verdict(self, raw: bytes) -> bool:
+        return isinstance(self.opened(raw).message, VerdictIssued)
 
     def _take(self, signed: Signed) -> None:
         name = _id(signed.raw)

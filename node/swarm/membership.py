@@ -68,6 +68,10 @@ class Membership:
     def is_validator(self, address: Address) -> bool:
         return address in self._validators and address in self.table
 
+    def may_validate(self, address: Address) -> bool:
+        """Whether the pool names it a validator, in the pool at this moment or not."""
+        return address in self._validators
+
     def is_trainer(self, address: Address) -> bool:
         return address == self._trainer
 

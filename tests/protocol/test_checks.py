@@ -10,13 +10,16 @@ from protocol.checks import (
     check_activations,
     check_draw,
     check_form,
+    check_groups,
     check_identity,
     check_sampling,
     check_staleness,
     check_termination,
     check_units,
     parse_proofs,
+    subject_of,
 )
+from protocol.envelope import seal
 from protocol.identity import NodeKey
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import EnvironmentSpec, RolloutSpec, RunSpec, VerificationSpec
@@ -38,11 +41,18 @@ EXPECTED = [ExpectedProblem("p0", [1, 2]), ExpectedProblem("p1", [3, 4])]
 COMMITMENT = WorkCommitment(1, NODE, ROOT, 0, bytes(32), 8)
 
 
+HEADER = RolloutHeader(1, NODE, ROOT.hex(), 0)
+
+
+def sealed(row: SampleRow) -> SampleRow:
+    return msgspec.structs.replace(row, proofs=seal(PROOF, subject_of(HEADER, row), CUTS.toploc_k, CUTS.toploc_batch))
+
+
 def honest() -> RolloutBatch:
     rows = tuple(
-        SampleRow(g, s, f"p{g}", EXPECTED[g].prompt, [5, EOS], True, PROOF) for g in range(2) for s in range(2)
+        sealed(SampleRow(g, s, f"p{g}", EXPECTED[g].prompt, [5, EOS], True, b"")) for g in range(2) for s in range(2)
     )
-    return RolloutBatch(RolloutHeader(1, NODE, ROOT.hex(), 0), rows)
+    return RolloutBatch(HEADER, rows)
 
 
 def altered(index: int = 1, **change: object) -> RolloutBatch:
@@ -55,6 +65,7 @@ def verdict(batch: RolloutBatch) -> Reason:
     """The first fault of a file, in the order in which a validator looks."""
     checks = (
         lambda: check_identity(batch, COMMITMENT),
+        lambda: check_groups(batch, RUN),
         lambda: check_form(batch, RUN, 10),
         lambda: check_units(batch, COMMITMENT),
         lambda: check_draw(batch, EXPECTED),
@@ -76,8 +87,8 @@ def test_an_honest_file_passes() -> None:
             RolloutBatch(msgspec.structs.replace(honest().header, policy_root="22" * 32), honest().rows),
             Reason.WRONG_IDENTITY,
         ),
-        (RolloutBatch(honest().header, honest().rows[:-1]), Reason.MALFORMED),
-        (RolloutBatch(honest().header, honest().rows[::-1]), Reason.MALFORMED),
+        (RolloutBatch(honest().header, honest().rows[:-1]), Reason.INCOMPLETE_GROUP),
+        (RolloutBatch(honest().header, honest().rows[::-1]), Reason.INCOMPLETE_GROUP),
         (altered(prompt=[]), Reason.MALFORMED),
         (altered(prompt=[1, 2, 3, 4, 5]), Reason.MALFORMED),
         (altered(output=[10, EOS]), Reason.MALFORMED),

@@ -7,9 +7,11 @@ from protocol.policy import bf16_bits
 from protocol.toploc import (
     PRIME,
     MalformedProof,
+    ProofErrors,
     build_proof,
     build_proofs,
     compare,
+    compare_all,
     compare_points,
     injective_modulus,
     parse_proof,
@@ -47,6 +49,36 @@ def naive_proof(positions: list[int], bits: list[int]) -> bytes:
 def test_proofs_are_byte_for_byte_the_published_format(points: dict[int, int]) -> None:
     positions, bits = list(points), list(points.values())
     assert proof_from_points(positions, bits) == naive_proof(positions, bits)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([13, 64, 100, 128]))
+def test_interpolation_at_full_size_is_the_plain_one(seed: int, k: int) -> None:
+    random = np.random.default_rng(seed)
+    positions = np.sort(random.choice(163_840, k, replace=False))
+    bits = random.integers(0, 0x10000, k)
+    data = proof_from_points(positions, bits)
+    assert data == naive_proof(positions.tolist(), bits.tolist())
+    parsed = parse_proof(data, k)
+    assert [parsed.evaluate(int(p)) for p in positions] == (bits % PRIME).tolist()
+    assert parsed.evaluate_all(positions).tolist() == (bits % PRIME).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 70), st.sampled_from([1, 3, 40, 65536]))
+def test_the_top_positions_are_those_of_a_stable_sort(seed: int, k: int, levels: int) -> None:
+    """Few levels: ties everywhere. Enough values that the short cut by blocks is taken."""
+    rows = np.random.default_rng(seed).integers(0, levels, (9, 2048)).astype(np.uint16)
+    order = np.argsort(-(rows.reshape(-1) & 0x7FFF).astype(np.int64), kind="stable")[:k]
+    assert top_positions(rows, k).tolist() == sorted(order.tolist())
+
+
+def test_many_proofs_compare_as_one_by_one() -> None:
+    batches = [rows_of(seed, 3, 256) for seed in range(70)]
+    proofs = [parse_proof(data, 96) for data in build_proofs(batches, 96)]
+    shifted = [*batches[1:], batches[0]]
+    assert compare_all(proofs, shifted) == [compare(p, rows) for p, rows in zip(proofs, shifted, strict=True)]
+    assert all(error == ProofErrors(0, 0.0, 0.0) for error in compare_all(proofs, batches))
 
 
 def test_a_proof_of_128_points_has_258_bytes_and_repeats_its_points() -> None:

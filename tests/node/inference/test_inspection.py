@@ -12,10 +12,11 @@ from node.inference.inspect import inspect
 from node.inference.produce import produce
 from node.inference.session import Session, torch_engine
 from node.inference.wire import Inspect, Inspected, Produce, Produced
-from protocol.checks import Reason
+from protocol.checks import Reason, subject_of
+from protocol.envelope import ENVELOPE_BYTES, seal
 from protocol.identity import NodeKey
 from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
-from protocol.run import RunSpec
+from protocol.run import RunSpec, VerificationSpec
 from protocol.statements import Outcome
 from tests.cheats.other_weights import OtherWeights
 from tests.cheats.own_problems import OwnProblems
@@ -86,6 +87,19 @@ def change_row(batch: RolloutBatch, **changes: Any) -> RolloutBatch:
     return msgspec.structs.replace(batch, rows=(msgspec.structs.replace(first, **changes), *rest))
 
 
+def resealed(batch: RolloutBatch) -> RolloutBatch:
+    """The same with every envelope made for the row that it stands in, as a careful cheat would."""
+    cuts = VerificationSpec(toploc_k=32)
+    rows = [
+        msgspec.structs.replace(
+            row,
+            proofs=seal(row.proofs[ENVELOPE_BYTES:], subject_of(batch.header, row), cuts.toploc_k, cuts.toploc_batch),
+        )
+        for row in batch.rows
+    ]
+    return msgspec.structs.replace(batch, rows=tuple(rows))
+
+
 def other_token(row: SampleRow) -> list[int]:
     """The same length, with another first token (never the end token 1)."""
     return [2 + (row.output[0] - 1) % 9, *row.output[1:]]
@@ -93,7 +107,7 @@ def other_token(row: SampleRow) -> list[int]:
 
 TAMPERINGS: list[tuple[Reason, Callable[[RolloutBatch], RolloutBatch]]] = [
     (Reason.WRONG_IDENTITY, lambda b: msgspec.structs.replace(b, header=msgspec.structs.replace(b.header, index=6))),
-    (Reason.MALFORMED, lambda b: msgspec.structs.replace(b, rows=b.rows[1:])),
+    (Reason.INCOMPLETE_GROUP, lambda b: msgspec.structs.replace(b, rows=b.rows[1:])),
     (Reason.MALFORMED, lambda b: change_row(b, output=[1 << 20, *b.rows[0].output[1:]])),
     (Reason.MALFORMED, lambda b: change_row(b, output=[])),
     (Reason.WRONG_DRAW, lambda b: change_row(b, problem_id="sort-1")),
@@ -101,7 +115,9 @@ TAMPERINGS: list[tuple[Reason, Callable[[RolloutBatch], RolloutBatch]]] = [
     (Reason.TERMINATION, lambda b: change_row(b, finished=not b.rows[0].finished)),
     (Reason.BAD_PROOF_FORM, lambda b: change_row(b, proofs=bytes(len(b.rows[0].proofs)))),
     (Reason.BAD_PROOF_FORM, lambda b: change_row(b, proofs=b.rows[0].proofs + b"\0" * 66)),
-    (Reason.SAMPLING, lambda b: change_row(b, output=other_token(b.rows[0]))),
+    (Reason.BAD_PROOF_FORM, lambda b: change_row(b, proofs=b.rows[1].proofs)),
+    (Reason.BAD_PROOF_FORM, lambda b: change_row(b, output=other_token(b.rows[0]))),
+    (Reason.SAMPLING, lambda b: resealed(change_row(b, output=other_token(b.rows[0])))),
 ]
 
 
@@ -137,7 +153,7 @@ def test_random_numbers_of_another_submission_do_not_fit(honest: Session, produc
         rows[group] = msgspec.structs.replace(b, sample=a.sample)
         rows[group + 1] = msgspec.structs.replace(a, sample=b.sample)
     path = tmp_path / "swapped.arrow"
-    path.write_bytes(encode(msgspec.structs.replace(batch, rows=tuple(rows))))
+    path.write_bytes(encode(resealed(msgspec.structs.replace(batch, rows=tuple(rows)))))
     assert judge(honest, path, batch.units).reason == Reason.SAMPLING
 
 

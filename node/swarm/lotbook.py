@@ -1,0 +1,174 @@
+"""The lot book: what validators pledged, what they then checked, and whether the revealed secrets agree.
+
+Also the meter of the swarm's power: which share of each worker's groups of a window somebody recomputed, and with which
+probability a cheat would have been seen. Counts and compares; what follows from a broken promise is for others.
+"""
+
+from collections import OrderedDict
+
+import msgspec
+
+from protocol.audit import as_share, detection_power, joint_share, window_of
+from protocol.identity import Address
+from protocol.lots import LotPledge, broken_promise, secret_hash, unpack_groups
+from protocol.messages import Heartbeat, LotsRevealed, Signed, VerdictIssued
+from protocol.run import RunSpec
+
+KEPT_WINDOWS = 64
+KEPT_VERDICTS = 4096
+EARLY_SLACK = 1
+"""Policies by which our clock may lag behind that of whoever reveals."""
+
+
+class BrokenPromise(msgspec.Struct, frozen=True):
+    """A validator whose lot was not kept. evidence: the envelopes that show it, all signed by the validator."""
+
+    validator: Address
+    why: str
+    evidence: tuple[bytes, ...]
+
+
+class WorkerPower(msgspec.Struct, frozen=True):
+    """One worker in one window. groups: committed; checked: recomputed by somebody; power: chance of detection."""
+
+    node: Address
+    window: int
+    groups: int
+    checked: int
+    power: float
+
+
+class _Pledged(msgspec.Struct):
+    """in_time: heard before the first policy of its window; revealed: its secret was told and was the pledged one."""
+
+    pledge: LotPledge
+    raw: bytes
+    in_time: bool
+    revealed: bool = False
+
+
+class LotBook:
+    """Pledges, verdicts and reveals of one pool's validators."""
+
+    def __init__(self, run: RunSpec, pool: int) -> None:
+        self._audit = run.audit
+        self._groups = run.rollout.prompts_per_file
+        self._staleness = run.recipe.max_staleness
+        self._pool = pool
+        self._steps: OrderedDict[bytes, int] = OrderedDict()
+        self.newest_step = -1
+        self._pledged: OrderedDict[tuple[Address, int], _Pledged] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[Address, int], list[Signed]] = OrderedDict()
+        self._files: OrderedDict[int, dict[Address, dict[bytes, set[int]]]] = OrderedDict()
+        self.kept = 0
+        self.broken = 0
+
+    def policy(self, root: bytes, step: int) -> None:
+        """The trainer announced a policy: the clock of windows."""
+        self._steps[root] = step
+        self.newest_step = max(self.newest_step, step)
+        while len(self._steps) > 4096:
+            self._steps.popitem(last=False)
+
+    def committed(self, node: Address, policy_root: bytes, file_root: bytes) -> None:
+        """A worker committed to a file: its groups count, checked or not."""
+        step = self._steps.get(policy_root)
+        if step is not None:
+            window = self._files.setdefault(window_of(step, self._audit), {})
+            window.setdefault(node, {}).setdefault(file_root, set())
+            while len(self._files) > KEPT_WINDOWS:
+                self._files.popitem(last=False)
+
+    def beat(self, signed: Signed) -> BrokenPromise | None:
+        """Note a validator's pledges; two different ones for a window are a broken promise."""
+        message = signed.message
+        assert isinstance(message, Heartbeat)  # noqa: S101 - the subscription's type
+        for pledge in message.lots:
+            known = self._pledged.get((signed.author, pledge.window))
+            if known is None:
+                in_time = self.newest_step < pledge.window * self._audit.window
+                self._pledged[signed.author, pledge.window] = _Pledged(pledge, signed.raw, in_time)
+                while len(self._pledged) > 16 * KEPT_WINDOWS:
+                    self._pledged.popitem(last=False)
+            elif known.pledge != pledge:
+                return self._break(signed.author, f"two pledges for window {pledge.window}", known.raw, signed.raw)
+        return None
+
+    def verdict(self, signed: Signed) -> None:
+        """Note which groups a verdict covers."""
+        message = signed.message
+        assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
+        verdict = message.verdict
+        step = self._steps.get(verdict.policy_root)
+        self.committed(verdict.node, verdict.policy_root, verdict.file_root)
+        if step is not None:
+            files = self._files[window_of(step, self._audit)][verdict.node]
+            files[verdict.file_root].update(unpack_groups(message.checked, self._groups) or ())
+        foreign = step is not None and window_of(step, self._audit) != message.window
+        if message.recheck or not message.checked or foreign:
+            return
+        said = self._verdicts.setdefault((signed.author, message.window), [])
+        if len(said) < KEPT_VERDICTS:
+            said.append(signed)
+        while len(self._verdicts) > 4 * KEPT_WINDOWS:
+            self._verdicts.popitem(last=False)
+
+    def reveal(self, signed: Signed) -> BrokenPromise | None:
+        """Compare a revealed secret with the pledge and with every verdict of its window."""
+        message = signed.message
+        assert isinstance(message, LotsRevealed)  # noqa: S101 - the subscription's type
+        known = self._pledged.get((signed.author, message.window))
+        if known is None or known.revealed:
+            return None
+        if secret_hash(message.secret, signed.author, self._pool, message.window) != known.pledge.hash:
+            return self._break(signed.author, "it revealed another secret than it pledged", known.raw, signed.raw)
+        last = (message.window + 1) * self._audit.window - 1 + self._staleness
+        if 0 <= self.newest_step < last - EARLY_SLACK:
+            return self._break(signed.author, "it revealed a secret that still decided lots", known.raw, signed.raw)
+        for said in self._verdicts.pop((signed.author, message.window), []):
+            verdict = said.message
+            assert isinstance(verdict, VerdictIssued)  # noqa: S101 - what was kept
+            why = broken_promise(
+                known.pledge,
+                message.secret,
+                signed.author,
+                self._pool,
+                verdict.verdict.file_root,
+                self._groups,
+                verdict.checked,
+                verdict.rate,
+            )
+            if why is not None:
+                return self._break(signed.author, why, known.raw, signed.raw, said.raw)
+        known.revealed = True
+        self.kept += 1
+        return None
+
+    def _break(self, validator: Address, why: str, *evidence: bytes) -> BrokenPromise:
+        self.broken += 1
+        return BrokenPromise(validator, why, evidence)
+
+    # what the swarm can see
+
+    def pledged_share(self, window: int, validators: set[Address]) -> float:
+        """The chance that a group of `window` is recomputed by at least one of `validators`, as pledged in time."""
+        return joint_share(
+            as_share(known.pledge.rate)
+            for (validator, of), known in self._pledged.items()
+            if of == window and validator in validators and known.in_time
+        )
+
+    def powers(self, window: int) -> list[WorkerPower]:
+        """What was really recomputed of every worker's groups in a window."""
+        rows: list[WorkerPower] = []
+        for node, files in self._files.get(window, {}).items():
+            groups = self._groups * len(files)
+            checked = sum(len(drawn) for drawn in files.values())
+            power = detection_power(checked / groups, groups, self._audit) if groups else 0.0
+            rows.append(WorkerPower(node, window, groups, checked, power))
+        return rows
+
+    def last_full_window(self) -> int:
+        """The newest window of which no new files can come; the newest of all while there is none."""
+        done = (self.newest_step - self._staleness + 1) // self._audit.window - 1
+        return done if done >= 0 else max(0, window_of(max(self.newest_step, 0), self._audit))

@@ -1,0 +1,151 @@
+"""How much of a worker's output is recomputed, and what power that gives against cheating.
+
+A *window* is a number of consecutive policies. Every group of a file is drawn independently with the file's
+rate, so a worker that cheats in m groups of a window escapes with probability (1 - rate)^m, whichever groups
+it chose. Which groups are drawn is `lots.py`.
+"""
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+RATE_ONE = 1 << 16
+"""Rates travel as integers: this many is 'every group'."""
+
+
+class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a run demands of its validators, and when its trainer believes them.
+
+    window: policies per audit window; cheated_share, power: lots are sized so that a worker that cheats in this
+    share of its groups is seen within one window with this probability; probation: groups of a worker that must
+    have been recomputed without a fault before its lots shrink to that size;
+    trust: 'verified' (a file trains once its quorum has accepted it) or 'optimistic' (once the first validator
+    has; what the quorum rejects later is invalidated);
+    verdict_seconds: how long a silent validator is waited for; delivery_seconds: how long a worker may take to hand
+    over a committed file; scoring_seconds: how long the scoring of one file may hold an engine;
+    logprob_tolerance: nats per token by which two validators' means over a group may differ.
+    """
+
+    window: int = 8
+    cheated_share: float = 0.1
+    power: float = 0.95
+    probation: int = 58
+    trust: str = "verified"
+    verdict_seconds: float = 60.0
+    delivery_seconds: float = 60.0
+    scoring_seconds: float = 60.0
+    logprob_tolerance: float = 0.05
+
+    @property
+    def optimistic(self) -> bool:
+        return self.trust == "optimistic"
+
+    def rules(self) -> list[tuple[str, bool, str]]:
+        """(field, whether it makes sense, what would)."""
+        return [
+            ("audit.window", 1 <= self.window <= 10_000, "must be 1 to 10000"),
+            ("audit.cheated_share", 0 < self.cheated_share <= 1, "must lie above 0 and be at most 1"),
+            ("audit.power", 0 < self.power < 1, "must lie between 0 and 1"),
+            ("audit.probation", 0 <= self.probation <= 1_000_000, "must be 0 to 1000000"),
+            ("audit.trust", self.trust in ("verified", "optimistic"), "must be 'verified' or 'optimistic'"),
+            ("audit.verdict_seconds", 1 <= self.verdict_seconds <= 86_400, "must be 1 to 86400"),
+            ("audit.delivery_seconds", 1 <= self.delivery_seconds <= 86_400, "must be 1 to 86400"),
+            ("audit.scoring_seconds", 1 <= self.scoring_seconds <= 3_600, "must be 1 to 3600"),
+            ("audit.logprob_tolerance", 0 < self.logprob_tolerance <= 10, "must lie above 0 and be at most 10"),
+        ]
+
+
+def window_of(step: int, spec: AuditSpec) -> int:
+    """The audit window to which the files of policy `step` belong."""
+    return step // spec.window
+
+
+def last_step_of(window: int, spec: AuditSpec) -> int:
+    """The last policy of a window."""
+    return (window + 1) * spec.window - 1
+
+
+def cheated_groups(groups: int, spec: AuditSpec) -> int:
+    """How many of a window's groups the cheat that must be seen has falsified: at least one."""
+    return max(1, math.floor(groups * spec.cheated_share + 1e-9))
+
+
+def detection_power(share: float, groups: int, spec: AuditSpec) -> float:
+    """Probability that this cheat is seen if each of a worker's `groups` of a window is recomputed with `share`."""
+    if groups <= 0:
+        return 0.0
+    return 1.0 - (1.0 - min(max(share, 0.0), 1.0)) ** cheated_groups(groups, spec)
+
+
+def needed_share(groups: int, spec: AuditSpec) -> float:
+    """The share of `groups` that must be recomputed for the run's power; 29 of 290 for 10 % and 0.95.
+
+    The smallest q with 1 - (1 - q)^m >= power, m = cheated_groups; 1 where a single group is at stake.
+    """
+    exact = 1.0 - (1.0 - spec.power) ** (1.0 / cheated_groups(max(groups, 1), spec))
+    return min(1.0, exact)
+
+
+def joint_share(shares: Iterable[float]) -> float:
+    """The chance that at least one of several independent validators recomputes a group."""
+    missed = 1.0
+    for share in shares:
+        missed *= 1.0 - min(max(share, 0.0), 1.0)
+    return 1.0 - missed
+
+
+def share_of_one(joint: float, validators: int) -> float:
+    """What each of `validators` must draw so that together they reach `joint`."""
+    if joint >= 1.0:
+        return 1.0
+    return 1.0 - (1.0 - joint) ** (1.0 / max(1, validators))
+
+
+def as_rate(share: float) -> int:
+    """A share as a rate, rounded up so that power is never rounded away."""
+    return min(RATE_ONE, max(0, math.ceil(share * RATE_ONE)))
+
+
+def as_share(rate: int) -> float:
+    return rate / RATE_ONE
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What a validator measured. arriving: groups per second that workers commit; capacity: groups per second that
+    its engine recomputes; backlog: seconds of work that wait."""
+
+    arriving: float
+    capacity: float
+    backlog: float = 0.0
+
+
+BUSY_SHARE = 0.8
+"""Of its capacity that a validator plans with: the rest is for re-checks and for bad minutes."""
+CALM_SECONDS = 5.0
+"""Backlog below which a validator recomputes everything, whatever it has pledged."""
+
+
+def pledged_share(load: Load | None, groups: int, validators: int, spec: AuditSpec) -> float:
+    """The share that a validator promises for the next window: what the power needs, or what it can do if less.
+
+    groups: of one worker in one window; validators: those who share the work. Unknown load promises the need.
+    """
+    needed = share_of_one(needed_share(groups, spec), validators)
+    if load is None or load.arriving <= 0:
+        return needed
+    return min(needed, BUSY_SHARE * load.capacity / load.arriving)
+
+
+def share_of_file(pledged: float, load: Load | None, verified: int, suspect: bool, spec: AuditSpec) -> float:
+    """The share of one file's groups to draw, at least what was pledged.
+
+    verified: groups of this worker that were recomputed without a fault. Whoever is suspected or on probation is
+    recomputed entirely; everybody is, while there is nothing better to do.
+    """
+    calm = load is None or load.backlog <= CALM_SECONDS
+    if suspect or calm:
+        return 1.0
+    if verified < spec.probation:
+        return min(1.0, 3.0 * pledged)
+    return pledged

@@ -1,0 +1,326 @@
+"""From many small pieces of evidence to one standing per worker: a sequential likelihood-ratio test.
+
+One checked file gives, for every way of cheating that the run was calibrated for, a likelihood ratio of
+"this way" against "honest". A worker's record is the running sum of their logarithms, kept above a floor
+(Page's CUSUM, Biometrika 41, 1954), so that years of honest work buy no licence to cheat.
+
+What is promised. Take any one way of cheating, and an honest worker whose statistics follow one of the honest
+tables, or change between them from sample to sample. Then each factor has expectation at most 1:
+- the honest likelihood is the *largest* over the honest tables, which only makes the ratio smaller;
+- activations and sampling of one sample depend on each other, so their ratios are averaged, not multiplied:
+  the mean of two numbers of expectation <= 1 has expectation <= 1, however they depend;
+- a cheat may cheat in some samples only: for a share f of them the ratio of a sample is (1 - f) + f * ratio, and a
+  file's ratio is the mean over several f of the product over its samples;
+- every cap cuts from above, which again only makes it smaller. One outlier cannot convict.
+For such factors the expected number of files until the sum passes ln A is at least A (Lorden, Ann. Math.
+Statist. 42, 1971); with n ways of cheating the bound is ln A + ln n. So an honest worker is suspected at most
+once in 1/false_positive files on average, and odds of slash_odds : 1 take at least slash_odds files on average.
+The floor is Wald's lower bound, ln(false_negative / (1 - false_positive)).
+
+Pure arithmetic: knows nothing of models, files or stakes. What a standing leads to is decided elsewhere.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ProtocolError
+from protocol.toploc import ProofErrors
+
+PROOF_EDGES = (0.03, 0.0625, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
+"""Upper ends of the bins of `proof_distance`; the last bin is open."""
+TOKEN_EDGES = (0.0, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+"""Upper ends of the bins of `sampling.distance`: the first holds exactly 0, the last is open."""
+PROOF_BINS = len(PROOF_EDGES) + 1
+TOKEN_BINS = len(TOKEN_EDGES) + 1
+MAX_TABLES = 32
+
+_BINADE = 128.0
+"""Mantissa steps in a factor of two: what a differing exponent counts."""
+_SMOOTHING = 0.5
+_TOKEN_CAP = math.log(20.0)
+_PROOF_CAP = math.log(100.0)
+_SAMPLE_CAP = math.log(100.0)
+_LEAST_RATIO = 1e-30
+_PROOFS = np.array(PROOF_EDGES)
+_TOKENS = np.array(TOKEN_EDGES)
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+class DecisionError(ProtocolError):
+    """Tables or evidence that no decision can be made with."""
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What was counted in calibration. proofs: PROOF_BINS counts of proofs; tokens: TOKEN_BINS counts of tokens."""
+
+    proofs: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The run's agreed bounds and tables; without tables there is no statistical standing, only the hard cuts.
+
+    false_positive: one honest file in how many may start a suspicion (1e-4: one in ten thousand);
+    false_negative: with which probability Wald's test may take a cheat for honest;
+    slash_odds: odds to one, below which no stake is touched; shares: of a cheat's samples that are cheated, each
+    as likely as the others; file_cap: the largest ratio that one file can contribute; temper: exponent <= 1 of
+    every sample's ratio, which makes up for dependence among its tokens (calibrate measures it);
+    honest, cheating: tables by name.
+    """
+
+    false_positive: float = 1e-4
+    false_negative: float = 1e-2
+    slash_odds: float = 1e9
+    shares: tuple[float, ...] = (0.03, 0.2, 1.0)
+    file_cap: float = 1e3
+    temper: float = 1.0
+    honest: dict[str, Table] = {}
+    cheating: dict[str, Table] = {}
+
+    def check(self) -> None:
+        """Raise DecisionError naming the first field that makes no sense."""
+        for field, good, rule in self._rules():
+            if not good:
+                raise DecisionError(f"unusable decision rule: {field}", rule, f"change verification.decision.{field}")
+        for name, table in [*self.honest.items(), *self.cheating.items()]:
+            _check_table(name, table)
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        return [
+            ("false_positive", 0 < self.false_positive <= 0.1, "must lie above 0 and be at most 0.1"),
+            ("false_negative", 0 < self.false_negative <= 0.5, "must lie above 0 and be at most 0.5"),
+            ("slash_odds", 1e9 <= self.slash_odds <= 1e30, "must be at least 1e9: honest stakes come first"),
+            ("shares", 1 <= len(self.shares) <= 8, "must be 1 to 8 numbers"),
+            ("shares", all(0 < share <= 1 for share in self.shares), "must lie above 0 and be at most 1"),
+            ("file_cap", 2 <= self.file_cap <= 1e3, "must be 2 to 1000, so that no three files decide"),
+            ("temper", 0 < self.temper <= 1, "must lie above 0 and be at most 1"),
+            ("honest", len(self.honest) <= MAX_TABLES, f"at most {MAX_TABLES} tables"),
+            ("cheating", len(self.cheating) <= MAX_TABLES, f"at most {MAX_TABLES} tables"),
+            ("honest", bool(self.honest) == bool(self.cheating), "honest and cheating tables come together"),
+        ]
+
+    @property
+    def calibrated(self) -> bool:
+        return bool(self.honest)
+
+    @property
+    def suspect_bound(self) -> float:
+        """Log odds at which a worker is suspected."""
+        return math.log(1 / self.false_positive) + math.log(max(1, len(self.cheating)))
+
+    @property
+    def slash_bound(self) -> float:
+        """Log odds at which a stake may be touched."""
+        return math.log(self.slash_odds) + math.log(max(1, len(self.cheating)))
+
+    @property
+    def floor(self) -> float:
+        """Log odds (negative) at which a worker is cleared, and below which no record falls."""
+        return math.log(self.false_negative / (1 - self.false_positive))
+
+
+def _check_table(name: str, table: Table) -> None:
+    for what, counts, bins in (("proofs", table.proofs, PROOF_BINS), ("tokens", table.tokens, TOKEN_BINS)):
+        if len(counts) != bins or min(counts) < 0 or not 0 < sum(counts) < 1 << 40:
+            raise DecisionError(
+                f"unusable decision table {name[:40]!r}", f"{what} must be {bins} counts", "calibrate the run again"
+            )
+
+
+class SampleStatistics(msgspec.Struct, frozen=True):
+    """What one prefill says about one sample. errors: one per proof; distances: float64[output tokens]."""
+
+    errors: tuple[ProofErrors, ...]
+    distances: F64
+
+
+class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one checked file adds. log_ratios: by way of cheating, natural logarithms, at most ln file_cap.
+
+    verifier: class of the engine that measured it (device, dtype, attention), for people and for the rule that a
+    second class must agree.
+    """
+
+    log_ratios: dict[str, float]
+    samples: int = 0
+    proofs: int = 0
+    tokens: int = 0
+    verifier: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker's history in a few numbers; journal it. log_odds: by way of cheating, never below the floor."""
+
+    log_odds: dict[str, float] = {}
+    files: int = 0
+    proofs: int = 0
+    tokens: int = 0
+
+
+class Level(IntEnum):
+    """Numbers are journalled and shown: never renumber."""
+
+    OPEN = 0
+    """too little is known"""
+    CLEARED = 1
+    """honest, by Wald's lower bound against every way of cheating"""
+    SUSPECT = 2
+    """lost pay and quarantine; a second class of engine should look"""
+    CONVICTED = 3
+    """beyond slash_odds : 1"""
+
+
+class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a worker stands. log_odds: natural log, of the likeliest way of cheating; against: its name."""
+
+    level: Level
+    log_odds: float
+    against: str
+    files: int
+
+    @property
+    def odds(self) -> float:
+        """To one that this worker cheats, against honest; capped at 1e300."""
+        return math.exp(min(self.log_odds, 690.0))
+
+
+class Decision:
+    """The test for one worker. record: restored from the journal, if there is one."""
+
+    def __init__(self, spec: DecisionSpec, record: Record | None = None) -> None:
+        self._spec = spec
+        self.record = record or Record()
+
+    def update(self, evidence: Evidence) -> Standing:
+        """Add one file's evidence. The same file must be added once only: the caller keeps count of files."""
+        self.record = after(self.record, evidence, self._spec)
+        return self.standing
+
+    @property
+    def standing(self) -> Standing:
+        return standing(self.record, self._spec)
+
+
+def after(record: Record, evidence: Evidence, spec: DecisionSpec) -> Record:
+    """The record once `evidence` is added. Ways of cheating that the run does not list are ignored."""
+    cap = math.log(spec.file_cap)
+    odds: dict[str, float] = {}
+    for name in sorted(spec.cheating):
+        ratio = evidence.log_ratios.get(name, 0.0)
+        ratio = 0.0 if math.isnan(ratio) else min(ratio, cap)
+        odds[name] = max(spec.floor, record.log_odds.get(name, 0.0) + ratio)
+    return Record(odds, record.files + 1, record.proofs + evidence.proofs, record.tokens + evidence.tokens)
+
+
+def standing(record: Record, spec: DecisionSpec) -> Standing:
+    """What the record amounts to."""
+    known = {name: odds for name, odds in record.log_odds.items() if name in spec.cheating}
+    if not known:
+        return Standing(Level.OPEN, 0.0, "", record.files)
+    against = max(known, key=lambda name: (known[name], name))
+    highest = known[against]
+    if highest >= spec.slash_bound:
+        level = Level.CONVICTED
+    elif highest >= spec.suspect_bound:
+        level = Level.SUSPECT
+    elif highest <= spec.floor:
+        level = Level.CLEARED
+    else:
+        level = Level.OPEN
+    return Standing(level, highest, against, record.files)
+
+
+def proof_distance(error: ProofErrors, k: int) -> float:
+    """Mean distance of the k points in mantissa steps, 0 to 128: a differing exponent counts as 128."""
+    agreeing = k - error.exponent_mismatches
+    if agreeing <= 0:
+        return _BINADE
+    return (error.mantissa_mean * agreeing + _BINADE * error.exponent_mismatches) / k
+
+
+def proof_bins(errors: Sequence[ProofErrors], k: int) -> I64:
+    """int64[proofs]: the bin of each proof's distance; not a number counts as farthest."""
+    values = np.array([proof_distance(error, k) for error in errors], dtype=np.float64)
+    return _bins(values, _PROOFS)
+
+
+def token_bins(distances: F64) -> I64:
+    """int64[tokens]: the bin of each token's sampling distance; not a number counts as farthest."""
+    return _bins(distances, _TOKENS)
+
+
+def _bins(values: F64, edges: F64) -> I64:
+    return np.searchsorted(edges, np.nan_to_num(values, nan=np.inf, posinf=np.inf), side="left").astype(np.int64)
+
+
+def count(samples: Sequence[SampleStatistics], k: int) -> Table:
+    """The table of these samples: what calibration writes."""
+    proofs, tokens = np.zeros(PROOF_BINS, dtype=np.int64), np.zeros(TOKEN_BINS, dtype=np.int64)
+    for sample in samples:
+        proofs += np.bincount(proof_bins(sample.errors, k), minlength=PROOF_BINS)
+        tokens += np.bincount(token_bins(sample.distances), minlength=TOKEN_BINS)
+    return Table(proofs=tuple(map(int, proofs)), tokens=tuple(map(int, tokens)))
+
+
+class Judge:
+    """Turns a file's statistics into evidence, by the tables of one run. k: points per proof."""
+
+    def __init__(self, spec: DecisionSpec, k: int) -> None:
+        self._spec, self._k = spec, k
+        self._honest = [_logs(table) for table in spec.honest.values()]
+        self._cheating = {name: _logs(table) for name, table in spec.cheating.items()}
+
+    def evidence(self, samples: Sequence[SampleStatistics], verifier: str = "") -> Evidence:
+        """What the samples of one file say together."""
+        binned = [(proof_bins(sample.errors, self._k), token_bins(sample.distances)) for sample in samples]
+        ratios = {
+            name: self._of_file(np.array([self._of_sample(table, *bins) for bins in binned]))
+            for name, table in self._cheating.items()
+        }
+        proofs = sum(len(sample.errors) for sample in samples)
+        tokens = sum(int(sample.distances.size) for sample in samples)
+        return Evidence(ratios, len(samples), proofs, tokens, verifier)
+
+    def sample_ratios(self, sample: SampleStatistics) -> dict[str, float]:
+        """Log ratio of one sample by way of cheating, if all were cheated; at most the sample's cap."""
+        proofs, tokens = proof_bins(sample.errors, self._k), token_bins(sample.distances)
+        return {name: self._of_sample(table, proofs, tokens) for name, table in self._cheating.items()}
+
+    def _of_file(self, samples: F64) -> float:
+        """samples: float64[n] log ratios -> log of the mean over the shares of cheated samples, capped."""
+        shares = np.array(self._spec.shares)[:, None]
+        sums = np.log((1 - shares) + shares * np.exp(samples[None, :])).sum(axis=1)
+        highest = float(sums.max())
+        mean = highest + math.log(float(np.exp(sums - highest).mean()))
+        return min(mean, math.log(self._spec.file_cap))
+
+    def _of_sample(self, cheat: tuple[F64, F64], proofs: I64, tokens: I64) -> float:
+        by_proofs = self._against_honest(0, cheat[0], proofs, _PROOF_CAP)
+        by_tokens = self._against_honest(1, cheat[1], tokens, _TOKEN_CAP)
+        known = [ratio for ratio, seen in ((by_proofs, proofs), (by_tokens, tokens)) if seen.size]
+        if not known:
+            return 0.0
+        temper = self._spec.temper
+        mean = sum(math.exp(min(ratio * temper, _SAMPLE_CAP)) for ratio in known) / len(known)
+        return math.log(max(mean, _LEAST_RATIO))
+
+    def _against_honest(self, which: int, cheat: F64, bins: I64, cap: float) -> float:
+        """The smallest, over the honest tables, of the summed log ratios; each term at most `cap`."""
+        return min(float(np.minimum(cheat[bins] - honest[which][bins], cap).sum()) for honest in self._honest)
+
+
+def _logs(table: Table) -> tuple[F64, F64]:
+    """Log probabilities of a table's bins, every bin given half a count so that none is impossible."""
+    return _log_share(table.proofs), _log_share(table.tokens)
+
+
+def _log_share(counts: Sequence[int]) -> F64:
+    values = np.array(counts, dtype=np.float64) + _SMOOTHING
+    return np.log(values / values.sum())

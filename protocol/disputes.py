@@ -1,0 +1,184 @@
+"""Disputes between validators: what contradicts what, and who was wrong once everybody has looked again.
+
+Verdicts on one file can differ honestly: two lots draw different groups, and what a validator had *heard*
+(deliveries, ages, gaps) is its own. They contradict each other only where both looked at the same thing: the checks
+that everybody makes of every file, or a group that both recomputed. A contradiction is re-checked by all, in
+full; the majority of the re-checks decides. Pure functions over signed messages, so that everybody comes to one result.
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from enum import Enum, IntEnum
+
+import msgspec
+
+from protocol.checks import HEARSAY, OBJECTIVE, Reason
+from protocol.identity import Address
+from protocol.lots import unpack_groups
+from protocol.messages import VerdictIssued
+from protocol.statements import Outcome
+
+UNDECIDED = b"\0\0\0\0"
+"""Stands for the rewards of a group that could not be scored in time."""
+
+
+class Conflict(IntEnum):
+    """How two verdicts on one file differ. Both kinds are re-checked by all; only the second means a fault."""
+
+    UNSEEN = 1
+    """one saw a fault in a group that the other did not look at"""
+    CONTRADICTION = 2
+    """both looked at the same thing and say different things of it"""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A conflict. what: one line for people; objective: about something that does not depend on arithmetic."""
+
+    kind: Conflict
+    what: str
+    objective: bool = False
+
+
+def compare(first: VerdictIssued, second: VerdictIssued, groups: int, tolerance: float) -> Finding | None:
+    """How two verdicts on the same file conflict, None if they can both be right.
+
+    groups: of the file; tolerance: nats per token between the means of one group.
+    """
+    if first.verdict.file_root != second.verdict.file_root:
+        return None
+    if hearsay(first) or hearsay(second):
+        return None
+    outcomes = (first.verdict.outcome, second.verdict.outcome)
+    if outcomes == (Outcome.ACCEPT, Outcome.ACCEPT):
+        return _compare_values(first, second, groups, tolerance)
+    if Outcome.ACCEPT in outcomes:
+        accepting, accusing = (first, second) if first.verdict.outcome == Outcome.ACCEPT else (second, first)
+        return _accusation(accepting, accusing, groups)
+    if first.verdict.reason != second.verdict.reason and _objective(first) != _objective(second):
+        return Finding(Conflict.CONTRADICTION, "one saw an objective fault where the other saw none", True)
+    return None
+
+
+def hearsay(message: VerdictIssued) -> bool:
+    """Whether a verdict rests on what its author had heard by then, which nobody else can repeat."""
+    return message.verdict.outcome != Outcome.ACCEPT and message.verdict.reason in HEARSAY
+
+
+def _objective(message: VerdictIssued) -> bool:
+    return message.verdict.reason in OBJECTIVE
+
+
+def _accusation(accepting: VerdictIssued, accusing: VerdictIssued, groups: int) -> Finding:
+    reason = _name(accusing.verdict.reason)
+    looked = unpack_groups(accepting.checked, groups) or ()
+    if _objective(accusing):
+        what = f"one accepted what the other accuses of {reason}, which all can see"
+        return Finding(Conflict.CONTRADICTION, what, True)
+    if accusing.group in looked or len(looked) == groups:
+        return Finding(Conflict.CONTRADICTION, f"both recomputed group {accusing.group}; one accuses it of {reason}")
+    return Finding(Conflict.UNSEEN, f"one accuses a group of {reason} that the other did not draw")
+
+
+def _compare_values(first: VerdictIssued, second: VerdictIssued, groups: int, tolerance: float) -> Finding | None:
+    rewards = [_rewards(one, groups) for one in (first, second)]
+    for group, (a, b) in enumerate(zip(*rewards, strict=True)) if all(rewards) else ():
+        if a != b and UNDECIDED not in (a, b):
+            return Finding(Conflict.CONTRADICTION, f"they computed different rewards for group {group}", True)
+    ours, theirs = group_means(first, groups), group_means(second, groups)
+    for group in sorted(ours.keys() & theirs.keys()):
+        gap = abs(ours[group] - theirs[group])
+        if not gap <= tolerance:
+            return Finding(Conflict.CONTRADICTION, f"their log-probabilities of group {group} differ by {gap:.3g}")
+    return None
+
+
+def _rewards(message: VerdictIssued, groups: int) -> list[bytes]:
+    if len(message.rewards) != 4 * groups:
+        return []
+    return [message.rewards[4 * g : 4 * g + 4] for g in range(groups)]
+
+
+def group_means(message: VerdictIssued, groups: int) -> dict[int, float]:
+    """group -> mean log-probability of its tokens, as the verdict says; empty if it carries none."""
+    looked = unpack_groups(message.checked, groups)
+    if not looked or len(message.logprobs) != 4 * len(looked):
+        return {}
+    values = struct.unpack(f"<{len(looked)}f", message.logprobs)
+    return dict(zip(looked, values, strict=True))
+
+
+def values_complete(message: VerdictIssued, groups: int, most: int) -> bool:
+    """Whether an accepting verdict carries the values that make it comparable: for files of up to `most` groups."""
+    if message.verdict.outcome != Outcome.ACCEPT or groups > most:
+        return True
+    looked = unpack_groups(message.checked, groups)
+    if looked is None or len(message.rewards) != 4 * groups or len(message.logprobs) != 4 * len(looked):
+        return False
+    return all(math.isfinite(mean) and mean <= 0.0 for mean in group_means(message, groups).values())
+
+
+def _name(reason: int) -> str:
+    try:
+        return Reason(reason).name.lower()
+    except ValueError:
+        return f"reason {reason}"
+
+
+class Ruling(Enum):
+    """What the re-checks say of a disputed file."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    UNRESOLVED = "unresolved"
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """wrong: validator -> what its verdict got wrong."""
+
+    ruling: Ruling
+    wrong: dict[Address, Finding]
+
+
+def resolve(
+    verdicts: Mapping[Address, VerdictIssued],
+    rechecks: Mapping[Address, VerdictIssued],
+    electorate: int,
+    groups: int,
+    tolerance: float,
+) -> Resolution | None:
+    """The result of a dispute, None while re-checks that could decide it are missing.
+
+    verdicts: the first ones; rechecks: those made for the dispute; electorate: validators that may vote. A side
+    wins with more than half of the electorate, and of at least two: nobody is found wrong by one other alone.
+    """
+    sides = _sides(rechecks, groups, tolerance)
+    largest = max(sides, key=len, default={})
+    if 2 * len(largest) <= electorate or len(largest) < 2:
+        complete = len(rechecks) >= electorate
+        return Resolution(Ruling.UNRESOLVED, {}) if complete else None
+    winner = next(iter(largest.values()))
+    accepted = winner.verdict.outcome == Outcome.ACCEPT
+    wrong = {
+        author: finding
+        for author, message in [*rechecks.items(), *verdicts.items()]
+        if (finding := compare(message, winner, groups, tolerance)) and finding.kind is Conflict.CONTRADICTION
+    }
+    return Resolution(Ruling.ACCEPTED if accepted else Ruling.REJECTED, wrong)
+
+
+def _sides(
+    rechecks: Mapping[Address, VerdictIssued], groups: int, tolerance: float
+) -> list[dict[Address, VerdictIssued]]:
+    """Re-checks that agree with each other, side by side; hearsay takes no side."""
+    sides: list[dict[Address, VerdictIssued]] = []
+    for author, message in sorted(rechecks.items()):
+        if hearsay(message):
+            continue
+        for side in sides:
+            if all(compare(message, other, groups, tolerance) is None for other in side.values()):
+                side[author] = message
+                break
+        else:
+            sides.append({author: message})
+    return sides

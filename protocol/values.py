@@ -1,0 +1,64 @@
+"""Recomputed values in a form that fits a verdict, so that validators can be compared without fetching reports.
+
+Rewards are exact: per group 4 bytes of a hash. Log-probabilities are floating point: per group their mean. What a
+verdict says must be what its report holds; the trainer checks that before it believes either.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from blake3 import blake3
+
+from protocol.disputes import UNDECIDED, group_means
+from protocol.lots import unpack_groups
+from protocol.messages import MAX_VALUES, VerdictIssued
+from protocol.rollout import Report
+
+_REWARDS = "intellect-node group rewards v1"
+
+
+def reward_tag(rewards: Sequence[float]) -> bytes:
+    """4 bytes over the rewards of one group, float32; never those that mean 'undecided'."""
+    tag = blake3(np.asarray(rewards, dtype="<f4").tobytes(), derive_key_context=_REWARDS).digest(4)
+    return tag if tag != UNDECIDED else b"\x01\0\0\0"
+
+
+def reward_tags(rewards: Sequence[float], group_size: int, undecided: Collection[int]) -> bytes:
+    """The tags of all groups of a file; empty for more groups than a verdict carries."""
+    groups = len(rewards) // group_size
+    if groups > MAX_VALUES:
+        return b""
+    tags = [
+        UNDECIDED if group in undecided else reward_tag(rewards[group * group_size : (group + 1) * group_size])
+        for group in range(groups)
+    ]
+    return b"".join(tags)
+
+
+def mean_logprobs(logprobs: Mapping[int, Sequence[np.ndarray]]) -> bytes:
+    """group -> log-probabilities of its samples, to one float32 mean per group in ascending order."""
+    if len(logprobs) > MAX_VALUES:
+        return b""
+    means = [float(np.concatenate(list(logprobs[group])).astype(np.float64).mean()) for group in sorted(logprobs)]
+    return np.minimum(np.asarray(means, dtype="<f4"), 0.0).astype("<f4").tobytes()
+
+
+def report_fault(report: Report, message: VerdictIssued, groups: int, group_size: int) -> str | None:
+    """Why a report cannot be what the verdict speaks of, None if it is."""
+    drawn = unpack_groups(message.checked, groups)
+    present = sorted({row.group for row in report.rows})
+    if drawn is None or not set(present) <= set(drawn):
+        return "it holds groups that the verdict does not"
+    if len(report.rows) != len(present) * group_size:
+        return "it holds groups that are not whole"
+    if len(message.rewards) != 4 * groups:
+        return None if groups > MAX_VALUES else "the verdict carries no rewards"
+    means = group_means(message, groups)
+    for group in present:
+        rows = [row for row in report.rows if row.group == group]
+        if reward_tag([row.reward for row in rows]) != message.rewards[4 * group : 4 * group + 4]:
+            return f"its rewards of group {group} are not those of the verdict"
+        mean = np.frombuffer(mean_logprobs({group: [np.asarray(r.logprobs, dtype=np.float32) for r in rows]}), "<f4")
+        if group in means and not abs(float(mean[0]) - means[group]) <= 1e-4:
+            return f"its log-probabilities of group {group} are not those of the verdict"
+    return None

@@ -1,0 +1,159 @@
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from protocol import decision
+from protocol.decision import (
+    PROOF_BINS,
+    PROOF_EDGES,
+    TOKEN_BINS,
+    Decision,
+    DecisionError,
+    DecisionSpec,
+    Evidence,
+    Judge,
+    Level,
+    Record,
+    SampleStatistics,
+    Table,
+    proof_distance,
+)
+from protocol.toploc import ProofErrors
+
+K = 128
+
+
+def table(peak: int, tokens: list[int]) -> Table:
+    proofs = [int(1000 * math.exp(-((i - peak) ** 2) / 2)) for i in range(PROOF_BINS)]
+    return Table(proofs=tuple(proofs), tokens=tuple(tokens))
+
+
+HONEST = table(4, [9000, *[100] * 8, 50, 20, 10, 2, 1])
+HONEST_BF16 = table(7, [8000, *[100] * 8, 150, 120, 60, 12, 2])
+INT8 = table(12, [6000, *[100] * 8, 300, 600, 900, 800, 100])
+GARBAGE = table(5, [100, *[100] * 8, 300, 600, 900, 2000, 5000])
+SPEC = DecisionSpec(honest={"fp32": HONEST, "bf16": HONEST_BF16}, cheating={"int8": INT8, "garbage": GARBAGE})
+STEPS = [*PROOF_EDGES, 100.0]
+DISTANCES = np.array([0.0, 1e-10, 5e-9, 5e-8, 5e-7, 5e-6, 5e-5, 5e-4, 2e-3, 5e-3, 2e-2, 5e-2, 0.2, 0.5])
+
+
+def draw(random: np.random.Generator, source: Table, samples: int = 8, tokens: int = 20) -> list[SampleStatistics]:
+    """Samples whose statistics follow the shares of `source`."""
+    proofs, places = np.array(source.proofs) / sum(source.proofs), np.array(source.tokens) / sum(source.tokens)
+    return [
+        SampleStatistics(
+            tuple(ProofErrors(0, STEPS[i], STEPS[i]) for i in random.choice(PROOF_BINS, 1, p=proofs)),
+            DISTANCES[random.choice(TOKEN_BINS, tokens, p=places)],
+        )
+        for _ in range(samples)
+    ]
+
+
+def files_until(level: Level, source: Table, seed: int = 0, most: int = 300) -> int | None:
+    random, judge, worker = np.random.default_rng(seed), Judge(SPEC, K), Decision(SPEC)
+    for file in range(1, most + 1):
+        if worker.update(judge.evidence(draw(random, source))).level >= level:
+            return file
+    return None
+
+
+def test_cheats_are_suspected_then_convicted() -> None:
+    for source in SPEC.cheating.values():
+        random, judge, worker = np.random.default_rng(1), Judge(SPEC, K), Decision(SPEC)
+        levels = [worker.update(judge.evidence(draw(random, source))).level for _ in range(8)]
+        assert worker.standing.against in SPEC.cheating and worker.standing.odds > 1e9
+        assert levels[-1] == Level.CONVICTED and levels.index(Level.SUSPECT) >= 1
+
+
+def test_honest_workers_are_cleared_and_never_suspected() -> None:
+    for source in SPEC.honest.values():
+        assert files_until(Level.SUSPECT, source, most=400) is None
+        random, judge, worker = np.random.default_rng(2), Judge(SPEC, K), Decision(SPEC)
+        for _ in range(30):
+            worker.update(judge.evidence(draw(random, source)))
+        assert worker.standing.level == Level.CLEARED
+
+
+def test_the_ratio_of_honest_samples_has_expectation_at_most_one() -> None:
+    """The inequality that the bound on false accusations rests on, for every pair of tables."""
+    random, judge = np.random.default_rng(3), Judge(SPEC, K)
+    for source in SPEC.honest.values():
+        ratios = [judge.sample_ratios(sample) for sample in draw(random, source, samples=4000, tokens=3)]
+        for name in SPEC.cheating:
+            assert np.mean([math.exp(ratio[name]) for ratio in ratios]) <= 1.02
+
+
+def test_a_cheat_in_one_sample_of_ten_is_still_found() -> None:
+    random, judge, worker = np.random.default_rng(4), Judge(SPEC, K), Decision(SPEC)
+    for files in range(1, 61):
+        samples = draw(random, HONEST, samples=36) + draw(random, GARBAGE, samples=4)
+        if worker.update(judge.evidence(samples)).level == Level.CONVICTED:
+            break
+    assert worker.standing.level == Level.CONVICTED and files <= 40
+
+
+def test_one_file_convicts_nobody_however_bad_it_is() -> None:
+    awful = [SampleStatistics((ProofErrors(K, 2.0**64, 2.0**64),) * 20, np.ones(500)) for _ in range(100)]
+    worker, evidence = Decision(SPEC), Judge(SPEC, K).evidence(awful)
+    assert max(evidence.log_ratios.values()) <= math.log(SPEC.file_cap) + 1e-9
+    levels = [worker.update(evidence).level for _ in range(8)]
+    assert levels[:3] == [Level.OPEN, Level.SUSPECT, Level.SUSPECT]
+    assert levels[-1] == Level.CONVICTED
+
+
+def test_a_long_honest_history_is_no_licence_to_cheat() -> None:
+    random, judge, worker = np.random.default_rng(5), Judge(SPEC, K), Decision(SPEC)
+    for _ in range(200):
+        worker.update(judge.evidence(draw(random, HONEST)))
+    assert min(worker.record.log_odds.values()) == SPEC.floor
+    spent = 0
+    while worker.standing.level < Level.SUSPECT:
+        worker.update(judge.evidence(draw(random, INT8)))
+        spent += 1
+    assert spent <= 5
+
+
+def test_records_survive_the_journal_and_unknown_or_broken_evidence_counts_for_nothing() -> None:
+    worker = Decision(SPEC, Record({"int8": 3.0, "of another run": 99.0}, files=2))
+    worker.update(Evidence({"int8": math.nan, "invented": 50.0, "garbage": math.inf}))
+    assert worker.record.log_odds == {"int8": 3.0, "garbage": math.log(SPEC.file_cap)}
+    again = msgspec.json.decode(msgspec.json.encode(worker.record), type=Record)
+    assert Decision(SPEC, again).standing == worker.standing
+
+
+def test_without_tables_nobody_has_a_standing() -> None:
+    worker = Decision(DecisionSpec())
+    assert worker.update(Evidence({"int8": 100.0})).level == Level.OPEN
+
+
+def test_not_a_number_is_the_farthest_bin() -> None:
+    assert decision.token_bins(np.array([math.nan, math.inf, 0.0])).tolist() == [TOKEN_BINS - 1, TOKEN_BINS - 1, 0]
+    assert proof_distance(ProofErrors(K, 2.0**64, 2.0**64), K) == 128
+    assert proof_distance(ProofErrors(1, 2.0, 2.0), K) == pytest.approx((127 * 2 + 128) / 128)
+
+
+def test_counting_gives_the_table_that_was_drawn_from() -> None:
+    counted = decision.count(draw(np.random.default_rng(6), HONEST, samples=5000, tokens=10), K)
+    assert sum(counted.proofs) == 5000 and sum(counted.tokens) == 50_000
+    assert np.abs(np.array(counted.proofs) / 5000 - np.array(HONEST.proofs) / sum(HONEST.proofs)).max() < 0.03
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"slash_odds": 1e6},
+        {"false_positive": 0.0},
+        {"shares": ()},
+        {"shares": (0.0,)},
+        {"temper": 1.5},
+        {"file_cap": 1e9},
+        {"honest": {}},
+        {"honest": {"fp32": Table(proofs=(1,), tokens=(1,))}},
+        {"honest": {"fp32": Table(proofs=(0,) * PROOF_BINS, tokens=(1,) * TOKEN_BINS)}},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(broken: dict) -> None:
+    with pytest.raises(DecisionError):
+        msgspec.structs.replace(SPEC, **broken).check()
