@@ -49,6 +49,7 @@ from node.training.spool import Spool
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import PolicyShelf
 from node.weights.publish import Publisher
+from node.weights.records import PolicyRecords
 from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.messages import Heartbeat, PolicyAnnounced
@@ -214,10 +215,14 @@ class Daemon:
         policies = PolicyFollower(
             station.board.subscribe(PolicyAnnounced),
             station.blobs,
+            store,
             station.shelf,
             station.run.root,
             lambda author: [author, *station.membership.addresses()],
             image_limit(station.run.spec),
+            workshop=path / "weights" / "building",
+            records=PolicyRecords(path / "weights" / "held"),
+            repeat=station.board.post_raw,
         )
         scratch = path / "tmp"
         async with trio.open_nursery() as nursery:
@@ -234,7 +239,17 @@ class Daemon:
         spool = Spool(path / "spool")
         await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
         learner = TrainerProcess(spool)
-        publisher = Publisher(store, station.board, station.journal, station.run.root, station.pool)
+        publisher = Publisher(
+            store,
+            station.board,
+            station.journal,
+            station.run.root,
+            station.pool,
+            workshop=path / "weights" / "building",
+            anchor_every=station.run.spec.weights.anchor_every,
+            records=PolicyRecords(path / "weights" / "held"),
+            shelf=station.shelf,
+        )
         trainer = Trainer(station, learner, spool, publisher)
         self.status.play(trainer, [learner])
         await trainer.run()

@@ -23,6 +23,7 @@ from protocol.run import (
     RunError,
     RunSpec,
     VerificationSpec,
+    WeightsSpec,
     encode_run,
 )
 
@@ -42,6 +43,7 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     recipe: Recipe = Recipe()
     evaluation: EvaluationSpec = EvaluationSpec()
     verification: VerificationSpec = VerificationSpec()
+    weights: WeightsSpec = WeightsSpec()
 
 
 class CompiledRun(msgspec.Struct, frozen=True):
@@ -94,6 +96,7 @@ def compile_run(path: Path) -> CompiledRun:
         recipe=run_file.recipe,
         evaluation=run_file.evaluation,
         verification=run_file.verification,
+        weights=run_file.weights,
     )
     try:
         spec.check()
