@@ -66,7 +66,8 @@ class PolicyFollower:
     """A service: the newest announced policy, always, and older ones on demand.
 
     sources: whom to ask for what an author announced; max_image_bytes: what the run allows; workshop: a directory of
-    its own on the store's disk; records: what outlives a restart; repeat: how an announcement is said again after it.
+    its own on the store's disk; records: what outlives a restart; repeat: how an announcement is said again after it;
+    newest: whether to pursue each newest policy, or none but those asked for.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class PolicyFollower:
         records: PolicyRecords | None = None,
         repeat: Repeat | None = None,
         blame: Blame | None = None,
+        newest: bool = True,
     ) -> None:
         self._announcements = announcements
         self._blobs = blobs
@@ -95,6 +97,7 @@ class PolicyFollower:
         self._records = records
         self._repeat = repeat
         self._blame = blame
+        self._newest = newest
         self._ledger = Ledger()
         self._manifests: dict[bytes, PolicyManifest] = {}
         self._under_way: dict[bytes, _UnderWay] = {}
@@ -118,7 +121,8 @@ class PolicyFollower:
             async with trio.open_nursery() as nursery:
                 await self._restore()
                 nursery.start_soon(self._listen)
-                nursery.start_soon(self._keep_newest, nursery)
+                if self._newest:
+                    nursery.start_soon(self._keep_newest, nursery)
         finally:
             self._stop.set()
 
@@ -126,6 +130,16 @@ class PolicyFollower:
         """The step of an announced policy."""
         signed = self._ledger.by_root(root)
         return announcement(signed).step if signed else None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps whose announcements are remembered, ascending."""
+        return self._ledger.steps
+
+    def root_of(self, step: int) -> bytes | None:
+        """The policy that was announced for a step."""
+        signed = self._ledger.step_with(step)
+        return announcement(signed).policy_root if signed else None
 
     async def announced(self, root: bytes) -> None:
         """Return once the trainer has announced `root`; a worker may have heard of it before us."""
@@ -367,7 +381,6 @@ class PolicyFollower:
         if data:
             if describe(data).root != message.manifest_root:
                 raise MalformedPolicy("wrong policy manifest", "the one in the announcement is not the one it names")
-            await self._store.add(data)
         else:
             path = await self._blobs.fetch(
                 message.manifest_root, self._sources(author), max_size=message.manifest_size, timeout=FETCH_TIMEOUT

@@ -69,7 +69,7 @@ def write_canonical(source: Path, target: Path) -> None:
     with disk_errors(f"the policy image {target}"), target.open("wb") as file:
         file.write(image_header((name, tensor.shape) for name, tensor in tensors.items()))
         for tensor in tensors.values():
-            file.write(_raw(tensor))
+            file.write(raw(tensor))
         file.flush()
         os.fsync(file.fileno())
 
@@ -116,7 +116,9 @@ def build_image(
     out: Path,
     stop: threading.Event | None = None,
 ) -> None:
-    """Write the manifest's image to `out`: the base image with the patches applied, every tensor checked, synced.
+    """Write the manifest's image to `out`: the base image with the patches applied, every tensor checked.
+
+    It is the store that brings it to the disk and gives it its name.
 
     Raises PatchError or MalformedPolicy if they do not lead to the manifest's policy, Stopped once `stop` is set,
     WeightsDiskError. Whatever is raised, `out` is gone.
@@ -134,9 +136,7 @@ def build_image(
             for place, info in enumerate(manifest.tensors):
                 if stop is not None and stop.is_set():
                     raise Stopped
-                file.write(_raw(_patched(tensors[info.name], [layer[place] for layer in layers], info)))
-            file.flush()
-            os.fsync(file.fileno())
+                file.write(raw(_patched(tensors[info.name], [layer[place] for layer in layers], info)))
     except BaseException:
         out.unlink(missing_ok=True)
         raise
@@ -151,5 +151,6 @@ def _patched(tensor: U16, patches: Sequence[memoryview], info: TensorInfo) -> U1
     return tensor
 
 
-def _raw(tensor: U16) -> memoryview | bytes:
+def raw(tensor: U16) -> memoryview | bytes:
+    """The little-endian bytes of a tensor, not copied."""
     return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1).view(np.uint8).data if tensor.size else b""

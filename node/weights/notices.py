@@ -59,6 +59,10 @@ class Ledger:
         found = [step for step, signed in self._by_step.items() if announcement(signed).policy_root == root]
         return self._by_step[max(found)] if found else None
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted(self._by_step))
+
     def step_with(self, step: int) -> Signed | None:
         return self._by_step.get(step)
 

@@ -14,6 +14,8 @@ from node.weights.keeper import HeldPolicy
 from protocol.errors import ProtocolError
 from protocol.policy import MAX_MANIFEST_BYTES, PolicyManifest, decode_manifest, encode_manifest
 
+RECORD_NAME = "intellect-node.policy"
+"""The record's name inside an exported model directory."""
 MAX_RECORD_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
 
 
@@ -40,9 +42,7 @@ class PolicyRecords:
 
     def write(self, policy: HeldPolicy, keep: int) -> None:
         """Record one more and forget all but the newest `keep`. Raises WeightsDiskError."""
-        data = msgspec.msgpack.encode(
-            _Record(policy.announcement, policy.manifest_root, encode_manifest(policy.manifest))
-        )
+        data = encode_record(Record(policy.announcement, policy.manifest_root, policy.manifest))
         path = self._path(policy.manifest)
         partial = path.with_suffix(".new")
         with disk_errors(f"the record {path}"):
@@ -57,7 +57,7 @@ class PolicyRecords:
 
     def read(self) -> list[Record]:
         """Those that are sound, oldest first."""
-        return [record for record in map(_read, self._paths()) if record is not None]
+        return [record for record in map(read_record, self._paths()) if record is not None]
 
     def _path(self, manifest: PolicyManifest) -> Path:
         return self.directory / f"{manifest.step:09d}-{manifest.policy_root.hex()[:16]}.policy"
@@ -66,10 +66,15 @@ class PolicyRecords:
         return sorted(self.directory.glob("*.policy"))
 
 
-def _read(path: Path) -> Record | None:
+def encode_record(record: Record) -> bytes:
+    return msgspec.msgpack.encode(_Record(record.announcement, record.manifest_root, encode_manifest(record.manifest)))
+
+
+def read_record(path: Path) -> Record | None:
+    """None where there is none that can be read: deleted in between, half-written, of another version."""
     try:
         with path.open("rb") as file:
             record = msgspec.msgpack.decode(file.read(MAX_RECORD_BYTES), type=_Record)
         return Record(record.announcement, record.manifest_root, decode_manifest(record.manifest))
     except (OSError, msgspec.MsgspecError, ProtocolError):
-        return None  # deleted in between, half-written or of another version: as if it had never been
+        return None
