@@ -183,7 +183,7 @@ class Daemon:
         try:
             with trio.CancelScope() as scope:
                 nursery.start_soon(self._stop_when_evicted, membership, scope)
-                await self._play(role, station, store, chain, state.path)
+                await self._play(role, station, store, exchange, chain, state.path)
         finally:
             await self._leave(chain, number, membership)
 
@@ -206,7 +206,9 @@ class Daemon:
 
         return await obtain_run(root, blobs, members, directory / "run")
 
-    async def _play(self, role: Role, station: Station, store: BlobStore, chain: ChainClient, path: Path) -> None:
+    async def _play(
+        self, role: Role, station: Station, store: BlobStore, exchange: BlobExchange, chain: ChainClient, path: Path
+    ) -> None:
         """Play the role until cancelled."""
         if role == "trainer":
             await self._train(station, store, path)
@@ -223,6 +225,7 @@ class Daemon:
             workshop=path / "weights" / "building",
             records=PolicyRecords(path / "weights" / "held"),
             repeat=station.board.post_raw,
+            blame=lambda author, _why: exchange.reputation.lied(author, trio.current_time()),
         )
         scratch = path / "tmp"
         async with trio.open_nursery() as nursery:
