@@ -38,6 +38,11 @@ _CODES = {
     "TrainingError": RUN,
     "DatasetError": RUN,
     "EnvironmentFault": RUN,
+    "PolicyUnknown": NETWORK,
+    "WeightsDiskError": CONFIGURATION,
+    "WeightsError": RUN,
+    "MalformedPolicy": RUN,
+    "PatchError": RUN,
     "ProtocolError": NETWORK,
     "IntellectError": CONFIGURATION,
 }

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli import contract, demo, devnet, join, keys, status, train
+from cli import contract, demo, devnet, join, keys, status, train, weights, weights_serve
 from cli.errors import describe, exit_code
 from cli.output import print_error
 
@@ -57,6 +57,8 @@ app.command("train", epilog=train.EXAMPLES)(train.command)
 app.add_typer(devnet.app, name="devnet")
 app.add_typer(contract.app, name="contract")
 app.add_typer(keys.app, name="keys")
+weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
+app.add_typer(weights.app, name="weights")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -53,6 +53,7 @@ from node.training.spool import Spool
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import PolicyShelf
 from node.weights.publish import Publisher
+from node.weights.records import PolicyRecords
 from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.messages import Heartbeat, PolicyAnnounced
@@ -187,7 +188,7 @@ class Daemon:
         try:
             with trio.CancelScope() as scope:
                 nursery.start_soon(self._stop_when_evicted, membership, scope)
-                await self._play(role, station, store, chain, state.path)
+                await self._play(role, station, store, exchange, chain, state.path)
         finally:
             await self._leave(chain, number, membership)
 
@@ -210,7 +211,9 @@ class Daemon:
 
         return await obtain_run(root, blobs, members, directory / "run")
 
-    async def _play(self, role: Role, station: Station, store: BlobStore, chain: ChainClient, path: Path) -> None:
+    async def _play(
+        self, role: Role, station: Station, store: BlobStore, exchange: BlobExchange, chain: ChainClient, path: Path
+    ) -> None:
         """Play the role until cancelled."""
         hardware = await trio.to_thread.run_sync(inspect_hardware)
         check_requirements(station.run.spec, role, hardware)
@@ -221,10 +224,15 @@ class Daemon:
         policies = PolicyFollower(
             station.board.subscribe(PolicyAnnounced),
             station.blobs,
+            store,
             station.shelf,
             station.run.root,
             lambda author: [author, *station.membership.addresses()],
             image_limit(station.run.spec),
+            workshop=path / "weights" / "building",
+            records=PolicyRecords(path / "weights" / "held"),
+            repeat=station.board.post_raw,
+            blame=lambda author, _why: exchange.reputation.lied(author, trio.current_time()),
         )
         scratch = path / "tmp"
         async with trio.open_nursery() as nursery:
@@ -242,7 +250,17 @@ class Daemon:
         spool = Spool(path / "spool")
         await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
         learner = TrainerProcess(spool)
-        publisher = Publisher(store, station.board, station.journal, station.run.root, station.pool)
+        publisher = Publisher(
+            store,
+            station.board,
+            station.journal,
+            station.run.root,
+            station.pool,
+            workshop=path / "weights" / "building",
+            anchor_every=station.run.spec.weights.anchor_every,
+            records=PolicyRecords(path / "weights" / "held"),
+            shelf=station.shelf,
+        )
         open_ = partial(open_observer, station.run.spec, path, self.config.metrics_log)
         observer = await trio.to_thread.run_sync(open_)
         trainer = Trainer(station, learner, spool, publisher, observer)

@@ -25,6 +25,7 @@ from protocol.run import (
     RunError,
     RunSpec,
     VerificationSpec,
+    WeightsSpec,
     encode_run,
 )
 from protocol.sections import (
@@ -80,6 +81,7 @@ class RunFile(_Table, frozen=True):
     budget: Budget = Budget()
     alarms: Alarms = Alarms()
     audit: AuditSpec = AuditSpec()
+    weights: WeightsSpec = WeightsSpec()
 
 
 class CompiledRun(msgspec.Struct, frozen=True):
@@ -143,6 +145,7 @@ def compile_run(path: Path, run_file: RunFile | None = None) -> CompiledRun:
         budget=run_file.budget,
         alarms=run_file.alarms,
         audit=run_file.audit,
+        weights=run_file.weights,
     )
     try:
         spec.check()

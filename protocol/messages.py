@@ -63,12 +63,16 @@ class Heartbeat(_Message, frozen=True):
 
 
 class PolicyAnnounced(_Message, frozen=True):
-    """The trainer published the policy of `step`. policy_root, manifest_root: 32 bytes; manifest_size: bytes."""
+    """The trainer published the policy of `step`. policy_root, manifest_root: 32 bytes; manifest_size: bytes.
+
+    manifest: the manifest itself, where it is small enough to save a round trip; empty otherwise.
+    """
 
     step: int
     policy_root: bytes
     manifest_root: bytes
     manifest_size: int
+    manifest: bytes = b""
 
 
 class RolloutCommitted(_Message, frozen=True):

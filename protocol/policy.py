@@ -2,11 +2,13 @@
 
 An image is a safetensors file in one canonical form (names sorted, bf16 only, no gaps), so the same weights
 always give the same bytes. The policy root hashes names, shapes and tensor digests: it names the weights
-however they are packed, and it is the clock of a run. Callers read and write the files.
+however they are packed, and it is the clock of a run. The manifest says how to come by them: the image itself, an
+older image (the anchor), and patches from one policy to the next. Callers read and write the files.
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +23,10 @@ U16 = NDArray[np.uint16]
 MAX_TENSORS = 65_536
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+MAX_DIMENSIONS = 16
+MAX_PATCHES = 512
+PATCH_SHARE = 4
+"""Patches that a manifest lists have together at most the bytes of an image divided by this."""
 _CONTEXT = "intellect-node policy v1"
 
 
@@ -36,10 +42,29 @@ class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: bytes
 
 
-class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the trainer publishes for step `step`: which weights, and the blob that holds them.
+class PolicyPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A blob (root, size in bytes) that turns the policy `base_root` into `target_root`, that of `step`."""
 
-    run_root, policy_root, image_root: 32 bytes; image_size: bytes; tensors in name order.
+    step: int
+    base_root: bytes
+    target_root: bytes
+    root: bytes
+    size: int
+
+
+class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An older policy whose whole image is kept for those who hold nothing that a patch could be applied to."""
+
+    step: int
+    policy_root: bytes
+    image_root: bytes
+
+
+class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the trainer publishes for step `step`: which weights, and the blobs that lead to them.
+
+    run_root, policy_root, image_root: 32 bytes; image_size: bytes; tensors in name order. patches: an unbroken chain,
+    oldest first, that ends at this policy. anchor: where the chain, or a part of it, begins; None: this very image.
     """
 
     run_root: bytes
@@ -48,16 +73,61 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[TensorInfo, ...]
     image_root: bytes
     image_size: int
+    anchor: Anchor | None = None
+    patches: tuple[PolicyPatch, ...] = ()
 
     def check(self) -> None:
-        """Raise MalformedPolicy unless the root follows from the tensors."""
-        names = [tensor.name for tensor in self.tensors]
-        if not 0 < len(names) <= MAX_TENSORS or names != sorted(set(names)):
-            raise MalformedPolicy("bad policy manifest", "tensor names are missing, repeated or not in order")
-        if any(len(tensor.digest) != 32 for tensor in self.tensors) or len(self.image_root) != 32:
-            raise MalformedPolicy("bad policy manifest", "a digest is not 32 bytes")
+        """Raise MalformedPolicy unless the root follows from the tensors and the patches lead to it."""
+        problem = self._tensor_fault() or self._patch_fault() or self._anchor_fault()
+        if problem:
+            raise MalformedPolicy("bad policy manifest", problem)
         if policy_root(self.tensors) != self.policy_root:
             raise MalformedPolicy("bad policy manifest", "the policy root does not follow from the tensors")
+
+    def patches_from(self, base_root: bytes) -> tuple[PolicyPatch, ...] | None:
+        """The patches that lead from a policy to this one, None if there is no such way."""
+        if base_root == self.policy_root:
+            return ()
+        starts = [place for place, patch in enumerate(self.patches) if patch.base_root == base_root]
+        return self.patches[starts[-1] :] if starts else None
+
+    def _tensor_fault(self) -> str | None:
+        names = [tensor.name for tensor in self.tensors]
+        if not 0 < len(names) <= MAX_TENSORS or names != sorted(set(names)):
+            return "tensor names are missing, repeated or not in order"
+        if any(len(root) != 32 for root in (self.run_root, self.policy_root, self.image_root)) or self.step < 0:
+            return "a root is not 32 bytes, or the step is negative"
+        if any(len(tensor.digest) != 32 for tensor in self.tensors):
+            return "a digest is not 32 bytes"
+        if not all(len(t.shape) <= MAX_DIMENSIONS and all(0 <= n < 1 << 40 for n in t.shape) for t in self.tensors):
+            return "a shape is absurd"
+        if image_size(self.tensors) != self.image_size:
+            return f"its tensors do not make an image of {self.image_size} bytes"
+        return None
+
+    def _patch_fault(self) -> str | None:
+        if not self.patches:
+            return None
+        if len(self.patches) > MAX_PATCHES or any(patch.size <= 0 for patch in self.patches):
+            return "too many patches, or one of no bytes"
+        if sum(patch.size for patch in self.patches) * PATCH_SHARE > self.image_size:
+            return "its patches have more than a quarter of the image's bytes"
+        if any(len(root) != 32 for p in self.patches for root in (p.base_root, p.target_root, p.root)):
+            return "a patch's root is not 32 bytes"
+        pairs = list(zip(self.patches, self.patches[1:], strict=False))
+        if any(a.target_root != b.base_root or not 0 <= a.step < b.step for a, b in pairs):
+            return "its patches are no chain"
+        if (self.patches[-1].step, self.patches[-1].target_root) != (self.step, self.policy_root):
+            return "its patches lead to another policy"
+        return None
+
+    def _anchor_fault(self) -> str | None:
+        anchor = self.anchor
+        if anchor is None:
+            return None
+        if len(anchor.policy_root) != 32 or len(anchor.image_root) != 32 or not 0 <= anchor.step < self.step:
+            return "its anchor is malformed"
+        return None if self.patches_from(anchor.policy_root) else "no patches lead from its anchor"
 
 
 def policy_root(tensors: tuple[TensorInfo, ...]) -> bytes:
@@ -79,18 +149,32 @@ def _digest(tensor: U16) -> bytes:
     return blake3(np.ascontiguousarray(tensor, dtype="<u2").view(np.uint8).data if tensor.size else b"").digest()
 
 
-def encode_image(tensors: Mapping[str, U16]) -> bytes:
-    """The canonical safetensors bytes of bf16 tensors (uint16 bit patterns)."""
+def image_header(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
+    """The bytes before the tensors, which follow without gaps in the same (name) order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name in sorted(tensors):
-        end = offset + tensors[name].size * 2
-        header[name] = {"dtype": "BF16", "shape": list(tensors[name].shape), "data_offsets": [offset, end]}
+    for name, shape in shapes:
+        end = offset + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    body = [np.ascontiguousarray(tensors[name], dtype="<u2").tobytes() for name in sorted(tensors)]
-    return len(text).to_bytes(8, "little") + text + b"".join(body)
+    return len(text).to_bytes(8, "little") + text
+
+
+def image_size(tensors: Iterable[TensorInfo]) -> int:
+    """Bytes of the canonical image of these tensors."""
+    infos = list(tensors)
+    header = image_header((tensor.name, tensor.shape) for tensor in infos)
+    return len(header) + 2 * sum(math.prod(tensor.shape) for tensor in infos)
+
+
+def encode_image(tensors: Mapping[str, U16]) -> bytes:
+    """The canonical safetensors bytes of bf16 tensors (uint16 bit patterns)."""
+    names = sorted(tensors)
+    header = image_header((name, tuple(tensors[name].shape)) for name in names)
+    body = [np.ascontiguousarray(tensors[name], dtype="<u2").tobytes() for name in names]
+    return header + b"".join(body)
 
 
 def decode_image(data: bytes | memoryview) -> dict[str, U16]:
@@ -117,6 +201,8 @@ def _views(body: memoryview, entries: list[tuple[str, Any]]) -> dict[str, U16]:
     offset = 0
     for name, entry in entries:
         shape = tuple(int(size) for size in entry["shape"])
+        if len(shape) > MAX_DIMENSIONS:
+            raise MalformedPolicy("bad policy image", f"{name[:80]} has {len(shape)} dimensions")
         count = 1
         for size in shape:
             count *= size if size >= 0 else len(body) + 1

@@ -98,6 +98,12 @@ class VerificationSpec(_Spec, frozen=True):
     decision: DecisionSpec = DecisionSpec()
 
 
+class WeightsSpec(_Spec, frozen=True):
+    """How policies travel. anchor_every: steps after which, at the latest, a whole image is the new anchor."""
+
+    anchor_every: int = 50
+
+
 class RunSpec(_Spec, frozen=True):
     """One training run."""
 
@@ -114,6 +120,7 @@ class RunSpec(_Spec, frozen=True):
     budget: Budget = Budget()
     alarms: Alarms = Alarms()
     audit: AuditSpec = AuditSpec()
+    weights: WeightsSpec = WeightsSpec()
     version: int = 1
 
     def check(self) -> None:
@@ -154,6 +161,7 @@ class RunSpec(_Spec, frozen=True):
             ("verification.toploc_k", 1 <= v.toploc_k <= 1024, "must be 1 to 1024"),
             ("verification.toploc_batch", 1 <= v.toploc_batch <= 256, "must be 1 to 256"),
             ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
+            ("weights.anchor_every", 1 <= self.weights.anchor_every <= 256, "must be 1 to 256"),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),
         ]
 

@@ -1,136 +1,445 @@
-"""Follow the trainer's announcements: fetch, verify and keep each newest policy."""
+"""Follow the trainer's announcements: fetch, build, verify and keep each newest policy.
 
-from collections.abc import Callable, Sequence
+Several steps may be on their way at once: their blobs are fetched side by side, and a step whose base is not there yet
+waits for it before it is built. What the trainer signed and what does not hold is refused and counted against him;
+wrong bytes of a peer never come this far.
+"""
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 import trio
 
-from node.weights.keeper import HeldPolicy, PolicyShelf, verify_file
+from node.network.errors import StoreFull
+from node.weights.errors import PolicyUnknown, WeightsDiskError
+from node.weights.images import Stopped, build_image, is_sound, verify_file
+from node.weights.keeper import HeldPolicy, PolicyShelf
+from node.weights.notices import REMEMBERED, Ledger, announcement
+from node.weights.records import PolicyRecords
+from node.weights.ways import Way, ways_to
+from protocol.blobs import BlobInfo, describe
+from protocol.delta import PatchError
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import PolicyAnnounced, Signed
-from protocol.policy import MAX_MANIFEST_BYTES, MalformedPolicy, PolicyManifest, decode_manifest
+from protocol.policy import MAX_MANIFEST_BYTES, MalformedPolicy, PolicyManifest, PolicyPatch, decode_manifest
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 600.0
-RETRY_PAUSE = 0.5
+SLOWEST_RATE = 100_000
+RETRY_PAUSE = (0.5, 15.0)
+IN_FLIGHT = 3
+"""Steps that are fetched at once."""
+REPEATED = 4
+"""Announcements that are said again after a restart."""
 
 
 class Fetcher(Protocol):
-    """The part of node.network that policies need: blobs by root."""
+    """The part of node.network that brings blobs."""
 
     async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path: ...
 
 
+class Store(Protocol):
+    """The part of node.network that holds them."""
+
+    async def add(self, source: Path | bytes, *, move: bool = False) -> BlobInfo: ...
+    def has(self, root: bytes) -> bool: ...
+    def path(self, root: bytes) -> Path: ...
+    def info(self, root: bytes) -> BlobInfo | None: ...
+    def evict(self, root: bytes) -> None: ...
+
+
+Blame = Callable[[Address, str], object]
+"""Told who signed something that does not hold, and what was wrong with it."""
+Repeat = Callable[[bytes], Awaitable[None]]
+"""Says a signed announcement again, for those who missed it."""
+
+
 class PolicyFollower:
-    """A service: the newest announced policy, always, and older ones on demand."""
+    """A service: the newest announced policy, always, and older ones on demand.
+
+    sources: whom to ask for what an author announced; max_image_bytes: what the run allows; workshop: a directory of
+    its own on the store's disk; records: what outlives a restart; repeat: how an announcement is said again after it;
+    newest: whether to pursue each newest policy, or none but those asked for.
+    """
 
     def __init__(
         self,
         announcements: trio.MemoryReceiveChannel[Signed],
         blobs: Fetcher,
+        store: Store,
         shelf: PolicyShelf,
         run_root: bytes,
         sources: Callable[[Address], Sequence[Address]],
         max_image_bytes: int,
+        *,
+        workshop: Path,
+        records: PolicyRecords | None = None,
+        repeat: Repeat | None = None,
+        blame: Blame | None = None,
+        newest: bool = True,
     ) -> None:
         self._announcements = announcements
         self._blobs = blobs
+        self._store = store
         self._shelf = shelf
         self._run_root = run_root
         self._sources = sources
         self._max_image = max_image_bytes
-        self._announced: dict[bytes, Signed] = {}
+        self._workshop = workshop
+        self._records = records
+        self._repeat = repeat
+        self._blame = blame
+        self._newest = newest
+        self._ledger = Ledger()
+        self._manifests: dict[bytes, PolicyManifest] = {}
+        self._under_way: dict[bytes, _UnderWay] = {}
+        self._refused: set[bytes] = set()
+        self._blamed: set[bytes] = set()
+        self._pursued: set[int] = set()
         self._wanted = trio.Event()
         self._news = trio.Event()
-        self._lock = trio.Lock()
-        self.newest_step = -1
+        self._building = trio.Lock()
+        self._stop = threading.Event()
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def newest_step(self) -> int:
+        """The newest step that was announced, -1 before the first."""
+        return self._ledger.newest_step
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
-            nursery.start_soon(self._keep_newest)
+        await trio.to_thread.run_sync(_empty, self._workshop)
+        try:
+            async with trio.open_nursery() as nursery:
+                await self._restore()
+                nursery.start_soon(self._listen)
+                if self._newest:
+                    nursery.start_soon(self._keep_newest, nursery)
+        finally:
+            self._stop.set()
 
     def step_of(self, root: bytes) -> int | None:
         """The step of an announced policy."""
-        signed = self._announced.get(root)
-        return _announcement(signed).step if signed else None
+        signed = self._ledger.by_root(root)
+        return announcement(signed).step if signed else None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps whose announcements are remembered, ascending."""
+        return self._ledger.steps
+
+    def root_of(self, step: int) -> bytes | None:
+        """The policy that was announced for a step."""
+        signed = self._ledger.step_with(step)
+        return announcement(signed).policy_root if signed else None
 
     async def announced(self, root: bytes) -> None:
         """Return once the trainer has announced `root`; a worker may have heard of it before us."""
-        while root not in self._announced:
+        while self._ledger.by_root(root) is None:
             await self._news.wait()
 
     async def get(self, root: bytes, timeout: float) -> HeldPolicy | None:
         """The policy `root`, fetched if it was announced; None if it was not, or cannot be had in time (seconds)."""
         held = self._shelf.by_root(root)
-        signed = self._announced.get(root)
+        signed = self._ledger.by_root(root)
         if held or not signed:
             return held
         with trio.move_on_after(timeout):
-            await self._obtain(signed)
+            await self._try(signed)
         return self._shelf.by_root(root)
+
+    async def _restore(self) -> None:
+        """After a restart: the policies of before, each checked again, the newest first, and announced again."""
+        if self._records is None:
+            return
+        records = await trio.to_thread.run_sync(self._records.read)
+        for record in reversed(records[-self._shelf.keep :]):
+            manifest = record.manifest
+            if manifest.run_root != self._run_root or not self._store.has(manifest.image_root):
+                continue
+            path = self._store.path(manifest.image_root)
+            try:
+                await trio.to_thread.run_sync(verify_file, manifest, path)
+            except (OSError, MalformedPolicy) as error:
+                log.warning("policy.damaged", step=manifest.step, why=str(error))
+                self._store.evict(manifest.image_root)
+                continue
+            held = HeldPolicy(
+                manifest.step, manifest.policy_root, path, manifest, record.manifest_root, record.announcement
+            )
+            self._shelf.put(held)
+            log.info("policy.restored", step=held.step, root=held.root.hex()[:16])
+        for policy in self._shelf.held[-REPEATED:]:
+            if self._repeat is not None:
+                await self._repeat(policy.announcement)
+
+    # what to fetch
 
     async def _listen(self) -> None:
         async for signed in self._announcements:
-            message = _announcement(signed)
-            self._announced[message.policy_root] = signed
-            self._news.set()
-            self._news = trio.Event()
-            if len(self._announced) > 64:
-                self._announced.pop(min(self._announced, key=lambda root: self.step_of(root) or 0))
-            if message.step > self.newest_step:
-                self.newest_step = message.step
-                self._wanted.set()
+            self._note(signed)
+            with suppress(trio.WouldBlock):  # those that came together: only the newest of them is wanted
+                while True:
+                    self._note(self._announcements.receive_nowait())
+            self._wanted.set()
 
-    async def _keep_newest(self) -> None:
+    def _note(self, signed: Signed) -> None:
+        try:
+            if self._ledger.admit(signed):
+                self._news.set()
+                self._news = trio.Event()
+        except MalformedPolicy as error:
+            self._refuse(signed, error.why)
+
+    async def _keep_newest(self, nursery: trio.Nursery) -> None:
+        """Pursue the newest policy, beside at most IN_FLIGHT - 1 that are still on their way."""
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
-            newest = max(self._announced.values(), key=lambda signed: _announcement(signed).step)
-            if not await self._obtain(newest):
-                await trio.sleep(RETRY_PAUSE)
-                self._wanted.set()
+            newest = self._ledger.newest
+            if newest is None or len(self._pursued) >= IN_FLIGHT:
+                continue  # whoever of them finishes looks again
+            step = announcement(newest).step
+            if step not in self._pursued and not self._superseded(step):
+                self._pursued.add(step)
+                nursery.start_soon(self._pursue, newest)
 
-    async def _obtain(self, signed: Signed) -> bool:
-        """Fetch, verify and shelve one policy; False if that failed and may be tried again."""
-        message = _announcement(signed)
-        async with self._lock:
-            if self._shelf.by_root(message.policy_root):
-                return True
-            try:
-                policy = await self._fetch(message, self._sources(signed.author))
-            except IntellectError as error:
-                log.info("policy.fetch_failed", step=message.step, why=error.why)
-                return False
-            self._shelf.put(policy)
-            log.info("policy.held", step=policy.step, root=policy.root.hex()[:16])
+    async def _pursue(self, signed: Signed) -> None:
+        """Try until it is here, a newer one is, or it turns out that it cannot be."""
+        step = announcement(signed).step
+        pause = RETRY_PAUSE[0]
+        try:
+            while not self._superseded(step) and announcement(signed).policy_root not in self._refused:
+                if await self._try(signed):
+                    return
+                await trio.sleep(pause)
+                pause = min(2 * pause, RETRY_PAUSE[1])
+        finally:
+            self._pursued.discard(step)
+            self._wanted.set()
+
+    def _superseded(self, step: int) -> bool:
+        newest = self._shelf.newest
+        return newest is not None and newest.step >= step
+
+    # one policy
+
+    async def _try(self, signed: Signed) -> bool:
+        """Obtain one policy unless somebody else is about to; False if that failed and may be tried again."""
+        message = announcement(signed)
+        root = message.policy_root
+        while root in self._under_way:
+            await self._under_way[root].done.wait()
+        if self._shelf.by_root(root):
             return True
+        if root in self._refused:
+            return False
+        self._under_way[root] = mine = _UnderWay(message.step)
+        try:
+            await self._obtain(signed)
+            return True
+        except (MalformedPolicy, PatchError) as error:
+            self._refuse(signed, error.why)
+            if len(self._refused) >= REMEMBERED:
+                self._refused.clear()
+            self._refused.add(root)
+        except IntellectError as error:
+            level = log.warning if isinstance(error, WeightsDiskError | StoreFull) else log.info
+            level("policy.fetch_failed", step=message.step, why=error.why)
+        finally:
+            del self._under_way[root]
+            mine.done.set()
+        return False
 
-    async def _fetch(self, message: PolicyAnnounced, sources: Sequence[Address]) -> HeldPolicy:
-        limit = min(message.manifest_size, MAX_MANIFEST_BYTES)
-        path = await self._blobs.fetch(message.manifest_root, sources, max_size=limit, timeout=FETCH_TIMEOUT)
-        manifest = decode_manifest(await trio.to_thread.run_sync(path.read_bytes))
+    async def _obtain(self, signed: Signed) -> None:
+        """Fetch, verify and shelve one policy: the cheapest way first, the next one where that fails."""
+        message = announcement(signed)
+        manifest = await self._manifest(message, signed.author)
+        failure: IntellectError = PolicyUnknown("no policy", "there is no way to it", "wait for the next one")
+        for way in ways_to(manifest, self._bases(message.step), self._present):
+            try:
+                path = await self._go_making_room(way, manifest, self._sources(signed.author))
+            except (StoreFull, WeightsDiskError, Stopped):
+                raise
+            except IntellectError as error:
+                log.info("policy.way_failed", step=message.step, patches=len(way.patches), why=error.why)
+                if isinstance(error, MalformedPolicy | PatchError):
+                    self._refuse(signed, error.why)
+                failure = error
+                continue
+            root = message.policy_root
+            await self._hold(HeldPolicy(message.step, root, path, manifest, message.manifest_root, signed.raw))
+            how = "image" if way.whole else "anchor" if way.image else "patches"
+            self.counts[how] += 1
+            log.info("policy.held", step=message.step, root=root.hex()[:16], by=how, bytes=way.cost)
+            return
+        raise failure
+
+    def _bases(self, step: int) -> set[bytes]:
+        """Policies to which patches may be applied: held, or older and on their way (so nobody waits in a circle)."""
+        arriving = {root for root, other in self._under_way.items() if other.step < step}
+        return arriving | {policy.root for policy in self._shelf.held}
+
+    def _present(self, root: bytes) -> int:
+        """Bytes of a blob that are here already."""
+        info = self._store.info(root)
+        return info.size if info else 0
+
+    async def _hold(self, policy: HeldPolicy) -> None:
+        if self._records is not None:
+            await trio.to_thread.run_sync(self._records.write, policy, self._shelf.keep)
+        self._shelf.put(policy)
+
+    async def _go_making_room(self, way: Way, manifest: PolicyManifest, sources: Sequence[Address]) -> Path:
+        while True:
+            try:
+                return await self._go(way, manifest, sources)
+            except StoreFull:
+                if not self._shelf.make_room():
+                    raise
+
+    async def _go(self, way: Way, manifest: PolicyManifest, sources: Sequence[Address]) -> Path:
+        """The verified image, by one way. Raises IntellectError."""
+        needed = [(patch.root, patch.size) for patch in way.patches]
+        if way.image:
+            needed.append((way.image, manifest.image_size))
+        with self._shelf.pinned(root for root, _ in needed):
+            paths = await self._fetch_all(needed, sources)
+            if way.whole:
+                await trio.to_thread.run_sync(verify_file, manifest, paths[way.image])
+                return paths[way.image]
+            base = paths[way.image] if way.image else await self._base(way.base)
+            patches = [(patch, paths[patch.root]) for patch in way.patches]
+            return await self._build(manifest, base, patches)
+
+    async def _base(self, root: bytes) -> Path:
+        """The image of a policy that is held, or about to be. Raises PolicyUnknown."""
+        if root in self._under_way:
+            await self._under_way[root].done.wait()
+        held = self._shelf.by_root(root)
+        if held is None:
+            raise PolicyUnknown("a patch has no base", "the policy that it applies to was not obtained", "try again")
+        return held.path
+
+    async def _build(self, manifest: PolicyManifest, base: Path, patches: list[tuple[PolicyPatch, Path]]) -> Path:
+        """Apply patches in a thread, into a file that becomes a blob by one rename."""
+        work = self._workshop / f"{manifest.step:09d}-{manifest.policy_root.hex()[:16]}"
+        async with self._building:
+            try:
+                await trio.to_thread.run_sync(build_image, manifest, base, patches, work, self._stop)
+                info = await self._store.add(work, move=True)
+            except PatchError:
+                await self._check_disk([base, *(path for _, path in patches)])
+                raise
+            finally:
+                work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        if info.root != manifest.image_root:
+            raise MalformedPolicy("wrong policy manifest", "the image of its tensors has another root")
+        return self._store.path(info.root)
+
+    async def _check_disk(self, paths: Sequence[Path]) -> None:
+        """Before anybody is blamed for a patch that does not fit: are the blobs on this disk what they were?"""
+        for path in paths:
+            root = bytes.fromhex(path.name)
+            info = self._store.info(root)
+            if info is not None and not await trio.to_thread.run_sync(is_sound, path, info):
+                self._store.evict(root)
+                raise PolicyUnknown("a blob was damaged", f"{path} is not what it was", "check the disk")
+
+    async def _fetch_all(self, blobs: list[tuple[bytes, int]], sources: Sequence[Address]) -> dict[bytes, Path]:
+        """Side by side; the first failure ends them all."""
+        paths: dict[bytes, Path] = {}
+
+        async def fetch(root: bytes, size: int) -> None:
+            timeout = FETCH_TIMEOUT + size / SLOWEST_RATE
+            paths[root] = await self._blobs.fetch(root, sources, max_size=size, timeout=timeout)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for root, size in blobs:
+                    nursery.start_soon(fetch, root, size)
+        except BaseExceptionGroup as group:
+            _raise_expected(group)
+        return paths
+
+    async def _manifest(self, message: PolicyAnnounced, author: Address) -> PolicyManifest:
+        """The manifest that an announcement names, checked against it. Raises MalformedPolicy."""
+        known = self._manifests.get(message.manifest_root)
+        if known is not None:
+            return known
+        if not 0 < message.manifest_size <= MAX_MANIFEST_BYTES:
+            raise MalformedPolicy("wrong policy manifest", f"{message.manifest_size} bytes cannot be one")
+        data = message.manifest
+        if data:
+            if describe(data).root != message.manifest_root:
+                raise MalformedPolicy("wrong policy manifest", "the one in the announcement is not the one it names")
+        else:
+            path = await self._blobs.fetch(
+                message.manifest_root, self._sources(author), max_size=message.manifest_size, timeout=FETCH_TIMEOUT
+            )
+            data = await trio.to_thread.run_sync(path.read_bytes)
+        manifest = await trio.to_thread.run_sync(decode_manifest, data)
         self._check(manifest, message)
-        image = await self._blobs.fetch(
-            manifest.image_root, sources, max_size=manifest.image_size, timeout=FETCH_TIMEOUT
-        )
-        await trio.to_thread.run_sync(verify_file, manifest, image)
-        return HeldPolicy(message.step, message.policy_root, image, manifest)
+        self._manifests[message.manifest_root] = manifest
+        while len(self._manifests) > 2 * IN_FLIGHT:
+            del self._manifests[next(iter(self._manifests))]
+        return manifest
 
     def _check(self, manifest: PolicyManifest, message: PolicyAnnounced) -> None:
-        if (manifest.run_root, manifest.step, manifest.policy_root) != (
-            self._run_root,
-            message.step,
-            message.policy_root,
-        ):
+        named = (manifest.run_root, manifest.step, manifest.policy_root)
+        if named != (self._run_root, message.step, message.policy_root):
             raise MalformedPolicy("wrong policy manifest", "it is not the one that was announced")
         if manifest.image_size > self._max_image:
             raise MalformedPolicy("wrong policy manifest", f"an image of {manifest.image_size} bytes is too large")
+        steps = {patch.step: patch.target_root for patch in manifest.patches}
+        if manifest.anchor is not None:
+            steps.setdefault(manifest.anchor.step, manifest.anchor.policy_root)
+        for step, root in steps.items():
+            known = self._ledger.step_with(step)
+            if known is not None and announcement(known).policy_root != root:
+                raise MalformedPolicy("forked policy", f"it builds on another policy of step {step} than was announced")
+
+    def _refuse(self, signed: Signed, why: str) -> None:
+        """The trainer's signature stands under something that does not hold: said once, however often it is met."""
+        if signed.raw in self._blamed:
+            return
+        if len(self._blamed) >= REMEMBERED:
+            self._blamed.clear()
+        self._blamed.add(signed.raw)
+        self.counts["refused"] += 1
+        log.warning("policy.refused", step=announcement(signed).step, author=signed.author, why=why)
+        if self._blame is not None:
+            self._blame(signed.author, why)
 
 
-def _announcement(signed: Signed) -> PolicyAnnounced:
-    assert isinstance(signed.message, PolicyAnnounced)  # noqa: S101 - the subscription's type
-    return signed.message
+class _UnderWay:
+    """A policy that somebody obtains."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.done = trio.Event()
+
+
+def _raise_expected(group: BaseExceptionGroup) -> None:
+    """An expected error of several tasks as itself; anything else as it is."""
+    expected, rest = group.split(IntellectError)
+    if expected is None or rest is not None:
+        raise group
+    first: BaseException = expected
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    raise first from group
+
+
+def _empty(directory: Path) -> None:
+    """What a killed predecessor left half-done goes."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)

@@ -1,25 +1,29 @@
-"""The policies that this node holds: verified images on disk, the newest few, by root and by step.
+"""The policies that this node holds: verified images in the blob store, the newest few, by root and by step.
 
-Nobody sees an image before every tensor has matched the manifest and the manifest the announced root.
+What the newest manifest refers to (its patches, the anchor's image) is kept as well, for those who come late. Nobody
+sees an image before every tensor has matched the manifest and the manifest the announced root.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import trio
 
-from protocol.blobs import BlobInfo
-from protocol.policy import PolicyManifest, decode_image, describe_tensors, policy_root, verify_image
+from protocol.policy import PolicyManifest
 
 
 class HeldPolicy(msgspec.Struct, frozen=True):
-    """path: a verified canonical image."""
+    """path: a verified canonical image. manifest_root: blob of the manifest; announcement: the signed envelope."""
 
     step: int
     root: bytes
     path: Path
     manifest: PolicyManifest
+    manifest_root: bytes = b""
+    announcement: bytes = b""
 
 
 class Pins(Protocol):
@@ -36,6 +40,7 @@ class PolicyShelf:
         self._keep = keep
         self._pins = pins
         self._held: dict[int, HeldPolicy] = {}
+        self._referred: frozenset[bytes] = frozenset()
         self._changed = trio.Event()
 
     @property
@@ -43,16 +48,21 @@ class PolicyShelf:
         return self._held[max(self._held)] if self._held else None
 
     @property
+    def count(self) -> int:
+        return len(self._held)
+
+    @property
     def held(self) -> tuple[HeldPolicy, ...]:
         """All of them, oldest first."""
         return tuple(self._held[step] for step in sorted(self._held))
 
-    @property
-    def count(self) -> int:
-        return len(self._held)
-
     def by_root(self, root: bytes) -> HeldPolicy | None:
         return next((policy for policy in self._held.values() if policy.root == root), None)
+
+    @property
+    def keep(self) -> int:
+        """How many policies stay."""
+        return self._keep
 
     def put(self, policy: HeldPolicy) -> None:
         """Add one; the oldest goes when there are too many."""
@@ -62,8 +72,19 @@ class PolicyShelf:
         self._pins.pin(policy.manifest.image_root)
         for step in sorted(self._held)[: -self._keep]:
             self._pins.unpin(self._held.pop(step).manifest.image_root)
+        self._keep_what_is_referred_to()
         self._changed.set()
         self._changed = trio.Event()
+
+    def make_room(self) -> bool:
+        """Let go of the oldest policy, or at last of what is kept for others only; False if there is nothing left."""
+        if len(self._held) > 1:
+            self._pins.unpin(self._held.pop(min(self._held)).manifest.image_root)
+            return True
+        referred, self._referred = self._referred, frozenset()
+        for root in referred:
+            self._pins.unpin(root)
+        return bool(referred)
 
     async def newer_than(self, step: int) -> HeldPolicy:
         """The newest policy, once it is newer than `step`."""
@@ -71,13 +92,35 @@ class PolicyShelf:
             await self._changed.wait()
         return self.newest
 
+    @contextmanager
+    def pinned(self, roots: Iterable[bytes]) -> Iterator[None]:
+        """Keep blobs, present or to come, from eviction for a while."""
+        kept = list(roots)
+        for root in kept:
+            self._pins.pin(root)
+        try:
+            yield
+        finally:
+            for root in kept:
+                self._pins.unpin(root)
 
-def manifest_of(image: bytes, info: BlobInfo, run_root: bytes, step: int) -> PolicyManifest:
-    """The manifest of a canonical image whose blob is `info`. Hashes: call in a thread."""
-    tensors = describe_tensors(decode_image(image))
-    return PolicyManifest(run_root, step, policy_root(tensors), tensors, info.root, info.size)
+    def _keep_what_is_referred_to(self) -> None:
+        """Pin the blobs of the newest manifest, let go of those that only older ones named."""
+        newest = self.newest
+        wanted = referred(newest) if newest else frozenset()
+        for root in wanted - self._referred:
+            self._pins.pin(root)
+        for root in self._referred - wanted:
+            self._pins.unpin(root)
+        self._referred = wanted
 
 
-def verify_file(manifest: PolicyManifest, path: Path) -> None:
-    """Raise MalformedPolicy unless the file is exactly the manifest's policy. Hashes: call in a thread."""
-    verify_image(manifest, path.read_bytes())
+def referred(policy: HeldPolicy) -> frozenset[bytes]:
+    """Blobs that lead to a policy: its manifest, its patches, its anchor's image."""
+    manifest = policy.manifest
+    roots = {patch.root for patch in manifest.patches}
+    if manifest.anchor:
+        roots.add(manifest.anchor.image_root)
+    if policy.manifest_root:
+        roots.add(policy.manifest_root)
+    return frozenset(roots)

@@ -1,5 +1,11 @@
-"""Publish a policy: image and manifest become blobs, the announcement is journaled, then said."""
+"""Publish a policy: image, patch and manifest become blobs, the announcement is journaled, then said.
 
+A patch is made against the policy published before, unless it would cost too much; an image becomes the anchor when the
+run says so, or when the patches since the last one have grown to a quarter of its size.
+"""
+
+import os
+import shutil
 from pathlib import Path
 from typing import Protocol
 
@@ -7,52 +13,201 @@ import structlog
 import trio
 
 from node.journal import Journal
+from node.network.errors import StoreFull
 from node.swarm.board import Board
-from node.weights.keeper import HeldPolicy, manifest_of
+from node.weights.images import (
+    PatchTooLong,
+    describe_image,
+    is_canonical,
+    write_canonical,
+    write_patch,
+)
+from node.weights.keeper import HeldPolicy, PolicyShelf
+from node.weights.notices import INLINE_BYTES, notice_of
+from node.weights.records import PolicyRecords
+from node.weights.ways import next_chain
 from protocol.blobs import BlobInfo
+from protocol.delta import PatchError
 from protocol.messages import PolicyAnnounced
-from protocol.policy import encode_manifest
+from protocol.policy import (
+    MAX_MANIFEST_BYTES,
+    PATCH_SHARE,
+    Anchor,
+    MalformedPolicy,
+    PolicyManifest,
+    PolicyPatch,
+    TensorInfo,
+    decode_manifest,
+    encode_manifest,
+    policy_root,
+)
 
 log = structlog.get_logger()
+JOURNAL_KIND = "policy"
 
 
 class Store(Protocol):
     """The part of node.network's blob store that publishing needs."""
 
-    async def add(self, source: Path | bytes) -> BlobInfo: ...
+    async def add(self, source: Path | bytes, *, move: bool = False) -> BlobInfo: ...
+    def has(self, root: bytes) -> bool: ...
     def path(self, root: bytes) -> Path: ...
 
 
 class Publisher:
-    """Makes a step of the model known to the swarm, once."""
+    """Makes a step of the model known to the swarm, once.
 
-    def __init__(self, store: Store, board: Board, journal: Journal, run_root: bytes, pool: int) -> None:
+    workshop: a directory of its own on the store's disk; records: what `intellect-node weights` reads; shelf: where the
+    caller keeps what was published, and what gives way when the store is full.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        board: Board,
+        journal: Journal,
+        run_root: bytes,
+        pool: int,
+        *,
+        workshop: Path,
+        anchor_every: int = 50,
+        records: PolicyRecords | None = None,
+        shelf: PolicyShelf | None = None,
+    ) -> None:
         self._store = store
         self._board = board
         self._journal = journal
         self._run_root = run_root
         self._pool = pool
+        self._workshop = workshop
+        self._anchor_every = anchor_every
+        self._records = records
+        self._shelf = shelf
+        self._previous: HeldPolicy | None = None
+        shutil.rmtree(workshop, ignore_errors=True)  # what a killed predecessor left half-done
+        workshop.mkdir(parents=True)
 
     async def publish(self, step: int, image: Path) -> HeldPolicy:
-        """Announce the canonical image of `step`. After a restart the journaled announcement is repeated as it was."""
-        info = await self._store.add(image)
-        data = await trio.to_thread.run_sync(image.read_bytes)
-        manifest = await trio.to_thread.run_sync(manifest_of, data, info, self._run_root, step)
+        """Announce the image of `step`. After a restart the journaled announcement is repeated as it was."""
+        info, tensors = await self._take_in(step, image)
+        slot = step.to_bytes(8, "big")
+        raw = await self._journal.do(self._journal.said, JOURNAL_KIND, slot)
+        if raw is None:
+            manifest = await self._describe(step, info, tensors)
+            raw = self._board.sealed(await self._announcement(manifest))
+            await self._journal.do(self._journal.say, JOURNAL_KIND, slot, raw)
+        else:
+            manifest = await self._said_before(raw, step, info, tensors)
+        await self._board.post_raw(raw)
+        message = notice_of(raw)
+        held = HeldPolicy(step, manifest.policy_root, self._store.path(info.root), manifest, message.manifest_root, raw)
+        self._previous = held
+        if self._records is not None and self._shelf is not None:
+            await trio.to_thread.run_sync(self._records.write, held, self._shelf.keep)
+        patch = manifest.patches[-1].size if manifest.patches else 0
+        log.info("policy.published", step=step, root=held.root.hex()[:16], bytes=info.size, patch_bytes=patch)
+        return held
+
+    async def _take_in(self, step: int, image: Path) -> tuple[BlobInfo, tuple[TensorInfo, ...]]:
+        """The image as a blob, in canonical form; no copy is made where the file system knows hard links."""
+        work = self._workshop / f"image-{step:06d}"
+        if await trio.to_thread.run_sync(is_canonical, image):
+            await trio.to_thread.run_sync(_link, image, work)
+        else:
+            await trio.to_thread.run_sync(write_canonical, image, work)
+        try:
+            tensors = await trio.to_thread.run_sync(describe_image, work)
+            return await self._add(work), tensors
+        finally:
+            work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+
+    async def _add(self, work: Path) -> BlobInfo:
+        """A file of the workshop as a blob; older policies make room. Raises StoreFull."""
+        while True:
+            try:
+                return await self._store.add(work, move=True)
+            except StoreFull:
+                if self._shelf is None or not self._shelf.make_room():
+                    raise
+
+    async def _describe(self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]) -> PolicyManifest:
+        previous = self._previous.manifest if self._previous and self._previous.step < step else None
+        root = policy_root(tensors)
+        patch = await self._patch(step, info, tensors, root)
+        chain = next_chain(previous, patch, info.size, info.size // PATCH_SHARE)
+        anchor = self._anchor(step, previous, chain)
+        manifest = PolicyManifest(self._run_root, step, root, tensors, info.root, info.size, anchor, chain)
+        manifest.check()
+        return manifest
+
+    def _anchor(self, step: int, previous: PolicyManifest | None, chain: tuple[PolicyPatch, ...]) -> Anchor | None:
+        """The anchor that stays, if the patches still lead from it; None: the new image is the anchor."""
+        if previous is None or not chain:
+            return None
+        old = previous.anchor or Anchor(previous.step, previous.policy_root, previous.image_root)
+        reached = any(patch.base_root == old.policy_root for patch in chain)
+        moved = chain[-1].target_root != old.policy_root
+        return old if reached and moved and step - old.step < self._anchor_every else None
+
+    async def _patch(
+        self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], root: bytes
+    ) -> PolicyPatch | None:
+        """The patch from the policy before, as a blob; None if there is none or it would not pay."""
+        previous = self._previous
+        if previous is None or previous.step >= step or not self._store.has(previous.manifest.image_root):
+            return None
+        base, target = self._store.path(previous.manifest.image_root), self._store.path(info.root)
+        work, most = self._workshop / f"patch-{step:06d}", info.size // PATCH_SHARE
+        try:
+            await trio.to_thread.run_sync(write_patch, base, previous.manifest.tensors, target, tensors, work, most)
+            blob = await self._add(work)
+        except PatchTooLong:
+            log.debug("policy.no_patch", step=step, why="it would be longer than a quarter of the image")
+            return None
+        except PatchError as error:
+            log.info("policy.no_patch", step=step, why=error.why)
+            return None
+        finally:
+            work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        return PolicyPatch(step, previous.root, root, blob.root, blob.size)
+
+    async def _announcement(self, manifest: PolicyManifest) -> PolicyAnnounced:
         encoded = encode_manifest(manifest)
         blob = await self._store.add(encoded)
-        slot = step.to_bytes(8, "big")
-        raw = await self._journal.do(self._journal.said, "policy", slot)
-        if raw is None:
-            raw = self._board.sealed(
-                PolicyAnnounced(
-                    pool=self._pool,
-                    step=step,
-                    policy_root=manifest.policy_root,
-                    manifest_root=blob.root,
-                    manifest_size=len(encoded),
-                )
-            )
-            await self._journal.do(self._journal.say, "policy", slot, raw)
-        await self._board.post_raw(raw)
-        log.info("policy.published", step=step, root=manifest.policy_root.hex()[:16], bytes=info.size)
-        return HeldPolicy(step, manifest.policy_root, self._store.path(info.root), manifest)
+        return PolicyAnnounced(
+            pool=self._pool,
+            step=manifest.step,
+            policy_root=manifest.policy_root,
+            manifest_root=blob.root,
+            manifest_size=len(encoded),
+            manifest=encoded if len(encoded) <= INLINE_BYTES else b"",
+        )
+
+    async def _said_before(
+        self, raw: bytes, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]
+    ) -> PolicyManifest:
+        """The manifest that was announced before a restart; the image must be that one's."""
+        message = notice_of(raw)
+        if message.policy_root != policy_root(tensors):
+            raise MalformedPolicy("will not publish two policies for one step", f"step {step} was announced otherwise")
+        encoded = message.manifest
+        if not encoded and self._store.has(message.manifest_root):
+            encoded = await trio.to_thread.run_sync(_read_manifest, self._store.path(message.manifest_root))
+        if encoded:
+            await self._store.add(encoded)
+            return decode_manifest(encoded)
+        return PolicyManifest(self._run_root, step, message.policy_root, tensors, info.root, info.size)
+
+
+def _read_manifest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_MANIFEST_BYTES + 1)
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name: images are only ever replaced, never written in place."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

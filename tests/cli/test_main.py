@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ["demo", "join", "status", "devnet up", "devnet down", "devnet status", "contract faucet", "contract stake"]
 COMMANDS += ["contract register", "contract events", "contract show", "contract pool create", "contract pool show"]
 COMMANDS += ["keys new", "keys show"]
+COMMANDS += ["weights list", "weights fetch", "weights verify", "weights export", "weights serve"]
 
 
 @pytest.fixture(autouse=True)

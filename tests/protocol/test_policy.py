@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from protocol.policy import (
+    Anchor,
     MalformedPolicy,
     PolicyManifest,
+    PolicyPatch,
     bf16_bits,
     bf16_values,
     decode_image,
@@ -30,7 +32,7 @@ TENSORS = {
 
 def manifest() -> PolicyManifest:
     infos = describe_tensors(TENSORS)
-    return PolicyManifest(b"\x01" * 32, 4, policy_root(infos), infos, b"\x02" * 32, 100)
+    return PolicyManifest(b"\x01" * 32, 4, policy_root(infos), infos, b"\x02" * 32, len(encode_image(TENSORS)))
 
 
 def test_an_image_holds_its_tensors_whatever_order_they_came_in() -> None:
@@ -104,9 +106,63 @@ def test_garbage_is_no_image_and_no_manifest(data: bytes) -> None:
 def test_a_manifest_must_follow_from_its_tensors() -> None:
     good = manifest()
     assert decode_manifest(encode_manifest(good)) == good
-    for change in ({"policy_root": bytes(32)}, {"tensors": good.tensors[::-1]}, {"tensors": ()}, {"image_root": b""}):
+    absurd = (msgspec.structs.replace(good.tensors[0], shape=(1 << 62, 1 << 62)), *good.tensors[1:])
+    for change in (
+        {"policy_root": bytes(32)},
+        {"tensors": good.tensors[::-1]},
+        {"tensors": ()},
+        {"tensors": absurd},
+        {"tensors": (msgspec.structs.replace(good.tensors[0], shape=(-4,)), *good.tensors[1:])},
+        {"tensors": (msgspec.structs.replace(good.tensors[0], shape=(1,) * 300), *good.tensors[1:])},
+        {"image_root": b""},
+        {"image_size": good.image_size - 1},
+        {"image_size": 1 << 60},
+        {"step": -1},
+    ):
         with pytest.raises(MalformedPolicy):
             decode_manifest(encode_manifest(msgspec.structs.replace(good, **change)))
+
+
+BIG = {"w": np.zeros(4000, np.uint16)}
+
+
+def chained(*patches: PolicyPatch, anchor: Anchor | None = None) -> PolicyManifest:
+    infos = describe_tensors(BIG)
+    size = len(encode_image(BIG))
+    return PolicyManifest(b"\x01" * 32, 4, policy_root(infos), infos, b"\x02" * 32, size, anchor, patches)
+
+
+def test_patches_must_be_a_chain_that_ends_at_the_policy_and_costs_little() -> None:
+    target = policy_root(describe_tensors(BIG))
+    two = PolicyPatch(2, b"a" * 32, b"b" * 32, b"x" * 32, 900)
+    four = PolicyPatch(4, b"b" * 32, target, b"y" * 32, 900)
+    good = chained(two, four, anchor=Anchor(1, b"a" * 32, b"i" * 32))
+    assert decode_manifest(encode_manifest(good)) == good
+    assert good.patches_from(b"a" * 32) == (two, four)
+    assert good.patches_from(b"b" * 32) == (four,)
+    assert good.patches_from(target) == () and good.patches_from(b"?" * 32) is None
+    replace = msgspec.structs.replace
+    for bad in (
+        chained(four, two),
+        chained(two),
+        chained(two, replace(four, base_root=b"?" * 32)),
+        chained(two, replace(four, step=5)),
+        chained(two, replace(four, size=1200)),
+        chained(two, replace(four, size=-1200)),
+        chained(two, replace(four, root=b"short")),
+        chained(replace(two, step=4), four),
+        chained(two, four, anchor=Anchor(1, b"?" * 32, b"i" * 32)),
+        chained(two, four, anchor=Anchor(4, b"a" * 32, b"i" * 32)),
+        chained(anchor=Anchor(1, b"a" * 32, b"i" * 32)),
+    ):
+        with pytest.raises(MalformedPolicy):
+            decode_manifest(encode_manifest(bad))
+
+
+def test_a_shape_of_a_million_dimensions_is_refused_at_once() -> None:
+    entry = {"dtype": "BF16", "shape": [9] * 1_000_000, "data_offsets": [0, 2]}
+    with pytest.raises(MalformedPolicy, match="dimensions"):
+        decode_image(header({"a": entry}) + bytes(2))
 
 
 @given(hnp.arrays(np.float32, 20, elements=st.floats(width=32, allow_nan=True)))

@@ -92,8 +92,28 @@ def leftovers(directory: Path) -> list[str]:
     return found
 
 
+def fetch_as_a_visitor(directory: Path, scratch: Path) -> dict:
+    """What `weights fetch` and then `weights verify` say of the newest policy, without joining."""
+    pool = ["--network", str(directory / "home" / "devnet" / "network.toml"), "--pool", "1"]
+    place = ["--out", str(scratch / "model"), "--cache", str(scratch / "cache")]
+    command = [sys.executable, "-m", "cli", "weights"]
+    fetched = subprocess.run([*command, "fetch", *place, *pool, "--json"], cwd=ROOT, capture_output=True, text=True)
+    assert fetched.returncode == 0, fetched.stderr
+    checked = subprocess.run([*command, "verify", place[1], *pool, "--json"], cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    answer = json.loads(fetched.stdout)
+    (verified,) = json.loads(checked.stdout)["verified"]
+    assert (verified["policy_root"], verified["signer"]) == (answer["policy_root"], answer["trainer"])
+    assert (scratch / "model" / "config.json").exists()
+    return answer
+
+
+def trainer_of(summary: dict) -> str:
+    return next(member["address"] for member in summary["members"] if member["role"] == "trainer")
+
+
 @pytest.mark.timeout(600)
-def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo) -> None:
+def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo, tmp_path: Path) -> None:
     demo.wait_for_step(1)
     os.kill(demo.pid_of("worker-1"), signal.SIGKILL)
     status = demo.wait_for_step(3)
@@ -104,10 +124,12 @@ def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo) ->
     anvil.kill()
     os.kill(demo.pid_of("validator"), signal.SIGKILL)
     demo.wait_for_step(7)
+    visited = fetch_as_a_visitor(demo.directory, tmp_path)
     os.kill(demo.pid_of("trainer"), signal.SIGKILL)
 
     summary = demo.finish()
 
+    assert visited["step"] >= 6 and visited["trainer"] == trainer_of(summary)
     assert summary["schema_version"] == 1
     assert summary["steps"] == STEPS
     assert 0 < summary["reward_first"] < 1 and 0 < summary["reward_last"] < 1

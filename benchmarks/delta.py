@@ -1,0 +1,218 @@
+"""Patches between successive policies: their size beside the entropy bound, and MB/s of image beside memcpy and zstd-1.
+
+    python -m benchmarks.delta [--quick] [--weights MILLIONS] [--images DIR] [--json FILE]
+
+Simulated steps: weights N(0, sd), as fp32 masters, and one Adam-like update of N(0, 0.5) * lr, both rounded to bf16.
+Real ones: the policies that a run's trainer still has in DIR (a node's state directory), or those of a short demo that
+this program runs by itself (not with --quick).
+
+Bound, bits per weight: H2(p) + p * v, where p is the share of weights that changed, H2 the binary entropy, and v the
+entropy of the changes in units in the last place: what a coder needs that knows both distributions and no more. With
+v = 1.1 (a sign, and now and then a larger step) it is the stricter bound of the design notes; both ratios are shown.
+Speeds are of one core, best of several runs, in MB of image per second; all of a row come from one run of this program.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import zstandard
+
+from protocol.delta import apply_patch, digest, encode_patch
+from protocol.policy import bf16_bits, decode_image, describe_tensors, policy_root
+from protocol.policy_patch import PolicyState, encode_policy_patch
+
+BLOCK = 4_000_000
+RUNS = 5
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def simulated(count: int, sd: float, lr: float, steps: int = 1) -> Pair:
+    """bf16 bits before and after: uint16[count] each."""
+    random = np.random.default_rng(1)
+    before, after = np.empty(count, np.uint16), np.empty(count, np.uint16)
+    for start in range(0, count, BLOCK):
+        size = min(BLOCK, count - start)
+        weights = random.standard_normal(size, dtype=np.float32) * np.float32(sd)
+        before[start : start + size] = bf16_bits(weights)
+        for _ in range(steps):
+            weights += random.standard_normal(size, dtype=np.float32) * np.float32(0.5 * lr)
+        after[start : start + size] = bf16_bits(weights)
+    return before, after
+
+
+def bound_bits(pair: Pair) -> tuple[float, float, float, float]:
+    """(share changed, share of those by one unit, bound in bits per weight, the bound with v = 1.1)."""
+    before, after = pair
+    places = np.flatnonzero(before != after)
+    share = places.size / before.size
+    if not places.size:
+        return 0.0, 0.0, 0.0, 0.0
+    steps = ordered(after[places]) - ordered(before[places])
+    _, counts = np.unique(steps, return_counts=True)
+    chances = counts / places.size
+    value = float(-(chances * np.log2(chances)).sum())
+    binary = 0.0 if share == 1 else float(-(share * np.log2(share) + (1 - share) * np.log2(1 - share)))
+    return share, float((np.abs(steps) == 1).mean()), binary + share * value, binary + share * 1.1
+
+
+def ordered(bits: np.ndarray) -> np.ndarray:
+    """bf16 bits -> integers in the order of the numbers, computed another way than the codec does."""
+    signed = bits.astype(np.int32)
+    return np.where(signed >= 0x8000, 0x7FFF - signed, signed)
+
+
+def best(work: Callable[[], Any], runs: int) -> float:
+    """Seconds of the fastest run."""
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure(name: str, pair: Pair, runs: int) -> dict[str, Any]:
+    """Sizes and speeds of one tensor's patch."""
+    before, after = pair
+    known = digest(before), digest(after)
+    patch = encode_patch(before, after)
+    if not np.array_equal(apply_patch(before, patch), after):
+        raise SystemExit(f"{name}: the patch is not lossless")
+    room = np.empty_like(before)
+    megabytes = before.nbytes / 1e6
+    share, single, bits, strict = bound_bits(pair)
+    rates = {
+        "memcpy": lambda: np.copyto(room, before),
+        "zstd1": lambda: zstandard.ZstdCompressor(level=1).compress(after.data),
+        "blake3": lambda: digest(after),
+        "encode": lambda: encode_patch(before, after, digests=known),
+        "encode_hash": lambda: encode_patch(before, after),
+        "apply": lambda: apply_patch(before, patch, out=room, check=False),
+        "apply_hash": lambda: apply_patch(before, patch, out=room),
+    }
+    frame = len(zstandard.ZstdCompressor(level=1).compress(after.data))
+    return {
+        "name": name,
+        "weights": before.size,
+        "changed": share,
+        "one_ulp": single,
+        "bytes": len(patch),
+        "of_full": len(patch) / before.nbytes,
+        "bound_ratio": 8 * len(patch) / before.size / bits if bits else None,
+        "strict_ratio": 8 * len(patch) / before.size / strict if strict else None,
+        "zstd1_of_full": frame / before.nbytes,
+        "mb_per_s": {key: round(megabytes / best(work, runs)) for key, work in rates.items()},
+    }
+
+
+def real_images(directory: Path) -> list[Path]:
+    """Successive images of a run: a spool's, or those that a node holds, oldest first."""
+    from node.weights.records import PolicyRecords
+
+    spool = sorted(directory.glob("**/policy-*.safetensors"))
+    records = PolicyRecords(directory / "weights" / "held").read()
+    held = [directory / "blobs" / "complete" / record.manifest.image_root.hex() for record in records]
+    return [path for path in held if path.is_file()] or spool
+
+
+def demo_images(directory: Path, steps: int) -> list[Path]:
+    """The newest images of a real, short demo: a chain, a trainer, workers, verified rollouts."""
+    command = [sys.executable, "-m", "cli", "demo", "--dir", str(directory / "demo"), "--steps", str(steps)]
+    print(f"\nrunning {' '.join(command[1:])} ...", flush=True)
+    subprocess.run([*command, "--no-view", "--no-cheat"], check=True, stdout=subprocess.DEVNULL, timeout=600)
+    return real_images(directory / "demo" / "nodes" / "trainer")
+
+
+def measure_policies(old: Path, new: Path) -> dict[str, Any]:
+    """A whole policy's patch, tensor by tensor, as it is published."""
+    before, after = decode_image(old.read_bytes()), decode_image(new.read_bytes())
+    infos = [describe_tensors(tensors) for tensors in (before, after)]
+    states = [
+        PolicyState(policy_root(info), info, tensors) for info, tensors in zip(infos, (before, after), strict=True)
+    ]
+    start = time.perf_counter()
+    size = sum(map(len, encode_policy_patch(*states)))
+    seconds = time.perf_counter() - start
+    pair = tuple(np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)]) for tensors in (before, after))
+    share, single, bits, strict = bound_bits((pair[0], pair[1]))
+    return {
+        "name": f"{old.stem[-6:]} -> {new.stem[-6:]}",
+        "weights": pair[0].size,
+        "changed": share,
+        "one_ulp": single,
+        "bytes": size,
+        "of_full": size / pair[0].nbytes,
+        "bound_ratio": 8 * size / pair[0].size / bits if bits else None,
+        "strict_ratio": 8 * size / pair[0].size / strict if strict else None,
+        "encode_mb_per_s": round(pair[0].nbytes / 1e6 / seconds),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    titles = f"{'changed':>9}{'1 ulp':>7}{'of full':>9}{'/bound':>8}{'/strict':>8}"
+    print(f"{'simulated step':26}{titles}  MB/s of image, one core")
+    for row in rows:
+        rates = row["mb_per_s"]
+        speeds = "  ".join(f"{key} {value}" for key, value in rates.items())
+        print(
+            f"{row['name']:26}{row['changed']:9.2%}{row['one_ulp']:7.0%}{row['of_full']:9.2%}"
+            f"{row['bound_ratio']:8.3f}{row['strict_ratio']:8.3f}  {speeds}"
+        )
+
+
+def show_real(rows: list[dict[str, Any]]) -> None:
+    print(f"\n{'real step':26}{'changed':>9}{'1 ulp':>7}{'of full':>9}{'/bound':>8}{'weights':>12}{'encode MB/s':>13}")
+    for row in rows:
+        ratio = f"{row['bound_ratio']:8.3f}" if row["bound_ratio"] else f"{'-':>8}"
+        print(
+            f"{row['name']:26}{row['changed']:9.2%}{row['one_ulp']:7.0%}{row['of_full']:9.2%}{ratio}"
+            f"{row['weights']:12,}{row['encode_mb_per_s']:13,}"
+        )
+
+
+def cases(quick: bool) -> Iterator[tuple[str, float, float, int]]:
+    """(name, sd, lr, steps)."""
+    for lr in (1e-6, 3e-6, 1e-5):
+        yield f"sd 0.02, lr {lr:g}", 0.02, lr, 1
+        if not quick:
+            yield f"sd 0.05, lr {lr:g}", 0.05, lr, 1
+    if not quick:
+        yield "sd 0.02, lr 1e-06, 8 steps", 0.02, 1e-6, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer cases and runs, 8 million weights")
+    parser.add_argument("--weights", type=float, help="millions of simulated weights (default 40)")
+    parser.add_argument("--images", type=Path, help="a directory with successive images, instead of a short training")
+    parser.add_argument("--json", type=Path, help="write all figures here, too")
+    options = parser.parse_args()
+    count = int(1e6 * (options.weights or (8 if options.quick else 40)))
+    runs = 3 if options.quick else RUNS
+    rows = [measure(name, simulated(count, sd, lr, steps), runs) for name, sd, lr, steps in cases(options.quick)]
+    show(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.images:
+            images = real_images(options.images)
+        else:
+            images = [] if options.quick else demo_images(Path(folder), steps=12)
+        real = [measure_policies(old, new) for old, new in zip(images, images[1:], strict=False)]
+    if real:
+        show_real(real)
+    if options.json:
+        options.json.write_text(json.dumps({"simulated": rows, "real": real}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

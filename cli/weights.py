@@ -1,0 +1,455 @@
+"""`intellect-node weights`: the policies of a run, as files: what is held here, fetched, checked, exported.
+
+None of it needs a stake or a running daemon.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
+from cli.output import clean, console, print_json, short
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
+    from node.network.blobs import Progress
+    from node.weights.export import Exported
+    from node.weights.records import Record
+
+app = typer.Typer(no_args_is_help=True, help="The policies of a run, as files: list, fetch, verify, export, serve.")
+
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="The node's state directory; default: all of this machine.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Shard = Annotated[float, typer.Option(min=0.001, help="Largest weight file, GB.")]
+NetworkName = Annotated[
+    str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
+]
+PoolNumber = Annotated[int | None, typer.Option(min=0, help="The pool on chain; default: the profile's.")]
+
+
+@app.command(
+    "list",
+    epilog="Examples:  intellect-node weights list   |   intellect-node weights list --state-dir ~/nodes/a --json",
+)
+def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Show the policies that the nodes of this machine hold: step, root, size, what its patch cost."""
+    rows = [_row(directory, record) for directory in _state_dirs(state_dir) for record in _records(directory)]
+    if as_json:
+        print_json({"policies": rows})
+        return
+    if not rows:
+        console().print("no policies are held here")
+        return
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
+    for name in ("step", "policy", "image", "patch", "anchor", "here"):
+        table.add_column(name, justify="left" if name in ("policy", "here") else "right")
+    for row in rows:
+        patch = row["patch_bytes"]
+        table.add_row(
+            str(row["step"]),
+            row["policy_root"][:16],
+            _size(row["image_bytes"]),
+            f"{_size(patch)} ({100 * patch / row['image_bytes']:.2f} %)" if patch else "-",
+            str(row["anchor_step"]),
+            "yes" if row["path"] else "no",
+        )
+    console().print(table)
+
+
+@app.command(
+    "fetch",
+    epilog="Examples:  intellect-node weights fetch --out my-model --network base-sepolia.toml --pool 7   |   "
+    "intellect-node weights fetch --out step-40 --step 40 --network local",
+)
+def fetch(
+    out: Annotated[Path, typer.Option(help="The model directory to make; it must not exist.")],
+    network: NetworkName = None,
+    pool: PoolNumber = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Which policy; default: the newest.")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option(help="A gateway to ask first: http(s)://HOST:PORT[#sha256=..]. Repeatable.")
+    ] = None,
+    shard: Shard = 5.0,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where blobs are kept for the next time. Default: this user's cache.")
+    ] = None,
+    quota: Annotated[float, typer.Option(min=0.001, help="Room for blobs, GB.")] = 200.0,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a policy from a pool's members without joining: no stake, no key of yours, nothing said.
+
+    The result is a model directory as Hugging Face and vLLM load it, checked against what the trainer signed. What was
+    fetched before an interruption is not fetched again.
+    """
+    import trio
+
+    from node.gateway.sources import parse_source
+    from node.visitor import Visitor
+    from node.weights.export import export_model
+    from node.weights.records import Record
+
+    _must_not_exist(out)
+    profile, number = _profile(network, pool)
+    sources = [parse_source(text) for text in source or ()]
+    directory = cache or _cache() / f"{profile.name}-{number}"
+    with _quiet_log(), _bars(as_json) as bars:
+        view = _Transfers(bars)
+        visitor = Visitor(profile, number, directory, quota=int(quota * 1e9), sources=sources, report=view.report)
+        visit = trio.run(visitor.fetch, step)
+        policy = visit.policy
+        record = Record(policy.announcement, policy.manifest_root, policy.manifest)
+        task = bars.add_task("writing", total=policy.manifest.image_size, peers="")
+        exported = export_model(
+            policy.path,
+            record,
+            visit.assets,
+            out,
+            shard_bytes=int(shard * 1e9),
+            told=lambda count: bars.advance(task, count),
+        )
+    _show_export(exported, as_json, trainer=visit.trainer, fetched_bytes=view.fetched, run=visit.run.name)
+
+
+@app.command(
+    "verify",
+    epilog="Examples:  intellect-node weights verify my-model --network base-sepolia.toml --pool 7   |   "
+    "intellect-node weights verify --state-dir ~/nodes/a   |   "
+    "intellect-node weights verify model.safetensors --root ab12..",
+)
+def verify(
+    path: Annotated[
+        Path | None, typer.Argument(help="A model directory or .safetensors file; default: what the nodes here hold.")
+    ] = None,
+    state_dir: StateDir = None,
+    root: Annotated[str | None, typer.Option(help="The policy root that it must have (64 hex digits).")] = None,
+    network: NetworkName = None,
+    pool: PoolNumber = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hash every tensor and compare with what the trainer signed; with --network, check that he is the pool's trainer.
+
+    Exit code 6 if anything differs.
+    """
+    signer = _Signer(network, pool) if network is not None else None
+    if path is not None:
+        results = [_verify_path(path, root, signer, as_json)]
+    elif root is not None:
+        raise CommandError("which weights?", "--root was given without a path", "name a directory or a file", USAGE)
+    else:
+        held = [(directory, record) for directory in _state_dirs(state_dir) for record in _records(directory)]
+        results = [_verify_held(directory, record, signer, as_json) for directory, record in held]
+    if as_json:
+        print_json({"verified": results})
+        return
+    for result in results:
+        signed = f"signed by {result['signer']}" if result["signer"] else "signature not checked (give --network)"
+        step = f"step {result['step']}  " if result["step"] is not None else ""
+        console().print(f"good  {step}{result['policy_root'][:16]}  {signed}", soft_wrap=True)
+    if not results:
+        console().print("no policies are held here")
+
+
+@app.command(
+    "export",
+    epilog="Examples:  intellect-node weights export my-model   |   "
+    "intellect-node weights export step-40 --step 40 --state-dir ~/nodes/a --shard 2",
+)
+def export(
+    out: Annotated[Path, typer.Argument(help="The model directory to make; it must not exist.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Which policy; default: the newest that is held.")] = None,
+    state_dir: StateDir = None,
+    shard: Shard = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a policy that a node of this machine holds as a model directory for Hugging Face, vLLM and others."""
+    from node.weights.export import export_model
+
+    _must_not_exist(out)
+    held = [(directory, record) for directory in _state_dirs(state_dir) for record in _records(directory)]
+    held = [(d, r) for d, r in held if _image(d, r).is_file() and step in (None, r.manifest.step)]
+    if not held:
+        raise CommandError(
+            "no such policy is held here" if step is not None else "no policy is held here",
+            "no node of this machine has its image",
+            "intellect-node weights list shows what is here; weights fetch asks the swarm",
+            RUN,
+        )
+    directory, record = max(held, key=lambda entry: entry[1].manifest.step)
+    with _bars(as_json) as bars:
+        task = bars.add_task("writing", total=record.manifest.image_size, peers="")
+        exported = export_model(
+            _image(directory, record),
+            record,
+            _assets(directory, record),
+            out,
+            shard_bytes=int(shard * 1e9),
+            told=lambda count: bars.advance(task, count),
+        )
+    _show_export(exported, as_json)
+
+
+# what is here
+
+
+def _state_dirs(given: Path | None) -> list[Path]:
+    """The state directories to look at: the given one, or all that this user's nodes and daemons have."""
+    from node.config import default_home
+
+    if given is not None:
+        if not given.is_dir():
+            raise CommandError(f"no state directory {given}", "there is no such directory", "check the path")
+        return [given]
+    from cli import api
+
+    found = {path.parent.parent for path in default_home().glob("nodes/*/*/weights/held")}
+    for socket in api.known_sockets():
+        try:
+            found.add(Path(api.get_status(socket).node.state_dir))
+        except CommandError:
+            continue  # it is stopping; its directory is found if it lies in the usual place
+    return sorted(path for path in found if str(path) not in ("", "."))
+
+
+def _records(directory: Path) -> "list[Record]":
+    from node.weights.records import PolicyRecords
+
+    return PolicyRecords(directory / "weights" / "held").read()
+
+
+def _image(directory: Path, record: "Record") -> Path:
+    return directory / "blobs" / "complete" / record.manifest.image_root.hex()
+
+
+def _assets(directory: Path, record: "Record") -> dict[str, Path]:
+    """The model's other files as the node obtained them with its run."""
+    model = directory / "run" / record.manifest.run_root.hex()[:16] / "model"
+    files = (path for path in model.rglob("*") if path.is_file())
+    return {
+        path.relative_to(model).as_posix(): path
+        for path in files
+        if path.suffix != ".safetensors" and not path.name.endswith((".safetensors.index.json", ".partial"))
+    }
+
+
+def _row(directory: Path, record: "Record") -> dict[str, Any]:
+    manifest = record.manifest
+    image = _image(directory, record)
+    return {
+        "step": manifest.step,
+        "policy_root": manifest.policy_root.hex(),
+        "run_root": manifest.run_root.hex(),
+        "tensors": len(manifest.tensors),
+        "image_bytes": manifest.image_size,
+        "patch_bytes": manifest.patches[-1].size if manifest.patches else 0,
+        "patches": len(manifest.patches),
+        "anchor_step": manifest.anchor.step if manifest.anchor else manifest.step,
+        "state_dir": str(directory),
+        "path": str(image) if image.is_file() else None,
+    }
+
+
+# checking
+
+
+class _Signer:
+    """Checks announcements against the chain: who may announce policies of a pool."""
+
+    def __init__(self, network: str | None, pool: int | None) -> None:
+        import trio
+
+        from node.chain.client import ChainClient
+        from protocol.statements import Domain
+
+        profile, self.pool = _profile(network, pool)
+        self.domain: Domain = Domain(profile.chain_id, profile.contracts.swarm)
+
+        async def manager() -> str:
+            chain = ChainClient(profile)
+            try:
+                await chain.connect()
+                return (await chain.pool(self.pool)).manager
+            finally:
+                chain.close()
+
+        self.trainer = trio.run(manager)
+
+    def check(self, record: "Record") -> str:
+        """The signer's address. Raises IntellectError unless it is the pool's trainer and names this policy."""
+        from protocol.errors import ProtocolError
+        from protocol.messages import PolicyAnnounced, open_envelope
+
+        signed = open_envelope(self.domain, self.pool, record.announcement)
+        message, manifest = signed.message, record.manifest
+        if not isinstance(message, PolicyAnnounced) or signed.author != self.trainer:
+            raise ProtocolError("not signed by the pool's trainer", f"its author is {signed.author}", "do not use it")
+        if (message.step, message.policy_root) != (manifest.step, manifest.policy_root):
+            raise ProtocolError("the signature is for another policy", f"for step {message.step}", "do not use it")
+        return signed.author
+
+
+def _verify_path(path: Path, root: str | None, signer: _Signer | None, as_json: bool) -> dict[str, Any]:
+    from node.weights.export import verify_directory, weight_files
+
+    if not path.exists():
+        raise CommandError(f"nothing at {path}", "there is no such file or directory", "check the path", RUN)
+    total = sum(file.stat().st_size for file in weight_files(path))
+    with _bars(as_json) as bars:
+        task = bars.add_task("hashing", total=total, peers="")
+        found, record = verify_directory(path, told=lambda count: bars.advance(task, count))
+    if root is not None and found.hex() != root.lower().removeprefix("0x"):
+        raise CommandError(f"{path} is another policy", f"its root is {found.hex()}", "fetch it again", RUN)
+    if record is None and root is None:
+        raise CommandError(
+            f"{path} says nothing of its origin",
+            f"its policy root is {found.hex()}, and there is no record beside it to compare with",
+            "give the root that it must have with --root",
+            RUN,
+        )
+    signed = signer.check(record) if signer and record else None
+    step = record.manifest.step if record else None
+    return {"path": str(path), "step": step, "policy_root": found.hex(), "signer": signed}
+
+
+def _verify_held(directory: Path, record: "Record", signer: _Signer | None, as_json: bool) -> dict[str, Any]:
+    from node.weights.export import describe_files
+    from protocol.policy import MalformedPolicy
+
+    image, manifest = _image(directory, record), record.manifest
+    with _bars(as_json) as bars:
+        task = bars.add_task(f"step {manifest.step}", total=manifest.image_size, peers="")
+        infos = describe_files([image], told=lambda count: bars.advance(task, count))
+    if infos != manifest.tensors:
+        raise MalformedPolicy(f"the policy of step {manifest.step} is damaged", f"{image} is not what was signed for")
+    signed = signer.check(record) if signer else None
+    return {"path": str(image), "step": manifest.step, "policy_root": manifest.policy_root.hex(), "signer": signed}
+
+
+# small things
+
+
+def _profile(network: str | None, pool: int | None) -> Any:
+    """The network's profile and the pool's number."""
+    from node.chain.profile import load_profile
+    from node.config import default_home
+
+    profile = load_profile(network or "local", home=default_home())
+    number = pool if pool is not None else profile.pool
+    if number is None:
+        raise CommandError("which pool?", "neither --pool nor the network profile names one", "give --pool N", USAGE)
+    return profile, number
+
+
+def _must_not_exist(out: Path) -> None:
+    if out.exists():
+        raise CommandError(f"{out} exists", "a model directory is written whole", "name another one", CONFIGURATION)
+
+
+def _cache() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_path("intellect-node")) / "policies"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"
+
+
+def _show_export(exported: "Exported", as_json: bool, **more: Any) -> None:
+    result = {
+        "directory": str(exported.directory),
+        "step": exported.step,
+        "policy_root": exported.root.hex(),
+        "files": list(exported.files),
+        "bytes": exported.size,
+        **more,
+    }
+    if as_json:
+        print_json(result)
+        return
+    count = len(exported.files)
+    files = "one file" if count == 1 else f"{count} files"
+    trainer = f", signed by {short(more['trainer'])}" if "trainer" in more else ""
+    console().print(
+        f"step {exported.step}, policy {exported.root.hex()[:16]}{trainer}: {_size(exported.size)} in {files}, "
+        f"{clean(str(exported.directory), 400)}"
+    )
+
+
+@contextmanager
+def _bars(as_json: bool) -> "Iterator[Bars]":
+    """Progress bars on standard error: bytes, rate, peers, time left; none where nobody looks."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    out = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[peers]}"),
+        TimeRemainingColumn(),
+        console=out,
+        disable=as_json or not out.is_terminal,
+        transient=True,
+    ) as bars:
+        yield bars
+
+
+class _Transfers:
+    """One bar per blob that takes more than a moment."""
+
+    def __init__(self, bars: "Bars") -> None:
+        self._bars = bars
+        self._tasks: dict[bytes, Any] = {}
+        self._done: dict[bytes, int] = {}
+
+    @property
+    def fetched(self) -> int:
+        """Bytes of all blobs that arrived."""
+        return sum(self._done.values())
+
+    def report(self, progress: "Progress") -> None:
+        self._done[progress.root] = progress.done
+        peers = f"{progress.peers} peer{'s' if progress.peers != 1 else ''}"
+        if progress.root not in self._tasks:
+            name = f"fetching {progress.root.hex()[:8]}"
+            self._tasks[progress.root] = self._bars.add_task(name, total=progress.size, peers=peers)
+        self._bars.update(self._tasks[progress.root], completed=progress.done, total=progress.size, peers=peers)
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """The network's events are for daemons' logs: warnings and worse are shown, on standard error."""
+    import logging
+    import sys
+
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

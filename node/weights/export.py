@@ -1,0 +1,171 @@
+"""A held policy as a model directory: sharded safetensors and their index, as Hugging Face and vLLM load them.
+
+The directory appears whole, by one rename, and carries the policy's record, so that anybody can check it later against
+what the trainer signed (`verify_directory`). Copies and hashes: call in a thread.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from node.weights.errors import WeightsError, disk_errors
+from node.weights.images import mapped, raw
+from node.weights.records import RECORD_NAME, Record, encode_record, read_record
+from protocol.policy import MalformedPolicy, PolicyManifest, TensorInfo, decode_image, describe_tensors, image_header
+from protocol.policy import policy_root as root_of
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+INDEX_NAME = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 32 * 1024 * 1024
+Told = Callable[[int], object]
+"""Called with bytes done since the last call."""
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What a directory holds. files: the weight files; size: their bytes."""
+
+    directory: Path
+    step: int
+    root: bytes
+    files: tuple[str, ...]
+    size: int
+
+
+def plan_shards(tensors: Sequence[TensorInfo], most: int) -> list[tuple[TensorInfo, ...]]:
+    """Tensors in their order, cut into files of at most `most` bytes of weights (one tensor, if that is bigger)."""
+    shards: list[list[TensorInfo]] = [[]]
+    size = 0
+    for tensor in tensors:
+        bytes_ = 2 * math.prod(tensor.shape)
+        if shards[-1] and size + bytes_ > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += bytes_
+    return [tuple(shard) for shard in shards]
+
+
+def export_model(
+    image: Path,
+    record: Record,
+    assets: Mapping[str, Path],
+    out: Path,
+    *,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    told: Told = lambda _: None,
+) -> Exported:
+    """Write the directory `out`, which must not exist. assets: the model's other files (configuration, tokenizer).
+
+    Every tensor is checked on the way. Raises MalformedPolicy, WeightsError, WeightsDiskError.
+    """
+    if out.exists():
+        raise WeightsError(f"{out} exists", "a model directory is written whole or not at all", "name another one")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with disk_errors(f"the model directory {out}"):
+            partial.mkdir(parents=True)
+            files = _write_shards(image, record.manifest, partial, shard_bytes, told)
+            for name, source in assets.items():
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, partial / name)
+            (partial / RECORD_NAME).write_bytes(encode_record(record))
+            os.replace(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    size = sum((out / name).stat().st_size for name in files)
+    return Exported(out, record.manifest.step, record.manifest.policy_root, files, size)
+
+
+def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: int, told: Told) -> tuple[str, ...]:
+    tensors = decode_image(mapped(image))
+    shards = plan_shards(manifest.tensors, most)
+    names = [_shard_name(place, len(shards)) for place in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        with (directory / name).open("wb") as file:
+            file.write(image_header((info.name, info.shape) for info in shard))
+            for info in shard:
+                if info.name not in tensors or describe_tensors({info.name: tensors[info.name]}) != (info,):
+                    raise MalformedPolicy("wrong policy image", f"{info.name[:80]} is not the manifest's")
+                file.write(raw(tensors[info.name]))
+                told(2 * math.prod(info.shape))
+            file.flush()
+            os.fsync(file.fileno())
+    if len(shards) > 1:
+        total = 2 * sum(math.prod(info.shape) for info in manifest.tensors)
+        places = {info.name: name for name, shard in zip(names, shards, strict=True) for info in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (directory / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return tuple(names)
+
+
+def _shard_name(place: int, count: int) -> str:
+    return "model.safetensors" if count == 1 else f"model-{place + 1:05d}-of-{count:05d}.safetensors"
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model directory (or the one file itself). Raises WeightsError."""
+    if path.is_file():
+        return [path]
+    index = path / INDEX_NAME
+    names = ["model.safetensors"]
+    if index.is_file():
+        names = _indexed(index)
+    files = [path / name for name in names]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise WeightsError(
+            f"no weights in {path}", f"{missing[0]} is missing", "name a model directory, or a .safetensors file"
+        )
+    return files
+
+
+def _indexed(index: Path) -> list[str]:
+    """File names in an index; none of them leads out of its directory."""
+    try:
+        with index.open("rb") as file:
+            data: Any = msgspec.json.decode(file.read(MAX_INDEX_BYTES))
+        names = sorted({str(name) for name in data["weight_map"].values()})
+    except (OSError, msgspec.MsgspecError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(f"cannot read {index}", str(error)[:200], "fetch or export the model again") from error
+    if not names or any(Path(name).name != name for name in names):
+        raise WeightsError(f"cannot use {index}", "it names files outside its directory", "do not trust its source")
+    return names
+
+
+def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[TensorInfo, ...]:
+    """Infos, in name order, of the bf16 tensors of several files. Raises MalformedPolicy."""
+    infos: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, tensor in decode_image(mapped(file)).items():
+            if name in infos:
+                raise MalformedPolicy("bad policy", f"{name[:80]} stands in two files")
+            infos[name] = describe_tensors({name: tensor})[0]
+            told(tensor.nbytes)
+    return tuple(infos[name] for name in sorted(infos))
+
+
+def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, Record | None]:
+    """The policy root of a model directory or file, and its record if it carries one, which then fits.
+
+    Raises MalformedPolicy naming the first tensor that is not the record's; WeightsError.
+    """
+    infos = describe_files(weight_files(path), told)
+    record = read_record(path / RECORD_NAME) if path.is_dir() else None
+    if record is not None:
+        ours = {info.name: info for info in infos}
+        for info in record.manifest.tensors:
+            if ours.get(info.name) != info:
+                raise MalformedPolicy(
+                    "not the policy", f"{info.name[:80]} is missing or another than the one signed for"
+                )
+        if len(ours) != len(record.manifest.tensors):
+            raise MalformedPolicy("not the policy", "it has tensors that the policy does not have")
+    return root_of(infos), record

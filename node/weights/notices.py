@@ -1,0 +1,73 @@
+"""Announcements of policies: read from their envelopes, and admitted or refused by what was announced before. Pure."""
+
+import msgspec
+
+from protocol.messages import Envelope, Message, PolicyAnnounced, Signed
+from protocol.policy import MalformedPolicy
+
+INLINE_BYTES = 8 * 1024
+"""A manifest up to this size travels inside its announcement."""
+REMEMBERED = 256
+"""Steps whose announcement is remembered, so that a second, different one is recognised."""
+
+
+def notice_of(raw: bytes) -> PolicyAnnounced:
+    """The announcement in an envelope that was authenticated before. Raises MalformedPolicy if there is none in it."""
+    try:
+        message = msgspec.msgpack.decode(msgspec.msgpack.decode(raw, type=Envelope).payload, type=_ANY)
+    except msgspec.MsgspecError as error:
+        raise MalformedPolicy("unreadable announcement", str(error)[:200]) from error
+    if not isinstance(message, PolicyAnnounced):
+        raise MalformedPolicy("unreadable announcement", "it is another kind of message")
+    return message
+
+
+_ANY = Message
+
+
+class Ledger:
+    """Every announced step, once: a second policy for a step is a fork, and whoever signed both is to blame."""
+
+    def __init__(self) -> None:
+        self._by_step: dict[int, Signed] = {}
+
+    @property
+    def newest_step(self) -> int:
+        return max(self._by_step, default=-1)
+
+    @property
+    def newest(self) -> Signed | None:
+        return self._by_step[max(self._by_step)] if self._by_step else None
+
+    def admit(self, signed: Signed) -> bool:
+        """Take note of an announcement. False: known, or too old to matter. Raises MalformedPolicy for a fork."""
+        message = announcement(signed)
+        known = self._by_step.get(message.step)
+        if known is not None:
+            if announcement(known).policy_root != message.policy_root:
+                raise MalformedPolicy("forked policy", f"two policies were announced for step {message.step}")
+            return False
+        if message.step <= self.newest_step - REMEMBERED:
+            return False
+        self._by_step[message.step] = signed
+        if len(self._by_step) > REMEMBERED:
+            del self._by_step[min(self._by_step)]
+        return True
+
+    def by_root(self, root: bytes) -> Signed | None:
+        """The newest announcement of a policy."""
+        found = [step for step, signed in self._by_step.items() if announcement(signed).policy_root == root]
+        return self._by_step[max(found)] if found else None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted(self._by_step))
+
+    def step_with(self, step: int) -> Signed | None:
+        return self._by_step.get(step)
+
+
+def announcement(signed: Signed) -> PolicyAnnounced:
+    """The message of an announcement that came through a subscription to nothing else."""
+    assert isinstance(signed.message, PolicyAnnounced)  # noqa: S101 - the subscription's type
+    return signed.message

@@ -1,0 +1,106 @@
+"""`weights` on a state directory as a node leaves it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from cli.main import main
+from node.network.store import BlobStore
+from node.weights.keeper import HeldPolicy
+from node.weights.records import PolicyRecords
+from protocol.identity import NodeKey
+from protocol.messages import PolicyAnnounced, seal
+from protocol.policy import PolicyManifest, describe_tensors, encode_image, image_size, policy_root
+from protocol.statements import Domain
+
+RUN = b"\x05" * 32
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node that holds the policies of steps 3 and 4."""
+    monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    directory = tmp_path / "home" / "nodes" / "local" / "worker"
+    records = PolicyRecords(directory / "weights" / "held")
+    key, domain = NodeKey.generate(), Domain(1, "0x" + "11" * 20)
+
+    async def fill() -> None:
+        store = BlobStore(directory / "blobs", 1 << 24)
+        for step in (3, 4):
+            tensors = {"a.weight": np.full((20, 30), step, np.uint16), "b.weight": np.arange(50, dtype=np.uint16)}
+            info = await store.add(encode_image(tensors))
+            infos = describe_tensors(tensors)
+            manifest = PolicyManifest(RUN, step, policy_root(infos), infos, info.root, image_size(infos))
+            fields = {"step": step, "policy_root": manifest.policy_root, "manifest_root": b"m" * 32}
+            message = PolicyAnnounced(pool=1, manifest_size=1, **fields)
+            raw = seal(key, domain, message)
+            records.write(HeldPolicy(step, manifest.policy_root, store.path(info.root), manifest, b"m" * 32, raw), 5)
+
+    trio.run(fill)
+    model = directory / "run" / RUN.hex()[:16] / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "x"}')
+    (model / "model.safetensors").write_bytes(b"the first weights")
+    return directory
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_list_shows_what_the_nodes_of_this_machine_hold(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = answer(capsys, "weights", "list")["policies"]
+    assert [row["step"] for row in rows] == [3, 4]
+    assert rows[0]["image_bytes"] == Path(rows[0]["path"]).stat().st_size
+    assert main(["weights", "list", "--state-dir", str(state)]) == 0
+    assert rows[1]["policy_root"][:16] in capsys.readouterr().out
+    assert main(["weights", "list", "--state-dir", str(state / "nowhere")]) == 3
+
+
+def test_export_writes_the_newest_and_verify_believes_it(state: Path, tmp_path: Path, capsys) -> None:
+    result = answer(capsys, "weights", "export", str(tmp_path / "out"))
+    assert result["step"] == 4 and result["files"] == ["model.safetensors"]
+    assert (tmp_path / "out" / "config.json").read_text() == '{"model_type": "x"}'
+    (verified,) = answer(capsys, "weights", "verify", str(tmp_path / "out"))["verified"]
+    assert verified["policy_root"] == result["policy_root"] and verified["signer"] is None
+    file = tmp_path / "out" / "model.safetensors"
+    answer(capsys, "weights", "verify", str(file), "--root", result["policy_root"])
+    assert main(["weights", "verify", str(file)]) == 6
+    assert main(["weights", "verify", str(file), "--root", "ab" * 32]) == 6
+    assert "another policy" in capsys.readouterr().err
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert main(["weights", "verify", str(tmp_path / "out")]) == 6
+
+
+def test_export_takes_the_step_that_is_named_and_overwrites_nothing(state: Path, tmp_path: Path, capsys) -> None:
+    out = str(tmp_path / "out")
+    assert answer(capsys, "weights", "export", out, "--step", "3", "--state-dir", str(state))["step"] == 3
+    assert main(["weights", "export", out]) == 3
+    assert main(["weights", "export", str(tmp_path / "other"), "--step", "9"]) == 6
+    assert "weights list" in capsys.readouterr().err
+
+
+def test_verify_hashes_what_is_held_and_finds_a_damaged_image(state: Path, capsys) -> None:
+    verified = answer(capsys, "weights", "verify")["verified"]
+    assert [entry["step"] for entry in verified] == [3, 4]
+    damaged = Path(verified[0]["path"])
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    assert main(["weights", "verify"]) == 6
+    assert "step 3 is damaged" in capsys.readouterr().err
+
+
+def test_fetch_says_what_is_missing_before_it_does_anything(state: Path, tmp_path: Path, capsys) -> None:
+    assert main(["weights", "fetch", "--out", str(tmp_path)]) == 3
+    assert main(["weights", "fetch", "--out", str(tmp_path / "new"), "--network", "nowhere"]) in (3, 4)
+    assert "nowhere" in capsys.readouterr().err

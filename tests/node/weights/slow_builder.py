@@ -1,0 +1,40 @@
+"""A follower in a process of its own that builds very slowly, to be killed: `slow_builder.py DIRECTORY RAW_FILE...`.
+
+DIRECTORY holds the trainer's store under origin/ and the follower's state under follower/.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import trio
+
+from node.network.store import BlobStore
+from node.weights import images
+from protocol.identity import NodeKey
+from tests.node.weights.little_swarm import QUOTA, Peer, Wire
+
+honest = images.apply_patch
+
+
+def slowly(*arguments, **options):
+    time.sleep(0.3)
+    return honest(*arguments, **options)
+
+
+async def main(directory: Path, announcements: list[Path]) -> None:
+    wire = Wire()
+    key = NodeKey.generate()
+    wire.stores[key.address] = BlobStore(directory / "origin" / "blobs", QUOTA)
+    follower = Peer(wire, directory / "follower", key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        for path in announcements:
+            wire.say(path.read_bytes())
+            while follower.shelf.newest is None:  # noqa: ASYNC110 - the other process kills this one
+                await trio.sleep(0.01)
+
+
+if __name__ == "__main__":
+    images.apply_patch = slowly
+    trio.run(main, Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]])

@@ -1,0 +1,51 @@
+"""kill -9 in the middle of building a policy."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import trio
+
+from tests.node.weights.little_swarm import disk, until
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+async def test_a_follower_killed_while_it_builds_goes_on_afterwards(run, origin, peer, wire, tmp_path) -> None:
+    trainer = origin()
+    for step in range(2):
+        held = await trainer.publish(step, run.step())
+        (tmp_path / f"announcement-{step}").write_bytes(held.announcement)
+    await trio.to_thread.run_sync(_kill_while_building, tmp_path)
+    assert disk(tmp_path / "follower")
+
+    again = peer("follower", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again.follower.run)
+        await until(lambda: again.shelf.newest is not None and again.shelf.newest.step == 0)  # restored, not fetched
+        assert disk(again.directory) == []
+        wire.say(held.announcement)
+        await until(lambda: again.shelf.newest.step == 1)
+        nursery.cancel_scope.cancel()
+    assert again.shelf.newest.path.read_bytes() == held.path.read_bytes()
+    assert again.follower.counts == {"patches": 1}
+    assert disk(again.directory) == []
+
+
+def _kill_while_building(directory: Path) -> None:
+    command = [sys.executable, str(ROOT / "tests/node/weights/slow_builder.py"), str(directory)]
+    command += [str(directory / f"announcement-{step}") for step in range(2)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        limit = time.monotonic() + 60
+        while not disk(directory / "follower"):
+            assert child.poll() is None and time.monotonic() < limit, "it never began to build"
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,397 @@
+"""Publisher and follower together, as trainer and members use them."""
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from node.network.store import BlobStore
+from node.weights import fetch, images, ways
+from node.weights.errors import WeightsDiskError
+from node.weights.records import PolicyRecords
+from protocol.identity import NodeKey
+from protocol.messages import PolicyAnnounced, seal
+from protocol.policy import MalformedPolicy, decode_image, encode_image, encode_manifest
+from protocol.policy_patch import PolicyState
+from tests.node.weights.little_swarm import DOMAIN, POOL, disk, until
+
+
+def announce(key: NodeKey, described, root: bytes, **changes) -> bytes:
+    """A signed announcement of a manifest that need not be an honest one."""
+    encoded = encode_manifest(described)
+    fields = {
+        "pool": POOL,
+        "step": described.step,
+        "policy_root": described.policy_root,
+        "manifest_root": root,
+        "manifest_size": len(encoded),
+        "manifest": encoded,
+    }
+    return seal(key, DOMAIN, PolicyAnnounced(**{**fields, **changes}))
+
+
+async def test_followers_receive_patches_and_hold_the_very_same_bytes(run, origin, peer, wire) -> None:
+    trainer = origin()
+    follower = peer("a", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        for step in range(5):
+            held = await trainer.publish(step, run.step())
+            await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+            assert follower.shelf.newest.path.read_bytes() == held.path.read_bytes()
+        nursery.cancel_scope.cancel()
+    assert follower.follower.counts == {"image": 1, "patches": 4}
+    assert held.manifest.anchor.step == 0 and len(held.manifest.patches) == 4
+    assert sum(patch.size for patch in held.manifest.patches) < held.manifest.image_size / 4
+    assert disk(follower.directory) == disk(trainer.directory) == []
+    assert not follower.blamed
+
+
+async def test_who_comes_late_gets_the_newest_from_the_others_while_the_trainer_is_down(
+    run, origin, peer, wire, monkeypatch
+) -> None:
+    monkeypatch.setattr(ways, "SOON", 0)  # as if the image were too big to be fetched before the next one comes
+    trainer = origin()
+    early = peer("early", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(early.follower.run)
+        for step in range(4):
+            held = await trainer.publish(step, run.step())
+            await until(lambda step=step: early.shelf.newest is not None and early.shelf.newest.step == step)
+        del wire.stores[trainer.key.address]
+        late = peer("late", trainer.key.address)
+        wire.say(held.announcement)  # as the board of any member repeats it
+        nursery.start_soon(late.follower.run)
+        await until(lambda: late.shelf.newest is not None and late.shelf.newest.step == 3)
+        nursery.cancel_scope.cancel()
+    assert late.shelf.newest.path.read_bytes() == held.path.read_bytes()
+    assert late.follower.counts == {"anchor": 1}
+    sources = {source for asker, source, _ in wire.log if asker == late.key.address}
+    assert sources == {early.key.address}
+
+
+async def test_anchors_come_in_time_and_patches_never_cost_more_than_a_quarter(run, origin) -> None:
+    trainer = origin(anchor_every=3)
+    helds = [await trainer.publish(step, run.step()) for step in range(7)]
+    assert [held.manifest.anchor.step if held.manifest.anchor else held.step for held in helds] == [0, 0, 0, 3, 3, 3, 6]
+    for held in helds[1:]:
+        assert held.manifest.patches_from(helds[held.step - 1].root), "also at an anchor, a member needs the patch only"
+        assert 4 * sum(patch.size for patch in held.manifest.patches) <= held.manifest.image_size
+
+
+async def test_where_most_weights_change_the_image_itself_is_sent(origin, peer) -> None:
+    from tests.node.weights.little_swarm import Run
+
+    wild, trainer = Run(lr=0.01), origin()
+    follower = peer("a", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        for step in range(3):
+            held = await trainer.publish(step, wild.step())
+            await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+        nursery.cancel_scope.cancel()
+    assert held.manifest.patches == () and held.manifest.anchor is None
+    assert follower.follower.counts == {"image": 3}
+
+
+async def test_steps_that_are_skipped_are_patched_in_one_go(run, origin, peer) -> None:
+    trainer = origin()
+    follower = peer("a", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        await trainer.publish(0, run.step())
+        await until(lambda: follower.shelf.newest is not None)
+        for step in range(1, 6):
+            held = await trainer.publish(step, run.step())
+        await until(lambda: follower.shelf.newest.step == 5)
+        nursery.cancel_scope.cancel()
+    assert follower.shelf.newest.path.read_bytes() == held.path.read_bytes()
+
+
+async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, origin, peer, wire) -> None:
+    trainer = origin()
+    follower = peer("a", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        await trainer.publish(0, run.step())
+        await until(lambda: follower.shelf.newest is not None)
+        held = []
+        trainer.board.muted = True
+        for step in (1, 2):
+            held.append(await trainer.publish(step, run.step()))
+        first, second = held[0].manifest.patches[-1].root, held[1].manifest.patches[-1].root
+        wire.held_back[first] = trio.Event()
+        wire.say(held[0].announcement)
+        await trio.testing.wait_all_tasks_blocked()
+        wire.say(held[1].announcement)
+        await until(lambda: follower.store.has(second))
+        assert follower.shelf.newest.step == 0
+        wire.held_back[first].set()
+        await until(lambda: follower.shelf.newest.step == 2)
+        nursery.cancel_scope.cancel()
+    assert follower.shelf.newest.path.read_bytes() == held[1].path.read_bytes()
+
+
+# what the trainer signs and what does not hold
+
+
+async def published(run, origin, follower, nursery, steps: int = 2):
+    """A trainer with a few policies that a follower holds."""
+    trainer = origin()
+    follower = follower("a", trainer.key.address)
+    nursery.start_soon(follower.follower.run)
+    for step in range(steps):
+        held = await trainer.publish(step, run.step())
+        await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+    return trainer, follower, held
+
+
+async def test_a_second_policy_for_a_step_is_a_fork_and_blamed(run, origin, peer, wire) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery)
+        other = msgspec.structs.replace(held.manifest, policy_root=b"?" * 32)
+        wire.say(announce(trainer.key, other, b"x" * 32))
+        await until(lambda: follower.blamed)
+        assert "two policies" in follower.blamed[0]
+        assert follower.shelf.newest.root == held.root and follower.follower.newest_step == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_replayed_announcement_changes_nothing(run, origin, peer, wire) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery, steps=3)
+        fetched = len(wire.log)
+        for policy in trainer.shelf.held:
+            wire.say(policy.announcement)
+        await trio.testing.wait_all_tasks_blocked()
+        assert follower.shelf.newest.step == 2 and len(wire.log) == fetched and not follower.blamed
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("manifest_changes", "announcement_changes", "why"),
+    [
+        ({"image_size": 1 << 50}, {}, "do not make an image"),
+        ({}, {"manifest_size": 1 << 40}, "cannot be one"),
+        ({}, {"manifest_size": -1}, "cannot be one"),
+        ({"run_root": b"z" * 32}, {}, "not the one that was announced"),
+        ({"policy_root": b"z" * 32}, {}, "another policy"),
+        ({"policy_root": b"z" * 32, "patches": (), "anchor": None}, {}, "does not follow"),
+        ({}, {"manifest_root": b"q" * 32}, "not the one it names"),
+        ({}, {"step": 9}, "not the one that was announced"),
+        ({}, {"manifest": b"garbage"}, "not the one it names"),
+    ],
+)
+async def test_a_manifest_that_does_not_hold_is_refused_once_and_its_signer_blamed(
+    manifest_changes, announcement_changes, why, run, origin, peer, wire
+) -> None:
+    from protocol.blobs import describe
+
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery)
+        trainer.board.muted = True
+        good = await trainer.publish(2, run.step())
+        bad = msgspec.structs.replace(good.manifest, **manifest_changes)
+        root = describe(encode_manifest(bad)).root
+        wire.say(announce(trainer.key, bad, root, **announcement_changes))
+        await until(lambda: follower.blamed)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert len(follower.blamed) == 1 and why in follower.blamed[0]
+        assert follower.shelf.newest.step == held.step
+        assert await follower.follower.get(bad.policy_root, 5.0) is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_image_beyond_what_the_run_allows_is_not_fetched(run, origin, peer, wire) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer = origin()
+        follower = peer("a", trainer.key.address, limit=1000)
+        nursery.start_soon(follower.follower.run)
+        await trainer.publish(0, run.step())
+        await until(lambda: follower.blamed)
+        assert "too large" in follower.blamed[0] and not wire.log
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_patch_that_leads_elsewhere_is_blamed_and_avoided(run, origin, peer, wire) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, follower, _ = await published(run, origin, peer, nursery)
+        trainer.board.muted = True
+        good = await trainer.publish(2, run.step())
+        patch = good.manifest.patches[-1]
+        honest = trainer.store.path(patch.root).read_bytes()
+        forged = await trainer.store.add(honest[:-1] + bytes([honest[-1] ^ 1]))
+        chain = (*good.manifest.patches[:-1], msgspec.structs.replace(patch, root=forged.root))
+        bad = msgspec.structs.replace(good.manifest, patches=chain)
+        info = await trainer.store.add(encode_manifest(bad))
+        wire.say(announce(trainer.key, bad, info.root))
+        await until(lambda: follower.shelf.newest.step == 2)
+        assert follower.shelf.newest.path.read_bytes() == good.path.read_bytes()
+        assert len(follower.blamed) == 1 and follower.follower.counts["image"] == 2
+        assert disk(follower.directory) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_image_that_is_not_its_policy_never_reaches_the_shelf(run, origin, peer, wire) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery)
+        trainer.board.muted = True
+        good = await trainer.publish(2, run.step())
+        other = await trainer.store.add(encode_image(run.step()))
+        bad = msgspec.structs.replace(good.manifest, patches=(), anchor=None, image_root=other.root)
+        info = await trainer.store.add(encode_manifest(bad))
+        wire.say(announce(trainer.key, bad, info.root))
+        await until(lambda: follower.blamed)
+        assert "not those of the manifest" in follower.blamed[0]
+        assert follower.shelf.newest.step == held.step
+        nursery.cancel_scope.cancel()
+
+
+# disks
+
+
+async def test_a_base_that_rotted_on_our_own_disk_is_nobody_elses_fault(run, origin, peer) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery)
+        path = follower.shelf.newest.path
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 4
+        path.write_bytes(data)
+        good = await trainer.publish(2, run.step())
+        await until(lambda: follower.shelf.newest.step == 2)
+        assert follower.shelf.newest.path.read_bytes() == good.path.read_bytes()
+        assert not follower.blamed and not follower.store.has(held.manifest.image_root)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer, monkeypatch) -> None:
+    full, tries = [True], [0]
+    monkeypatch.setattr(fetch, "RETRY_PAUSE", (0.01, 0.01))
+    honest = fetch.build_image
+
+    def build(*arguments) -> None:
+        tries[0] += 1
+        if full[0]:
+            raise WeightsDiskError("cannot be written", "No space left on device", "free some")
+        honest(*arguments)
+
+    monkeypatch.setattr(fetch, "build_image", build)
+    async with trio.open_nursery() as nursery:
+        trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
+        await trainer.publish(1, run.step())
+        await until(lambda: tries[0] > 3)
+        assert follower.shelf.newest.step == 0 and disk(follower.directory) == []
+        full[0] = False
+        await until(lambda: follower.shelf.newest.step == 1)
+        nursery.cancel_scope.cancel()
+    assert follower.follower.counts["patches"] == 1 and not follower.blamed
+
+
+def test_no_space_while_building_leaves_no_file(run, tmp_path) -> None:
+    before, after = run.step(), run.step()
+    (tmp_path / "base").write_bytes(encode_image(before))
+    manifest = manifest_for(after)
+    patch, path = patch_between(tmp_path, before, after)
+
+    (tmp_path / "out").symlink_to("/dev/full")
+    with pytest.raises(WeightsDiskError, match="No space"):
+        images.build_image(manifest, tmp_path / "base", [(patch, path)], tmp_path / "out")
+    assert not (tmp_path / "out").is_symlink()
+
+
+async def test_a_quota_that_cannot_hold_all_keeps_the_newest(run, origin, peer) -> None:
+    size = len(encode_image(run.step()))
+    trainer = origin()
+    follower = peer("a", trainer.key.address, quota=int(2.6 * size), keep=4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        for step in range(5):
+            await trainer.publish(step, run.step())
+            await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+        nursery.cancel_scope.cancel()
+    assert follower.store.used <= follower.store.quota
+
+
+# restarts
+
+
+async def test_a_restart_checks_what_it_has_and_says_it_again(run, origin, peer, wire) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery, steps=3)
+        nursery.cancel_scope.cancel()
+    (follower.directory / "weights" / "building" / "half").write_bytes(b"what kill -9 left")
+    spoiled = follower.shelf.held[1].path
+    spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"!")
+    again = peer("a", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again.follower.run)
+        await until(lambda: again.repeated)
+        nursery.cancel_scope.cancel()
+    assert [policy.step for policy in again.shelf.held] == [0, 2]
+    assert again.shelf.newest.root == held.root
+    assert again.repeated[-1] == held.announcement
+    assert disk(again.directory) == []
+
+
+async def test_a_restarted_trainer_repeats_its_words_and_goes_on_from_them(run, origin) -> None:
+    first = origin()
+    tensors = [run.step() for _ in range(3)]
+    helds = [await first.publish(step, tensors[step]) for step in range(2)]
+    first.journal.close()
+    second = origin(key=first.key)
+    again = [await second.publish(step, tensors[step]) for step in range(2)]
+    assert [held.announcement for held in again] == [held.announcement for held in helds]
+    newest = await second.publish(2, tensors[2])
+    assert len(newest.manifest.patches) == 2 and newest.manifest.anchor.step == 0
+    with pytest.raises(MalformedPolicy, match="two policies"):
+        await second.publish(1, run.step())
+
+
+async def test_an_image_in_another_safetensors_form_is_published_in_ours(run, origin, tmp_path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    tensors = run.step()
+    as_torch = {name: torch.from_numpy(bits.view("int16")).view(torch.bfloat16) for name, bits in tensors.items()}
+    save_file(as_torch, tmp_path / "theirs.safetensors")
+    held = await origin().publisher.publish(0, tmp_path / "theirs.safetensors")
+    assert held.path.read_bytes() == encode_image(tensors)
+
+
+def manifest_for(tensors, step: int = 1):
+    from protocol.policy import PolicyManifest, describe_tensors, image_size, policy_root
+
+    infos = describe_tensors(tensors)
+    return PolicyManifest(b"r" * 32, step, policy_root(infos), infos, b"i" * 32, image_size(infos))
+
+
+def patch_between(directory, before, after):
+    from protocol.policy import PolicyPatch
+    from protocol.policy_patch import encode_policy_patch
+
+    old, new = manifest_for(before, 0), manifest_for(after)
+    states = (PolicyState(m.policy_root, m.tensors, t) for m, t in ((old, before), (new, after)))
+    path = directory / "patch"
+    path.write_bytes(b"".join(encode_policy_patch(*states)))
+    return PolicyPatch(1, old.policy_root, new.policy_root, b"p" * 32, path.stat().st_size), path
+
+
+def test_records_that_are_damaged_are_as_if_they_had_never_been(tmp_path) -> None:
+    records = PolicyRecords(tmp_path / "held")
+    assert records.read() == []
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "000000001-ab.policy").write_bytes(b"half a rec")
+    assert records.read() == []
+
+
+def test_the_store_and_the_images_agree_on_what_a_sound_blob_is(tmp_path, run) -> None:
+    async def add():
+        return await store.add(encode_image(run.step()))
+
+    store = BlobStore(tmp_path, 1 << 24)
+    info = trio.run(add)
+    path = store.path(info.root)
+    assert images.is_sound(path, info)
+    assert set(decode_image(images.mapped(path))) == {"lm_head.weight", "model.embed.weight", "model.norm.weight"}
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert not images.is_sound(path, info)
