@@ -85,6 +85,20 @@ class Learner:
         )
 
     @property
+    def updates(self) -> int:
+        """How many steps AdamW has taken."""
+        return next((int(slots["step"]) for slots in self.optimizer.state.values() if slots), 0)
+
+    def restore_optimizer(self, updates: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Put AdamW back after `updates` steps. moments: parameter name -> its two moments, shards like its own."""
+        self.optimizer.state.clear()
+        for name, slots in moments.items():
+            parameter = self.parameters[name]
+            place = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
+            count = torch.tensor(float(updates), device=place)
+            self.optimizer.state[parameter] = {"step": count, **slots}
+
+    @property
     def needs_reference(self) -> bool:
         return self._objective.reference_kl > 0
 
