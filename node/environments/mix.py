@@ -53,6 +53,11 @@ class MixEnvironment:
         self.size = SIZE
         self.held_back = len(self._held_back)
 
+    @property
+    def parts(self) -> dict[str, Environment]:
+        """The environments by their labels."""
+        return dict(self._environments)
+
     def problem(self, number: int) -> Problem:
         if not 0 <= number < self.size:
             raise IndexError(f"problem {number} of {self.size}")
