@@ -74,14 +74,13 @@ class Learner:
         self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
         self._reference: PolicyModel | None = None
         self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
-        sharded = self._world.mesh is not None
+        on_gpu = self._world.device.type == "cuda" and not self._settings.offload_parameters
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=recipe.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
             weight_decay=recipe.weight_decay,
-            fused=not sharded,
-            foreach=None,
+            fused=self._world.mesh is None or on_gpu,
         )
 
     @property
