@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli import contract, demo, devnet, join, keys, status, train, weights, weights_serve
+from cli import contract, demo, devnet, join, keys, report, run, status, train, weights, weights_serve
 from cli.errors import describe, exit_code
 from cli.output import print_error
 
@@ -53,7 +53,9 @@ def options(
 app.command("demo", epilog=demo.EXAMPLES)(demo.command)
 app.command("join", epilog=join.EXAMPLES)(join.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
+app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
+app.add_typer(run.app, name="run")
 app.add_typer(devnet.app, name="devnet")
 app.add_typer(contract.app, name="contract")
 app.add_typer(keys.app, name="keys")

@@ -36,14 +36,14 @@ def _table(table: dict[str, Any], path: str) -> list[str]:
             lines.append(f"{name} = {toml_value(value)}")
     for name, value in later:
         place = f"{path}.{name}" if path else name
-        for one in value if isinstance(value, list) else [value]:
-            head = f"[[{place}]]" if isinstance(value, list) else f"[{place}]"
+        for one in [value] if isinstance(value, dict) else value:
+            head = f"[{place}]" if isinstance(value, dict) else f"[[{place}]]"
             lines += ["", head, *_table(one, place)]
     return lines
 
 
 def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], dict)
 
 
 def toml_value(value: Any) -> str:

@@ -82,7 +82,11 @@ def command(
         argv = shlex.split(engine_command) if engine_command else [sys.executable, "-m", "node.inference.process"]
         with quiet_children(desk.log) as (out, err):
             view = JsonView(out) if as_json else ProgressView(err, compiled)
-            summary = train(desk, compiled, level, argv, log_to, view)
+            try:
+                summary = train(desk, compiled, level, argv, log_to, view)
+            except KeyboardInterrupt:
+                print(f"stopped; go on with: intellect-node train --dir {desk.directory} --resume", file=err)
+                raise
         finish(desk, compiled, summary, report=not no_report)
     say_goodbye(summary, desk, as_json=as_json)
 

@@ -69,6 +69,8 @@ class NodeConfig(BaseSettings):
     metrics_log: str = ""
     """where a trainer sends its metrics besides metrics.jsonl: wandb, tensorboard (comma between)"""
     heartbeat: float = 2.0
+    trainer: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """[trainer] in config.toml: world_size, dtype, micro_batch_tokens ... (node.training.settings.TrainerSettings)"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @classmethod

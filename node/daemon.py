@@ -49,6 +49,7 @@ from node.status import StatusPage
 from node.swarm.board import Board
 from node.swarm.membership import Membership
 from node.training.client import TrainerProcess
+from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import PolicyShelf
@@ -249,7 +250,7 @@ class Daemon:
     async def _train(self, station: Station, store: BlobStore, path: Path) -> None:
         spool = Spool(path / "spool")
         await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
-        learner = TrainerProcess(spool)
+        learner = TrainerProcess(spool, settings=read_settings(self.config.trainer))
         publisher = Publisher(
             store,
             station.board,

@@ -4,30 +4,54 @@ Loads the model's description and the problems exactly as an engine does. Blocki
 """
 
 import json
+import math
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
+from node.environments.base import Environment, Problem
 from node.environments.registry import check_prompts, load_environment
 from node.errors import RunFileError
 from node.inference.tokenizer import LocalTokenizer
 from node.runfile import CompiledRun
+from protocol.budgets import told
+from protocol.run import RunSpec
 
 
-def check_run(run: CompiledRun) -> None:
+class PartFacts(msgspec.Struct, frozen=True):
+    """One environment. problems, held_back: how many; left_out: rows that filters kept out; share: of the draws."""
+
+    label: str
+    problems: int
+    held_back: int
+    left_out: int
+    share: float
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """What looking at a run's files shows. parameters: of the model; longest_prompt: tokens, of those looked at."""
+
+    parameters: int
+    longest_prompt: int
+    parts: tuple[PartFacts, ...]
+
+
+def check_run(run: CompiledRun) -> RunFacts:
     """Raise RunFileError, ModelError or DatasetError (file and line) if the run's files cannot be worked with."""
-    _check_model(run)
+    parameters = _check_model(run)
     with tempfile.TemporaryDirectory(prefix="intellect-run-") as folder:
         assets = Path(folder)
         for name, file in run.files.items():
             _place(file, assets / name)
         try:
-            _check_problems(run, assets)
+            longest, parts = _check_problems(run, assets)
         except Exception as error:
             raise _with_real_paths(error, run, assets) from error
+    return RunFacts(parameters, longest, parts)
 
 
 def _place(file: Path, target: Path) -> None:
@@ -39,12 +63,46 @@ def _place(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def _check_problems(run: CompiledRun, assets: Path) -> None:
-    environment = load_environment(run.spec.environment, assets, LocalTokenizer(assets / "model"))
+def _check_problems(run: CompiledRun, assets: Path) -> tuple[int, tuple[PartFacts, ...]]:
+    """(longest prompt, facts of each environment)."""
+    tokenizer = LocalTokenizer(assets / "model")
+    _check_vocabulary(run, tokenizer)
+    environment = load_environment(run.spec.environment, assets, tokenizer)
     try:
-        check_prompts(environment, run.spec.rollout.max_prompt_tokens)
+        longest = check_prompts(environment, run.spec.rollout.max_prompt_tokens, lambda one: _asked(run.spec, one))
+        return longest, tuple(_facts(run.spec, environment))
     finally:
         environment.close()
+
+
+def _asked(run: RunSpec, problem: Problem) -> Problem:
+    """The problem with the text of the longest length budget, if there are budgets."""
+    targets = run.length_budget.targets
+    if not targets:
+        return problem
+    return Problem(problem.problem_id, told(run.length_budget, problem.prompt, targets[-1]), problem.answer)
+
+
+def _facts(run: RunSpec, environment: Environment) -> list[PartFacts]:
+    parts: dict[str, Environment] = getattr(environment, "parts", {environment.name: environment})
+    weights = {part.title: part.weight for part in run.environment.parts} or {environment.name: 1.0}
+    total = sum(weights.values())
+    return [
+        PartFacts(label, one.size, one.held_back, getattr(one, "left_out", 0), weights[label] / total)
+        for label, one in parts.items()
+    ]
+
+
+def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:
+    """A tokenizer of another model gives tokens that the model has no weights for."""
+    config = run.files["model/config.json"]
+    rows = json.loads(config.read_bytes()).get("vocab_size")
+    if isinstance(rows, int) and tokenizer.vocabulary > rows:
+        raise RunFileError(
+            "tokenizer and model do not belong together",
+            f"tokenizer.json knows {tokenizer.vocabulary} tokens, {config} says vocab_size = {rows}",
+            "export both from the same model",
+        )
 
 
 def _with_real_paths(error: Exception, run: CompiledRun, assets: Path) -> Exception:
@@ -58,7 +116,8 @@ def _with_real_paths(error: Exception, run: CompiledRun, assets: Path) -> Except
     return error
 
 
-def _check_model(run: CompiledRun) -> None:
+def _check_model(run: CompiledRun) -> int:
+    """The number of the model's parameters."""
     config = run.files["model/config.json"]
     try:
         hidden = json.loads(config.read_bytes())["hidden_size"]
@@ -72,16 +131,16 @@ def _check_model(run: CompiledRun) -> None:
             f"a row has {hidden} values, verification.toploc_k asks for {run.spec.verification.toploc_k}",
             f"set toploc_k to at most {hidden} in [verification]",
         )
-    for name, file in run.files.items():
-        if name.endswith(".safetensors"):
-            _check_weights(file)
+    return sum(_check_weights(file) for name, file in run.files.items() if name.endswith(".safetensors"))
 
 
-def _check_weights(file: Path) -> None:
+def _check_weights(file: Path) -> int:
+    """How many numbers the file's tensors hold."""
     try:
         with safe_open(file, framework="np") as weights:
-            count = len(list(weights.keys()))
+            shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise RunFileError(f"cannot read the weights {file}", str(error), "restore or export the file again") from error
-    if count == 0:
+    if not shapes:
         raise RunFileError(f"cannot use the weights {file}", "there are no tensors in it", "export the model again")
+    return sum(math.prod(shape) for shape in shapes)

@@ -5,6 +5,7 @@ solve rate. Parsing is strict: a row that is not what it should be stops the run
 Which problems are held back follows from their ids, so every node agrees.
 """
 
+import difflib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -58,13 +59,21 @@ class DatasetEnvironment:
     name = "dataset"
 
     def __init__(
-        self, training: Sequence[Problem], held_back: Sequence[Problem], tokenizer: Tokenizer, *, chat: bool
+        self,
+        training: Sequence[Problem],
+        held_back: Sequence[Problem],
+        tokenizer: Tokenizer,
+        *,
+        chat: bool,
+        left_out: int = 0,
     ) -> None:
         self._training = training
         self._held_back = held_back
         self._tokenizer = tokenizer
         self._chat = chat
         self._scorer = MathScorer()
+        self.left_out = left_out
+        """rows that the solve-rate range or other_tasks = "skip" kept out"""
         self.size = len(training)
         self.held_back = len(held_back)
 
@@ -113,12 +122,20 @@ def load_dataset(arguments: DatasetArguments, assets: Path, tokenizer: Tokenizer
             f"template = {arguments.template!r}, other_tasks = {arguments.other_tasks!r}",
             "use template 'plain' or 'chat' and other_tasks 'error' or 'skip'",
         )
+    if not 0 <= arguments.solve_rate_min <= arguments.solve_rate_max <= 1:
+        raise DatasetError(
+            "the dataset's arguments are wrong",
+            f"solve rates from {arguments.solve_rate_min:g} to {arguments.solve_rate_max:g}",
+            "use 0 <= solve_rate_min <= solve_rate_max <= 1",
+        )
     training: list[Problem] = []
     held_back: list[Problem] = []
     seen: set[str] = set()
+    left_out = 0
     for line, raw in _rows(path):
         problem = _problem(raw, path, line, arguments)
         if problem is None:
+            left_out += 1
             continue
         if problem.problem_id in seen:
             raise _bad(path, line, f"problem_id {problem.problem_id[:80]!r} appears a second time")
@@ -127,10 +144,11 @@ def load_dataset(arguments: DatasetArguments, assets: Path, tokenizer: Tokenizer
     if not training or not held_back:
         raise DatasetError(
             "the dataset cannot be used",
-            f"{path}: {len(training)} problems to train on and {len(held_back)} held back for evaluation",
+            f"{path}: {len(training)} problems to train on and {len(held_back)} held back for evaluation"
+            + (f", {left_out} rows filtered out" if left_out else ""),
             "add rows, widen the solve-rate range, or change held_back_share",
         )
-    return DatasetEnvironment(training, held_back, tokenizer, chat=arguments.template == "chat")
+    return DatasetEnvironment(training, held_back, tokenizer, chat=arguments.template == "chat", left_out=left_out)
 
 
 def is_held_back(problem_id: str, share: float) -> bool:
@@ -210,6 +228,10 @@ def _in_solve_range(raw: dict[str, Any], path: Path, line: int, arguments: Datas
     if not arguments.solve_rate_field:
         return True
     rate = raw.get(arguments.solve_rate_field)
+    if arguments.solve_rate_field not in raw:
+        close = difflib.get_close_matches(arguments.solve_rate_field, raw, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(map(str, list(raw)[:12]))}"
+        raise _bad(path, line, f"there is no column {arguments.solve_rate_field!r}{hint}")
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not math.isfinite(rate):
         raise _bad(path, line, f"{arguments.solve_rate_field} is {rate!r} instead of a number")
     return arguments.solve_rate_min <= rate <= arguments.solve_rate_max

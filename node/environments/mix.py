@@ -57,6 +57,11 @@ class MixEnvironment:
     def gave_up(self) -> int:
         return sum(environment.gave_up for environment in self._environments.values())
 
+    @property
+    def parts(self) -> dict[str, Environment]:
+        """The environments by their labels."""
+        return dict(self._environments)
+
     def problem(self, number: int) -> Problem:
         if not 0 <= number < self.size:
             raise IndexError(f"problem {number} of {self.size}")

@@ -1,12 +1,13 @@
 """Environments by name, and a look at one before it is worked with."""
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from node.environments.base import Environment, EnvironmentSettings, Tokenizer
+from node.environments.base import Environment, EnvironmentSettings, Problem, Tokenizer
 from node.environments.dataset import DatasetArguments, load_dataset
 from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.mix import load_mix
@@ -14,6 +15,7 @@ from node.environments.reverse import ReverseEnvironment
 from node.environments.sort import SortArguments, SortEnvironment
 
 LOOKED_AT = 4096
+SPREAD = 40_503
 ARGUMENTS: dict[str, type[msgspec.Struct]] = {
     "sort": SortArguments,
     "reverse": SortArguments,
@@ -73,19 +75,26 @@ def check_arguments(name: str, args: dict[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def check_prompts(environment: Environment, limit: int) -> None:
-    """Raise DatasetError if a prompt has more than `limit` tokens.
+def check_prompts(
+    environment: Environment, limit: int, ask: Callable[[Problem], Problem] = lambda problem: problem
+) -> int:
+    """The tokens of the longest prompt. Raise DatasetError if one has more than `limit`.
 
     A worker that draws such a problem could not deliver. Of a large environment, LOOKED_AT problems at even
-    distances are looked at.
+    distances are looked at. ask: the problem as the model is asked, where that is more than the problem itself.
     """
+    longest = 0
     stride = max(1, environment.size // LOOKED_AT)
+    if environment.size > 1 << 32:
+        stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
     for number in range(0, environment.size, stride):
         problem = environment.problem(number)
-        length = len(environment.prompt_tokens(problem))
+        length = len(environment.prompt_tokens(ask(problem)))
+        longest = max(longest, length)
         if not 1 <= length <= limit:
             raise DatasetError(
                 "a prompt does not fit the run",
                 f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
                 "raise rollout.max_prompt_tokens in the run file, or remove the problem",
             )
+    return longest

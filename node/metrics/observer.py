@@ -58,10 +58,13 @@ class Observer:
         """
         with self._lock:
             record = merged(learner, batch, seconds)
-            if not self._journal.append(record):
+            if int(record["step"]) <= self._journal.newest:
                 return []
-            self.latest = record
             fresh = self._book.feed(record)
+            if fresh:
+                record["alarms"] = [{"name": alarm.name, "text": alarm.text} for alarm in fresh]
+            self._journal.append(record)
+            self.latest = record
             self.rung += fresh
             for alarm in fresh:
                 log.warning(

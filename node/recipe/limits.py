@@ -1,6 +1,7 @@
 """When a run ends before its last step: its goal is reached, or what it may cost is spent. Pure."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from protocol.run import RunSpec
 
@@ -12,7 +13,7 @@ def reached_target(run: RunSpec, evaluations: Sequence[float]) -> bool:
     """evaluations: held-back rewards, oldest first."""
     target = run.recipe.target_reward
     recent = evaluations[-EVALUATIONS:]
-    return target is not None and len(recent) == EVALUATIONS and sum(recent) / EVALUATIONS >= target
+    return target is not None and len(recent) == EVALUATIONS and fmean(recent) >= target
 
 
 def spent(run: RunSpec, seconds: float, tokens: int) -> str | None:

@@ -41,6 +41,7 @@ POLL = 0.02
 LOAD_DEADLINE = 300.0
 WORK_DEADLINE = 3600.0
 ENGINE_TRIES = 5
+FILES_PER_POLICY = 1 << 20
 _NODE = "intellect-node local node v1"
 Told = Callable[[dict[str, Any]], None]
 
@@ -167,6 +168,7 @@ class LocalRun:
     async def _make(self, policy: int, index: int, rollout: Path, report: Path) -> None:
         """Sample and score a submission exactly as a worker and a validator would."""
         root = await trio.to_thread.run_sync(self._policy_root, policy)
+        number = policy * FILES_PER_POLICY + index  # a step without signal leaves the root, and would draw the same
         if self._loaded != (policy, self._engine.generation):
             path = str(self._spool.policy_path(policy))
             await self._engine.ask(LoadPolicy(policy_root=root, step=policy, path=path), timeout=LOAD_DEADLINE)
@@ -175,7 +177,7 @@ class LocalRun:
             policy_root=root,
             node=self._node,
             pool=0,
-            index=index,
+            index=number,
             out_path=str(rollout),
             capacity=highest_capacity(self._run),
         )
@@ -185,7 +187,7 @@ class LocalRun:
             policy_root=root,
             node=self._node,
             pool=0,
-            index=index,
+            index=number,
             units=produced.units,
             path=str(rollout),
             report_path=str(report),

@@ -1,89 +1,247 @@
-"""Checkpoints of the learner: fp32 weights, AdamW's state and the step, as safetensors and JSON; no pickle.
+"""Checkpoints: torch.distributed.checkpoint into safetensors and JSON, written while training goes on.
 
-A checkpoint directory appears by one rename and names the BLAKE3 of its tensors, so a half-written or
-rotten one is passed over. Loading it gives the learner back bit for bit.
+Every rank writes its own shards (weights and AdamW's two moments, float32); what is no tensor stands in state.json: the
+step, the schedule's and the data's position, which rollout files were learnt from, random states, and the BLAKE3
+of every file. The directory appears by one rename after all of that is on the disk, so a checkpoint is whole or absent.
+A world of another size loads the same files: each rank reads the slices of its own shards.
+
+DCP's usual storage keeps its index as a pickle (`.metadata`), which would run code of whoever wrote the checkpoint.
+The safetensors storage that is used here keeps names, offsets and shapes in the files' own JSON headers; no file is
+unpickled.
 """
 
 import os
 import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 from blake3 import blake3
-from safetensors.torch import load, save
+from torch import Tensor, distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.spool import sync_directory, write_whole
+from node.training.world import World
 
-KEEP = 2
+VERSION = 2
 _SLOTS = ("exp_avg", "exp_avg_sq")
 
 
 class CheckpointState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """step: the next optimiser step; updates: how many AdamW has made; tensors: BLAKE3 of tensors.safetensors."""
+    """step: the next rollout step; updates: how many AdamW has made; model: what the tensors must be, see `identity`;
+
+    consumed: rollout file (hex root) -> step that learnt from it, as far back as a file could come again;
+    random: torch's random state of each rank (hex); files: name -> BLAKE3.
+    """
 
     step: int
     updates: int
-    tensors: str
-    version: int = 1
+    model: str
+    consumed: dict[str, int]
+    random: list[str]
+    files: dict[str, str] = {}
+    version: int = VERSION
 
 
-def save_checkpoint(directory: Path, learner: Learner, step: int) -> None:
-    """Write directory/step-NNNNNN and delete all but the newest two."""
-    target, partial = directory / f"step-{step:06d}", directory / "partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    tensors = {f"weight/{name}": tensor.detach() for name, tensor in learner.parameters.items()}
-    updates = 0
-    for name, parameter in learner.parameters.items():
-        slots = learner.optimizer.state.get(parameter)
-        if slots:
-            updates = int(slots["step"])
-            tensors |= {f"{slot}/{name}": slots[slot] for slot in _SLOTS}
-    data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    write_whole(partial / "tensors.safetensors", data)
-    state = CheckpointState(step, updates, blake3(data).hexdigest())
-    write_whole(partial / "state.json", msgspec.json.encode(state))
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(partial, target)
-    sync_directory(directory)
-    for old in available_checkpoints(directory)[:-KEEP]:
-        shutil.rmtree(directory / f"step-{old:06d}", ignore_errors=True)
+def identity(learner: Learner, run: bytes) -> str:
+    """Of the run and of its model's parameters: name, shape."""
+    shapes = ";".join(f"{name}:{tuple(tensor.shape)}" for name, tensor in learner.parameters.items())
+    return blake3(run + shapes.encode()).hexdigest()
 
 
-def available_checkpoints(directory: Path) -> list[int]:
-    """Their steps, ascending."""
-    return sorted(int(path.name.removeprefix("step-")) for path in directory.glob("step-*") if path.is_dir())
+class Checkpoints:
+    """Of one learner, below `directory`. All ranks make the same calls in the same order.
 
-
-def load_newest(directory: Path, learner: Learner) -> int | None:
-    """Put the newest sound checkpoint into the learner; its step, None if there is none.
-
-    Broken ones are deleted, or they would count as the newest when the next is written.
+    written(step): called on the first rank, in a background thread, when the checkpoint of `step` is in place.
     """
-    for step in reversed(available_checkpoints(directory)):
-        path = directory / f"step-{step:06d}"
-        if _load(path, learner):
-            return step
-        shutil.rmtree(path, ignore_errors=True)
-    return None
 
+    def __init__(
+        self,
+        directory: Path,
+        learner: Learner,
+        model: str,
+        world: World,
+        *,
+        keep: int,
+        written: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self._directory = directory
+        self._learner = learner
+        self._model = model
+        self._world = world
+        self._keep = keep
+        self._written = written
+        self._pending: Future[Any] | None = None
+        self._group: Any = distributed.new_group(backend="gloo") if world.size > 1 else None
 
-@torch.no_grad()
-def _load(path: Path, learner: Learner) -> bool:
-    try:
-        state = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)
-        data = (path / "tensors.safetensors").read_bytes()
-    except (OSError, msgspec.MsgspecError):
-        return False
-    if blake3(data).hexdigest() != state.tensors:
-        return False
-    tensors = load(data)
-    learner.load_weights({name: tensors[f"weight/{name}"] for name in learner.parameters})
-    learner.optimizer.state.clear()
-    if state.updates:
+    def save(self, step: int, consumed: Mapping[str, int]) -> None:
+        """Copy the state and write it in the background as directory/step-NNNNNN; waits for the one before."""
+        self.wait()
+        random = [state.hex() for state in self._world.gather(_random_state(self._world.device))]
+        state = CheckpointState(step, self._learner.updates, self._model, dict(consumed), random)
+        partial = self._directory / "partial"
+        if self._world.first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        self._world.share(b"\0")
+        writer = _Writer(partial, lambda: self._put_in_place(partial, state))
+        tensors = {f"weight/{name}": tensor.detach() for name, tensor in self._learner.parameters.items()}
+        tensors |= self._moments()
+        found = async_save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._world.size == 1)
+        assert isinstance(found, Future)  # noqa: S101 - the thread checkpointer's kind of answer
+        self._pending = found
+
+    def wait(self) -> None:
+        """Until the pending checkpoint is on the disk. Raises TrainingError if it could not be written."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise _unwritten(self._directory, why) from error
+        except CheckpointException as error:
+            raise _unwritten(self._directory, str(error)) from error
+
+    def available(self) -> list[int]:
+        """Their steps, ascending."""
+        found = self._directory.glob("step-*")
+        return sorted(int(path.name.removeprefix("step-")) for path in found if path.is_dir())
+
+    def load_newest(self) -> CheckpointState | None:
+        """Put the newest sound checkpoint into the learner; None if there is none.
+
+        Broken ones are deleted, or they would count as the newest when the next is written. Raises TrainingError for
+        one of another model, run or version.
+        """
+        for step in reversed(self.available()):
+            path = self._directory / f"step-{step:06d}"
+            state = self._check(path)
+            if state is not None:
+                self._restore(path, state)
+                return state
+            self._world.share(b"\0")
+            if self._world.first:
+                shutil.rmtree(path, ignore_errors=True)
+            self._world.share(b"\0")
+        return None
+
+    # Writing
+
+    def _put_in_place(self, partial: Path, state: CheckpointState) -> None:
+        """On the first rank, when every rank's shards are written."""
+        names = sorted(os.listdir(partial))
+        whole = msgspec.structs.replace(state, files={name: _digest(partial / name) for name in names})
+        write_whole(partial / "state.json", msgspec.json.encode(whole))
+        target = self._directory / f"step-{state.step:06d}"
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(partial, target)
+        sync_directory(self._directory)
+        for old in self.available()[: -self._keep]:
+            shutil.rmtree(self._directory / f"step-{old:06d}", ignore_errors=True)
+        self._written(state.step)
+
+    def _moments(self) -> dict[str, Tensor]:
+        optimizer = self._learner.optimizer.state
+        return {
+            f"{slot}/{name}": optimizer[parameter][slot]
+            for name, parameter in self._learner.parameters.items()
+            if optimizer.get(parameter)
+            for slot in _SLOTS
+        }
+
+    # Reading
+
+    def _check(self, path: Path) -> CheckpointState | None:
+        """None if it is not whole."""
+        try:
+            raw = (path / "state.json").read_bytes()
+            version = msgspec.json.decode(raw).get("version")
+            if version != VERSION:
+                raise _foreign(path, f"it has version {version!r}, this program writes version {VERSION}")
+            state = msgspec.json.decode(raw, type=CheckpointState)
+            sound = all(_digest(path / _plain(name)) == digest for name, digest in state.files.items())
+        except (OSError, ValueError, AttributeError):
+            return None
+        if not sound or set(state.files) != set(os.listdir(path)) - {"state.json"}:
+            return None
+        if state.model != self._model:
+            raise _foreign(path, "its run or its tensors' names and shapes are not those of this run's model")
+        return state
+
+    def _restore(self, path: Path, state: CheckpointState) -> None:
+        learner = self._learner
+        reader = HuggingFaceStorageReader(str(path))
+        stored = reader.read_metadata().state_dict_metadata
+        target = {f"weight/{name}": parameter.detach() for name, parameter in learner.parameters.items()}
+        moments: dict[str, dict[str, Tensor]] = {}
         for name, parameter in learner.parameters.items():
-            slots = {slot: tensors[f"{slot}/{name}"] for slot in _SLOTS}
-            learner.optimizer.state[parameter] = {"step": torch.tensor(float(state.updates)), **slots}
-    return True
+            if f"{_SLOTS[0]}/{name}" in stored:
+                moments[name] = {slot: torch.zeros_like(parameter.detach()) for slot in _SLOTS}
+                target |= {f"{slot}/{name}": tensor for slot, tensor in moments[name].items()}
+        load(target, storage_reader=reader, process_group=self._group, no_dist=self._world.size == 1)
+        learner.restore_optimizer(state.updates, moments)
+        if self._world.rank < len(state.random):
+            _set_random_state(bytes.fromhex(state.random[self._world.rank]), self._world.device)
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """One safetensors file per rank; `complete` runs on the first rank when all have been written."""
+
+    def __init__(self, path: Path, complete: Callable[[], None]) -> None:
+        super().__init__(str(path), save_distributed=True)
+        self._complete = complete
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        super().finish(metadata, results)
+        self._complete()
+
+
+def _digest(path: Path) -> str:
+    hasher = blake3()
+    hasher.update_mmap(str(path))
+    return hasher.hexdigest()
+
+
+def _plain(name: str) -> str:
+    if name != os.path.basename(name) or not name.endswith(".safetensors"):
+        raise ValueError(f"{name!r} is no file of a checkpoint")
+    return name
+
+
+def _random_state(device: torch.device) -> bytes:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states).numpy().tobytes()
+
+
+def _set_random_state(data: bytes, device: torch.device) -> None:
+    state = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    size = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:size])
+    if device.type == "cuda" and state.numel() > size:
+        torch.cuda.set_rng_state(state[size:], device)
+
+
+def _foreign(path: Path, why: str) -> TrainingError:
+    return TrainingError(
+        f"the checkpoint {path.name} does not belong to this run",
+        why,
+        f"use the state directory of its own run, or move {path} away",
+    )
+
+
+def _unwritten(directory: Path, why: str) -> TrainingError:
+    return TrainingError(
+        "a checkpoint could not be written", f"{directory}: {why[:300]}", "free space there; training then resumes"
+    )

@@ -14,7 +14,8 @@ import structlog
 import trio
 
 from node.training.errors import TrainingError
-from node.training.spool import Spool
+from node.training.settings import TrainerSettings
+from node.training.spool import Spool, write_whole
 
 log = structlog.get_logger()
 RESTARTS_WITHOUT_PROGRESS = 5
@@ -35,8 +36,11 @@ class TrainerProcess:
     name = "learner"
     engine_name = "torch"
 
-    def __init__(self, spool: Spool, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, spool: Spool, command: Sequence[str] | None = None, settings: TrainerSettings | None = None
+    ) -> None:
         self._spool = spool
+        self._settings = settings or TrainerSettings()
         self._command = list(command or [sys.executable, "-m", "node.training.launch"])
         self._process: trio.Process | None = None
         self._finishing = trio.Event()
@@ -44,7 +48,7 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the launcher; its worker dies with it."""
+        """Of the launcher; its workers die with it."""
         return self._process.pid if self._process else None
 
     def finish(self) -> None:
@@ -79,10 +83,13 @@ class TrainerProcess:
 
     async def _run_once(self) -> int:
         """One process's life; its exit status."""
+        await trio.to_thread.run_sync(
+            write_whole, self._spool.settings_path, msgspec.json.encode(msgspec.to_builtins(self._settings))
+        )
         process = await trio.lowlevel.open_process(
             [*self._command, "--spool", str(self._spool.root)],
             stdin=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)},
             start_new_session=True,
         )
         self._process = process
@@ -114,7 +121,7 @@ class TrainerProcess:
 
 
 async def _end(process: trio.Process) -> None:
-    """Leave nothing running: the group at once, the worker by itself as soon as its parent is gone."""
+    """Leave nothing running: the group at once, the workers by themselves as soon as their parent is gone."""
     await _close_stdin(process)
     _kill_group(process.pid)
     await process.wait()

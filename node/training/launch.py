@@ -1,14 +1,16 @@
 """`python -m node.training.launch --spool DIR`: the trainer under torchrun, tied to the daemon by stdin.
 
-torchrun runs inside this process. When stdin ends, it and its worker are terminated: a killed daemon leaves
+torchrun runs inside this process. When stdin ends, it and its workers are terminated: a killed daemon leaves
 no trainer behind.
 """
 
 import argparse
+import json
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 from node.training.orphan import LAUNCHER_PID
 
@@ -26,16 +28,25 @@ def _stop_with_stdin() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _world_size(settings: Path) -> int:
+    """The workers check the settings whole and say what is wrong with them; here, one is enough for that."""
+    try:
+        return max(1, int(json.loads(settings.read_bytes()).get("world_size", 1)))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spool", required=True)
     spool = parser.parse_args().spool
+    ranks = _world_size(Path(spool) / "trainer.json")
     _stop_with_stdin()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ[LAUNCHER_PID] = str(os.getpid())
     from torch.distributed import run
 
-    run.main(["--standalone", "--nproc-per-node=1", "--module", "node.training.trainer", "--spool", spool])
+    run.main(["--standalone", f"--nproc-per-node={ranks}", "--module", "node.training.trainer", "--spool", spool])
 
 
 if __name__ == "__main__":

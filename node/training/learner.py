@@ -74,15 +74,28 @@ class Learner:
         self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
         self._reference: PolicyModel | None = None
         self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
-        sharded = self._world.mesh is not None
+        on_gpu = self._world.device.type == "cuda" and not self._settings.offload_parameters
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=recipe.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
             weight_decay=recipe.weight_decay,
-            fused=not sharded,
-            foreach=None,
+            fused=self._world.mesh is None or on_gpu,
         )
+
+    @property
+    def updates(self) -> int:
+        """How many steps AdamW has taken."""
+        return next((int(slots["step"]) for slots in self.optimizer.state.values() if slots), 0)
+
+    def restore_optimizer(self, updates: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Put AdamW back after `updates` steps. moments: parameter name -> its two moments, shards like its own."""
+        self.optimizer.state.clear()
+        for name, slots in moments.items():
+            parameter = self.parameters[name]
+            place = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
+            count = torch.tensor(float(updates), device=place)
+            self.optimizer.state[parameter] = {"step": count, **slots}
 
     @property
     def needs_reference(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import nll_loss
 from torch.utils.checkpoint import checkpoint
 
 from node.training.attention import NAME
@@ -52,4 +53,4 @@ class PolicyModel(nn.Module):
         logs = torch.log_softmax(logits, dim=-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = -(logs.exp() * logs).sum(-1)
-        return logs.gather(1, drawn[:, None])[:, 0], entropy
+        return -nll_loss(logs, drawn, reduction="none"), entropy

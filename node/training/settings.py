@@ -70,6 +70,14 @@ def read_settings(values: Mapping[str, Any]) -> TrainerSettings:
     return settings
 
 
+def decode_settings(data: bytes) -> TrainerSettings:
+    """From the spool's trainer.json. Raises TrainingError."""
+    try:
+        return read_settings(msgspec.json.decode(data, type=dict[str, Any]))
+    except msgspec.DecodeError as error:
+        raise _unusable(str(error)) from None
+
+
 def _unusable(why: str) -> TrainingError:
     known = ", ".join(TrainerSettings.__struct_fields__)
     return TrainingError("unusable trainer settings", why, f"correct [trainer] in config.toml; known: {known}")

@@ -65,7 +65,7 @@ def fill(parameter: Tensor, value: Tensor) -> None:
 def whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """The whole tensor in `dtype`, on every rank."""
     if isinstance(parameter, DTensor):
-        if parameter.device.type == "cpu" and parameter.device_mesh.device_type == "cuda":
-            parameter = parameter.to("cuda")
-        return parameter.to(dtype).full_tensor()
+        mesh = parameter.device_mesh.device_type  # offloaded shards are on the CPU, but gathered where the mesh is
+        shards: Any = parameter.to(mesh, dtype)
+        return shards.full_tensor()
     return parameter.to(dtype)

@@ -1,11 +1,12 @@
 """The spool: the directory through which daemon and trainer meet. Either may be killed at any instant.
 
     run.json                       canonical RunSpec
+    trainer.json                   TrainerSettings, of this start
     assets                         link to the run's files
     in/batch-000012.arrow          daemon -> trainer: what step 12 learns from (policy 12 -> policy 13)
     out/policy-000013.safetensors  trainer -> daemon: the image, then
     out/step-000013.json           its metrics; its presence means that the step is complete
-    ckpt/step-000010/              weights, optimiser state, step
+    ckpt/step-000010/              weights, optimiser state, position: node.training.checkpoint
     error.json                     why the trainer gave up, if it did
 
 Every file appears whole or not at all. Knows names and atomicity; knows nothing of what is inside.
@@ -31,6 +32,10 @@ class Spool:
     @property
     def run_path(self) -> Path:
         return self.root / "run.json"
+
+    @property
+    def settings_path(self) -> Path:
+        return self.root / "trainer.json"
 
     @property
     def assets(self) -> Path:

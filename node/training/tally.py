@@ -62,6 +62,7 @@ class Tally:
             **means,
             "ratio_max": ratio_max,
             "trained_tokens": tokens,
+            "fed_tokens": real,
             "padding_share": 1 - real / computed if computed else 0.0,
         }
 

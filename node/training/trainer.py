@@ -1,8 +1,9 @@
 """The trainer process, from top to bottom: load, then batch in, policy out, until the last step.
 
-`python -m node.training.trainer --spool DIR` (started by launch.py through torchrun). Knows the spool and the
-learner; knows nothing of peers, verdicts or chains: the daemon decides what stands in a batch. On one machine
-the same batches give the same policies, bit for bit, however often the process is killed in between.
+`python -m node.training.trainer --spool DIR` (started by launch.py through torchrun, once per rank). Knows the spool
+and the learner; knows nothing of peers, verdicts or chains: the daemon decides what stands in a batch. Where machine,
+world size and settings stay the same, the same batches give the same policies, bit for bit, however often the process
+is killed in between. The first rank reads and writes; the others compute.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from node.training.orphan import die_with_launcher  # noqa: E402 - the environment must be set before torch loads
@@ -34,20 +36,23 @@ from blake3 import blake3  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from node.environments.base import Environment  # noqa: E402
+from node.environments.mix import label_of  # noqa: E402
 from node.environments.registry import load_environment  # noqa: E402
 from node.inference.engine import Request  # noqa: E402
 from node.inference.torch_engine import TorchEngine, bf16_bits, build_model  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
-from node.training.checkpoint import available_checkpoints, load_newest, save_checkpoint  # noqa: E402
+from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
+from node.training.performance import measured  # noqa: E402
+from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
 from node.training.spool import Spool, write_whole  # noqa: E402
+from node.training.world import World, compute_dtype, join_world, leave_world  # noqa: E402
 from protocol.errors import IntellectError  # noqa: E402
 from protocol.policy import describe_tensors, encode_image, policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
 from protocol.sampling import uniforms  # noqa: E402
 
-CHECKPOINT_EVERY = 10
 POLL_SECONDS = 0.01
 _EVALUATION = "intellect-node evaluation draw v1"
 
@@ -55,64 +60,140 @@ _EVALUATION = "intellect-node evaluation draw v1"
 class Stopwatch:
     """Wall seconds of one step, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
+        self._device = device
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         started = time.monotonic()
         yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 4)
 
 
 class Trainer:
     """One run on one spool."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, settings: TrainerSettings | None = None, world: World | None = None) -> None:
         self._spool = spool
-        self._run: RunSpec = decode_run(spool.run_path.read_bytes())
+        self._settings = settings or TrainerSettings()
+        self._world = world or World()
+        encoded = spool.run_path.read_bytes()
+        self._run: RunSpec = decode_run(encoded)
+        recipe, rollout = self._run.recipe, self._run.rollout
         model_dir = spool.assets / "model"
-        self._evaluator = TorchEngine(model_dir)
-        self._environment: Environment = load_environment(
-            self._run.environment, spool.assets, self._evaluator.tokenizer
+        self._learner = Learner(
+            build_model(model_dir),
+            recipe,
+            rollout.temperature,
+            self._settings,
+            self._world,
+            rollout.max_output_tokens,
         )
-        self._learner = Learner(build_model(model_dir), self._run.recipe, self._run.rollout.temperature)
+        self._consumed: dict[str, int] = {}
+        self._checkpoints = Checkpoints(
+            spool.checkpoints,
+            self._learner,
+            identity(self._learner, encoded),
+            self._world,
+            keep=self._settings.keep_checkpoints,
+            written=self._forget_batches,
+        )
+        self._judge = Judge(self._run, spool.assets) if self._world.first else None
 
     def train(self) -> None:
         """Work until the run's last step is published."""
-        step = load_newest(self._spool.checkpoints, self._learner)
-        if step is None:
-            step = 0
-            self._learner.load_weights(_initial_weights(self._spool.assets / "model", self._learner))
-            self._publish(0, {}, Stopwatch())
-        while step < self._run.recipe.steps:
-            watch = Stopwatch()
+        step, watch = self._start(), self._stopwatch()
+        recipe = self._run.recipe
+        while step < recipe.steps:
             with watch("wait"):
-                data = self._wait_for(self._spool.batch_path(step))
+                data = self._receive(step)
             with watch("load"):
-                batch = _checked_batch(data, step)
+                batch = self._admit(decode_batch(data), step)
             with watch("step"):
-                metrics: dict[str, Any] = dict(self._learner.step(batch.rows, step))
+                metrics: dict[str, Any] = self._learner.step(batch.rows, step, watch)
             metrics["staleness"] = dict(Counter(str(step - row.policy_step) for row in batch.rows))
+            metrics["performance"] = self._measure(metrics, watch)
             step += 1
             self._publish(step, metrics, watch)
-            if step % CHECKPOINT_EVERY == 0 or step == self._run.recipe.steps:
-                self._checkpoint(step)
+            watch = self._stopwatch()
+            if step % self._settings.checkpoint_every == 0 or step == recipe.steps:
+                with watch("checkpoint"):
+                    self._checkpoints.save(step, self._consumed)
+                    if not self._settings.async_checkpoints:
+                        self._checkpoints.wait()
+        self._checkpoints.wait()
 
     def close(self) -> None:
-        self._environment.close()
+        if self._judge is not None:
+            self._judge.close()
 
-    def _wait_for(self, path: Path) -> bytes:
-        while True:
-            try:
-                return path.read_bytes()
-            except FileNotFoundError:
-                time.sleep(POLL_SECONDS)
+    def _stopwatch(self) -> Stopwatch:
+        return Stopwatch(self._world.device)
+
+    # From where
+
+    def _start(self) -> int:
+        """Restore the newest checkpoint, or begin with policy 0; returns the step to go on with."""
+        model_dir = self._spool.assets / "model"
+        if self._learner.needs_reference:
+            self._learner.set_reference(build_model(model_dir), _initial_weights(model_dir, self._learner))
+        state = self._checkpoints.load_newest()
+        step = 0 if state is None else state.step
+        if state is not None:
+            self._consumed = dict(state.consumed)
+        if self._spool.newest_step() > step and not self._spool.batch_path(step).exists():
+            raise TrainingError(
+                "training cannot go on where it stopped",
+                f"step {self._spool.newest_step()} was published, but the newest sound checkpoint is of step {step}, "
+                "and the batches between them are gone",
+                "restore the checkpoints of this state directory from a copy",
+            )
+        if state is None:
+            self._learner.load_weights(_initial_weights(model_dir, self._learner))
+            self._publish(0, {}, self._stopwatch())
+        return step
+
+    # Batches in
+
+    def _receive(self, step: int) -> bytes:
+        """The batch file's bytes, the same on every rank."""
+        path = self._spool.batch_path(step)
+        data = _wait_for(path) if self._world.first else b""
+        digest = self._world.share(blake3(data).digest())
+        if not self._world.first:
+            data = path.read_bytes()
+            if blake3(data).digest() != digest:
+                raise _unusable(step, "it changed while it was read")
+        return data
+
+    def _admit(self, batch: Batch, step: int) -> Batch:
+        """Only batches of this step, of rollouts that are fresh and were never learnt from."""
+        if batch.header.step != step:
+            raise _unusable(step, f"it says that it is for step {batch.header.step}")
+        limit = self._run.recipe.max_staleness
+        ages = [step - row.policy_step for row in batch.rows]
+        if ages and (max(ages) > limit or min(ages) < 0):
+            raise _unusable(step, f"it has rollouts that are {min(ages)} to {max(ages)} versions old (0 to {limit})")
+        files = batch.header.files
+        again = [root for root in files if root in self._consumed]
+        if again or len(set(files)) != len(files):
+            raise _unusable(step, f"{len(again) or 'some'} of its rollout files were learnt from before")
+        self._consumed |= dict.fromkeys(files, step)
+        # a file that is forgotten here is too stale to be admitted
+        self._consumed = {root: at for root, at in self._consumed.items() if at >= step - limit}
+        return batch
+
+    # Policies out
 
     def _publish(self, step: int, metrics: dict[str, Any], watch: Stopwatch) -> None:
-        """Image first, then evaluation, then the metrics, which make the step complete."""
+        """Image, then evaluation, then metrics: their presence makes the step complete."""
         with watch("publish"):
             weights = self._learner.image()
+            if self._judge is None:
+                return
             tensors = {name: bf16_bits(tensor) for name, tensor in weights.items()}
             image = encode_image(tensors)
             digest = blake3(image).hexdigest()
@@ -122,51 +203,98 @@ class Trainer:
         evaluation = self._run.evaluation
         if step % evaluation.every == 0 or step == self._run.recipe.steps:
             with watch("eval"):
-                self._evaluator.load(weights)
-                metrics["eval_reward"] = self._evaluate(step)
+                metrics |= self._judge.evaluate(weights, step)
         metrics |= {
             "step": step,
             "seconds": watch.seconds,
             "policy_root": policy_root(describe_tensors(tensors)).hex(),
             "image": digest,
+            "computed_by": self._computed_by(),
         }
         write_whole(self._spool.metrics_path(step), json.dumps(metrics, allow_nan=False).encode())
 
     def _published_before(self, step: int, digest: str) -> bool:
-        """Whether step is complete already. Raises TrainingError if what was published differs."""
-        image = self._spool.policy_path(step)
-        complete = self._spool.is_complete(step)
-        known = None
-        if complete:
-            known = json.loads(self._spool.metrics_path(step).read_bytes()).get("image")
-        elif image.exists():
-            known = blake3(image.read_bytes()).hexdigest()
-        if known is not None and known != digest:
-            raise TrainingError(
-                f"step {step} came out differently than before the restart",
-                "the replay of its batches gave other weights than those that were published",
-                "resume on the machine and with the program versions that the run was trained with",
-            )
-        return complete
+        """Whether step is complete already. Raises TrainingError if what was published differs without a reason.
 
-    def _evaluate(self, step: int) -> float:
+        Another machine, world size or setting rounds differently. Then the published images stand as they are: they
+        are what was sampled from, and the log-probs of their rollouts are theirs.
+        """
+        if not self._spool.is_complete(step):
+            return False
+        known = json.loads(self._spool.metrics_path(step).read_bytes())
+        if known.get("image") != digest:
+            if known.get("computed_by") == self._computed_by():
+                raise TrainingError(
+                    f"step {step} came out differently than before the restart",
+                    "the replay of its batches gave other weights than those that were published",
+                    "resume on the machine and with the program versions that the run was trained with",
+                )
+            event = {"event": "replay.rounded_differently", "step": step, "before": known.get("computed_by")}
+            print(json.dumps(event), file=sys.stderr, flush=True)
+        return True
+
+    def _computed_by(self) -> str:
+        """Whatever the last bits of a policy depend on."""
+        s, device = self._settings, self._world.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        layout = f"{'packed' if s.packing else 'padded'} {s.micro_batch_tokens} {s.logit_cells} {s.fp32_logits}"
+        kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
+        return f"{name} {kind} {layout} threads {s.threads} torch {torch.__version__}"
+
+    def _measure(self, metrics: dict[str, Any], watch: Stopwatch) -> dict[str, float]:
+        fed = float(metrics.get("fed_tokens", 0.0))
+        length = fed / max(metrics["trained_tokens"], 1.0) * metrics.get("length_mean", 0.0)
+        seconds = watch.seconds.get("forward_backward", 0.0) + watch.seconds.get("optimizer", 0.0)
+        return measured(
+            self._learner.model, fed, length, seconds, self._world.device, self._world.size, self._settings.peak_tflops
+        )
+
+    def _forget_batches(self, step: int) -> None:
+        """A checkpoint is in place: batches from before the oldest kept one are not needed any more.
+
+        Old images are the daemon's to delete, who knows what it has published; the metrics keep their digests.
+        """
+        self._spool.forget_batches(min(self._checkpoints.available(), default=step))
+
+
+class Judge:
+    """The first rank's evaluation: held-back problems, answered by the engine that samplers use."""
+
+    def __init__(self, run: RunSpec, assets: Path) -> None:
+        self._run = run
+        self._engine = TorchEngine(assets / "model")
+        self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
+
+    def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
         """Mean reward of one sample per held-back problem; the random numbers follow from seed and step."""
+        self._engine.load(dict(weights))
         count = min(self._run.evaluation.problems, self._environment.held_back)
         limit = self._run.rollout.max_output_tokens
         place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little")
         drawn = uniforms(blake3(place, derive_key_context=_EVALUATION).digest(), count * limit).reshape(count, limit)
         problems = [self._environment.held_back_problem(i) for i in range(count)]
         requests = [Request(self._environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
-        completions = self._evaluator.generate(requests, self._run.rollout.temperature)
-        return float(np.mean(self._environment.score(problems, [completion.output for completion in completions])))
+        completions = self._engine.generate(requests, self._run.rollout.temperature)
+        scores = self._environment.score(problems, [completion.output for completion in completions])
+        found: dict[str, Any] = {"eval_reward": float(np.mean(scores))}
+        labels = [label_of(self._run.environment, problem.problem_id) for problem in problems]
+        if len(set(labels)) > 1:
+            found["eval_reward_by_environment"] = {
+                label: float(np.mean([s for s, own in zip(scores, labels, strict=True) if own == label]))
+                for label in sorted(set(labels))
+            }
+        return found
 
-    def _checkpoint(self, step: int) -> None:
-        """Keep the two newest; batches from before the older one are not needed any more.
+    def close(self) -> None:
+        self._environment.close()
 
-        Old images are the daemon's to delete, who knows what it has published; the metrics keep their digests.
-        """
-        save_checkpoint(self._spool.checkpoints, self._learner, step)
-        self._spool.forget_batches(min(available_checkpoints(self._spool.checkpoints)[-2:]))
+
+def _wait_for(path: Path) -> bytes:
+    while True:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            time.sleep(POLL_SECONDS)
 
 
 def _initial_weights(model_dir: Path, learner: Learner) -> dict[str, torch.Tensor]:
@@ -184,36 +312,43 @@ def _initial_weights(model_dir: Path, learner: Learner) -> dict[str, torch.Tenso
     return {name: tensors[name].to(torch.bfloat16) for name in learner.parameters}
 
 
-def _checked_batch(data: bytes, step: int) -> Batch:
-    batch = decode_batch(data)
-    if batch.header.step != step:
-        raise TrainingError(
-            f"the batch of step {step} cannot be used",
-            f"it says that it is for step {batch.header.step}",
-            "delete the batch file; the daemon writes it anew",
-        )
-    return batch
+def _unusable(step: int, why: str) -> TrainingError:
+    return TrainingError(
+        f"the batch of step {step} cannot be used", why, "delete the batch file; the daemon writes it anew"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train on a spool. Started by node.training.launch.")
     parser.add_argument("--spool", type=Path, required=True)
     spool = Spool(parser.parse_args().spool)
-    torch.set_num_threads(1)
-    with (spool.root / "trainer.lock").open("w") as lock:
+    rank = os.environ.get("RANK", "0")
+    with (spool.root / f"trainer-{rank}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            if int(os.environ.get("WORLD_SIZE", "1")) != 1:
-                raise TrainingError("training cannot start", "this version trains with one process", "use one process")
-            trainer = Trainer(spool)
-            trainer.train()
-            trainer.close()
+            _train(spool)
         except IntellectError as error:
             reason = {"what": error.what, "why": error.why, "remedy": error.remedy}
-            write_whole(spool.error_path, msgspec.json.encode(reason))
-            print(json.dumps({"event": "training.failed", **reason}), file=sys.stderr, flush=True)
+            print(json.dumps({"event": "training.failed", "rank": rank, **reason}), file=sys.stderr, flush=True)
+            if not spool.error_path.exists():
+                write_whole(spool.error_path, msgspec.json.encode(reason))
             return 1
     return 0
+
+
+def _train(spool: Spool) -> None:
+    settings = decode_settings(spool.settings_path.read_bytes()) if spool.settings_path.exists() else TrainerSettings()
+    torch.set_num_threads(settings.threads)
+    world = join_world(settings)
+    if world.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
+        torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+    trainer = Trainer(spool, settings, world)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+        leave_world(world)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from node.training.errors import TrainingError
@@ -102,7 +103,7 @@ def join_world(settings: TrainerSettings) -> World:
         if "MASTER_ADDR" in os.environ:
             distributed.init_process_group(backend)
         else:
-            distributed.init_process_group(backend, rank=0, world_size=1, store=distributed.HashStore())
+            distributed.init_process_group(backend, rank=0, world_size=1, store=HashStore())
     mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
     control = distributed.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
     return World(rank, size, device, mesh, control)

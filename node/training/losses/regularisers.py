@@ -1,9 +1,9 @@
 """Terms beside the policy gradient: the distance to a reference model, and the entropy. Both have their gradient.
 
-KL(pi || ref) is estimated per token by r * k3, with r = pi / sampler and k3 = ref/pi - log(ref/pi) - 1 (k3: Schulman,
-"Approximating KL divergence"; with the importance weight: DeepSeek-V3.2, arXiv 2512.02556, section 3.1). Over tokens of the
-sampler its mean is the KL and, because the weight is differentiated too, its gradient is the KL's gradient.
-Without the weight the gradient of k3 is that of another divergence; on detached log-probs there is none at all.
+KL(pi || ref) is estimated per token by r * k3, with r = pi / sampler and k3 = ref/pi - log(ref/pi) - 1 (k3:
+Schulman, "Approximating KL divergence"; with the importance weight: DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+Over tokens of the sampler its mean is the KL and, because the weight is differentiated too, its gradient is the KL's
+gradient. Without the weight the gradient of k3 is that of another divergence; on detached log-probs there is none.
 """
 
 import torch

@@ -2,11 +2,9 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from node.training.advantages import group_advantages
 from node.training.losses.intellect2 import token_loss
 
 LOW, HIGH, CAP = 0.2, 0.2, 4.0
@@ -37,12 +35,3 @@ def evaluate(ratio: float, advantage: float) -> tuple[float, float]:
 )
 def test_loss_and_gradient(ratio: float, advantage: float, loss: float, gradient: float) -> None:
     assert evaluate(ratio, advantage) == (pytest.approx(loss), pytest.approx(gradient))
-
-
-def test_advantages_are_normalised_within_their_group() -> None:
-    groups = np.array([9, 9, 9, 9, 4, 4, 7])
-    rewards = np.array([1, 0, 0, 0, 1, 1, 1], dtype=np.float32)
-    found = group_advantages(groups, rewards)
-    assert found[:4] == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-4)
-    assert found[4:].tolist() == [0, 0, 0], "equal rewards and groups of one teach nothing"
-    assert group_advantages(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)).size == 0

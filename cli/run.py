@@ -1,0 +1,280 @@
+"""`intellect-node run`: write a run file, look at what it means, and find its mistakes before anybody else does."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cli.errors import USAGE, CommandError
+from cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from node.hardware import Hardware
+    from node.problems import RunFacts
+    from node.runfile import CompiledRun
+    from protocol.run import RunSpec
+
+app = typer.Typer(help="Run files: write one, check it, see what it means.", no_args_is_help=True)
+
+
+class Kind(StrEnum):
+    """What a new run file starts from."""
+
+    small = "small"
+    large = "large"
+    intellect2 = "intellect2"
+
+
+class Environment(StrEnum):
+    """What a new run is about."""
+
+    sort = "sort"
+    reverse = "reverse"
+    dataset = "dataset"
+
+
+@app.command(
+    "validate",
+    epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json",
+)
+def validate(
+    file: Annotated[Path, typer.Argument(help="The run file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Check a run file and everything that it names, exactly as its members will; warn of what is legal but odd.
+
+    Exit code 6 names the first mistake: an unknown key with the nearest right one, a value out of bounds with its
+    bounds, a row of the data set with its line.
+    """
+    from node.hardware import inspect_hardware
+    from node.problems import check_run
+    from node.runfile import compile_run
+
+    compiled = compile_run(file)
+    facts = check_run(compiled)
+    warnings = warnings_about(compiled.spec, facts)
+    fits = fitting(compiled.spec, inspect_hardware())
+    if as_json:
+        print_json(_as_json(compiled, facts, warnings, fits))
+        return
+    _print_facts(compiled, facts, fits)
+    for warning in warnings:
+        console().print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
+    console().print(f"[green]{escape(str(file))} can be run[/]", soft_wrap=True)
+
+
+@app.command("show", epilog="Example:  intellect-node run show my-run.toml")
+def show(
+    file: Annotated[Path, typer.Argument(help="The run file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Every setting of a run in effect, and where its value comes from: the file, the recipe's preset, a default."""
+    rows = effective(file)
+    if as_json:
+        print_json({"settings": {name: {"value": value, "from": origin} for name, value, origin in rows}})
+        return
+    table = Table("setting", "value", "from", title=str(file), title_justify="left")
+    for name, value, origin in rows:
+        style = "bold" if origin == "file" else "dim" if origin == "default" else ""
+        table.add_row(name, escape(_text(value)), origin, style=style)
+    console().print(table)
+
+
+@app.command(
+    "new",
+    epilog="Examples:  intellect-node run new my-run.toml --model models/qwen --dataset train.jsonl   |   "
+    "intellect-node run new big.toml --like intellect2 --model models/qwq --dataset math.parquet",
+)
+def new(
+    file: Annotated[Path, typer.Argument(help="The run file to write.")],
+    model: Annotated[str, typer.Option(help="The start model's directory, relative to the file.")] = "model",
+    dataset: Annotated[str | None, typer.Option(help="A data file; makes the environment 'dataset'.")] = None,
+    environment: Annotated[Environment, typer.Option(help="What to train on where there is no data file.")] = (
+        Environment.sort
+    ),
+    like: Annotated[Kind, typer.Option(help="Sizes and recipe to start from.")] = Kind.small,
+    recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a complete run file with a comment at every setting."""
+    from cli.run_template import template
+    from protocol.recipe import PRESETS
+
+    if recipe is not None and recipe not in PRESETS:
+        raise CommandError(f"there is no preset {recipe!r}", _nearest(recipe, PRESETS), "choose one of them", USAGE)
+    if file.exists() and not force:
+        raise CommandError(f"{file} is there already", "it may hold work of yours", "name another, or add --force")
+    kind = "dataset" if dataset else environment.value
+    if kind == "dataset" and not dataset:
+        raise CommandError("which data?", "the environment 'dataset' reads a file", "give --dataset FILE", USAGE)
+    text = template(
+        like.value,
+        file=file.name,
+        name=name or file.stem,
+        model=model,
+        environment=kind,
+        dataset=dataset,
+        recipe=recipe,
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    console().print(f"wrote {file}; next: intellect-node run validate {file}", soft_wrap=True)
+
+
+def effective(file: Path) -> list[tuple[str, Any, str]]:
+    """(setting, value, where from) of a run file, in order. Raises RunFileError."""
+    import tomllib
+
+    import msgspec
+
+    from node.runfile import load_run_file
+    from protocol.recipe import Objective
+
+    run = load_run_file(file)
+    written = set(_paths(tomllib.loads(file.read_text(encoding="utf-8"))))
+    objective = msgspec.to_builtins(run.recipe.objective())
+    rows: list[tuple[str, Any, str]] = []
+    for path, value in _leaves(msgspec.to_builtins(run)):
+        section, _, field = path.rpartition(".")
+        if path in written:
+            rows.append((path, value, "file"))
+        elif section == "recipe" and field in Objective.__struct_fields__:
+            rows.append((path, objective[field], f"preset {run.recipe.name}"))
+        elif value is not None and value not in ([], ()):
+            rows.append((path, value, "default"))
+    return rows
+
+
+def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
+    """What is legal and probably not meant."""
+    rollout, recipe, found = run.rollout, run.recipe, []
+    if rollout.prompts_per_step % rollout.prompts_per_file:
+        found.append(
+            f"prompts_per_step = {rollout.prompts_per_step} is no multiple of prompts_per_file = "
+            f"{rollout.prompts_per_file}: part of every last file waits for the next step"
+        )
+    if recipe.max_staleness == 0:
+        found.append("max_staleness = 0 is synchronous: workers wait while the trainer learns, and it for them")
+    if recipe.max_staleness > 8:
+        found.append(f"max_staleness = {recipe.max_staleness}: beyond 8 no published recipe was shown to be stable")
+    if recipe.decay_steps and recipe.decay_steps < recipe.steps:
+        found.append(f"decay_steps = {recipe.decay_steps}: the learning rate is 0 for the rest of {recipe.steps} steps")
+    if recipe.updates_per_step > rollout.prompts_per_step:
+        found.append("updates_per_step is larger than prompts_per_step: some updates would have no group")
+    if facts.parameters > 50_000_000 and recipe.learning_rate > 1e-5:
+        found.append(f"learning_rate = {recipe.learning_rate:g} is high for {_count(facts.parameters)} parameters")
+    if run.length_budget.targets and run.length_budget.targets[-1] >= rollout.max_output_tokens:
+        found.append("the longest length budget leaves no room below rollout.max_output_tokens")
+    for part in facts.parts:
+        if part.held_back < 32:
+            found.append(f"{part.label}: only {part.held_back} held-back problems; evaluations will be noisy")
+        if part.problems < rollout.prompts_per_step:
+            found.append(f"{part.label}: a step asks more problems than there are ({part.problems})")
+    if rollout.temperature != 1.0 and run.recipe.name not in ("intellect2",):
+        found.append(f"temperature = {rollout.temperature:g}: the policy is trained as it is sampled, not at 1")
+    return found
+
+
+def fitting(run: "RunSpec", hardware: "Hardware") -> dict[str, list[str]]:
+    """What this machine lacks for each role."""
+    from node.config import ROLES
+    from node.recipe.requirements import shortfalls
+
+    return {role: shortfalls(run, role, hardware) for role in ROLES}
+
+
+def _as_json(
+    compiled: "CompiledRun", facts: "RunFacts", warnings: list[str], fits: dict[str, list[str]]
+) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "name": compiled.spec.name,
+        "run_root": compiled.root.hex(),
+        "facts": msgspec.to_builtins(facts),
+        "objective": msgspec.to_builtins(compiled.spec.recipe.objective()),
+        "warnings": warnings,
+        "this_machine_lacks": fits,
+    }
+
+
+def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, list[str]]) -> None:
+    run, rollout = compiled.spec, compiled.spec.rollout
+    table = Table.grid(padding=(0, 2))
+    rows = [
+        ("run", f"{run.name}  ({compiled.root.hex()[:16]})"),
+        ("model", f"{_count(facts.parameters)} parameters, {len(compiled.files)} files"),
+        *(
+            (
+                "environment",
+                f"{part.label}: {part.share:.0%} of the draws, {part.problems:,} problems, {part.held_back:,} held back"
+                + (f", {part.left_out:,} filtered out" if part.left_out else ""),
+            )
+            for part in facts.parts
+        ),
+        (
+            "step",
+            f"{rollout.prompts_per_step} problems x {rollout.group_size} answers of up to "
+            f"{rollout.max_output_tokens} tokens, in {rollout.files_per_step} files; prompts up to "
+            f"{facts.longest_prompt} of {rollout.max_prompt_tokens} tokens",
+        ),
+        (
+            "recipe",
+            f"{run.recipe.name}: {run.recipe.objective().loss} loss, {run.recipe.objective().advantage} advantage, "
+            f"{run.recipe.steps} steps of {run.recipe.updates_per_step} updates, staleness up to "
+            f"{run.recipe.max_staleness}",
+        ),
+        ("filters", _filters(run)),
+        ("lengths", f"targets {list(run.length_budget.targets)}" if run.length_budget.targets else "no budgets"),
+        *(("this machine", f"{role}: {'; '.join(lacks) or 'enough'}") for role, lacks in fits.items()),
+    ]
+    for name, text in rows:
+        table.add_row(f"[dim]{name}[/]", escape(text))
+    console().print(table)
+
+
+def _filters(run: "RunSpec") -> str:
+    if not run.filters.online:
+        return "none online: groups without signal stay in the batch"
+    return f"groups without signal are replaced, up to {run.filters.refill:g} times the batch"
+
+
+def _leaves(table: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """("recipe.steps", 150) ...; lists and `args` are one value."""
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        place = f"{path}.{name}" if path else name
+        if isinstance(value, dict) and name != "args":
+            found += _leaves(value, place)
+        else:
+            found.append((place, value))
+    return found
+
+
+def _paths(table: dict[str, Any]) -> list[str]:
+    return [path for path, _ in _leaves(table)]
+
+
+def _nearest(name: str, known: Any) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+
+
+def _count(number: int) -> str:
+    """'594 k', '1.5 B'."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return str(number)
+
+
+def _text(value: Any) -> str:
+    from cli.runtext import toml_value
+
+    return value if isinstance(value, str) else toml_value(value)

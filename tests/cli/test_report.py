@@ -1,0 +1,79 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.curves import PANELS, points_of
+from cli.main import main
+from cli.report import find_metrics, summarise
+
+pytest.importorskip("matplotlib")
+
+
+def write(path: Path, steps: int = 25, **extra: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "step": step,
+            "elapsed": 2.0 * step,
+            "reward_mean": 0.01 * step,
+            "eval_reward": 0.02 * step,
+            "entropy": 1.0,
+            "mfu": None,
+            "reward_by_environment": {"sort": 0.1, "reverse": 0.2},
+            "staleness": {"0": 3, "1": 1},
+            "seconds": {"wait": 0.1, "step": 0.2, "forward_backward": 0.15, "generate": 0.5},
+            "output_tokens": 10,
+            **extra,
+        }
+        for step in range(steps)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("place", ["metrics.jsonl", "nodes/trainer/metrics.jsonl", "report/metrics.jsonl"])
+def test_a_report_is_drawn_wherever_the_numbers_lie(tmp_path: Path, place: str) -> None:
+    write(tmp_path / "run" / place)
+    assert find_metrics(tmp_path / "run") == tmp_path / "run" / place
+
+
+def test_one_run_becomes_pictures_and_a_page_that_needs_nothing_else(tmp_path: Path, capfd) -> None:
+    alarm = [{"name": "mismatch", "text": "a < b & c"}]
+    write(tmp_path / "a<b" / "metrics.jsonl", alarms=alarm)
+    assert main(["report", str(tmp_path / "a<b"), "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["runs"][0]["reward_last"] == pytest.approx(0.39) and said["runs"][0]["tokens"] == 250
+    report = tmp_path / "a<b" / "report"
+    names = {path.name for path in report.glob("*.png")}
+    assert {"curve-reward.png", "curve-staleness.png", "curve-time.png", "curve-environments.png"} <= names
+    assert "curve-mfu.png" not in names  # it was never known
+    page = (report / "report.html").read_text()
+    assert "a&lt;b" in page and "a &lt; b &amp; c" in page and page.count("<figure>") == len(names)
+    assert 'src="http' not in page and "<script" not in page
+
+
+def test_several_runs_are_laid_over_each_other(tmp_path: Path, capfd) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name / "run" / "metrics.jsonl", steps=3)
+    out = tmp_path / "both"
+    assert main(["report", str(tmp_path / "one/run"), str(tmp_path / "two/run"), "--out", str(out)]) == 0
+    assert "one/run" in capfd.readouterr().out
+    assert (out / "curve-reward.png").exists() and not (out / "curve-staleness.png").exists()
+
+
+def test_nothing_on_record_is_a_clear_error(tmp_path: Path, capfd) -> None:
+    assert main(["report", str(tmp_path)]) == 6
+    assert "nothing on record" in capfd.readouterr().err
+
+
+def test_numbers_are_found_in_records_and_their_tables() -> None:
+    records = [{"step": 1, "loss": 0.5, "seconds": {"wait": 2}, "done": True}, {"step": 2, "loss": None}]
+    assert points_of(records, "loss") == [(1.0, 0.5)]
+    assert points_of(records, "seconds_wait") == [(1.0, 2.0)]
+    assert points_of(records, "done") == []
+    assert len({panel.name for panel in PANELS}) == len(PANELS)
+
+
+def test_a_run_without_evaluations_is_summed_up_by_its_rollouts() -> None:
+    summary = summarise("x", [{"step": step, "reward_mean": 0.5} for step in range(12)])
+    assert summary["reward_last"] == 0.5 and summary["seconds"] is None

@@ -1,0 +1,123 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from cli.run import effective, warnings_about
+from cli.run_template import KINDS
+from cli.runtext import render_run, with_real_paths
+from node.problems import PartFacts, RunFacts
+from node.runfile import load_run_file
+from protocol.recipe import PRESETS
+from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    pytest.importorskip("torch")
+    from node.training.warmstart import SORT_ALPHABET, create_model
+
+    create_model(tmp_path / "model", SORT_ALPHABET, seed=3, hidden=128, layers=1)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_run_file_can_be_run_as_it_is(kind: str, model: Path, capfd) -> None:
+    file = model / "new.toml"
+    assert main(["run", "new", str(file), "--like", kind]) == 0
+    assert main(["run", "validate", str(file), "--json"]) == 0
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert said["name"] == "new" and said["facts"]["parameters"] > 1000
+    assert said["objective"]["loss"] == PRESETS[load_run_file(file).recipe.name].loss
+    if kind == "intellect2":
+        run = load_run_file(file)
+        assert (run.recipe.updates_per_step, run.recipe.grad_clip, run.filters.online) == (8, 0.1, True)
+        assert run.length_budget.targets[-1] == 10000
+        assert said["this_machine_lacks"]["worker"]  # an 80 GiB GPU
+
+
+def test_new_does_not_overwrite_and_knows_its_presets(tmp_path: Path, capfd) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("mine")
+    assert main(["run", "new", str(file)]) == 3 and file.read_text() == "mine"
+    assert main(["run", "new", str(file), "--force", "--recipe", "dpo"]) == 2
+    assert "did you mean 'dppo'" in capfd.readouterr().err
+    assert main(["run", "new", str(file), "--force", "--dataset", "d.jsonl", "--recipe", "cispo"]) == 0
+    run = load_run_file(file)
+    assert (run.dataset, run.recipe.name) == ("d.jsonl", "cispo")
+    assert run.environment is not None and run.environment.name == "dataset"
+
+
+def test_show_tells_where_each_value_comes_from(tmp_path: Path, capfd) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "t"\nmodel = "m"\n[environment]\nname = "sort"\n[recipe]\nname = "dppo"\nclip_low = 0.1\n')
+    found = {name: (value, origin) for name, value, origin in effective(file)}
+    assert found["recipe.clip_low"] == (0.1, "file")
+    assert found["recipe.sampler_kl"] == (0.001, "preset dppo")
+    assert found["recipe.steps"] == (150, "default")
+    assert main(["run", "show", str(file), "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["settings"]["filters.online"] == {"value": False, "from": "default"}
+    assert main(["run", "show", str(file)]) == 0 and "preset dppo" in capfd.readouterr().out
+
+
+def test_a_mistake_has_its_exit_code_and_its_remedy(model: Path, capfd) -> None:
+    file = model / "run.toml"
+    start = 'name = "t"\nmodel = "model"\n[environment]\nname = "sort"\n'
+    for text, words in (
+        ("[filter]\nonline = true\n", "did you mean 'filters'?"),
+        ("[rollout]\nlearning_rate = 1\n", "did you mean [recipe] 'learning_rate'?"),
+        ("[requirements.worker]\ncoers = 1\n", "did you mean [requirements.worker] 'cores'?"),
+        ("[recipe]\nupdates_per_step = 65\n", "must be 1 to 64"),
+        ('[recipe]\nname = "ppo"\n', "must be one of intellect2"),
+        ("[rollout]\nmax_prompt_tokens = 2\n", "rollout.max_prompt_tokens is 2"),
+        ('[[environments]]\nname = "sort"\n', "one of the two"),
+    ):
+        file.write_text(start + text)
+        assert main(["run", "validate", str(file)]) == 6
+        assert words in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_tokenizer_of_another_model_is_found(model: Path, capfd) -> None:
+    config = model / "model" / "config.json"
+    config.write_text(config.read_text().replace('"vocab_size": 13', '"vocab_size": 12'))
+    file = model / "run.toml"
+    file.write_text('name = "t"\nmodel = "model"\n[environment]\nname = "sort"\n')
+    assert main(["run", "validate", str(file)]) == 6
+    assert "tokenizer and model do not belong together" in capfd.readouterr().err
+
+
+def test_what_is_odd_is_noted() -> None:
+    run = RunSpec(
+        name="t",
+        environment=EnvironmentSpec(name="sort"),
+        rollout=RolloutSpec(prompts_per_step=10, prompts_per_file=4, temperature=0.6),
+        recipe=Recipe(name="dppo", max_staleness=9, steps=10, decay_steps=5, learning_rate=1e-3, updates_per_step=16),
+    )
+    facts = RunFacts(10**9, 5, (PartFacts("sort", 8, 4, 0, 1.0),))
+    notes = " ".join(warnings_about(run, facts))
+    for words in ("no multiple", "beyond 8", "decay_steps", "updates_per_step", "is high", "noisy", "temperature"):
+        assert words in notes
+    calm = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
+    assert warnings_about(calm, RunFacts(10**5, 5, (PartFacts("sort", 9000, 512, 0, 1.0),))) == []
+
+
+def test_a_run_file_is_written_as_it_was_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'name = "a \\"quoted\\" run"\nmodel = "m"\n'
+        '[[environments]]\nname = "dataset"\ndataset = "d.jsonl"\nargs = { template = "chat", held_back_share = 0.5 }\n'
+        '[[environments]]\nname = "sort"\nweight = 0.5\n'
+        "[requirements.worker]\ncores = 3\n[length_budget]\ntargets = [1, 2]\n"
+    )
+    run = load_run_file(file)
+    copy = tmp_path / "copy.toml"
+    copy.write_text(render_run(run))
+    assert load_run_file(copy) == run
+    placed = with_real_paths(run, Path("/data"))
+    assert (placed.model, placed.environments[0].dataset, placed.environments[1].dataset) == (
+        "/data/m",
+        "/data/d.jsonl",
+        None,
+    )

@@ -1,0 +1,86 @@
+import msgspec
+import pytest
+
+from node.recipe.pool import RolloutPool
+from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from protocol.sections import Filters
+
+MIXED, FLAT = (0.0, 1.0), (1.0, 1.0)
+
+
+def run(*, online: bool = False, staleness: int = 2, **filters: object) -> RunSpec:
+    return RunSpec(
+        name="t",
+        environment=EnvironmentSpec(name="sort"),
+        rollout=RolloutSpec(prompts_per_step=3, prompts_per_file=3, group_size=2),
+        recipe=Recipe(max_staleness=staleness),
+        filters=msgspec.structs.replace(Filters(online=online), **filters),
+    )
+
+
+def numbers(selection) -> list[int]:
+    return [group.key[1] for group in selection.groups]
+
+
+def test_a_batch_waits_until_it_is_full(make_group) -> None:
+    pool = RolloutPool(run())
+    pool.add(make_group(i, FLAT) for i in range(2))
+    assert pool.missing(0) == 1 and pool.take(0) is None and len(pool) == 2
+    pool.add([make_group(2, FLAT)])
+    assert numbers(pool.take(0)) == [0, 1, 2] and len(pool) == 0
+
+
+def test_the_oldest_policies_go_first_and_the_rest_is_kept(make_group) -> None:
+    pool = RolloutPool(run())
+    pool.add(make_group(i, MIXED, policy_step=1) for i in range(3))
+    pool.add(make_group(i + 10, MIXED, policy_step=0) for i in range(2))
+    assert numbers(pool.take(2)) == [10, 11, 0]
+    assert pool.rollouts == 4 and pool.missing(3) == 1
+
+
+@pytest.mark.parametrize("level", range(9))
+def test_nothing_staler_than_the_run_allows_leaves_the_pool(make_group, level: int) -> None:
+    pool = RolloutPool(run(staleness=level))
+    pool.add(make_group(i, MIXED, policy_step=0) for i in range(3))
+    assert pool.missing(level) == 0 and pool.missing(level + 1) == 3
+    assert pool.take(level + 1) is None
+    assert pool.stale_rollouts == 6 and len(pool) == 0
+
+
+def test_a_group_that_comes_twice_is_used_once(make_group) -> None:
+    pool = RolloutPool(run())
+    pool.add([make_group(0, MIXED), make_group(0, MIXED), make_group(1, MIXED)])
+    assert pool.missing(0) == 1
+
+
+def test_the_online_filter_refills_until_every_group_has_signal(make_group) -> None:
+    pool = RolloutPool(run(online=True))
+    pool.add([make_group(0, FLAT), make_group(1, MIXED), make_group(2, FLAT), make_group(3, MIXED)])
+    assert pool.missing(0) == 1 and pool.take(0) is None
+    pool.add([make_group(4, MIXED, index=1), make_group(5, FLAT, index=1), make_group(6, MIXED, index=1)])
+    selection = pool.take(0)
+    assert numbers(selection) == [1, 3, 4] and all(group.informative for group in selection.groups)
+    assert [group.key[1] for group in selection.flat] == [0, 2]
+    assert sorted(group.key[1] for group in selection.settled) == [0, 1, 2, 3, 4]
+    assert pool.rollouts == 4  # 5 and 6 came after the batch was full: surplus for the next step
+
+
+def test_a_refill_ends_when_nothing_has_signal(make_group) -> None:
+    pool = RolloutPool(run(online=True, refill=2.0))
+    pool.add(make_group(i, FLAT) for i in range(5))
+    assert pool.missing(0) == 3
+    pool.add([make_group(5, MIXED)])
+    selection = pool.take(0)
+    assert numbers(selection) == [0, 1, 5] and len(selection.flat) == 3
+
+
+def test_surplus_can_be_given_up(make_group) -> None:
+    pool = RolloutPool(run(keep_surplus=False))
+    pool.add(make_group(i, MIXED) for i in range(5))
+    assert pool.take(0) is not None and len(pool) == 0
+
+
+def test_a_group_of_one_and_a_group_of_equals_have_no_signal(make_group) -> None:
+    assert not make_group(0, [1.0]).informative
+    assert not make_group(0, [0.25, 0.25 + 1e-12]).informative
+    assert make_group(0, [0.25, 0.26]).informative

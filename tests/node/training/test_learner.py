@@ -1,0 +1,178 @@
+"""The learner: its gradient does not depend on how a batch is laid out, and it says what is wrong with one."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from node.inference.engine import Finished
+from node.inference.torch_engine import TorchEngine
+from node.training.batch import BatchRow
+from node.training.errors import TrainingError
+from node.training.learner import Learner
+from node.training.micro_batch import packed, padded
+from protocol.recipe import Recipe, preset
+from tests.node.training.conftest import LIMIT, made_up_rows
+
+CPU = torch.device("cpu")
+
+
+def by_length(rows: Sequence[BatchRow]) -> list[BatchRow]:
+    return sorted(rows, key=lambda row: len(row.prompt) + len(row.output))
+
+
+def gradient(learner: Learner, rows: Sequence[BatchRow]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The gradient of one step, before clipping, and the step's metrics."""
+    held: list[torch.Tensor] = []
+    learner.optimizer.register_step_pre_hook(
+        lambda *_: held.append(torch.cat([p.grad.flatten().clone() for p in learner.parameters.values()]))
+    )
+    metrics = learner.step(rows, 3)
+    return held[0], metrics
+
+
+@pytest.mark.parametrize("name", ["dppo", "gspo", "scalerl", "decoupled", "dr_grpo"])
+def test_the_gradient_is_the_same_however_the_batch_is_packed(name: str, make_learner: Callable[..., Learner]) -> None:
+    recipe = preset(name, grad_clip=1e9, reference_kl=0.01, entropy_bonus=0.01)
+    rows = made_up_rows()
+    whole, told = gradient(make_learner(recipe), rows)
+    assert float(whole.norm()) > 1e-3
+    for layout in ({"micro_batch_tokens": 60}, {"packing": False, "micro_batch_tokens": 100}, {"logit_cells": 100}):
+        found, other = gradient(make_learner(recipe, **layout), rows)
+        assert float((found - whole).abs().max()) < 1e-6, layout
+        for metric in ("loss", "entropy", "mismatch_kl", "kl"):
+            assert other[metric] == pytest.approx(told[metric], abs=1e-6), metric
+    assert other["micro_batches"] == 1 and other["trained_tokens"] == told["trained_tokens"]
+
+
+def test_recomputed_and_offloaded_activations_give_the_same_gradient(make_learner: Callable[..., Learner]) -> None:
+    rows = made_up_rows()
+    whole, _ = gradient(make_learner(), rows)
+    found, _ = gradient(make_learner(activation_checkpointing=True, offload_activations=True), rows)
+    assert torch.equal(found, whole)
+
+
+def test_packed_samples_do_not_see_each_other(make_learner: Callable[..., Learner], tiny_assets: Path) -> None:
+    """Log-probs of a pack are those that the engine finds for each sample alone."""
+    learner = make_learner()
+    rows = by_length(made_up_rows(20))
+    with torch.no_grad():
+        together = learner.policy(packed(rows, CPU))[0]
+        other = [msgspec.structs.replace(rows[0], output=[7] * len(rows[0].output)), *rows[1:]]
+        changed = learner.policy(packed(other, CPU))[0]
+        assert torch.allclose(together, learner.policy(padded(rows, CPU))[0], atol=1e-5)
+    own = len(rows[0].output)
+    assert torch.equal(changed[own:], together[own:]), "a sample's tokens change nothing for its neighbours"
+    engine = TorchEngine(tiny_assets / "model")
+    engine.load({name: tensor.detach() for name, tensor in learner.parameters.items()})
+    alone = np.concatenate([engine.prefill([Finished(row.prompt, row.output)], 1.0)[0].logprobs for row in rows])
+    assert together.numpy() == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_sliding_window_holds_within_a_pack(make_learner: Callable[..., Learner]) -> None:
+    learner = make_learner()
+    rows = by_length(made_up_rows(12, longest=30))
+    config = learner.model.config
+    config.sliding_window, config.layer_types = 4, ["sliding_attention"] * config.num_hidden_layers
+    learner.model.model.has_sliding_layers = True
+    for layer in learner.model.model.layers:
+        layer.self_attn.sliding_window = 4
+    with torch.no_grad():
+        inside = learner.policy(packed(rows, CPU))[0]
+        assert torch.allclose(inside, learner.policy(padded(rows, CPU))[0], atol=1e-5)
+    for layer in learner.model.model.layers:
+        layer.self_attn.sliding_window = None
+    with torch.no_grad():
+        assert not torch.allclose(inside, learner.policy(packed(rows, CPU))[0], atol=1e-3)
+
+
+def test_a_batch_without_signal_changes_nothing(make_learner: Callable[..., Learner]) -> None:
+    learner = make_learner()
+    before = learner.image()
+    same = [msgspec.structs.replace(row, reward=1.0) for row in made_up_rows()]
+    alone = [msgspec.structs.replace(row, group_key=i) for i, row in enumerate(made_up_rows())]
+    for rows in (same, alone, []):
+        metrics = learner.step(rows, 0)
+        assert metrics["informative_share"] == 0 and metrics["grad_norm"] == 0 and metrics["updates"] == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.image().items())
+
+
+def test_one_bad_row_does_not_spoil_a_step(make_learner: Callable[..., Learner]) -> None:
+    rows = made_up_rows()
+    bad = msgspec.structs.replace(rows[0], group_key=99, sampler_logprobs=[float("nan")] * len(rows[0].output))
+    clean, _ = gradient(make_learner(), rows)
+    found, metrics = gradient(make_learner(), [*rows, bad])
+    assert torch.equal(found, clean) and metrics["rejected_rows"] == 1
+
+
+def test_several_updates_share_out_whole_groups(make_learner: Callable[..., Learner]) -> None:
+    recipe = preset("tis", updates_per_step=3, learning_rate=1e-2)
+    learner = make_learner(recipe)
+    rows = made_up_rows(48)
+    updates = learner._updates(rows, 5)
+    groups = [{row.group_key for row in update.rows} for update in updates]
+    assert len(groups) == 3 and not groups[0] & groups[1] and not groups[1] & groups[2] and not groups[0] & groups[2]
+    again = [[row.group_key for row in update.rows] for update in learner._updates(rows, 5)]
+    assert again == [[row.group_key for row in update.rows] for update in updates], "a replay deals alike"
+    metrics = learner.step(rows, 5)
+    assert metrics["updates"] == 3 and learner.updates == 3
+    twin = make_learner(recipe)
+    assert twin.step(rows, 5)["loss"] == metrics["loss"]
+
+
+def test_the_learning_rate_warms_up_and_decays_within_steps() -> None:
+    class Bare(Learner):
+        def __init__(self, recipe: Recipe) -> None:
+            self._recipe = recipe
+
+    plain = Bare(Recipe(learning_rate=0.1, warmup_steps=2, decay_steps=10))
+    assert [plain.learning_rate(step) for step in (0, 1, 5, 10)] == pytest.approx([0.05, 0.09, 0.05, 0])
+    eight = Bare(Recipe(learning_rate=0.1, warmup_steps=2, decay_steps=0, updates_per_step=8))
+    assert eight.learning_rate(0, 0) == pytest.approx(0.1 / 16)
+    assert eight.learning_rate(1, 7) == eight.learning_rate(9) == pytest.approx(0.1)
+    assert Bare(Recipe(learning_rate=0.1, decay_steps=0, updates_per_step=8)).learning_rate(0, 0) == pytest.approx(0.1)
+
+
+def test_masked_and_punished_samples(make_learner: Callable[..., Learner]) -> None:
+    """DAPO: what was cut at the limit carries no loss; what is close to it is worth less."""
+    rows = made_up_rows(8)
+    cut = [msgspec.structs.replace(row, finished=i % 2 == 0) for i, row in enumerate(rows)]
+    learner = make_learner(preset("dapo"))
+    (update,) = learner._updates(cut, 0)
+    assert all(row.finished for row in update.rows)
+    long = [msgspec.structs.replace(rows[0], output=[5] * n, sampler_logprobs=[-1.0] * n) for n in (4, LIMIT)]
+    (update,) = learner._updates([msgspec.structs.replace(row, reward=1.0) for row in long], 0)
+    assert update.advantages[0] > 0 > update.advantages[1]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "python"])
+def test_running_out_of_memory_names_the_setting(kind: str, make_learner: Callable[..., Learner]) -> None:
+    learner = make_learner()
+
+    def starve(*_: Any) -> None:
+        if kind == "gpu":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        if kind == "python":
+            raise MemoryError
+        torch.empty(1 << 60)
+
+    learner.policy.register_forward_pre_hook(starve)
+    with pytest.raises(TrainingError, match="memory ran out in step 4") as caught:
+        learner.step(made_up_rows(), 4)
+    assert "trainer.micro_batch_tokens (now 16384)" in caught.value.remedy
+    assert "activation_checkpointing" in caught.value.remedy
+
+
+def test_metrics_tell_of_the_rows(make_learner: Callable[..., Learner]) -> None:
+    rows = [
+        msgspec.structs.replace(row, environment="ab"[i % 2], task_reward=float(i % 2), finished=i != 0)
+        for i, row in enumerate(made_up_rows(8))
+    ]
+    told = make_learner().step(rows, 0)
+    assert told["pass_rate"] == told["task_reward_mean"] == 0.5 and told["truncated_share"] == 1 / 8
+    assert set(told["reward_by_environment"]) == {"a", "b"}
+    assert told["tokens"] == sum(len(row.output) for row in rows) >= told["trained_tokens"]
