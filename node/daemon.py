@@ -37,6 +37,7 @@ from node.runfile import compile_run
 from node.statedir import StateDir
 from node.status import StatusPage
 from node.swarm.board import Board
+from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.training.client import TrainerProcess
 from node.training.spool import Spool
@@ -166,8 +167,10 @@ class Daemon:
         blobs = _BlobDoor(store, exchange)
         run_ = await self._obtain_run(role, pool.run_root, blobs, membership, key.address, state.path)
         keep = run_.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
+        jury = Jury(board, membership, run_.spec, number, pool.threshold)
+        nursery.start_soon(jury.run)
         station = Station(
-            key, domain, number, run_, board, blobs, journal, membership, PolicyShelf(keep, store), pool.threshold
+            key, domain, number, run_, board, blobs, journal, membership, PolicyShelf(keep, store), pool.threshold, jury
         )
         self.status.work_for(station)
         nursery.start_soon(membership.beat, board, self.config.heartbeat, self._beat(station, role, contact))
@@ -246,6 +249,7 @@ class Daemon:
                 engine=self.status.engine,
                 queued=self.status.queued,
                 finished=self.status.finished,
+                lots=self.status.pledges,
             )
 
         return describe

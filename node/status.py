@@ -25,6 +25,7 @@ from node.swarm.membership import Membership
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.liveness import Member
+from protocol.lots import LotPledge
 
 SCHEMA_VERSION = 1
 
@@ -103,6 +104,10 @@ class StatusPage:
     @property
     def finished(self) -> bool:
         return isinstance(self._actor, Trainer) and self._actor.done
+
+    @property
+    def pledges(self) -> tuple[LotPledge, ...]:
+        return self._actor.lottery.pledges if isinstance(self._actor, Validator) else ()
 
     @property
     def engine(self) -> str:

@@ -82,7 +82,8 @@ class VerdictIssued(_Message, frozen=True):
     What makes verdicts comparable: window, rate: of the lot; checked: bitmap of the groups that went through the
     model; rewards: per group 4 bytes of BLAKE3 over its recomputed rewards (4 zero bytes: scoring took too long);
     logprobs: per checked group the mean log-probability of its output tokens, float32 little-endian; group: where
-    the fault lies, -1 for the whole file; recheck: judged again after a dispute, every group.
+    the fault lies, -1 for the whole file; recheck: judged again after a dispute, every group; standing: what the
+    author thinks of the worker by now (decision.Level); verifier: the class of engine that it looks with.
     """
 
     verdict: Verdict
@@ -97,6 +98,8 @@ class VerdictIssued(_Message, frozen=True):
     logprobs: bytes = b""
     group: int = -1
     recheck: bool = False
+    standing: int = 0
+    verifier: str = ""
 
 
 class LotsRevealed(_Message, frozen=True):
@@ -208,6 +211,8 @@ def _values_fault(message: VerdictIssued) -> str | None:
     """What is wrong with the comparable values of a verdict, by themselves."""
     checked = sum(byte.bit_count() for byte in message.checked)
     groups = len(message.rewards) // 4
+    if len(message.verifier) > 64 or not 0 <= message.standing <= 16:
+        return "the verifier or the standing is not in form"
     if not 0 <= message.rate <= RATE_ONE or not -1 <= message.group < MAX_GROUPS:
         return "the rate or the group is out of range"
     if len(message.checked) > MAX_GROUPS // 8 or len(message.rewards) % 4 or groups > MAX_VALUES:

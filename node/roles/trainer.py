@@ -1,12 +1,15 @@
 """The trainer: publish each policy, gather verified rollouts, hand the learner one batch per step.
 
-A rollout is used once its quorum is reached, with the values that validators recomputed: nothing that the
-worker said about itself enters a batch. Staleness is counted from the policy that made the tokens and
-enforced here. Publishing and batching are journaled, so a restart neither repeats nor loses anything.
+A rollout is used once its quorum is reached (`audit.trust` 'verified') or the first validator has accepted it
+('optimistic'), with the values that validators recomputed: nothing that the worker said about itself enters a
+batch, nor a group that no validator put through the model. What is rejected after it was trained on is recorded.
+Staleness is counted from the policy that made the tokens and enforced here. Publishing and batching are
+journaled, so a restart neither repeats nor loses anything.
 """
 
 import time
 from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -14,15 +17,17 @@ import structlog
 import trio
 
 from node.roles.common import Rate, Station
+from node.swarm.ballots import FileState
 from node.training.batch import Batch, BatchHeader, BatchRow, encode_batch
 from node.training.client import TrainerProcess
 from node.training.spool import Spool
 from node.weights.publish import Publisher
 from protocol.errors import IntellectError, ProtocolError
-from protocol.identity import Address
-from protocol.messages import RolloutCommitted, VerdictIssued
-from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES, decode, decode_report
-from protocol.statements import Outcome
+from protocol.lots import unpack_groups
+from protocol.messages import CheckRequested, RolloutCommitted, Signed, VerdictIssued
+from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES, Report, ReportRow, RolloutBatch, decode, decode_report
+from protocol.statements import WorkCommitment
+from protocol.values import report_fault
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
@@ -31,6 +36,8 @@ AHEAD = 1
 PENDING = 256
 FETCHERS = 4
 HISTORY = 400
+WATCH_POLL = 0.5
+REMEMBERED = 8192
 
 
 class Verified(msgspec.Struct, frozen=True):
@@ -63,8 +70,9 @@ class Trainer:
         self._publisher = publisher
         self._spec = station.run.spec
         self._steps: dict[bytes, int] = {}
-        self._commitments: OrderedDict[bytes, RolloutCommitted] = OrderedDict()
-        self._votes: OrderedDict[bytes, dict[Address, VerdictIssued]] = OrderedDict()
+        self._commitments: OrderedDict[bytes, Signed] = OrderedDict()
+        self._open: OrderedDict[bytes, float] = OrderedDict()
+        self._asked: set[bytes] = set()
         self._verified: deque[Verified] = deque()
         self._taken: set[bytes] = set()
         self._accepted_send, self._accepted = trio.open_memory_channel[bytes](PENDING)
@@ -73,6 +81,7 @@ class Trainer:
         self.done = False
         self.staleness: Counter[int] = Counter()
         self.dropped = 0
+        self.invalidated = 0
         self.metrics: deque[StepMetrics] = deque(maxlen=HISTORY)
         self.began_at: float | None = None
         self.seconds = 0.0
@@ -86,11 +95,13 @@ class Trainer:
         journal = self._station.journal
         await journal.do(journal.forget_consumed, self._spool.next_batch())
         self._taken = set(await journal.do(journal.consumed))
+        self.invalidated = len(await journal.do(journal.invalidated))
         await self._recall()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._learner.run)
             nursery.start_soon(self._note_commitments)
-            nursery.start_soon(self._count_votes)
+            nursery.start_soon(self._follow_jury)
+            nursery.start_soon(self._watch_clock)
             for _ in range(FETCHERS):
                 nursery.start_soon(self._fetch_accepted)
             nursery.start_soon(self._feed)
@@ -153,32 +164,75 @@ class Trainer:
         async for signed in self._station.board.subscribe(RolloutCommitted):
             message = signed.message
             assert isinstance(message, RolloutCommitted)  # noqa: S101 - the subscription's type
-            self._commitments[message.commitment.file_root] = message
-            if len(self._commitments) > 8192:
+            root = message.commitment.file_root
+            self._commitments[root] = signed
+            self._open.setdefault(root, trio.current_time())
+            while len(self._commitments) > REMEMBERED:
                 self._commitments.popitem(last=False)
-            self._decide(message.commitment.file_root)
+            while len(self._open) > REMEMBERED:
+                self._open.popitem(last=False)
+            await self._decide(root)
 
-    async def _count_votes(self) -> None:
-        async for signed in self._station.board.subscribe(VerdictIssued):
-            message = signed.message
-            assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
-            root = message.verdict.file_root
-            self._votes.setdefault(root, {})[signed.author] = message
-            if len(self._votes) > 8192:
-                self._votes.popitem(last=False)
-            self._decide(root)
+    async def _follow_jury(self) -> None:
+        async for root in self._station.jury.watch():
+            await self._decide(root)
 
-    def _decide(self, root: bytes) -> None:
-        """Once a quorum accepts a file whose commitment is known, fetch it."""
-        accepting = [vote for vote in self._votes.get(root, {}).values() if vote.verdict.outcome == Outcome.ACCEPT]
-        if root in self._taken or root not in self._commitments or len(accepting) < self._station.quorum:
+    async def _watch_clock(self) -> None:
+        """What only time decides: silent validators are asked again, then gone without."""
+        patience = self._spec.audit.verdict_seconds
+        while True:
+            await trio.sleep(WATCH_POLL)
+            for root, heard in list(self._open.items()):
+                waited = trio.current_time() - heard
+                if waited > patience / 2 and root not in self._asked:
+                    await self._ask_again(root)
+                if waited > patience:
+                    await self._decide(root)
+                if waited > 4 * patience:
+                    self._open.pop(root, None)
+
+    async def _ask_again(self, root: bytes) -> None:
+        """Ask every validator for its verdict on a file that waits too long."""
+        self._asked = {*list(self._asked)[-REMEMBERED:], root}
+        signed = self._commitments.get(root)
+        step = self._steps.get(_commitment(signed).policy_root) if signed else None
+        if signed is None or step is None or not self._fresh(step):
+            self._open.pop(root, None)
+            return
+        await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=signed.raw))
+        log.info("verdict.wanted", root=root.hex()[:16])
+
+    async def _decide(self, root: bytes) -> None:
+        """Fetch a file as soon as the run's rule lets it be used; note one that was used and is rejected now."""
+        ballots = self._station.jury.ballots
+        state = ballots.state(root)
+        if root in self._taken:
+            if state is FileState.REJECTED:
+                await self._invalidate(root)
+            return
+        if state is FileState.REJECTED:
+            self._open.pop(root, None)
+            return
+        believed = self._spec.audit.optimistic and state is FileState.OPEN and bool(ballots.accepting(root))
+        if root not in self._commitments or not (believed or state is FileState.ACCEPTED):
             return
         self._taken.add(root)
+        self._open.pop(root, None)
         try:
             self._accepted_send.send_nowait(root)
         except trio.WouldBlock:
             self._taken.discard(root)
             self.dropped += 1
+
+    async def _invalidate(self, root: bytes) -> None:
+        """A file that was taken is rejected after all: out of the queue, or on record if it trained a step already."""
+        waiting = [file for file in self._verified if file.root == root]
+        for file in waiting:
+            self._verified.remove(file)
+        journal = self._station.journal
+        if await journal.do(journal.invalidate, root, "rejected by the quorum after it was used"):
+            self.invalidated += 1
+            log.warning("rollout.invalidated", root=root.hex()[:16])
 
     async def _fetch_accepted(self) -> None:
         async for root in self._accepted:
@@ -194,38 +248,56 @@ class Trainer:
             self.rate.add(file.tokens)
 
     async def _obtain(self, root: bytes) -> Verified | None:
-        """Tokens from the worker's file, rewards and log-probs from an accepting validator's report."""
-        message = self._commitments[root]
-        commitment = message.commitment
+        """Tokens from the worker's file, rewards and log-probs from the reports of the validators that accepted it."""
+        signed = self._commitments[root]
+        message, commitment = signed.message, _commitment(signed)
+        assert isinstance(message, RolloutCommitted)  # noqa: S101 - what was noted
         step = self._steps.get(commitment.policy_root)
         if step is None or not self._fresh(step):
             return None
-        voters = list(self._votes[root].items())
-        vote_by, vote = next((a, v) for a, v in voters if v.verdict.outcome == Outcome.ACCEPT)
-        holders = [commitment.node, *(address for address, _ in voters)]
+        votes = {a: vote for a, vote in self._station.jury.ballots.accepting(root).items() if vote.report_root}
         blobs = self._station.blobs
+        reports: list[tuple[VerdictIssued, Path]] = []
+        for author, vote in votes.items():
+            limit = min(vote.report_size, MAX_REPORT_BYTES)
+            try:
+                path = await blobs.fetch(vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT)
+            except IntellectError as error:
+                log.info("report.unavailable", validator=author, why=error.why)
+                continue
+            reports.append((vote, path))
+            if len(self._covered(reports)) == self._spec.rollout.prompts_per_file:
+                break
+        if not reports:
+            return None
+        holders = [commitment.node, *votes]
         file = await blobs.fetch(root, holders, max_size=min(message.size, MAX_FILE_BYTES), timeout=FETCH_TIMEOUT)
-        report = await blobs.fetch(
-            vote.report_root, [vote_by], max_size=min(vote.report_size, MAX_REPORT_BYTES), timeout=FETCH_TIMEOUT
-        )
-        return await trio.to_thread.run_sync(self._join, root, step, file, report)
+        return await trio.to_thread.run_sync(self._join, root, step, file, reports)
 
-    def _join(self, root: bytes, step: int, file: Path, report: Path) -> Verified:
-        """Pair the samples of a file with their recomputed values."""
-        limit = self._spec.rollout.samples_per_file
-        batch = decode(file.read_bytes(), limit)
-        values = decode_report(report.read_bytes(), limit)
-        if values.header.file_root != root.hex() or len(values.rows) != len(batch.rows):
+    def _covered(self, reports: list[tuple[VerdictIssued, Path]]) -> set[int]:
+        groups = self._spec.rollout.prompts_per_file
+        return {group for vote, _ in reports for group in unpack_groups(vote.checked, groups) or ()}
+
+    def _join(self, root: bytes, step: int, path: Path, reports: list[tuple[VerdictIssued, Path]]) -> Verified | None:
+        """Pair the samples of a file with their recomputed values; samples that nobody recomputed are left out."""
+        batch = decode(path.read_bytes(), self._spec.rollout.samples_per_file)
+        values: dict[tuple[int, int], ReportRow] = {}
+        for vote, where in reports:
+            for row in self._read_report(root, vote, where).rows:
+                values.setdefault((row.group, row.sample), row)
+        rows = _pair(batch, values, int.from_bytes(root[:6]) << 14, step)
+        return Verified(root, step, rows, batch.units) if rows else None
+
+    def _read_report(self, root: bytes, vote: VerdictIssued, path: Path) -> Report:
+        """A report that is about this file and holds what its author signed; raises ProtocolError."""
+        rollout = self._spec.rollout
+        report = decode_report(path.read_bytes(), rollout.samples_per_file)
+        if report.header.file_root != root.hex():
             raise ProtocolError("unusable report", "it is not about this file")
-        key = int.from_bytes(root[:6]) << 14
-        rows: list[BatchRow] = []
-        for sample, value in zip(batch.rows, values.rows, strict=True):
-            if (sample.group, sample.sample) != (value.group, value.sample):
-                raise ProtocolError("unusable report", "its rows are in another order")
-            if len(value.logprobs) != len(sample.output):
-                raise ProtocolError("unusable report", "it has another number of log-probs than tokens")
-            rows.append(BatchRow(key + sample.group, sample.prompt, sample.output, value.logprobs, value.reward, step))
-        return Verified(root, step, tuple(rows), batch.units)
+        fault = report_fault(report, vote, rollout.prompts_per_file, rollout.group_size)
+        if fault is not None:
+            raise ProtocolError("unusable report", fault)
+        return report
 
     # batches in
 
@@ -273,3 +345,23 @@ class Trainer:
             self._verified.remove(file)
             self.staleness[step - file.policy_step] += 1
         log.info("batch.written", step=step, files=len(chosen), rows=len(batch.rows))
+
+
+def _commitment(signed: Signed) -> WorkCommitment:
+    assert isinstance(signed.message, RolloutCommitted)  # noqa: S101 - what was subscribed to
+    return signed.message.commitment
+
+
+def _pair(
+    batch: RolloutBatch, values: Mapping[tuple[int, int], ReportRow], key: int, step: int
+) -> tuple[BatchRow, ...]:
+    """Rows for the learner, of every sample that has recomputed values."""
+    rows: list[BatchRow] = []
+    for sample in batch.rows:
+        value = values.get((sample.group, sample.sample))
+        if value is None:
+            continue
+        if len(value.logprobs) != len(sample.output):
+            raise ProtocolError("unusable report", "it has another number of log-probs than tokens")
+        rows.append(BatchRow(key + sample.group, sample.prompt, sample.output, value.logprobs, value.reward, step))
+    return tuple(rows)
