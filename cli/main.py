@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli import contract, demo, devnet, join, keys, status
+from cli import audit, calibrate, contract, contract_economics, demo, devnet, join, keys, status
 from cli.errors import describe, exit_code
 from cli.output import print_error
 
@@ -53,8 +53,11 @@ def options(
 app.command("demo", epilog=demo.EXAMPLES)(demo.command)
 app.command("join", epilog=join.EXAMPLES)(join.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
+app.command("audit", epilog=audit.EXAMPLES)(audit.command)
+app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.command)
 app.add_typer(devnet.app, name="devnet")
 app.add_typer(contract.app, name="contract")
+contract.app.command("economics", epilog=contract_economics.EXAMPLE)(contract_economics.economics)
 app.add_typer(keys.app, name="keys")
 
 
