@@ -123,12 +123,12 @@ def _make_large(assets: Path) -> None:
     _write_prompts(assets / "data" / "prompts.jsonl", text)
     ids = np.array(LocalTokenizer(out).encode(text), dtype=np.int64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
-    random, steps, older = np.random.default_rng(0), 150, 4
+    random, steps, older = np.random.default_rng(0), 60, 4
     for step in range(steps + older):
         for group in optimizer.param_groups:
             group["lr"] = 6e-4 * min(1.0, (step + 1) / 15) * (1 - 0.9 * step / steps) if step < steps else _MIDDLE_LR
         _keep_older(out, steps + older - step, model)
-        at = random.integers(len(ids) - 129, size=8)
+        at = random.integers(len(ids) - 129, size=4)
         batch = torch.from_numpy(np.stack([ids[i : i + 129] for i in at]))
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())

@@ -305,23 +305,27 @@ class Judge:
         for i, sample in enumerate(samples):
             proofs[i] = np.bincount(proof_bins(sample.errors, self._k), minlength=PROOF_BINS)
             tokens[i] = np.bincount(token_bins(sample.distances), minlength=TOKEN_BINS)
-        total, known = np.zeros((len(samples), len(self.names))), np.zeros((len(samples), 1))
+        total: F64 = np.zeros((len(samples), len(self.names)))
+        known: F64 = np.zeros((len(samples), 1))
         for counts, terms in ((proofs, self._by_proof), (tokens, self._by_token)):
-            against_honest = np.einsum("sb,chb->sch", counts, terms).min(axis=2)  # the likeliest honest table
-            seen = counts.any(axis=1)[:, None]
-            total += np.where(seen, np.exp(np.minimum(against_honest * self._spec.temper, _SAMPLE_CAP)), 0.0)
-            known += seen
-        return np.log(np.maximum(np.where(known > 0, total / np.maximum(known, 1), 1.0), _LEAST_RATIO))
+            summed: F64 = counts @ terms.transpose(0, 2, 1)  # [cheats, samples, honest tables]
+            against_honest = summed.min(axis=2).T  # the likeliest honest table
+            seen: F64 = (counts.sum(axis=1) > 0).astype(np.float64)[:, None]
+            total = total + seen * np.exp(np.minimum(against_honest * self._spec.temper, _SAMPLE_CAP))
+            known = known + seen
+        mean: F64 = np.where(known > 0, total / np.maximum(known, 1.0), 1.0)
+        return np.log(np.maximum(mean, _LEAST_RATIO))
 
     def of_file(self, samples: F64) -> F64:
         """samples: float64[samples, cheats] -> float64[cheats]: log of the mean over the shares of cheated samples."""
         shares = np.array(self._spec.shares)[:, None, None]
-        sums = np.log((1 - shares) + shares * np.exp(samples)).sum(axis=1)
+        sums: F64 = np.log((1 - shares) + shares * np.exp(samples)).sum(axis=1)
         if not sums.size:
             return np.zeros(samples.shape[1])
-        highest = sums.max(axis=0)
-        mean = highest + np.log(np.exp(sums - highest).mean(axis=0))
-        return np.minimum(mean, math.log(self._spec.file_cap))
+        highest: F64 = sums.max(axis=0)
+        mean: F64 = highest + np.log(np.exp(sums - highest).sum(axis=0) / len(sums))
+        capped: F64 = np.minimum(mean, math.log(self._spec.file_cap))
+        return capped
 
 
 def _log_share(counts: Sequence[int]) -> F64:
