@@ -122,7 +122,28 @@ class CheckRequested(_Message, frozen=True):
     commitment: bytes
 
 
-Message = Heartbeat | PolicyAnnounced | RolloutCommitted | VerdictIssued | LotsRevealed | DisputeRaised | CheckRequested
+class WorkPublished(_Message, frozen=True):
+    """A worker shows the files behind the root that it put on chain for an epoch.
+
+    root: 32 bytes, as on chain; leaves_root, leaves_size: the blob with (file root, units) of every leaf.
+    """
+
+    epoch: int
+    root: bytes
+    leaves_root: bytes
+    leaves_size: int
+
+
+Message = (
+    Heartbeat
+    | PolicyAnnounced
+    | RolloutCommitted
+    | VerdictIssued
+    | LotsRevealed
+    | DisputeRaised
+    | CheckRequested
+    | WorkPublished
+)
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 
 
@@ -202,6 +223,9 @@ def _fault(message: Message, author: Address, pool: int) -> str | None:
         case DisputeRaised(first=first, second=second):
             if max(len(first), len(second)) > MAX_VERDICT_BYTES:
                 return "a verdict in it is too long"
+        case WorkPublished(epoch=epoch, root=root, leaves_root=leaves, leaves_size=size):
+            if len(root) != 32 or len(leaves) != 32 or epoch < 0 or size <= 0:
+                return "a root is not 32 bytes, or a number is out of range"
         case CheckRequested():
             return None
     return None

@@ -11,6 +11,7 @@ from typing import Protocol
 import structlog
 import trio
 
+from node.roles.annulment import Canceller
 from node.roles.common import Station
 from node.swarm.ballots import FileState
 from protocol.checks import OBJECTIVE, Reason
@@ -26,7 +27,7 @@ PENDING = 1024
 CLASSES_TO_CONVICT = 2
 
 
-class Judge(Protocol):
+class Judge(Canceller, Protocol):
     """The part of node.chain that executes a quorum's verdict."""
 
     async def slash(

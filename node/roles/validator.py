@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy
+from node.roles.annulment import Annulment
 from node.roles.common import LoadedPolicies, Rate, Station
 from node.roles.desk import Desk
 from node.roles.docket import Docket, Heard
@@ -98,6 +99,7 @@ class Validator:
         self._desk: Desk[Candidate] = Desk(READY)
         self._records = Records(station.run.spec.verification.decision, station.journal)
         self._tribunal = Tribunal(station, judge, self._committed)
+        self._annulment = Annulment(station, judge, self._committed)
         self._queues: dict[Address, trio.MemorySendChannel[Heard]] = {}
         self._rechecked: set[bytes] = set()
         own = station.key.address
@@ -112,6 +114,7 @@ class Validator:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.lottery.run)
             nursery.start_soon(self._tribunal.run)
+            nursery.start_soon(self._annulment.run)
             nursery.start_soon(self._follow_policies)
             nursery.start_soon(self._listen, nursery)
             nursery.start_soon(self._heed_requests)

@@ -16,12 +16,13 @@ from contracts.bindings import PoolInfo, WorkInfo
 from node.chain.client import Block
 from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.journal import Journal
+from node.roles.annulment import encode_leaves
 from node.roles.common import LoadedPolicies, Rate, Station
 from node.swarm.ballots import FileState
 from node.weights.keeper import HeldPolicy
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.messages import Heartbeat, RolloutCommitted
+from protocol.messages import Heartbeat, RolloutCommitted, WorkPublished
 from protocol.statements import WorkCommitment, sign
 from protocol.work import leaf, merkle_root
 
@@ -230,8 +231,17 @@ class Worker:
             leaves = [leaf(self._station.key.address, root, units) for root, units in files]
             units = sum(units for _, units in files)
             await self._treasury.commit_work(self._station.pool, epoch, merkle_root(leaves), units)
+            await self._publish_leaves(epoch, merkle_root(leaves), files)
             log.info("work.committed", epoch=epoch, files=len(files), units=units)
         await self._journal.do(self._journal.remember, "epoch", str(epoch).encode())
+
+    async def _publish_leaves(self, epoch: int, root: bytes, files: list[tuple[bytes, int]]) -> None:
+        """Show which files stand behind an epoch's root, so that one that is rejected later can be taken out."""
+        info = await self._station.blobs.add(encode_leaves(files))
+        message = WorkPublished(
+            pool=self._station.pool, epoch=epoch, root=root, leaves_root=info.root, leaves_size=info.size
+        )
+        await self._station.board.post(message)
 
     async def _is_on_chain(self, epoch: int) -> bool:
         """Whether a commitment was sent before a restart could be journaled."""

@@ -147,6 +147,13 @@ class RecordingJudge:
     def __init__(self) -> None:
         self.slashed: list[tuple[Address, int, int]] = []
         self.equivocations: list[Address] = []
+        self.annulled: list[tuple[bytes, int, int, int]] = []
+
+    async def invalidate(
+        self, commitment: WorkCommitment, epoch: int, proof: Sequence[bytes], reason: int, verdicts: Sequence[bytes]
+    ) -> None:
+        await trio.lowlevel.checkpoint()
+        self.annulled.append((commitment.file_root, epoch, reason, len(verdicts)))
 
     async def slash(self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]):  # noqa: ANN201
         await trio.lowlevel.checkpoint()

@@ -12,8 +12,10 @@ from node.roles.lottery import Lot
 from node.roles.validator import Candidate, Validator
 from node.swarm.ballots import FileState
 from protocol.checks import Fault, Reason
-from protocol.messages import VerdictIssued
+from protocol.errors import ProtocolError
+from protocol.messages import VerdictIssued, WorkPublished
 from protocol.statements import Outcome
+from protocol.work import leaf, merkle_root
 from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, TruthfulEngine, changed
 
 WRONG_DRAW = Fault(Reason.WRONG_DRAW, "solves easy problems")
@@ -327,4 +329,22 @@ async def test_equivocation_is_evidence_by_itself(autojump_clock) -> None:
         await court.commit(fault=WRONG_DRAW)  # another file for the same submission
         await trio.sleep(5)
         assert court.judges[0].equivocations == [WORKER.address]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autojump_clock) -> None:
+    court = Court([Validator, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        good, bad = await court.commit(), await court.commit(index=1, fault=BAD_GROUP)
+        await trio.sleep(20)
+        leaves = ((good, 100), (bad, 100))
+        root = merkle_root([leaf(WORKER.address, one, units) for one, units in leaves])
+        message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
+        for validator in court.validators:
+            validator._annulment.note(WORKER.address, message, leaves)
+            with pytest.raises(ProtocolError, match="root"):
+                validator._annulment.note(WORKER.address, message, leaves[:1])
+        await trio.sleep(60)
+        assert [judge.annulled for judge in court.judges] == [[(bad, 7, Reason.ACTIVATIONS, 3)]] * 3
         nursery.cancel_scope.cancel()
