@@ -103,6 +103,20 @@ class VerdictsPart(msgspec.Struct, frozen=True):
     recent: list[VerdictPart] = []
 
 
+class AuditPart(msgspec.Struct, frozen=True):
+    """power: chance that a cheat in `cheated_share` of the groups of the worker checked least was seen in `window`."""
+
+    window: int = 0
+    trust: str = "verified"
+    cheated_share: float = 0.1
+    power_wanted: float = 0.95
+    power: float | None = None
+    checked_share: float | None = None
+    pledged_share: float = 0.0
+    quarantined: list[dict[str, Any]] = []
+    disputes: dict[str, int] = {}
+
+
 class SlashPart(msgspec.Struct, frozen=True):
     node: str
     provider: str = ""
@@ -135,6 +149,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     work: WorkPart | None = None
     training: TrainingPart | None = None
     verdicts: VerdictsPart | None = None
+    audit: AuditPart | None = None
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}
     processes: list[ProcessPart] = []

@@ -9,7 +9,22 @@ from typing import Annotated
 
 import typer
 
-from cli import contract, demo, devnet, join, keys, report, run, status, train, weights, weights_serve
+from cli import (
+    audit,
+    calibrate,
+    contract,
+    contract_economics,
+    demo,
+    devnet,
+    join,
+    keys,
+    report,
+    run,
+    status,
+    train,
+    weights,
+    weights_serve,
+)
 from cli.errors import describe, exit_code
 from cli.output import print_error
 
@@ -56,8 +71,11 @@ app.command("status", epilog=status.EXAMPLES)(status.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 app.add_typer(run.app, name="run")
+app.command("audit", epilog=audit.EXAMPLES)(audit.command)
+app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.command)
 app.add_typer(devnet.app, name="devnet")
 app.add_typer(contract.app, name="contract")
+contract.app.command("economics", epilog=contract_economics.EXAMPLE)(contract_economics.economics)
 app.add_typer(keys.app, name="keys")
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 app.add_typer(weights.app, name="weights")

@@ -107,6 +107,14 @@ def _facts(status: "DaemonStatus") -> Table:
         _row(grid, "  training", f"step {training.step}  reward {reward}  {training.queued_rollouts} rollouts queued")
     if status.verdicts and status.verdicts.accepted + status.verdicts.rejected:
         _row(grid, "  verdicts", f"{status.verdicts.accepted} accepted  {status.verdicts.rejected} rejected")
+    audit = status.audit
+    power = audit.power if audit else None
+    if audit is not None and power is not None:
+        told = "" if power >= audit.power_wanted else f"  below the run's {audit.power_wanted:.2f}"
+        shared = f"  {audit.checked_share:.0%} of the groups recomputed" if audit.checked_share is not None else ""
+        refused = f"  {len(audit.quarantined)} validators not believed" if audit.quarantined else ""
+        cheat = f"against cheating in {audit.cheated_share:.0%}"
+        _row(grid, "  audit", f"power {power:.3f} {cheat}{told}{shared}{refused}")
     for contact in status.node.contacts[:2]:
         _row(grid, "  contact", contact)
     return grid

@@ -47,6 +47,7 @@ from node.runfile import compile_run
 from node.statedir import StateDir
 from node.status import StatusPage
 from node.swarm.board import Board
+from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.training.client import TrainerProcess
 from node.training.settings import read_settings
@@ -180,8 +181,10 @@ class Daemon:
         blobs = BlobDoor(store, exchange, HttpBlobs(store), first, lambda: _gateways(membership))
         run_ = await self._obtain_run(role, pool.run_root, blobs, membership, key.address, state.path)
         keep = run_.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
+        jury = Jury(board, membership, run_.spec, number, pool.threshold)
+        nursery.start_soon(jury.run)
         station = Station(
-            key, domain, number, run_, board, blobs, journal, membership, PolicyShelf(keep, store), pool.threshold
+            key, domain, number, run_, board, blobs, journal, membership, PolicyShelf(keep, store), pool.threshold, jury
         )
         self.status.work_for(station)
         gateway = await self._open_gateway(nursery, station, store, state.path)
@@ -298,6 +301,7 @@ class Daemon:
                 queued=self.status.queued,
                 finished=self.status.finished,
                 gateway=gateway,
+                lots=self.status.pledges,
             )
 
         return describe

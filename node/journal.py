@@ -22,6 +22,7 @@ CREATE TABLE IF NOT EXISTS files (
     root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS invalidated (root BLOB PRIMARY KEY, step INTEGER, why TEXT) WITHOUT ROWID;
 """
 
 
@@ -106,6 +107,12 @@ class Journal:
         """state: accepted or rejected."""
         self._db.execute("UPDATE files SET state = ? WHERE root = ? AND state = 'pending'", (state, root))
 
+    def revoke_file(self, root: bytes) -> None:
+        """A file that was accepted and is rejected after all, before it went on chain."""
+        self._db.execute(
+            "UPDATE files SET state = 'rejected' WHERE root = ? AND state = 'accepted' AND epoch IS NULL", (root,)
+        )
+
     def unpaid_files(self, before: float) -> list[tuple[bytes, int]]:
         """(root, units) of accepted files made before a time, not yet committed on chain."""
         query = "SELECT root, units FROM files WHERE state='accepted' AND epoch IS NULL AND made_at < ? ORDER BY root"
@@ -133,6 +140,21 @@ class Journal:
     def forget_consumed(self, first_step: int) -> None:
         """Free the files of batches that were never written: the node died between the two."""
         self._db.execute("DELETE FROM consumed WHERE step >= ?", (first_step,))
+
+    def invalidate(self, root: bytes, why: str) -> bool:
+        """Record that a file which trained a step was rejected afterwards; whether it had and was not recorded yet.
+
+        A step consumes a file or groups of it: names that begin with its root.
+        """
+        row = self._db.execute("SELECT min(step) FROM consumed WHERE substr(root, 1, 32) = ?", (root,)).fetchone()
+        if row[0] is None:
+            return False
+        cursor = self._db.execute("INSERT OR IGNORE INTO invalidated VALUES (?, ?, ?)", (root, row[0], why))
+        return cursor.rowcount > 0
+
+    def invalidated(self) -> list[tuple[bytes, int, str]]:
+        """(file root, step that it trained, why) of every file that was rejected too late."""
+        return self._db.execute("SELECT root, step, why FROM invalidated ORDER BY step").fetchall()
 
     def consumed(self) -> dict[bytes, int]:
         """file root -> step that used it."""

@@ -45,13 +45,18 @@ def check_run(run: CompiledRun) -> RunFacts:
     parameters = _check_model(run)
     with tempfile.TemporaryDirectory(prefix="intellect-run-") as folder:
         assets = Path(folder)
-        for name, file in run.files.items():
-            _place(file, assets / name)
+        place_files(run, assets)
         try:
             longest, parts = _check_problems(run, assets)
         except Exception as error:
             raise _with_real_paths(error, run, assets) from error
     return RunFacts(parameters, longest, parts)
+
+
+def place_files(run: CompiledRun, assets: Path) -> None:
+    """Lay the run's files out below `assets` as a member of the run finds them."""
+    for name, file in run.files.items():
+        _place(file, assets / name)
 
 
 def _place(file: Path, target: Path) -> None:

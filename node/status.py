@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
+from node.audit_status import describe_audit
 from node.chain.profile import NetworkProfile
 from node.pool_events import PoolEvents
 from node.roles.common import Station
@@ -25,6 +26,7 @@ from node.swarm.membership import Membership
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.liveness import Member
+from protocol.lots import LotPledge
 
 SCHEMA_VERSION = 1
 
@@ -105,6 +107,10 @@ class StatusPage:
         return isinstance(self._actor, Trainer) and self._actor.done
 
     @property
+    def pledges(self) -> tuple[LotPledge, ...]:
+        return self._actor.lottery.pledges if isinstance(self._actor, Validator) else ()
+
+    @property
     def engine(self) -> str:
         return getattr(self._children[0], "engine_name", "") if self._children else ""
 
@@ -121,6 +127,7 @@ class StatusPage:
             "work": self._work(),
             "training": self._training(self._actor) if isinstance(self._actor, Trainer) else None,
             "verdicts": self._verdicts(),
+            "audit": self._audit(),
             "slashed": self._slashed(),
             "network_stats": self._traffic(),
             "board": dict(self._board.counts) if self._board else {},
@@ -221,6 +228,7 @@ class StatusPage:
             "ended_by": trainer.ended_by,
             "done": trainer.done,
             "seconds": round(trainer.seconds, 2),
+            "invalidated_files": trainer.invalidated,
         }
 
     def _verdicts(self) -> dict[str, Any]:
@@ -238,8 +246,14 @@ class StatusPage:
             "accepted": actor.outcomes["accepted"],
             "rejected": actor.outcomes["rejected"],
             "by_reason": dict(actor.reasons),
+            "withheld": actor.outcomes["withheld"],
+            "skipped": actor.outcomes["skipped"],
             "recent": recent,
         }
+
+    def _audit(self) -> dict[str, Any] | None:
+        station = self._station
+        return describe_audit(station.jury, station.membership, station.run.spec.audit) if station else None
 
     def _slashed(self) -> list[dict[str, Any]]:
         records = self._membership.slashed if self._membership else []

@@ -41,6 +41,7 @@ class Reason(IntEnum):
     FRESHNESS = 15
     NOT_A_MEMBER = 16
     SUSPECTED = 17
+    CONVICTED = 18
 
 
 OBJECTIVE = frozenset(
@@ -57,10 +58,19 @@ OBJECTIVE = frozenset(
 )
 
 HEARSAY = frozenset(
-    {Reason.STALE, Reason.DUPLICATE, Reason.GAP, Reason.UNAVAILABLE, Reason.NOT_A_MEMBER, Reason.SUSPECTED}
+    {
+        Reason.STALE,
+        Reason.DUPLICATE,
+        Reason.GAP,
+        Reason.UNAVAILABLE,
+        Reason.NOT_A_MEMBER,
+        Reason.SUSPECTED,
+        Reason.CONVICTED,
+    }
 )
-"""Reasons that rest on what a validator had heard by then: they cost a file its pay, never a stake, and two honest
-validators may differ in them."""
+"""Reasons that rest on what a validator had heard or seen by then, so that two honest ones may differ in them. They
+cost a file its pay and never a stake, with one exception: CONVICTED, the odds over a worker's whole record, which
+needs two validators on different classes of engines besides the quorum."""
 
 STATISTICAL = frozenset({Reason.ACTIVATIONS, Reason.SAMPLING})
 """Reasons that rest on floating-point arithmetic."""

@@ -274,51 +274,58 @@ class Judge:
 
     def __init__(self, spec: DecisionSpec, k: int) -> None:
         self._spec, self._k = spec, k
-        self._honest = [_logs(table) for table in spec.honest.values()]
-        self._cheating = {name: _logs(table) for name, table in spec.cheating.items()}
+        self.names = tuple(spec.cheating)
+        self._by_proof = self._terms([table.proofs for table in spec.honest.values()], 0, _PROOF_CAP)
+        self._by_token = self._terms([table.tokens for table in spec.honest.values()], 1, _TOKEN_CAP)
+
+    def _terms(self, honest: Sequence[Sequence[int]], which: int, cap: float) -> F64:
+        """float64[cheats, honest tables, bins]: what one proof or token in a bin adds to a log ratio."""
+        cheats = [(table.proofs, table.tokens)[which] for table in self._spec.cheating.values()]
+        if not cheats:
+            return np.zeros((0, 0, 0))
+        ratios = np.stack([_log_share(counts) for counts in cheats])[:, None] - np.stack(
+            [_log_share(counts) for counts in honest]
+        )
+        return np.minimum(ratios, cap)
 
     def evidence(self, samples: Sequence[SampleStatistics], verifier: str = "") -> Evidence:
         """What the samples of one file say together."""
-        binned = [(proof_bins(sample.errors, self._k), token_bins(sample.distances)) for sample in samples]
-        ratios = {
-            name: self._of_file(np.array([self._of_sample(table, *bins) for bins in binned]))
-            for name, table in self._cheating.items()
-        }
+        ratios = self.of_file(self.of_samples(samples))
         proofs = sum(len(sample.errors) for sample in samples)
         tokens = sum(int(sample.distances.size) for sample in samples)
-        return Evidence(ratios, len(samples), proofs, tokens, verifier)
+        log_ratios = {name: float(ratio) for name, ratio in zip(self.names, ratios, strict=True)}
+        return Evidence(log_ratios, len(samples), proofs, tokens, verifier)
 
-    def sample_ratios(self, sample: SampleStatistics) -> dict[str, float]:
-        """Log ratio of one sample by way of cheating, if all were cheated; at most the sample's cap."""
-        proofs, tokens = proof_bins(sample.errors, self._k), token_bins(sample.distances)
-        return {name: self._of_sample(table, proofs, tokens) for name, table in self._cheating.items()}
+    def of_samples(self, samples: Sequence[SampleStatistics]) -> F64:
+        """float64[samples, cheats]: log ratio of each sample if it was cheated; at most the sample's cap."""
+        if not self.names:
+            return np.zeros((len(samples), 0))
+        proofs = np.zeros((len(samples), PROOF_BINS))
+        tokens = np.zeros((len(samples), TOKEN_BINS))
+        for i, sample in enumerate(samples):
+            proofs[i] = np.bincount(proof_bins(sample.errors, self._k), minlength=PROOF_BINS)
+            tokens[i] = np.bincount(token_bins(sample.distances), minlength=TOKEN_BINS)
+        total: F64 = np.zeros((len(samples), len(self.names)))
+        known: F64 = np.zeros((len(samples), 1))
+        for counts, terms in ((proofs, self._by_proof), (tokens, self._by_token)):
+            summed: F64 = counts @ terms.transpose(0, 2, 1)  # [cheats, samples, honest tables]
+            against_honest = summed.min(axis=2).T  # the likeliest honest table
+            seen: F64 = (counts.sum(axis=1) > 0).astype(np.float64)[:, None]
+            total = total + seen * np.exp(np.minimum(against_honest * self._spec.temper, _SAMPLE_CAP))
+            known = known + seen
+        mean: F64 = np.where(known > 0, total / np.maximum(known, 1.0), 1.0)
+        return np.log(np.maximum(mean, _LEAST_RATIO))
 
-    def _of_file(self, samples: F64) -> float:
-        """samples: float64[n] log ratios -> log of the mean over the shares of cheated samples, capped."""
-        shares = np.array(self._spec.shares)[:, None]
-        sums = np.log((1 - shares) + shares * np.exp(samples[None, :])).sum(axis=1)
-        highest = float(sums.max())
-        mean = highest + math.log(float(np.exp(sums - highest).mean()))
-        return min(mean, math.log(self._spec.file_cap))
-
-    def _of_sample(self, cheat: tuple[F64, F64], proofs: I64, tokens: I64) -> float:
-        by_proofs = self._against_honest(0, cheat[0], proofs, _PROOF_CAP)
-        by_tokens = self._against_honest(1, cheat[1], tokens, _TOKEN_CAP)
-        known = [ratio for ratio, seen in ((by_proofs, proofs), (by_tokens, tokens)) if seen.size]
-        if not known:
-            return 0.0
-        temper = self._spec.temper
-        mean = sum(math.exp(min(ratio * temper, _SAMPLE_CAP)) for ratio in known) / len(known)
-        return math.log(max(mean, _LEAST_RATIO))
-
-    def _against_honest(self, which: int, cheat: F64, bins: I64, cap: float) -> float:
-        """The smallest, over the honest tables, of the summed log ratios; each term at most `cap`."""
-        return min(float(np.minimum(cheat[bins] - honest[which][bins], cap).sum()) for honest in self._honest)
-
-
-def _logs(table: Table) -> tuple[F64, F64]:
-    """Log probabilities of a table's bins, every bin given half a count so that none is impossible."""
-    return _log_share(table.proofs), _log_share(table.tokens)
+    def of_file(self, samples: F64) -> F64:
+        """samples: float64[samples, cheats] -> float64[cheats]: log of the mean over the shares of cheated samples."""
+        shares = np.array(self._spec.shares)[:, None, None]
+        sums: F64 = np.log((1 - shares) + shares * np.exp(samples)).sum(axis=1)
+        if not sums.size:
+            return np.zeros(samples.shape[1], dtype=np.float64)
+        highest: F64 = sums.max(axis=0)
+        mean: F64 = highest + np.log(np.exp(sums - highest).sum(axis=0) / len(sums))
+        capped: F64 = np.minimum(mean, math.log(self._spec.file_cap))
+        return capped
 
 
 def _log_share(counts: Sequence[int]) -> F64:

@@ -153,7 +153,8 @@ def resolve(
     wins with more than half of the electorate, and of at least two: nobody is found wrong by one other alone.
     """
     sides = _sides(rechecks, groups, tolerance)
-    largest = max(sides, key=len, default={})
+    nobody: dict[Address, VerdictIssued] = {}
+    largest = max(sides, key=len, default=nobody)
     if 2 * len(largest) <= electorate or len(largest) < 2:
         complete = len(rechecks) >= electorate
         return Resolution(Ruling.UNRESOLVED, {}) if complete else None

@@ -89,7 +89,8 @@ class VerdictIssued(_Message, frozen=True):
     What makes verdicts comparable: window, rate: of the lot; checked: bitmap of the groups that went through the
     model; rewards: per group 4 bytes of BLAKE3 over its recomputed rewards (4 zero bytes: scoring took too long);
     logprobs: per checked group the mean log-probability of its output tokens, float32 little-endian; group: where
-    the fault lies, -1 for the whole file; recheck: judged again after a dispute, every group.
+    the fault lies, -1 for the whole file; recheck: judged again after a dispute, every group; standing: what the
+    author thinks of the worker by now (decision.Level); verifier: the class of engine that it looks with.
     """
 
     verdict: Verdict
@@ -104,6 +105,8 @@ class VerdictIssued(_Message, frozen=True):
     logprobs: bytes = b""
     group: int = -1
     recheck: bool = False
+    standing: int = 0
+    verifier: str = ""
 
 
 class LotsRevealed(_Message, frozen=True):
@@ -126,7 +129,28 @@ class CheckRequested(_Message, frozen=True):
     commitment: bytes
 
 
-Message = Heartbeat | PolicyAnnounced | RolloutCommitted | VerdictIssued | LotsRevealed | DisputeRaised | CheckRequested
+class WorkPublished(_Message, frozen=True):
+    """A worker shows the files behind the root that it put on chain for an epoch.
+
+    root: 32 bytes, as on chain; leaves_root, leaves_size: the blob with (file root, units) of every leaf.
+    """
+
+    epoch: int
+    root: bytes
+    leaves_root: bytes
+    leaves_size: int
+
+
+Message = (
+    Heartbeat
+    | PolicyAnnounced
+    | RolloutCommitted
+    | VerdictIssued
+    | LotsRevealed
+    | DisputeRaised
+    | CheckRequested
+    | WorkPublished
+)
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 
 
@@ -206,6 +230,9 @@ def _fault(message: Message, author: Address, pool: int) -> str | None:
         case DisputeRaised(first=first, second=second):
             if max(len(first), len(second)) > MAX_VERDICT_BYTES:
                 return "a verdict in it is too long"
+        case WorkPublished(epoch=epoch, root=root, leaves_root=leaves, leaves_size=size):
+            if len(root) != 32 or len(leaves) != 32 or epoch < 0 or size <= 0:
+                return "a root is not 32 bytes, or a number is out of range"
         case CheckRequested():
             return None
     return None
@@ -215,6 +242,8 @@ def _values_fault(message: VerdictIssued) -> str | None:
     """What is wrong with the comparable values of a verdict, by themselves."""
     checked = sum(byte.bit_count() for byte in message.checked)
     groups = len(message.rewards) // 4
+    if len(message.verifier) > 64 or not 0 <= message.standing <= 16:
+        return "the verifier or the standing is not in form"
     if not 0 <= message.rate <= RATE_ONE or not -1 <= message.group < MAX_GROUPS:
         return "the rate or the group is out of range"
     if len(message.checked) > MAX_GROUPS // 8 or len(message.rewards) % 4 or groups > MAX_VALUES:

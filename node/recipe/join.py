@@ -11,7 +11,7 @@ from node.recipe.pool import Group, Sample
 from node.training.batch import BatchRow
 from protocol.budgets import draw_targets, task_reward
 from protocol.errors import ProtocolError
-from protocol.rollout import Report, RolloutBatch, SampleRow
+from protocol.rollout import Report, ReportRow, RolloutBatch, SampleRow
 from protocol.run import RunSpec
 
 MAX_LOGPROB = 1e-3
@@ -19,9 +19,9 @@ MAX_LOGPROB = 1e-3
 
 
 def join(run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, report: Report) -> list[Group]:
-    """The groups of one file, in order. root: of the file (32 bytes). Raises ProtocolError for a report that is not
-    about it, or whose numbers are not finite."""
-    _check_header(root, batch, report)
+    """The groups of one file that the report recomputes, in order. root: of the file (32 bytes). Raises ProtocolError
+    for a report that is not about it, holds part of a group, or whose numbers are not finite."""
+    values = _values(root, batch, report)
     header = batch.header
     try:
         targets = draw_targets(run, bytes.fromhex(header.policy_root), header.node, header.index, header.capacity)
@@ -30,9 +30,10 @@ def join(run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, repor
     key = int.from_bytes(root[:6]) << 14
     rows: dict[int, list[tuple[BatchRow, Sample]]] = {}
     labels: dict[int, str] = {}
-    for sample, value in zip(batch.rows, report.rows, strict=True):
-        if (sample.group, sample.sample) != (value.group, value.sample):
-            raise _unusable("its rows are in another order")
+    for sample in batch.rows:
+        value = values.get((sample.group, sample.sample))
+        if value is None:
+            continue
         _check_numbers(sample, value.reward, value.logprobs)
         target = targets[sample.group] if targets else None
         length = len(sample.output)
@@ -64,11 +65,17 @@ def join(run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, repor
     ]
 
 
-def _check_header(root: bytes, batch: RolloutBatch, report: Report) -> None:
+def _values(root: bytes, batch: RolloutBatch, report: Report) -> dict[tuple[int, int], ReportRow]:
+    """(group, sample) -> what was recomputed of it."""
     if report.header.file_root != root.hex() or report.header.policy_root != batch.header.policy_root:
         raise _unusable("it is not about this file")
-    if len(report.rows) != len(batch.rows):
-        raise _unusable(f"it has {len(report.rows)} rows, the file has {len(batch.rows)}")
+    values = {(row.group, row.sample): row for row in report.rows}
+    if len(values) != len(report.rows):
+        raise _unusable("it names a sample twice")
+    checked = {group for group, _ in values}
+    if {(row.group, row.sample) for row in batch.rows if row.group in checked} != values.keys():
+        raise _unusable("a group of it is not the file's, or not whole")
+    return values
 
 
 def _check_numbers(sample: SampleRow, reward: float, logprobs: list[float]) -> None:

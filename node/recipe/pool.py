@@ -88,6 +88,13 @@ class RolloutPool:
         for group in groups:
             self._groups.setdefault(group.key, group)
 
+    def forget(self, root: bytes) -> int:
+        """Remove the groups of a file that wait; how many there were."""
+        keys = [key for key in self._groups if key[0] == root]
+        for key in keys:
+            del self._groups[key]
+        return len(keys)
+
     def drop_stale(self, step: int) -> list[Group]:
         """Remove and count what may not train `step` any more."""
         old = [group for group in self._groups.values() if step - group.policy_step > self._max_staleness]

@@ -10,6 +10,7 @@ import msgspec
 
 from node.journal import Journal
 from node.swarm.board import Board
+from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from protocol.blobs import BlobInfo
@@ -47,6 +48,7 @@ class Station(msgspec.Struct):
     membership: Membership
     shelf: PolicyShelf
     quorum: int
+    jury: Jury
 
 
 class Rate:

@@ -1,13 +1,11 @@
 """The trainer: publish each policy, gather verified rollouts, hand the learner one batch per step.
 
-A rollout is used once its quorum is reached, with the values that validators recomputed: nothing that the
-worker said about itself enters a batch. Which groups make a batch is node.recipe's to say; staleness is counted from
+Which files may be used is the intake's to say, which groups make a batch node.recipe's; staleness is counted from
 the policy that made the tokens. Publishing and batching are journaled, so a restart neither repeats nor loses anything.
 """
 
 import time
-from collections import Counter, OrderedDict, deque
-from pathlib import Path
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -16,28 +14,20 @@ import trio
 
 from node.metrics.alarms import Alarm
 from node.metrics.observer import Observer
-from node.recipe.join import join
 from node.recipe.ledger import Entry, Ledger
 from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe
 from node.roles.common import Rate, Station
+from node.roles.intake import Intake
 from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.client import TrainerProcess
 from node.training.spool import Spool
 from node.weights.publish import Publisher
-from protocol.errors import IntellectError
-from protocol.identity import Address
-from protocol.messages import RolloutCommitted, VerdictIssued
-from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES, decode, decode_report
-from protocol.statements import Outcome
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 30.0
 POLL = 0.05
 AHEAD = 1
-PENDING = 256
-FETCHERS = 4
 POLICY_TIMEOUT = 15.0
 HISTORY = 400
 
@@ -70,15 +60,13 @@ class Trainer:
         self._used: set[bytes] = set()
         self._tokens = 0
         self._steps: dict[bytes, int] = {}
-        self._commitments: OrderedDict[bytes, RolloutCommitted] = OrderedDict()
-        self._votes: OrderedDict[bytes, dict[Address, VerdictIssued]] = OrderedDict()
-        self._taken: set[bytes] = set()
-        self._accepted_send, self._accepted = trio.open_memory_channel[bytes](PENDING)
+        self._intake = Intake(
+            station, step_of=self._step_of, fresh=self._fresh, taken_in=self._take_in, taken_back=self._pool.forget
+        )
         self.rate = Rate(30.0)
         self.step = -1
         self.done = False
         self.staleness: Counter[int] = Counter()
-        self._lost = 0
         self.ended_by: str | None = None
         self.metrics: deque[StepMetrics] = deque(maxlen=HISTORY)
         self.began_at: float | None = None
@@ -92,7 +80,12 @@ class Trainer:
     @property
     def dropped(self) -> int:
         """Rollouts that were too old when their turn came, and files that could not be had or used."""
-        return self._pool.stale_rollouts + self._lost
+        return self._pool.stale_rollouts + self._intake.lost
+
+    @property
+    def invalidated(self) -> int:
+        """Files that trained a step and were rejected afterwards."""
+        return self._intake.invalidated
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -111,10 +104,7 @@ class Trainer:
         await self._recall()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._learner.run)
-            nursery.start_soon(self._note_commitments)
-            nursery.start_soon(self._count_votes)
-            for _ in range(FETCHERS):
-                nursery.start_soon(self._fetch_accepted)
+            nursery.start_soon(self._intake.run)
             nursery.start_soon(self._feed)
             nursery.start_soon(self._publish)
 
@@ -185,66 +175,9 @@ class Trainer:
 
     # verdicts in
 
-    async def _note_commitments(self) -> None:
-        async for signed in self._station.board.subscribe(RolloutCommitted):
-            message = signed.message
-            assert isinstance(message, RolloutCommitted)  # noqa: S101 - the subscription's type
-            self._commitments[message.commitment.file_root] = message
-            if len(self._commitments) > 8192:
-                self._commitments.popitem(last=False)
-            self._decide(message.commitment.file_root)
-
-    async def _count_votes(self) -> None:
-        async for signed in self._station.board.subscribe(VerdictIssued):
-            message = signed.message
-            assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
-            root = message.verdict.file_root
-            self._votes.setdefault(root, {})[signed.author] = message
-            if len(self._votes) > 8192:
-                self._votes.popitem(last=False)
-            self._decide(root)
-
-    def _decide(self, root: bytes) -> None:
-        """Once a quorum accepts a file whose commitment is known, fetch it."""
-        accepting = [vote for vote in self._votes.get(root, {}).values() if vote.verdict.outcome == Outcome.ACCEPT]
-        if root in self._taken or root not in self._commitments or len(accepting) < self._station.quorum:
-            return
-        self._taken.add(root)
-        try:
-            self._accepted_send.send_nowait(root)
-        except trio.WouldBlock:
-            self._taken.discard(root)
-            self._lost += 1
-
-    async def _fetch_accepted(self) -> None:
-        async for root in self._accepted:
-            try:
-                groups = await self._obtain(root)
-            except IntellectError as error:
-                log.warning("rollout.lost", root=root.hex()[:16], why=error.why)
-                self._lost += 1
-                continue
-            self._pool.add(group for group in groups if _name(group) not in self._used)
-            self.rate.add(sum(sample.length for group in groups for sample in group.samples))
-
-    async def _obtain(self, root: bytes) -> list[Group]:
-        """Tokens from the worker's file, rewards and log-probs from an accepting validator's report; nothing if
-        the file is stale."""
-        message = self._commitments[root]
-        commitment = message.commitment
-        step = await self._step_of(commitment.policy_root)
-        if step is None or not self._fresh(step):
-            self._lost += 1
-            return []
-        voters = list(self._votes[root].items())
-        vote_by, vote = next((a, v) for a, v in voters if v.verdict.outcome == Outcome.ACCEPT)
-        holders = [commitment.node, *(address for address, _ in voters)]
-        blobs = self._station.blobs
-        file = await blobs.fetch(root, holders, max_size=min(message.size, MAX_FILE_BYTES), timeout=FETCH_TIMEOUT)
-        report = await blobs.fetch(
-            vote.report_root, [vote_by], max_size=min(vote.report_size, MAX_REPORT_BYTES), timeout=FETCH_TIMEOUT
-        )
-        return await trio.to_thread.run_sync(self._join, root, step, file, report)
+    def _take_in(self, groups: list[Group]) -> None:
+        self._pool.add(group for group in groups if _name(group) not in self._used)
+        self.rate.add(sum(sample.length for group in groups for sample in group.samples))
 
     async def _step_of(self, policy_root: bytes) -> int | None:
         """The step of one of our policies. After a restart verdicts may come before the policies are published
@@ -255,11 +188,6 @@ class Trainer:
             ):
                 await trio.sleep(POLL)
         return self._steps.get(policy_root)
-
-    def _join(self, root: bytes, step: int, file: Path, report: Path) -> list[Group]:
-        """Pair the samples of a file with their recomputed values."""
-        limit = self._spec.rollout.samples_per_file
-        return join(self._spec, root, step, decode(file.read_bytes(), limit), decode_report(report.read_bytes(), limit))
 
     # batches in
 

@@ -5,6 +5,7 @@ Its own rewards are for its log only. What it has committed to is in the journal
 
 import math
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Protocol
 
@@ -16,12 +17,14 @@ from node.chain.client import Block
 from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.journal import Journal
 from node.recipe.capacity import CapacityGauge
+from node.roles.annulment import encode_leaves
 from node.roles.common import LoadedPolicies, Rate, Station
+from node.swarm.ballots import FileState
 from node.weights.keeper import HeldPolicy
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.messages import Heartbeat, RolloutCommitted, VerdictIssued
-from protocol.statements import Outcome, WorkCommitment, sign
+from protocol.messages import Heartbeat, RolloutCommitted, WorkPublished
+from protocol.statements import WorkCommitment, sign
 from protocol.work import leaf, merkle_root
 
 log = structlog.get_logger()
@@ -30,6 +33,9 @@ FIRST_INTERVAL = 1.5
 INTERVAL_MEMORY = 0.8
 LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
+VERDICT_POLL = 5.0
+REMEMBERED = 256
+"""Files of all workers whose state is looked at again."""
 
 
 class EngineChild(Protocol):
@@ -188,20 +194,25 @@ class Worker:
             await self._station.board.post_raw(raw)
 
     async def _follow_verdicts(self) -> None:
-        votes: dict[bytes, dict[int, set[str]]] = {}
-        async for signed in self._station.board.subscribe(VerdictIssued):
-            verdict = signed.message.verdict  # type: ignore[union-attr]
-            if verdict.node != self._station.key.address:
-                continue
-            voters = votes.setdefault(verdict.file_root, {}).setdefault(verdict.outcome, set())
-            voters.add(signed.author)
-            if len(voters) >= self._station.quorum:
-                state = "accepted" if verdict.outcome == Outcome.ACCEPT else "rejected"
-                await self._journal.do(self._journal.judge_file, verdict.file_root, state)
-                self.counts = await self._journal.do(self._journal.file_counts)
-                votes.pop(verdict.file_root, None)
-            if len(votes) > 4096:
-                votes.pop(next(iter(votes)))
+        """What becomes of this worker's files, as the pool's jury decides; a dispute may change it once more."""
+        told = self._station.jury.watch()
+        known: OrderedDict[bytes, FileState] = OrderedDict()
+        while True:
+            with trio.move_on_after(VERDICT_POLL):  # some things only time decides
+                known.setdefault(await told.receive(), FileState.OPEN)
+            for root, before in list(known.items()):
+                state = self._station.jury.ballots.state(root)
+                if state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
+                    known[root] = state
+                    await self._note_verdict(root, state is FileState.ACCEPTED)
+            while len(known) > REMEMBERED:
+                known.popitem(last=False)
+
+    async def _note_verdict(self, root: bytes, accepted: bool) -> None:
+        if not accepted:
+            await self._journal.do(self._journal.revoke_file, root)
+        await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
+        self.counts = await self._journal.do(self._journal.file_counts)
 
     async def _watch_trainer(self) -> None:
         async for signed in self._station.board.subscribe(Heartbeat):
@@ -233,8 +244,17 @@ class Worker:
             leaves = [leaf(self._station.key.address, root, units) for root, units in files]
             units = sum(units for _, units in files)
             await self._treasury.commit_work(self._station.pool, epoch, merkle_root(leaves), units)
+            await self._publish_leaves(epoch, merkle_root(leaves), files)
             log.info("work.committed", epoch=epoch, files=len(files), units=units)
         await self._journal.do(self._journal.remember, "epoch", str(epoch).encode())
+
+    async def _publish_leaves(self, epoch: int, root: bytes, files: list[tuple[bytes, int]]) -> None:
+        """Show which files stand behind an epoch's root, so that one that is rejected later can be taken out."""
+        info = await self._station.blobs.add(encode_leaves(files))
+        message = WorkPublished(
+            pool=self._station.pool, epoch=epoch, root=root, leaves_root=info.root, leaves_size=info.size
+        )
+        await self._station.board.post(message)
 
     async def _is_on_chain(self, epoch: int) -> bool:
         """Whether a commitment was sent before a restart could be journaled."""

@@ -145,11 +145,14 @@ class Ballots:
         case = self._cases.get(root)
         return {author: _verdict(one) for author, one in self._side(case, True).items()} if case else {}
 
+    def rejecting(self, root: bytes) -> dict[Address, VerdictIssued]:
+        """The believed verdicts that reject a file, with or without its worker's stake."""
+        case = self._cases.get(root)
+        return {author: _verdict(one) for author, one in self._side(case, False).items()} if case else {}
+
     def accusations(self, root: bytes, reason: int) -> dict[Address, VerdictIssued]:
         """The believed verdicts that would take the stake for `reason`."""
-        case = self._cases.get(root)
-        rejecting = self._side(case, False).items() if case else ()
-        votes = {author: _verdict(one) for author, one in rejecting}
+        votes = self.rejecting(root)
         return {a: v for a, v in votes.items() if v.verdict.outcome == Outcome.SLASH and v.verdict.reason == reason}
 
     def undisputed(self, root: bytes) -> bool:

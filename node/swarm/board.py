@@ -30,6 +30,7 @@ from protocol.messages import (
     RolloutCommitted,
     Signed,
     VerdictIssued,
+    WorkPublished,
     open_envelope,
     seal,
     topic,
@@ -46,6 +47,7 @@ M = TypeVar(
     LotsRevealed,
     DisputeRaised,
     CheckRequested,
+    WorkPublished,
 )
 
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
@@ -176,6 +178,8 @@ class Board:
             case VerdictIssued(verdict=verdict, signature=signature):
                 allowed = self._authority.is_validator(author)
                 allowed = allowed and signer_of(self._domain, verdict, signature) == author
+            case WorkPublished():
+                allowed = self._authority.is_member(author)
             case LotsRevealed():
                 allowed = self._authority.is_validator(author)
             case DisputeRaised(first=first, second=second):

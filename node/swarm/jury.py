@@ -77,8 +77,8 @@ class Jury:
             assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
             before = set(self.ballots.quarantined)
             disputes = self.ballots.add(signed)
-            self.lots.verdict(signed)
             self._tell(before)
+            self._punish(self.lots.verdict(signed))
             self._notify(message.verdict.file_root)
             for dispute in disputes[:1]:
                 await self._raise(dispute)

@@ -13,11 +13,12 @@ from protocol.identity import Address
 from protocol.lots import LotPledge, broken_promise, secret_hash, unpack_groups
 from protocol.messages import Heartbeat, LotsRevealed, Signed, VerdictIssued
 from protocol.run import RunSpec
+from protocol.statements import Outcome
 
 KEPT_WINDOWS = 64
 KEPT_VERDICTS = 4096
-EARLY_SLACK = 1
-"""Policies by which our clock may lag behind that of whoever reveals."""
+OVERDUE_WINDOWS = 8
+"""Windows of verdicts without the secret that decided their lots, after which their author is believed no more."""
 
 
 class BrokenPromise(msgspec.Struct, frozen=True):
@@ -39,12 +40,14 @@ class WorkerPower(msgspec.Struct, frozen=True):
 
 
 class _Pledged(msgspec.Struct):
-    """in_time: heard before the first policy of its window; revealed: its secret was told and was the pledged one."""
+    """in_time: heard before the first policy of its window; revealed: its secret was told and was the pledged one;
+    used: there was a verdict by it."""
 
     pledge: LotPledge
     raw: bytes
     in_time: bool
     revealed: bool = False
+    used: bool = False
 
 
 class LotBook:
@@ -61,6 +64,7 @@ class LotBook:
         self._verdicts: OrderedDict[tuple[Address, int], list[Signed]] = OrderedDict()
         self._files: OrderedDict[int, dict[Address, dict[bytes, set[int]]]] = OrderedDict()
         self.kept = 0
+        self.early = 0
         self.broken = 0
 
     def policy(self, root: bytes, step: int) -> None:
@@ -94,27 +98,49 @@ class LotBook:
                 return self._break(signed.author, f"two pledges for window {pledge.window}", known.raw, signed.raw)
         return None
 
-    def verdict(self, signed: Signed) -> None:
-        """Note which groups a verdict covers."""
+    def verdict(self, signed: Signed) -> BrokenPromise | None:
+        """Note which groups a verdict covers. An accepting one must belong to the lot of its window."""
         message = signed.message
         assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
         verdict = message.verdict
         step = self._steps.get(verdict.policy_root)
+        if step is None:
+            return None
+        window = window_of(step, self._audit)
         self.committed(verdict.node, verdict.policy_root, verdict.file_root)
-        if step is not None:
-            files = self._files[window_of(step, self._audit)][verdict.node]
-            files[verdict.file_root].update(unpack_groups(message.checked, self._groups) or ())
-        foreign = step is not None and window_of(step, self._audit) != message.window
-        if message.recheck or not message.checked or foreign:
-            return
-        said = self._verdicts.setdefault((signed.author, message.window), [])
+        files = self._files.get(window, {}).get(verdict.node, {})
+        files.setdefault(verdict.file_root, set()).update(unpack_groups(message.checked, self._groups) or ())
+        if message.recheck or verdict.outcome != Outcome.ACCEPT:
+            return None
+        if message.window != window:
+            return self._break(signed.author, "it accepted a file by the lot of another window", signed.raw)
+        said = self._verdicts.setdefault((signed.author, window), [])
         if len(said) < KEPT_VERDICTS:
             said.append(signed)
         while len(self._verdicts) > 4 * KEPT_WINDOWS:
             self._verdicts.popitem(last=False)
+        pledged = self._pledged.get((signed.author, window))
+        if pledged is not None:
+            pledged.used = True
+        return self._unrevealed(signed)
+
+    def _unrevealed(self, signed: Signed) -> BrokenPromise | None:
+        """Whether the author keeps its secrets to itself for good."""
+        due = (self.newest_step - self._staleness) // self._audit.window - OVERDUE_WINDOWS
+        kept = [
+            known
+            for (validator, window), known in self._pledged.items()
+            if validator == signed.author and window <= due and known.used and not known.revealed
+        ]
+        if len(kept) < OVERDUE_WINDOWS:
+            return None
+        return self._break(signed.author, f"it did not reveal the lots of {len(kept)} windows", kept[0].raw, signed.raw)
 
     def reveal(self, signed: Signed) -> BrokenPromise | None:
-        """Compare a revealed secret with the pledge and with every verdict of its window."""
+        """Compare a revealed secret with the pledge and with every accepting verdict of its window.
+
+        A secret that comes too early is no proven fault (our own clock may be late), but earns no credit.
+        """
         message = signed.message
         assert isinstance(message, LotsRevealed)  # noqa: S101 - the subscription's type
         known = self._pledged.get((signed.author, message.window))
@@ -122,9 +148,7 @@ class LotBook:
             return None
         if secret_hash(message.secret, signed.author, self._pool, message.window) != known.pledge.hash:
             return self._break(signed.author, "it revealed another secret than it pledged", known.raw, signed.raw)
-        last = (message.window + 1) * self._audit.window - 1 + self._staleness
-        if 0 <= self.newest_step < last - EARLY_SLACK:
-            return self._break(signed.author, "it revealed a secret that still decided lots", known.raw, signed.raw)
+        known.revealed = True
         for said in self._verdicts.pop((signed.author, message.window), []):
             verdict = said.message
             assert isinstance(verdict, VerdictIssued)  # noqa: S101 - what was kept
@@ -140,8 +164,10 @@ class LotBook:
             )
             if why is not None:
                 return self._break(signed.author, why, known.raw, signed.raw, said.raw)
-        known.revealed = True
-        self.kept += 1
+        if self.newest_step <= (message.window + 1) * self._audit.window - 1 + self._staleness:
+            self.early += 1
+        else:
+            self.kept += 1
         return None
 
     def _break(self, validator: Address, why: str, *evidence: bytes) -> BrokenPromise:

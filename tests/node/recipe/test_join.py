@@ -57,8 +57,9 @@ def test_groups_carry_label_target_and_what_the_learner_needs() -> None:
     [
         (Report(ReportHeader("00" * 32, POLICY.hex()), REPORT.rows), "not about this file"),
         (Report(ReportHeader(ROOT.hex(), "00" * 32), REPORT.rows), "not about this file"),
-        (Report(REPORT.header, REPORT.rows[:3]), "3 rows"),
-        (Report(REPORT.header, REPORT.rows[::-1]), "another order"),
+        (Report(REPORT.header, REPORT.rows[:3]), "not whole"),
+        (Report(REPORT.header, (*REPORT.rows, REPORT.rows[0])), "twice"),
+        (altered(3, group=7), "not the file's"),
         (altered(1, logprobs=[-0.1]), "1 log-probs for 3 tokens"),
         (altered(1, logprobs=[-0.1, math.nan, -0.1]), "no such number"),
         (altered(1, logprobs=[-0.1, -math.inf, -0.1]), "no such number"),
@@ -69,6 +70,11 @@ def test_groups_carry_label_target_and_what_the_learner_needs() -> None:
 def test_a_report_that_cannot_be_trained_on_is_refused(report: Report, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         join(RUN, ROOT, 4, BATCH, report)
+
+
+def test_groups_that_nobody_recomputed_are_left_out() -> None:
+    (group,) = join(RUN, ROOT, 4, BATCH, Report(REPORT.header, REPORT.rows[2:]))
+    assert group.key == (ROOT, 1) and len(group.rows) == 2
 
 
 def test_an_empty_completion_is_refused() -> None:

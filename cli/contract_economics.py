@@ -1,0 +1,126 @@
+"""`intellect-node contract economics`: from which stake on honesty pays, for a run and its prices."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cli.output import console, ether, print_json
+
+if TYPE_CHECKING:
+    from protocol.economics import Balance, Terms
+    from protocol.run import EnvironmentSpec, RunSpec
+
+TOKEN = 10**18
+EXAMPLE = (
+    "Examples:  intellect-node contract economics --run run.toml   |   "
+    "intellect-node contract economics --run run.toml --slash 50 --checked 0.1 --json"
+)
+
+
+def economics(
+    run: Annotated[Path | None, typer.Option("--run", help="The run file; default: that of the demo.")] = None,
+    reward: Annotated[float, typer.Option(min=0, help="Pay in tokens per 1000 units (output tokens).")] = 1.0,
+    slash: Annotated[float, typer.Option(min=0, help="Tokens that an objective fault costs.")] = 100.0,
+    workers: Annotated[int, typer.Option(min=1, help="Workers that share the run's steps.")] = 3,
+    tokens: Annotated[float | None, typer.Option(min=1, help="Output tokens per sample; default: the most.")] = None,
+    checked: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of groups recomputed; default: what the power needs.")
+    ] = None,
+    saving: Annotated[float, typer.Option(min=0, max=1, help="Share of a group's cost that cheating saves.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q."""
+    from cli.demo.runs import OWN_RUN
+    from node.runfile import load_run_file
+    from protocol.audit import needed_share
+    from protocol.economics import balance
+    from protocol.run import RunSpec
+
+    file = load_run_file(run or OWN_RUN)
+    kind = EnvironmentSpec(name=file.environment.name if file.environment else "mix")  # costs do not depend on it
+    spec = RunSpec(name=file.name, environment=kind, rollout=file.rollout, audit=file.audit)
+    terms = terms_of(spec, round(reward * TOKEN / 1000), round(slash * TOKEN), workers, tokens, saving)
+    share = needed_share(terms.groups_per_window, spec.audit) if checked is None else checked
+    result = balance(terms, share, spec.audit)
+    only_pay = balance(_without_stake(terms), share, spec.audit)
+    if as_json:
+        print_json(as_dict(terms, result, only_pay, spec))
+    else:
+        _show(terms, result, only_pay, spec)
+
+
+def terms_of(
+    spec: "RunSpec", reward_per_unit: int, slash: int, workers: int, tokens: float | None, saving: float
+) -> "Terms":
+    """What one worker does in an audit window of this run, and at which prices (wei)."""
+    from protocol.economics import Terms
+
+    rollout = spec.rollout
+    files = math.ceil(rollout.files_per_step / workers) * spec.audit.window
+    groups = files * rollout.prompts_per_file
+    per_sample = rollout.max_output_tokens if tokens is None else min(tokens, rollout.max_output_tokens)
+    units = round(groups * rollout.group_size * per_sample)
+    return Terms(
+        reward_per_unit=reward_per_unit, slash=slash, units_per_window=units, groups_per_window=groups, saving=saving
+    )
+
+
+def _without_stake(terms: "Terms") -> "Terms":
+    import msgspec
+
+    return msgspec.structs.replace(terms, slash=0)
+
+
+def as_dict(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec") -> dict[str, Any]:
+    """For programs: wei as strings, since they do not fit a double."""
+    audit = spec.audit
+
+    def plain(balance: "Balance") -> dict[str, Any]:
+        windows = balance.windows_to_detection
+        return {
+            "detection": balance.detection,
+            "gain_wei": str(balance.gain),
+            "penalty_wei": str(balance.penalty),
+            "break_even_wei": str(balance.break_even) if balance.break_even >= 0 else None,
+            "expected_wei": str(balance.expected),
+            "windows_to_detection": windows if math.isfinite(windows) else None,
+            "honest_pays": balance.honest_pays,
+        }
+
+    return {
+        "run": spec.name,
+        "window_policies": audit.window,
+        "cheated_share": audit.cheated_share,
+        "power_wanted": audit.power,
+        "groups_per_window": terms.groups_per_window,
+        "units_per_window": terms.units_per_window,
+        "checked_share": result.share,
+        "pay_wei": str(result.pay),
+        "objective_fault": plain(result),
+        "statistical_fault": plain(only_pay),
+    }
+
+
+def _show(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec") -> None:
+    out = console()
+    audit = spec.audit
+    out.print(f"run [bold]{spec.name}[/], one worker, one audit window of {audit.window} policies")
+    out.print(
+        f"  {terms.groups_per_window} groups, {terms.units_per_window:,} units, pay {ether(result.pay)} tokens; "
+        f"{result.share:.1%} of the groups are recomputed ({result.share * terms.groups_per_window:.0f} groups)"
+    )
+    table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
+    for name in (f"  a cheat in {audit.cheated_share:.0%} of the groups", "objective fault", "statistical fault"):
+        table.add_column(name)
+    both = (result, only_pay)
+    table.add_row("  seen within one window (q)", *(f"{b.detection:.1%}" for b in both))
+    table.add_row("  gains, if unseen (g)", *(ether(b.gain) for b in both))
+    table.add_row("  loses, if seen (S)", *(ether(b.penalty) for b in both))
+    table.add_row("  honesty pays from S =", *("never" if b.break_even < 0 else ether(b.break_even) for b in both))
+    table.add_row("  expects on average", *(ether(b.expected) for b in both))
+    table.add_row("  honesty pays", *("yes" if b.honest_pays else "NO" for b in both))
+    out.print(table)
+    out.print("  [dim]objective faults cost the stake and the pay of the window, statistical ones the pay[/]")

@@ -1,0 +1,114 @@
+"""What a cheat could run instead of the policy: cheaper weights, older weights, other ways of drawing tokens.
+
+Weights are maps of tensor name -> bf16 tensor, as an engine reads them; every change gives float32 tensors of
+the same names and shapes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.inference.engine import Completion, Engine, Finished, Request
+
+Weights = Mapping[str, Tensor]
+GROUP = 128
+_E4M3_LARGEST = 448.0
+
+
+def int8(weights: Weights) -> dict[str, Tensor]:
+    """Symmetric int8 with one scale per output channel."""
+    return _matrices(weights, lambda w: _rounded(w, w.abs().amax(dim=1, keepdim=True) / 127))
+
+
+def int4(weights: Weights) -> dict[str, Tensor]:
+    """Symmetric int4 in groups of 128 along the input (the rest of a row is a smaller group)."""
+    return _matrices(weights, _int4)
+
+
+def fp8(weights: Weights) -> dict[str, Tensor]:
+    """e4m3 with one scale per tensor."""
+
+    def cast(matrix: Tensor) -> Tensor:
+        scale = (matrix.abs().amax() / _E4M3_LARGEST).clamp(min=1e-12)
+        return (matrix / scale).to(torch.float8_e4m3fn).float() * scale
+
+    return _matrices(weights, cast)
+
+
+def stepped(weights: Weights, learning_rate: float, steps: int = 1, seed: int = 0) -> dict[str, Tensor]:
+    """Weights some optimiser steps away: every step moves each weight by +-learning_rate, as Adam's do, then bf16."""
+    random = torch.Generator().manual_seed(seed)
+    moved = {name: tensor.float() for name, tensor in weights.items()}
+    for _ in range(steps):
+        for name, tensor in moved.items():
+            sign = torch.randint(0, 2, tensor.shape, generator=random) * 2 - 1
+            moved[name] = tensor + learning_rate * sign
+    return {name: tensor.to(torch.bfloat16).float() for name, tensor in moved.items()}
+
+
+def disturbed(weights: Weights, noise: float, seed: int = 0) -> dict[str, Tensor]:
+    """Other weights: noise relative to each tensor's spread."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor.float() + noise * tensor.float().std(correction=0) * torch.randn(tensor.shape, generator=random)
+        for name, tensor in weights.items()
+    }
+
+
+def _matrices(weights: Weights, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    return {
+        name: change(tensor.float()) if tensor.ndim == 2 and min(tensor.shape) > 1 else tensor.float()
+        for name, tensor in weights.items()
+    }
+
+
+def _rounded(values: Tensor, scale: Tensor) -> Tensor:
+    scale = scale.clamp(min=1e-12)
+    return (values / scale).round() * scale
+
+
+def _int4(matrix: Tensor) -> Tensor:
+    parts = [_rounded(part, part.abs().amax(dim=1, keepdim=True) / 7) for part in matrix.split(GROUP, dim=1)]
+    return torch.cat(parts, dim=1)
+
+
+Sampler = Callable[[Engine, Sequence[Request], float], list[Completion]]
+
+
+def at_temperature(factor: float) -> Sampler:
+    """Sample at `factor` times the run's temperature."""
+    return lambda engine, requests, temperature: engine.generate(requests, max(0.01, temperature * factor))
+
+
+def greedy(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Always (nearly) the likeliest token."""
+    return engine.generate(requests, 0.01)
+
+
+def other_draw(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Another seed's tokens, as somebody submits who tries many and picks the best."""
+    random = np.random.default_rng(0)
+    drawn = [Request(request.prompt, random.random(len(request.uniforms))) for request in requests]
+    return engine.generate(drawn, temperature)
+
+
+def garbage(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Random tokens with an honest prefill over them: proofs in order, nothing was generated."""
+    random = np.random.default_rng(0)
+    ordinary = np.setdiff1d(np.arange(engine.vocabulary), list(engine.eos))
+    outputs = [random.choice(ordinary, len(request.uniforms)).tolist() for request in requests]
+    return prefilled(engine, requests, outputs, temperature)
+
+
+def prefilled(
+    engine: Engine, requests: Sequence[Request], outputs: Sequence[list[int]], temperature: float
+) -> list[Completion]:
+    """Somebody else's tokens, with the activations of this engine's prefill."""
+    sequences = [Finished(request.prompt, output) for request, output in zip(requests, outputs, strict=True)]
+    prefills = engine.prefill(sequences, temperature)
+    return [
+        Completion(output, output[-1] in engine.eos, prefill.rows)
+        for output, prefill in zip(outputs, prefills, strict=True)
+    ]

@@ -1,0 +1,47 @@
+"""One worker's work and one verifier's look at it, without files: the raw statistics that decisions rest on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from node.inference.engine import Completion, Engine, Finished, Request
+from node.inference.proofs import compare_all, prove_all
+from protocol.decision import SampleStatistics
+from protocol.sampling import distance
+from protocol.toploc import Proof, proof_count, split_proofs
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker hands over. sequences, uniforms and proofs are per sample."""
+
+    sequences: list[Finished]
+    uniforms: list[np.ndarray]
+    proofs: list[list[Proof]]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sequence.output) for sequence in self.sequences)
+
+
+def hand_over(requests: Sequence[Request], completions: Sequence[Completion], k: int, rows: int) -> Work:
+    """Proofs of what an engine made. k: points per proof; rows: decode rows per proof."""
+    encoded = prove_all([completion.rows for completion in completions], k, rows)
+    proofs = [
+        split_proofs(data, k, proof_count(len(completion.output), rows))
+        for data, completion in zip(encoded, completions, strict=True)
+    ]
+    sequences = [Finished(list(r.prompt), c.output) for r, c in zip(requests, completions, strict=True)]
+    drawn = [request.uniforms[: len(c.output)] for request, c in zip(requests, completions, strict=True)]
+    return Work(sequences, drawn, proofs)
+
+
+def look_at(engine: Engine, work: Work, temperature: float, rows: int) -> list[SampleStatistics]:
+    """What a verifier with `engine` sees, one result per sample."""
+    prefills = engine.prefill(work.sequences, temperature)
+    errors = iter(compare_all(work.proofs, [prefill.rows for prefill in prefills], rows))
+    return [
+        SampleStatistics(tuple(next(errors) for _ in proofs), distance(drawn, prefill.lo, prefill.hi))
+        for proofs, drawn, prefill in zip(work.proofs, work.uniforms, prefills, strict=True)
+    ]

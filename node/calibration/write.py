@@ -1,0 +1,50 @@
+"""Write calibrated cuts and tables into a run file, and leave everything else in it as its owner wrote it."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomlkit
+from tomlkit.items import Table
+
+from node.errors import RunFileError
+from protocol.run import VerificationSpec
+
+_CUTS = ("exponent_mismatches", "mantissa_mean", "mantissa_median", "sampling_mean", "sampling_outside")
+_NOTE = "Measured by `intellect-node calibrate`: counts of proofs and tokens per bin (protocol/decision.py)."
+
+
+def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> None:
+    """`target` becomes `source` with the cuts and the decision tables of `verification`. Raises RunFileError."""
+    try:
+        document = tomlkit.parse(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFileError(f"cannot read the run file {source}", str(error), "correct it: it must be TOML") from error
+    section = document.get("verification")
+    if not isinstance(section, Table):
+        section = tomlkit.table()
+        document["verification"] = section
+    for name in _CUTS:
+        section[name] = getattr(verification, name)
+    section["decision"] = _decision(verification)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        partial.write_text(tomlkit.dumps(document), encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        raise RunFileError(f"cannot write {target}", error.strerror or str(error), "choose another --out") from error
+
+
+def _decision(verification: VerificationSpec) -> Table:
+    plain: dict[str, Any] = msgspec.to_builtins(verification.decision)
+    table = tomlkit.table()
+    table.comment(_NOTE)
+    for name, value in plain.items():
+        if not isinstance(value, dict):
+            table[name] = list(value) if isinstance(value, tuple) else value
+            continue
+        kinds = tomlkit.table(is_super_table=True)
+        for kind, counts in value.items():
+            kinds[kind] = {what: list(numbers) for what, numbers in counts.items()}
+        table[name] = kinds
+    return table

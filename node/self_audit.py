@@ -1,0 +1,113 @@
+"""A worker's look at its own file before it commits to it: the checks and the reason codes of a validator.
+
+What only the swarm can know (membership, age, gaps, contradictions) is not checked here. Loads a model and computes:
+call from a thread, or from a program of its own.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from node.errors import RunFileError
+from node.inference.inspect import inspect
+from node.inference.session import Session, torch_engine
+from node.inference.wire import Inspect
+from protocol.blobs import describe
+from protocol.checks import Fault, Reason
+from protocol.policy import MalformedPolicy, decode_image, describe_tensors, policy_root
+from protocol.rollout import MAX_FILE_BYTES, MalformedRollout, RolloutBatch, decode
+from protocol.run import RunSpec
+from protocol.statements import Outcome
+
+NOT_CHECKED = ("membership", "staleness", "gap", "equivocation", "delivery")
+
+
+class SelfAudit(msgspec.Struct, frozen=True):
+    """outcome, reason: as a validator's verdict would have them; root: the file's, hex; groups: recomputed ones;
+    statistics: what the checks measured; reward: mean of the recomputed rewards; not_checked: what only others see."""
+
+    outcome: Outcome
+    reason: Reason
+    detail: str
+    group: int
+    root: str
+    node: str
+    policy_root: str
+    index: int
+    units: int
+    groups: int
+    reward: float
+    seconds: float
+    statistics: dict[str, float]
+    not_checked: tuple[str, ...] = NOT_CHECKED
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome is Outcome.ACCEPT
+
+
+def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit:
+    """Judge `file` as a validator of `run` would. image: the policy that made it.
+
+    Raises RunFileError if the image is not the policy that the file names, OSError if the file cannot be read.
+    """
+    with file.open("rb") as opened:
+        data = opened.read(MAX_FILE_BYTES + 1)
+    root = describe(data).root
+    try:
+        batch = decode(data, run.rollout.samples_per_file)
+    except MalformedRollout as error:
+        return _refused(Fault(Reason.MALFORMED, error.why[:200]), root.hex())
+    named = _check_image(image, batch)
+    session = Session(run, assets, torch_engine)
+    try:
+        session.keep(named, str(image))
+        order = Inspect(
+            policy_root=named,
+            node=batch.header.node,
+            pool=batch.header.pool,
+            index=batch.header.index,
+            units=batch.units,
+            path=str(file),
+            report_path="",
+            file_root=root,
+        )
+        found = inspect(session, order)
+    finally:
+        session.close()
+    return SelfAudit(
+        outcome=Outcome(found.outcome),
+        reason=Reason(found.reason),
+        detail=found.detail,
+        group=found.group,
+        root=root.hex(),
+        node=batch.header.node,
+        policy_root=named.hex(),
+        index=batch.header.index,
+        units=batch.units,
+        groups=len(found.checked),
+        reward=found.rewards_mean,
+        seconds=found.seconds,
+        statistics=found.statistics,
+    )
+
+
+def _refused(fault: Fault, root: str) -> SelfAudit:
+    return SelfAudit(fault.outcome, fault.reason, fault.detail, fault.group, root, "", "", -1, 0, 0, 0.0, 0.0, {})
+
+
+def _check_image(image: Path, batch: RolloutBatch) -> bytes:
+    """The root of the policy in `image`, which must be the one that the file's header names."""
+    try:
+        root = policy_root(describe_tensors(decode_image(image.read_bytes())))
+    except (MalformedPolicy, OSError) as error:
+        raise RunFileError(
+            f"cannot read the policy {image}", str(error), "name the policy's canonical bf16 image with --policy"
+        ) from error
+    if root.hex() != batch.header.policy_root:
+        raise RunFileError(
+            "the file was made by another policy",
+            f"it names {batch.header.policy_root[:16]}…, {image} is {root.hex()[:16]}…",
+            "name the policy that the worker had loaded with --policy",
+        )
+    return root

@@ -1,0 +1,89 @@
+"""Every cheat of the catalogue is found in its first file, for its own reason, and never costs more than it may."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from node.inference.inspect import inspect
+from node.inference.session import Session, torch_engine
+from node.inference.wire import Inspect, Inspected, Produce, Produced
+from protocol.checks import OBJECTIVE, Reason
+from protocol.identity import NodeKey
+from protocol.run import RunSpec
+from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of
+from tests.cheats.catalogue import CHEATS, Cheat
+
+KEY = NodeKey(b"\x07" * 32)
+HONEST = Cheat("nothing", frozenset())
+
+
+def open_session(kind: type[Session], run: RunSpec, assets: Path, roots: list[bytes]) -> Session:
+    session = kind(run, assets, torch_engine)
+    for step, root in enumerate(roots):
+        session.keep(root, str(assets / "images" / str(step)))
+    return session
+
+
+@pytest.fixture(scope="module")
+def validator(run: RunSpec, assets: Path, roots: list[bytes]) -> Session:
+    return open_session(Session, run, assets, roots)
+
+
+def submit(cheat: Cheat, run: RunSpec, assets: Path, roots: list[bytes], out: Path) -> Produced:
+    session = open_session(cheat.session, run, assets, roots)
+    order = Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=str(out / "file"))
+    return cheat.produce(session, order)
+
+
+def judge(validator: Session, roots: list[bytes], made: Produced) -> Inspected:
+    order = Inspect(
+        policy_root=roots[-1],
+        node=KEY.address,
+        pool=3,
+        index=5,
+        units=made.units,
+        path=made.path,
+        report_path=f"{made.path}.report",
+    )
+    return inspect(validator, order)
+
+
+def test_honest_work_is_accepted(
+    validator: Session, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+) -> None:
+    seen = judge(validator, roots, submit(HONEST, run, assets, roots, tmp_path))
+    assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "")
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_found_in_its_first_file(
+    validator: Session, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path, name: str
+) -> None:
+    cheat = CHEATS[name]
+    seen = judge(validator, roots, submit(cheat, run, assets, roots, tmp_path))
+    assert Reason(seen.reason) in cheat.reasons, seen.detail
+    assert seen.outcome == (Outcome.SLASH if seen.reason in OBJECTIVE else Outcome.REJECT)
+    assert seen.report_path == "" and not Path(f"{tmp_path}/file.report").exists()
+
+
+def test_what_arithmetic_decides_never_costs_the_stake_at_once() -> None:
+    for name, cheat in CHEATS.items():
+        assert not (cheat.reasons & OBJECTIVE) or not (cheat.reasons & {Reason.ACTIVATIONS, Reason.SAMPLING}), name
+
+
+def test_a_commitment_signed_by_another_key_is_not_the_workers() -> None:
+    domain = Domain(31337, KEY.address)
+    commitment = WorkCommitment(3, KEY.address, bytes(32), 0, bytes(32), 10)
+    stranger = NodeKey(b"\x09" * 32)
+    assert signer_of(domain, commitment, sign(KEY, domain, commitment)) == commitment.node
+    assert signer_of(domain, commitment, sign(stranger, domain, commitment)) == stranger.address != commitment.node
+
+
+def test_equivocation_is_two_signed_statements_about_one_slot() -> None:
+    """Both signatures are valid, the slots are equal, the files are not: that is all that the contract asks for."""
+    domain = Domain(31337, KEY.address)
+    one = WorkCommitment(3, KEY.address, bytes(32), 0, b"\x01" * 32, 10)
+    other = msgspec.structs.replace(one, file_root=b"\x02" * 32)
+    signers = {signer_of(domain, statement, sign(KEY, domain, statement)) for statement in (one, other)}
+    assert signers == {KEY.address} and one != other

@@ -1,0 +1,303 @@
+"""A court in memory: a trainer, workers and validators on one network, a mock clock, engines that know the truth.
+
+Boards, juries, lots, dockets, tribunals and journals are the real ones; engines, blobs and the chain are doubles.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import trio
+from blake3 import blake3
+
+from node.inference.wire import Inspect, Inspected, Loaded, Reply, Request
+from node.journal import Journal
+from node.network.memory import MemoryHub, MemoryNetwork
+from node.roles.common import Run, Station
+from node.roles.validator import Validator
+from node.swarm.board import Board
+from node.swarm.jury import Jury
+from node.swarm.membership import Membership
+from node.weights.keeper import HeldPolicy
+from protocol.audit import AuditSpec
+from protocol.blobs import BlobInfo, describe
+from protocol.checks import Fault, Reason
+from protocol.errors import IntellectError
+from protocol.identity import Address, NodeKey
+from protocol.lots import LotPledge
+from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted
+from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from protocol.statements import Domain, Outcome, WorkCommitment, sign
+from protocol.values import mean_logprobs, reward_tags
+
+GROUPS, SIZE = 16, 4
+TRAINER, WORKER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
+VALIDATORS = tuple(NodeKey(bytes([n]) * 32) for n in (11, 12, 13))
+DOMAIN = Domain(31337, TRAINER.address)
+POOL = 1
+BEAT = 5.0
+
+
+def court_run(**audit: Any) -> RunSpec:
+    return RunSpec(
+        name="court",
+        environment=EnvironmentSpec(name="sort"),
+        rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS),
+        recipe=Recipe(max_staleness=2),
+        audit=AuditSpec(**{"window": 4, "verdict_seconds": 30.0, "delivery_seconds": 20.0, **audit}),
+    )
+
+
+def policy_root(step: int) -> bytes:
+    return blake3(b"policy %d" % step).digest()
+
+
+class InlineJournal(Journal):
+    """A journal in memory, without a thread: threads and mock clocks do not mix."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(":memory:"))
+
+    async def do(self, work: Callable[..., Any], *args: object) -> Any:
+        await trio.lowlevel.checkpoint()
+        return work(*args)
+
+
+class SharedBlobs:
+    """Everybody's blobs. missing: roots that nobody hands over."""
+
+    def __init__(self) -> None:
+        self.missing: set[bytes] = set()
+
+    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path:
+        if root in self.missing:
+            await trio.sleep(timeout)
+            raise Trouble("no such blob", "nobody has it", "wait")
+        await trio.lowlevel.checkpoint()
+        return Path("/dev/null")
+
+    async def add(self, source: Path | bytes) -> BlobInfo:
+        await trio.lowlevel.checkpoint()
+        return describe(b"report")
+
+
+class KnownPolicies:
+    """Policies that are always at hand."""
+
+    async def announced(self, root: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def get(self, root: bytes, timeout: float) -> HeldPolicy:
+        await trio.lowlevel.checkpoint()
+        return HeldPolicy(0, root, Path("/dev/null"), None)  # type: ignore[arg-type]
+
+
+class TruthfulEngine:
+    """Knows which files are bad, and in which group (-1: as a whole). noise: of its arithmetic, in nats."""
+
+    def __init__(self, bad: dict[bytes, Fault], noise: float = 0.0, seconds: float = 0.01) -> None:
+        self.bad = bad
+        self.noise = noise
+        self.seconds = seconds
+        self.generation = 1
+        self.engine_name = "double"
+        self.asked: list[Inspect] = []
+
+    async def ask(self, request: Request, *, timeout: float) -> Reply:
+        await trio.sleep(self.seconds)
+        if not isinstance(request, Inspect):
+            return Loaded(seconds=0.0)
+        self.asked.append(request)
+        return self.inspect(request)
+
+    def inspect(self, order: Inspect) -> Inspected:
+        groups = tuple(range(GROUPS)) if order.groups is None else order.groups
+        fault = self.bad.get(order.file_root)
+        if fault and fault.group >= 0 and fault.group not in groups:
+            fault = None
+        rewards, logprobs = truth(order.file_root)
+        drawn = {group: [logprobs[group] + np.float32(self.noise)] for group in groups}
+        return Inspected(
+            outcome=int(fault.outcome if fault else Outcome.ACCEPT),
+            reason=int(fault.reason if fault else Reason.NONE),
+            detail=fault.detail if fault else "",
+            report_path="",
+            rewards_mean=0.0,
+            tokens=len(groups),
+            seconds=0.01,
+            statistics={},
+            group=fault.group if fault else -1,
+            checked=groups,
+            rewards=reward_tags(rewards, SIZE, ()),
+            logprobs=mean_logprobs(drawn),
+        )
+
+
+def truth(root: bytes) -> tuple[list[float], np.ndarray]:
+    """(reward of every sample, log-probabilities float32[groups, 8]) of a file."""
+    random = np.random.default_rng(int.from_bytes(root[:8]))
+    return random.integers(0, 2, GROUPS * SIZE).astype(float).tolist(), -random.random((GROUPS, 8)).astype(np.float32)
+
+
+class RecordingJudge:
+    """The chain's place: what was carried to it."""
+
+    def __init__(self) -> None:
+        self.slashed: list[tuple[Address, int, int]] = []
+        self.equivocations: list[Address] = []
+        self.annulled: list[tuple[bytes, int, int, int]] = []
+
+    async def invalidate(
+        self, commitment: WorkCommitment, epoch: int, proof: Sequence[bytes], reason: int, verdicts: Sequence[bytes]
+    ) -> None:
+        await trio.lowlevel.checkpoint()
+        self.annulled.append((commitment.file_root, epoch, reason, len(verdicts)))
+
+    async def slash(self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]):  # noqa: ANN201
+        await trio.lowlevel.checkpoint()
+        self.slashed.append((commitment.node, reason, len(verdicts)))
+
+    async def evidence(
+        self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
+    ):  # noqa: ANN201, E501
+        await trio.lowlevel.checkpoint()
+        self.equivocations.append(first.node)
+
+
+class Trouble(IntellectError):
+    """What a blob exchange raises."""
+
+
+class Seat:
+    """One node: board, membership, jury, and a heart that beats."""
+
+    def __init__(self, court: "Court", key: NodeKey, role: str) -> None:
+        self.key = key
+        self.role = role
+        self.network = MemoryNetwork(key, court.hub)
+        validators = tuple(one.address for one in court.validator_keys)
+        self.membership = Membership(key.address, self.network, TRAINER.address, validators)
+        self.board = Board(self.network, key, DOMAIN, POOL, self.membership)
+        self.jury = Jury(self.board, self.membership, court.run, POOL, court.quorum)
+        self.pledges: Callable[[], tuple[LotPledge, ...]] = tuple
+        self.alive = trio.CancelScope()
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.network.run)
+        nursery.start_soon(self.board.run)
+        nursery.start_soon(self.membership.follow, self.board)
+        nursery.start_soon(self.jury.run)
+
+    async def beat(self) -> None:
+        with self.alive:
+            sequence = 0
+            while True:
+                sequence += 1
+                await self.board.post(
+                    Heartbeat(
+                        pool=POOL,
+                        sequence=sequence,
+                        role=self.role,
+                        state="working",
+                        contact="",
+                        policy_step=0,
+                        interval=BEAT,
+                        lots=self.pledges(),
+                    )
+                )
+                await trio.sleep(BEAT)
+
+
+class Court:
+    """Everybody together. kinds: the class of each validator."""
+
+    def __init__(
+        self,
+        kinds: Sequence[type[Validator]],
+        *,
+        quorum: int = 2,
+        engine: Callable[[int, dict[bytes, Fault]], TruthfulEngine] = lambda number, bad: TruthfulEngine(bad),
+        **audit: Any,
+    ) -> None:
+        self.hub = MemoryHub(delay=0.01)
+        self.run = court_run(**audit)
+        self.quorum = quorum
+        self.validator_keys = VALIDATORS[: len(kinds)]
+        self.blobs = SharedBlobs()
+        self.bad: dict[bytes, Fault] = {}
+        self.trainer = Seat(self, TRAINER, "trainer")
+        self.workers = [Seat(self, key, "worker") for key in (WORKER, OTHER)]
+        self.seats = [Seat(self, key, "validator") for key in self.validator_keys]
+        self.judges = [RecordingJudge() for _ in kinds]
+        self.engines = [engine(number, self.bad) for number in range(len(kinds))]
+        self.validators = [self._validator(i, kind) for i, kind in enumerate(kinds)]
+
+    def _validator(self, number: int, kind: type[Validator]) -> Validator:
+        seat = self.seats[number]
+        station = Station(
+            key=seat.key,
+            domain=DOMAIN,
+            pool=POOL,
+            run=Run(self.run, bytes(32), b"", Path("/")),
+            board=seat.board,
+            blobs=self.blobs,
+            journal=InlineJournal(),
+            membership=seat.membership,
+            shelf=None,  # type: ignore[arg-type]
+            quorum=self.quorum,
+            jury=seat.jury,
+        )
+        policies: Any = KnownPolicies()
+        validator = kind(station, self.engines[number], policies, self.judges[number], Path("/nonexistent"))
+        seat.pledges = lambda: validator.lottery.pledges
+        return validator
+
+    async def open(self, nursery: trio.Nursery, *, absent: Sequence[int] = ()) -> None:
+        """Everybody takes a seat; validators in `absent` are dead from the start."""
+        everybody = [self.trainer, *self.workers, *self.seats]
+        for seat in everybody:
+            await seat.run(nursery)
+        for seat in everybody:
+            for other in everybody:
+                seat.membership.joined(other.key.address, other.network.contacts()[0])
+        present = [i for i in range(len(self.seats)) if i not in absent]
+        for i in present:
+            nursery.start_soon(self.validators[i].run)
+        for seat in [self.trainer, *self.workers, *(self.seats[i] for i in present)]:
+            nursery.start_soon(seat.beat)
+        await trio.sleep(25)  # longer than a newcomer's leniency
+        await self.announce(0)
+
+    async def announce(self, step: int) -> None:
+        """The trainer publishes a policy."""
+        await self.trainer.board.post(
+            PolicyAnnounced(
+                pool=POOL, step=step, policy_root=policy_root(step), manifest_root=bytes(32), manifest_size=1
+            )
+        )
+        await trio.sleep(0.5)
+
+    async def commit(self, step: int = 0, index: int = 0, fault: Fault | None = None, key: NodeKey = WORKER) -> bytes:
+        """A worker commits to a file, honest or with a fault; returns its root."""
+        root = blake3(b"%s %d %d %s" % (key.address.encode(), step, index, repr(fault).encode())).digest()
+        if fault:
+            self.bad[root] = fault
+        commitment = WorkCommitment(POOL, key.address, policy_root(step), index, root, 100)
+        seat = next(seat for seat in self.workers if seat.key is key)
+        await seat.board.post(
+            RolloutCommitted(pool=POOL, commitment=commitment, signature=sign(key, DOMAIN, commitment), size=9)
+        )
+        return root
+
+    def quarantined(self) -> list[set[Address]]:
+        """Whom each node does not believe."""
+        return [set(seat.jury.ballots.quarantined) for seat in (self.trainer, *self.workers, *self.seats)]
+
+    def slashed(self) -> list[tuple[Address, int, int]]:
+        return [one for judge in self.judges for one in judge.slashed]
+
+
+def changed(inspected: Inspected, **changes: Any) -> Inspected:
+    return msgspec.structs.replace(inspected, **changes)

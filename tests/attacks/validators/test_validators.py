@@ -1,0 +1,350 @@
+"""Validators that accuse falsely, stamp, keep silent or contradict: none costs an honest worker its stake."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from node.inference.wire import Inspected
+from node.roles.docket import Heard
+from node.roles.lottery import Lot
+from node.roles.validator import Candidate, Validator
+from node.swarm.ballots import FileState
+from protocol.checks import Fault, Reason
+from protocol.errors import ProtocolError
+from protocol.messages import VerdictIssued, WorkPublished
+from protocol.statements import Outcome
+from protocol.work import leaf, merkle_root
+from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, TruthfulEngine, changed
+
+WRONG_DRAW = Fault(Reason.WRONG_DRAW, "solves easy problems")
+BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)
+
+
+class FalseAccuser(Validator):
+    """Says of every file that it solves the wrong problems."""
+
+    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(heard, path, lot)
+        return changed(found, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW), detail="invented")
+
+
+class StatisticalAccuser(Validator):
+    """Says of every file that its activations are another model's."""
+
+    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(heard, path, lot)
+        return changed(found, outcome=int(Outcome.REJECT), reason=int(Reason.ACTIVATIONS), detail="invented", group=0)
+
+
+class RubberStamp(Validator):
+    """Accepts everything unseen, with values of its own invention."""
+
+    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+        found = TruthfulEngine({}).inspect(
+            # the right form, about another file
+            _order(b"\x55" * 32, lot.groups if lot else None)
+        )
+        return changed(found, outcome=0, reason=0, detail="")
+
+
+class LazyStamp(Validator):
+    """Recomputes nothing and says so, hoping that nobody looks at its lots."""
+
+    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(heard, path, lot)
+        return changed(found, outcome=0, reason=0, detail="", checked=(), logprobs=b"")
+
+
+class Silent(Validator):
+    """Alive, and never says a word."""
+
+    async def _judge_file(self, candidate: Candidate) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Contradictory(Validator):
+    """Tells one what it wants to hear, and another the opposite."""
+
+    async def _pronounce(self, heard: Heard, found: Any, *rest: Any, **named: Any) -> None:
+        await super()._pronounce(heard, found, *rest, **named)
+        own = self._station.board.messages(VerdictIssued)
+        last = next(one.message for one in reversed(own) if one.author == self._station.key.address)
+        assert isinstance(last, VerdictIssued)
+        other = msgspec.structs.replace(last, rewards=bytes(len(last.rewards)))
+        await self._station.board.post(other)
+
+
+def _order(root: bytes, groups: tuple[int, ...] | None) -> Any:
+    from node.inference.wire import Inspect
+
+    return Inspect(
+        policy_root=bytes(32),
+        node=WORKER.address,
+        pool=1,
+        index=0,
+        units=1,
+        path="",
+        report_path="",
+        file_root=root,
+        groups=groups,
+    )
+
+
+async def test_honest_validators_accept_honest_files_and_take_the_stake_of_a_cheat(autojump_clock) -> None:
+    court = Court([Validator, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        honest = await court.commit()
+        forged = await court.commit(fault=WRONG_DRAW, key=OTHER)
+        await trio.sleep(5)
+        for seat in [court.trainer, *court.workers, *court.seats]:
+            assert seat.jury.ballots.state(honest) is FileState.ACCEPTED
+            assert seat.jury.ballots.state(forged) is FileState.REJECTED
+        assert {node for node, _, _ in court.slashed()} == {OTHER.address}
+        assert all(votes >= 2 for _, _, votes in court.slashed())
+        assert not any(court.quarantined())
+        nursery.cancel_scope.cancel()
+
+
+async def test_engines_that_differ_in_the_last_digits_do_not_quarrel(autojump_clock) -> None:
+    court = Court([Validator] * 3, engine=lambda number, bad: TruthfulEngine(bad, noise=0.01 * number))
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        root = await court.commit()
+        await trio.sleep(5)
+        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.ballots.disputes_raised == 0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("liar", [FalseAccuser, RubberStamp, Contradictory])
+async def test_a_validator_that_lies_about_facts_is_believed_no_more(autojump_clock, liar: type[Validator]) -> None:
+    court = Court([liar, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        first = await court.commit(index=0)
+        await trio.sleep(40)
+        second = await court.commit(index=1)
+        await trio.sleep(40)
+        assert court.trainer.jury.ballots.state(first) is FileState.ACCEPTED
+        assert court.trainer.jury.ballots.state(second) is FileState.ACCEPTED
+        assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
+        assert court.trainer.jury.ballots.quarantined[VALIDATORS[0].address].evidence
+        assert court.slashed() == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_accuses_by_arithmetic_is_believed_no_more_after_three_times(autojump_clock) -> None:
+    court = Court([StatisticalAccuser, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        seen: list[int] = []
+        for index in range(4):
+            root = await court.commit(index=index)
+            await trio.sleep(20)
+            assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+            seen.append(len(court.trainer.jury.ballots.quarantined))
+        assert seen == [0, 0, 1, 1]
+        assert court.slashed() == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_false_accusation_by_one_of_two_takes_no_stake(autojump_clock) -> None:
+    """With two validators nobody can say who is right: the file is lost, the stake is not."""
+    court = Court([FalseAccuser, Validator], quorum=2)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        root = await court.commit()
+        await trio.sleep(200)
+        assert court.trainer.jury.ballots.state(root) is not FileState.ACCEPTED
+        assert court.slashed() == []
+        assert not any(court.quarantined())
+        nursery.cancel_scope.cancel()
+
+
+async def test_honest_hands_execute_no_accusation_that_another_validator_disputes(autojump_clock) -> None:
+    """Even where one signature were enough for the contract."""
+    court = Court([FalseAccuser, Validator, Validator], quorum=1)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await court.commit()
+        await trio.sleep(60)
+        assert [one for judge in court.judges[1:] for one in judge.slashed] == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_silence_delays_a_few_files_and_then_nothing(autojump_clock) -> None:
+    court = Court([Silent, Validator], quorum=2)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        roots = [await court.commit(index=index) for index in range(4)]
+        await trio.sleep(10)
+        ballots = court.trainer.jury.ballots
+        assert {ballots.state(root) for root in roots} == {FileState.OPEN}
+        await trio.sleep(30)
+        for root in roots:
+            ballots.state(root)
+        assert ballots.is_silent(VALIDATORS[0].address)
+        assert {ballots.state(root) for root in roots} == {FileState.ACCEPTED}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_dead_validator_does_not_stall_the_run(autojump_clock) -> None:
+    court = Court([Validator, Validator, Validator], quorum=3)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery, absent=[2])
+        root = await court.commit()
+        await trio.sleep(5)
+        assert court.trainer.jury.ballots.state(root) is FileState.OPEN
+        await trio.sleep(30)
+        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slow_validator_decides_nothing(autojump_clock) -> None:
+    """Its late word is heard, and if it is wrong it is answered."""
+    slow = {0: 20.0}
+    court = Court(
+        [FalseAccuser, Validator, Validator],
+        engine=lambda number, bad: TruthfulEngine(bad, seconds=slow.get(number, 0.01)),
+    )
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        root = await court.commit()
+        await trio.sleep(5)
+        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        await trio.sleep(120)
+        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert court.quarantined()[0] == {VALIDATORS[0].address}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fault_that_only_one_lot_drew_is_seen_by_all_in_the_end(autojump_clock, monkeypatch) -> None:
+    """Nobody who did not draw the group is blamed for having accepted the file."""
+    monkeypatch.setattr("node.roles.lottery.share_of_file", lambda pledged, *rest: max(pledged, 0.5))
+    court = Court([Validator, Validator, Validator], window=64)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        split = False
+        for index in range(24):
+            root = await court.commit(index=index, fault=BAD_GROUP)
+            await trio.sleep(2)
+            outcomes = {
+                one.message.verdict.outcome
+                for one in court.trainer.board.messages(VerdictIssued)
+                if one.message.verdict.file_root == root and not one.message.recheck
+            }
+            await trio.sleep(8)
+            if outcomes == {Outcome.ACCEPT, Outcome.REJECT}:
+                split = True
+                assert court.trainer.jury.ballots.state(root) is FileState.REJECTED
+                break
+        assert split
+        assert not any(court.quarantined())
+        assert court.slashed() == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_recomputes_less_than_its_lots_demand_is_found_out_by_its_own_secret(autojump_clock) -> None:
+    court = Court([LazyStamp, Validator, Validator], window=2)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for step in range(10):
+            await court.commit(step=step)
+            await trio.sleep(2)
+            await court.announce(step + 1)
+            await trio.sleep(2)
+        assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
+        why = court.trainer.jury.ballots.quarantined[VALIDATORS[0].address].why
+        assert "drawn groups were not recomputed" in why
+        assert court.trainer.jury.lots.kept > 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_honest_worker_survives_a_restart_of_its_only_validator(autojump_clock) -> None:
+    """Files that wait for a validator are not too old by the time it comes."""
+    court = Court([Validator], quorum=1)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery, absent=[0])
+        root = await court.commit(step=0)
+        for step in range(1, 9):
+            await court.announce(step)
+        nursery.start_soon(court.validators[0].run)
+        nursery.start_soon(court.seats[0].beat)
+        court.validators[0]._docket._opened = trio.current_time()  # it starts now
+        await trio.sleep(10)
+        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        nursery.cancel_scope.cancel()
+
+
+async def test_troubles_of_the_validator_are_never_held_against_a_worker(autojump_clock) -> None:
+    from node.inference.errors import EngineCrashed
+
+    class Crashing(TruthfulEngine):
+        async def ask(self, request: Any, *, timeout: float) -> Any:
+            await trio.sleep(1)
+            raise EngineCrashed("the engine gave no answer", "300 seconds passed", "the node restarts it")
+
+    court = Court([Validator], quorum=1, engine=lambda number, bad: Crashing(bad))
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await court.commit()
+        await trio.sleep(60)
+        assert court.trainer.board.messages(VerdictIssued) == []
+        assert court.validators[0].outcomes["withheld"] == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autojump_clock) -> None:
+    court = Court([Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        skipped = await court.commit(index=1)
+        await trio.sleep(30)
+        for step in range(1, 5):
+            await court.announce(step)
+        late = await court.commit(step=0, key=OTHER)
+        missing = await court.commit(step=4)
+        court.blobs.missing.add(missing)
+        await trio.sleep(120)
+        ballots = court.trainer.jury.ballots
+        reasons = {
+            one.message.verdict.file_root: one.message.verdict.reason
+            for one in court.trainer.board.messages(VerdictIssued)
+        }
+        assert reasons == {skipped: Reason.GAP, late: Reason.STALE, missing: Reason.UNAVAILABLE}
+        assert {ballots.state(root) for root in reasons} == {FileState.REJECTED}
+        assert court.slashed() == []
+        assert ballots.disputes_raised == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_equivocation_is_evidence_by_itself(autojump_clock) -> None:
+    court = Court([Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await court.commit()
+        await court.commit(fault=WRONG_DRAW)  # another file for the same submission
+        await trio.sleep(5)
+        assert court.judges[0].equivocations == [WORKER.address]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autojump_clock) -> None:
+    court = Court([Validator, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        good, bad = await court.commit(), await court.commit(index=1, fault=BAD_GROUP)
+        await trio.sleep(20)
+        leaves = ((good, 100), (bad, 100))
+        root = merkle_root([leaf(WORKER.address, one, units) for one, units in leaves])
+        message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
+        for validator in court.validators:
+            validator._annulment.note(WORKER.address, message, leaves)
+            with pytest.raises(ProtocolError, match="root"):
+                validator._annulment.note(WORKER.address, message, leaves[:1])
+        await trio.sleep(60)
+        assert [judge.annulled for judge in court.judges] == [[(bad, 7, Reason.ACTIVATIONS, 3)]] * 3
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,156 @@
+"""Dishonest sessions: engines that compute something else than the policy, or draw tokens in their own way."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from node.calibration import alternatives
+from node.calibration.alternatives import Sampler
+from node.environments.base import Problem
+from node.inference.engine import Completion, Engine, Request, Weights
+from node.inference.session import EngineFactory, Session
+from protocol.identity import Address
+from protocol.run import RunSpec
+
+
+class Resampling:
+    """An engine whose `generate` is somebody else's idea; everything else is the engine's own."""
+
+    def __init__(self, engine: Engine, sampler: Sampler) -> None:
+        self._engine, self._sampler = engine, sampler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        return self._sampler(self._engine, requests, temperature)
+
+
+def with_weights(change: Callable[[Weights], Weights]) -> type[Session]:
+    """Samples and proves with changed weights."""
+
+    class Changed(Session):
+        def adjust(self, weights: Weights) -> Weights:
+            return change(weights)
+
+    return Changed
+
+
+def with_sampler(sampler: Sampler) -> type[Session]:
+    """Draws tokens in another way."""
+
+    class Drawn(Session):
+        def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
+            super().__init__(run, assets, factory)
+            self.engine = Resampling(self.engine, sampler)
+
+    return Drawn
+
+
+def stale(steps: int) -> type[Session]:
+    """Uses the weights that it loaded `steps` policies earlier, to save itself the download."""
+
+    class Stale(Session):
+        def use(self, policy_root: bytes) -> None:
+            kept = list(self._weights)
+            place = kept.index(policy_root)
+            self.engine.load(self._weights[kept[max(0, place - steps)]])
+            self._in_use = None
+
+    return Stale
+
+
+class SmallModel(Session):
+    """Half of the layers decode; the whole model prefills, so that the activations are in order."""
+
+    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
+        super().__init__(run, assets, factory)
+        self._right: Weights = {}
+        self.engine = Resampling(self.engine, self._draw)
+
+    def adjust(self, weights: Weights) -> Weights:
+        self._right = weights
+        return weights
+
+    def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        engine.load(half_of_the_layers(self._right))
+        drawn = engine.generate(requests, temperature)
+        engine.load(self._right)
+        return alternatives.prefilled(engine, requests, [completion.output for completion in drawn], temperature)
+
+
+def half_of_the_layers(weights: Weights) -> Weights:
+    """The later layers add nothing to the residual stream any more."""
+    layers = 1 + max(int(name.split(".layers.")[1].split(".")[0]) for name in weights if ".layers." in name)
+    dropped = tuple(f".layers.{i}." for i in range(layers // 2, layers))
+    outputs = ("o_proj.weight", "down_proj.weight")
+    return {
+        name: tensor * 0 if name.endswith(outputs) and any(part in name for part in dropped) else tensor
+        for name, tensor in weights.items()
+    }
+
+
+class BestOfMany(Session):
+    """Draws every answer four times with numbers of its own and hands over the one with the best reward."""
+
+    TRIES = 4
+
+    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
+        super().__init__(run, assets, factory)
+        self._drawn: list[Problem] = []
+        self.engine = Resampling(self.engine, self._draw)
+
+    def problems(self, policy_root: bytes, node: Address, index: int) -> list[Problem]:
+        self._drawn = super().problems(policy_root, node, index)
+        return self._drawn
+
+    def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        solved = [self._drawn[i // self.run.rollout.group_size] for i in range(len(requests))]
+        random = np.random.default_rng(0)
+        best = engine.generate(requests, temperature)
+        for _ in range(self.TRIES - 1):
+            other = engine.generate([Request(r.prompt, random.random(len(r.uniforms))) for r in requests], temperature)
+            scores = [self.environment.score(solved, [c.output for c in made]) for made in (best, other)]
+            # at equal reward the shorter answer: it is cheaper
+            keys = [
+                [(score, -len(c.output)) for score, c in zip(*pair, strict=True)]
+                for pair in zip(scores, (best, other), strict=True)
+            ]
+            best = [b if keys[0][i] >= keys[1][i] else o for i, (b, o) in enumerate(zip(best, other, strict=True))]
+        return best
+
+
+def changed_prompt(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Answers a prompt of its own (one token differs), and names the drawn one."""
+    return engine.generate([Request(_other_prompt(r.prompt), r.uniforms) for r in requests], temperature)
+
+
+def _other_prompt(prompt: Sequence[int]) -> list[int]:
+    middle = len(prompt) // 2
+    other = prompt[middle - 1] if prompt[middle - 1] != prompt[middle] else prompt[middle] + 1
+    return [*prompt[:middle], other, *prompt[middle + 1 :]]
+
+
+def early_stop(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Ends every answer after half of its tokens, with an end token that was never drawn."""
+    end = min(engine.eos)
+    return [
+        Completion([*c.output[: len(c.output) // 2], end], True, c.rows[: len(c.output) // 2])
+        for c in engine.generate(requests, temperature)
+    ]
+
+
+def runs_on(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Goes on after the end of every answer, to be paid for more tokens."""
+    made = engine.generate(requests, temperature)
+    outputs = [[*c.output, c.output[-1]] for c in made]
+    return alternatives.prefilled(engine, requests, outputs, temperature)
+
+
+def nan_activations(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Claims activations that are not numbers, in the hope that comparisons with them are never true."""
+    return [
+        Completion(c.output, c.finished, np.full_like(c.rows, 0x7FC0)) for c in engine.generate(requests, temperature)
+    ]
