@@ -97,6 +97,18 @@ class TransactionUnconfirmed(ChainError):
         self.transaction = transaction
 
 
+class TransactionReplaced(ChainError):
+    """Another transaction used the number of ours: the wallet's owner, or another program with the same key."""
+
+    def __init__(self, action: str, transaction: str, nonce: int) -> None:
+        super().__init__(
+            f"it was not done: {action}",
+            f"another transaction of the account used number {nonce} instead of {transaction}",
+            "look at the account's transactions, then run the command again; use a key in one program only",
+        )
+        self.transaction = transaction
+
+
 class DevnetError(ChainError):
     """The local chain: its program, its port, its state."""
 

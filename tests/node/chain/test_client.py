@@ -265,7 +265,7 @@ async def test_a_transaction_that_nobody_takes_is_kept_and_sent_again_at_the_nex
         chain_rpc("anvil_dropAllTransactions")
     finally:
         chain_rpc("evm_setAutomine", True)
-    outbox = Outbox(file)
+    outbox = Outbox(file, f"{profile.chain_id}:{profile.contracts.swarm}")
     assert [entry.hash for entry in outbox.pending(people.node.address)] == [caught.value.transaction]
     again = connect(profile, people.node, outbox=file, limits=limits)
     await again.connect()
