@@ -23,7 +23,7 @@ EXPECTED_WARNINGS = frozenset({"2394"})
 """2394: transient storage. OpenZeppelin's re-entrancy guard clears its slot at the end of every call."""
 
 SETTINGS: dict[str, Any] = {
-    "optimizer": {"enabled": True, "runs": 200},
+    "optimizer": {"enabled": True, "runs": 400},
     "evmVersion": "cancun",
     "viaIR": False,
     "metadata": {"bytecodeHash": "none", "appendCBOR": False},

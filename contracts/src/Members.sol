@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {ATTESTED, Counters, INVITED, PAUSED} from "./Counters.sol";
 import {Pools} from "./Pools.sol";
 import {Statements} from "./Statements.sol";
 
@@ -52,14 +53,14 @@ abstract contract Members is Pools {
     /// @notice The calling node joins, renews its lease or tells a new contact (a multiaddr; not stored, only logged).
     /// Joining one pool leaves another.
     function join(uint256 id, string calldata contact) external {
-        Counters storage pool = _openPool(id);
-        if (pool.flags & INVITED != 0 && !_members[id][msg.sender].admitted) revert NotInvited(id, msg.sender);
+        Counters pool = _openPool(id);
+        if (pool.has(INVITED) && !_members[id][msg.sender].admitted) revert NotInvited(id, msg.sender);
         _join(id, pool, contact);
     }
 
     /// @notice `join` with the manager's Invitation, which is needed once.
     function joinInvited(uint256 id, string calldata contact, uint256 deadline, bytes calldata invitation) external {
-        Counters storage pool = _openPool(id);
+        Counters pool = _openPool(id);
         if (block.timestamp > deadline) revert SignatureExpired(deadline);
         _requireSigner(Statements.hashInvitation(id, msg.sender, deadline), invitation, _terms[id].manager);
         _members[id][msg.sender].admitted = true;
@@ -117,8 +118,8 @@ abstract contract Members is Pools {
 
     // --------------------------------------------------------------- internal
 
-    function _join(uint256 id, Counters storage pool, string calldata contact) private {
-        if (pool.flags & PAUSED != 0) revert PoolIsPaused(id);
+    function _join(uint256 id, Counters pool, string calldata contact) private {
+        if (pool.has(PAUSED)) revert PoolIsPaused(id);
         _requireShort(contact, MAX_CONTACT_BYTES);
         Node storage node = _nodes[msg.sender];
         if (!node.registered) revert NodeUnknown(msg.sender);
@@ -130,18 +131,18 @@ abstract contract Members is Pools {
             node.pool = uint32(id);
         }
         if (!member.joined) member.joined = true;
-        uint32 leaseUntil = uint32(block.timestamp + pool.leaseSeconds);
+        uint32 leaseUntil = uint32(block.timestamp + pool.leaseSeconds());
         node.leaseUntil = leaseUntil;
         emit Joined(id, msg.sender, node.provider, contact, leaseUntil);
     }
 
-    function _capacity(uint256 id, Counters storage pool, address node, uint256 units) internal view returns (uint32) {
-        if (pool.flags & ATTESTED != 0) {
+    function _capacity(uint256 id, Counters pool, address node, uint256 units) internal view returns (uint32) {
+        if (pool.has(ATTESTED)) {
             Member storage member = _members[id][node];
             uint256 found = block.timestamp < member.attestedUntil ? member.attestedUnits : 0;
             if (found < units) units = found;
         }
-        uint256 capacity = units * pool.maxUnits;
+        uint256 capacity = units * pool.maxUnits();
         return capacity > type(uint32).max ? type(uint32).max : uint32(capacity);
     }
 }

@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/ReentrancyGuardTransient.sol";
+import {ATTESTED, Counters, ENDED, INVITED, PAUSED, WORKED, newCounters} from "./Counters.sol";
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
 
@@ -74,20 +75,6 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
         string bootnodes;
     }
 
-    /// One slot: everything that `commitWork` reads and writes of a pool.
-    struct Counters {
-        /// funded units that no work has a claim on
-        uint56 free;
-        /// units promised to committed work
-        uint56 reserved;
-        uint32 startedAt;
-        uint24 epochSeconds;
-        uint24 window;
-        uint24 leaseSeconds;
-        uint32 maxUnits;
-        uint8 flags;
-    }
-
     struct Terms {
         address manager;
         uint96 rewardPerUnit;
@@ -99,12 +86,6 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
         string runURI;
         string bootnodes;
     }
-
-    uint8 internal constant PAUSED = 1;
-    uint8 internal constant ENDED = 2;
-    uint8 internal constant WORKED = 4;
-    uint8 internal constant INVITED = 8;
-    uint8 internal constant ATTESTED = 16;
 
     uint256 public constant MAX_URI_BYTES = 256;
     uint256 public constant MAX_BOOTNODES_BYTES = 1024;
@@ -132,7 +113,6 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
 
     error ZeroAddress();
     error ZeroAmount();
-    error AmountTooLarge(uint256 amount);
     error TokenTakesFee(uint256 sent, uint256 received);
     error PoolUnknown(uint256 pool);
     error PoolOver(uint256 pool);
@@ -180,16 +160,14 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
     function createPool(PoolParams calldata params) external nonReentrant returns (uint256 id) {
         _checkParams(params);
         id = ++poolCount;
-        _counters[id] = Counters({
-            free: 0,
-            reserved: 0,
-            startedAt: uint32(block.timestamp),
-            epochSeconds: uint24(params.epochSeconds),
-            window: uint24(params.window),
-            leaseSeconds: uint24(params.leaseSeconds),
-            maxUnits: params.maxUnitsPerEpoch,
-            flags: (params.invited ? INVITED : 0) | (params.attested ? ATTESTED : 0)
-        });
+        _counters[id] = newCounters(
+            uint32(block.timestamp),
+            params.epochSeconds,
+            params.window,
+            params.leaseSeconds,
+            params.maxUnitsPerEpoch,
+            (params.invited ? INVITED : 0) | (params.attested ? ATTESTED : 0)
+        );
         Terms storage terms = _terms[id];
         terms.manager = params.manager;
         terms.rewardPerUnit = params.rewardPerUnit;
@@ -206,15 +184,14 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
 
     /// @notice Adds the caller's tokens to the pool's escrow: the most whole units that `amount` pays for.
     function fundPool(uint256 id, uint256 amount) external nonReentrant {
-        Counters storage pool = _openPool(id);
+        Counters pool = _openPool(id);
         uint256 rate = _terms[id].rewardPerUnit;
         if (rate == 0) revert NoReward(id);
         uint256 units = amount / rate;
         if (units == 0) revert ZeroAmount();
-        uint256 free = units + pool.free;
-        if (free + pool.reserved > type(uint56).max) revert AmountTooLarge(amount);
-        pool.free = uint56(free);
-        emit PoolFunded(id, msg.sender, units * rate, free * rate);
+        pool = pool.fund(units);
+        _counters[id] = pool;
+        emit PoolFunded(id, msg.sender, units * rate, pool.free() * rate);
         _pull(units * rate);
     }
 
@@ -222,7 +199,7 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
 
     /// @notice Names the run; only while no work was committed.
     function setPoolRun(uint256 id, bytes32 runRoot) external onlyManager(id) {
-        if (_openPool(id).flags & WORKED != 0) revert RunAlreadyWorkedOn(id);
+        if (_openPool(id).has(WORKED)) revert RunAlreadyWorkedOn(id);
         _terms[id].runRoot = runRoot;
         emit PoolRunSet(id, runRoot);
     }
@@ -237,38 +214,38 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
 
     /// @notice Stops joins, and work of epochs that have not begun. Never stops pay, verdicts or withdrawals.
     function pausePool(uint256 id) external onlyManager(id) {
-        Counters storage pool = _openPool(id);
-        if (pool.flags & PAUSED != 0) revert PoolIsPaused(id);
-        pool.flags |= PAUSED;
+        Counters pool = _openPool(id);
+        if (pool.has(PAUSED)) revert PoolIsPaused(id);
+        _counters[id] = pool.with(PAUSED);
         _terms[id].stoppedAt = uint40(block.timestamp);
         emit PoolPaused(id);
     }
 
     function resumePool(uint256 id) external onlyManager(id) {
-        Counters storage pool = _openPool(id);
-        if (pool.flags & PAUSED == 0) revert PoolNotPaused(id);
-        pool.flags &= ~PAUSED;
+        Counters pool = _openPool(id);
+        if (!pool.has(PAUSED)) revert PoolNotPaused(id);
+        _counters[id] = pool.without(PAUSED);
         _terms[id].stoppedAt = 0;
         emit PoolResumed(id);
     }
 
     /// @notice Closes the pool for ever: nobody joins, no later epoch begins; committed work runs its course.
     function endPool(uint256 id) external onlyManager(id) {
-        Counters storage pool = _openPool(id);
-        if (pool.flags & PAUSED == 0) _terms[id].stoppedAt = uint40(block.timestamp);
-        pool.flags |= ENDED;
+        Counters pool = _openPool(id);
+        if (!pool.has(PAUSED)) _terms[id].stoppedAt = uint40(block.timestamp);
+        _counters[id] = pool.with(ENDED);
         emit PoolEnded(id);
     }
 
     /// @notice Pays the manager what no work has a claim on, once the last epoch is mature; the bond with it, once no
     /// slash of the pool can be overturned any more. What is released later can be swept later.
     function sweep(uint256 id) external nonReentrant {
-        Counters storage pool = _pool(id);
-        uint256 until = _overAt(id);
+        Counters pool = _pool(id);
+        uint256 until = _overAt(id, pool);
         if (block.timestamp < until) revert PoolStillOpen(id, until);
         Terms storage terms = _terms[id];
-        uint256 amount = uint256(pool.free) * terms.rewardPerUnit;
-        pool.free = 0;
+        uint256 amount = pool.free() * terms.rewardPerUnit;
+        _counters[id] = pool.emptied();
         if (block.timestamp >= until + 2 * uint256(vault.appealSeconds())) {
             amount += terms.bond;
             terms.bond = 0;
@@ -282,30 +259,30 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
 
     /// @notice Who may propose validators, and how long they must wait; reverts for a pool that is over.
     function managerOf(uint256 id) external view returns (address manager, uint256 window) {
-        return (_terms[id].manager, _openPool(id).window);
+        return (_terms[id].manager, _openPool(id).window());
     }
 
     function poolInfo(uint256 id) external view returns (PoolInfo memory info) {
-        Counters memory pool = _pool(id);
+        Counters pool = _pool(id);
         Terms storage terms = _terms[id];
         info.runRoot = terms.runRoot;
         info.requirementRoot = terms.requirementRoot;
         info.manager = terms.manager;
-        info.window = pool.window;
-        info.epochSeconds = pool.epochSeconds;
-        info.leaseSeconds = pool.leaseSeconds;
-        info.startedAt = pool.startedAt;
+        info.window = uint32(pool.window());
+        info.epochSeconds = uint32(pool.epochSeconds());
+        info.leaseSeconds = uint32(pool.leaseSeconds());
+        info.startedAt = uint64(pool.startedAt());
         info.stoppedAt = terms.stoppedAt;
-        info.paused = pool.flags & PAUSED != 0;
-        info.ended = pool.flags & ENDED != 0;
-        info.hasWork = pool.flags & WORKED != 0;
-        info.invited = pool.flags & INVITED != 0;
-        info.attested = pool.flags & ATTESTED != 0;
-        info.maxUnitsPerEpoch = pool.maxUnits;
+        info.paused = pool.has(PAUSED);
+        info.ended = pool.has(ENDED);
+        info.hasWork = pool.has(WORKED);
+        info.invited = pool.has(INVITED);
+        info.attested = pool.has(ATTESTED);
+        info.maxUnitsPerEpoch = uint32(pool.maxUnits());
         info.rewardPerUnit = terms.rewardPerUnit;
         info.slashAmount = terms.slashAmount;
-        info.escrow = uint256(pool.free) * terms.rewardPerUnit;
-        info.reserved = uint256(pool.reserved) * terms.rewardPerUnit;
+        info.escrow = pool.free() * terms.rewardPerUnit;
+        info.reserved = pool.reserved() * terms.rewardPerUnit;
         info.bond = terms.bond;
         info.runURI = terms.runURI;
         info.bootnodes = terms.bootnodes;
@@ -331,35 +308,34 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
         if (msg.sender != address(court)) revert OnlyCourt(msg.sender);
     }
 
-    function _pool(uint256 id) internal view returns (Counters storage pool) {
+    function _pool(uint256 id) internal view returns (Counters pool) {
         pool = _counters[id];
-        if (pool.startedAt == 0) revert PoolUnknown(id);
+        if (Counters.unwrap(pool) == 0) revert PoolUnknown(id);
     }
 
-    function _openPool(uint256 id) internal view returns (Counters storage pool) {
+    function _openPool(uint256 id) internal view returns (Counters pool) {
         pool = _pool(id);
-        if (pool.flags & ENDED != 0) revert PoolOver(id);
+        if (pool.has(ENDED)) revert PoolOver(id);
     }
 
     /// The second in which the last epoch that can have work is mature; never for a pool that was not ended.
-    function _overAt(uint256 id) internal view returns (uint256) {
-        Counters storage pool = _counters[id];
-        if (pool.flags & ENDED == 0) return type(uint256).max;
+    function _overAt(uint256 id, Counters pool) internal view returns (uint256) {
+        if (!pool.has(ENDED)) return type(uint256).max;
         return _maturity(pool, _epochAt(pool, _terms[id].stoppedAt));
     }
 
-    function _epochAt(Counters storage pool, uint256 timestamp) internal view returns (uint64) {
-        uint256 start = pool.startedAt;
+    function _epochAt(Counters pool, uint256 timestamp) internal pure returns (uint64) {
+        uint256 start = pool.startedAt();
         if (timestamp <= start) return 0;
-        return uint64((timestamp - start) / pool.epochSeconds);
+        return uint64((timestamp - start) / pool.epochSeconds());
     }
 
-    function _epochStart(Counters storage pool, uint64 epoch) internal view returns (uint256) {
-        return pool.startedAt + uint256(epoch) * pool.epochSeconds;
+    function _epochStart(Counters pool, uint64 epoch) internal pure returns (uint256) {
+        return pool.startedAt() + epoch * pool.epochSeconds();
     }
 
-    function _maturity(Counters storage pool, uint64 epoch) internal view returns (uint256) {
-        return _epochStart(pool, epoch) + pool.epochSeconds + pool.window;
+    function _maturity(Counters pool, uint64 epoch) internal pure returns (uint256) {
+        return _epochStart(pool, epoch) + pool.epochSeconds() + pool.window();
     }
 
     function _requireShort(string calldata text, uint256 max) internal pure {

@@ -43,7 +43,7 @@ contract Swarm is Work {
         onlyCourt
     {
         if (!_members[id][node].joined) revert NotMember(id, node);
-        if (block.timestamp >= _overAt(id)) revert PoolOver(id);
+        if (block.timestamp >= _overAt(id, _pool(id))) revert PoolOver(id);
         Member storage member = _evict(id, node);
         address provider = _nodes[node].provider;
         (uint256 caseId, uint256 taken,) = vault.freeze(provider, _terms[id].slashAmount);

@@ -3,6 +3,7 @@ pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {Counters, ENDED, PAUSED, WORKED} from "./Counters.sol";
 import {Members} from "./Members.sol";
 
 /// @title Work
@@ -36,7 +37,7 @@ abstract contract Work is Members {
     mapping(uint256 key => Commitment) private _work;
 
     event WorkCommitted(
-        uint256 indexed pool, address indexed node, uint64 indexed epoch, bytes32 root, uint32 units, uint32 reservedUnits
+        uint256 indexed pool, address indexed node, uint64 epoch, bytes32 root, uint32 units, uint32 reservedUnits
     );
     event WorkInvalidated(
         uint256 indexed pool, address indexed node, uint64 indexed epoch, bytes32 fileRoot, uint32 units, uint8 reason
@@ -64,30 +65,27 @@ abstract contract Work is Members {
     /// Possible from the epoch's start until half of the window is over, so that there is always time to object.
     /// Reserves pay for `units`, or for as many as there is escrow for.
     function commitWork(uint256 id, uint64 epoch, bytes32 root, uint32 units) external {
-        Counters storage pool = _pool(id);
+        Counters pool = _pool(id);
         Node storage node = _nodes[msg.sender];
-        if (node.pool != id) revert NotMember(id, msg.sender);
-        if (block.timestamp > node.leaseUntil) revert LeaseLapsed(id, msg.sender, node.leaseUntil);
+        (uint32 member, uint32 leaseUntil, uint24 size) = (node.pool, node.leaseUntil, node.units);
+        if (member != id) revert NotMember(id, msg.sender);
+        if (block.timestamp > leaseUntil) revert LeaseLapsed(id, msg.sender, leaseUntil);
         if (bytes20(root) == bytes20(0)) revert EmptyRoot();
         _requireCommittable(id, pool, epoch);
-        uint32 capacity = _capacity(id, pool, msg.sender, node.units);
+        uint32 capacity = _capacity(id, pool, msg.sender, size);
         if (units == 0 || units > capacity) revert UnitsOutOfRange(units, capacity);
-        uint256 key = _workKey(id, msg.sender, epoch);
-        if (_work[key].root != bytes20(0)) revert AlreadyCommitted(id, msg.sender, epoch);
-
-        uint56 free = pool.free;
-        uint32 reserved = units < free ? units : uint32(free);
-        pool.free = free - reserved;
-        pool.reserved += reserved;
-        if (pool.flags & WORKED == 0) pool.flags |= WORKED;
-        node.leaseUntil = uint32(block.timestamp + pool.leaseSeconds);
-        _work[key] = Commitment(bytes20(root), units, reserved);
+        Commitment storage work = _work[_workKey(id, msg.sender, epoch)];
+        if (work.root != bytes20(0)) revert AlreadyCommitted(id, msg.sender, epoch);
+        uint32 reserved = units < pool.free() ? units : uint32(pool.free());
+        _counters[id] = pool.reserve(reserved).with(WORKED);
+        node.leaseUntil = uint32(block.timestamp + pool.leaseSeconds());
+        (work.root, work.units, work.reserved) = (bytes20(root), units, reserved);
         emit WorkCommitted(id, msg.sender, epoch, root, units, reserved);
     }
 
     /// @notice Pays the provider for mature epochs of one node. Anybody may call it.
     function settle(uint256 id, address node, uint64[] calldata epochs) external nonReentrant {
-        Counters storage pool = _pool(id);
+        Counters pool = _pool(id);
         uint256 rate = _terms[id].rewardPerUnit;
         address provider = _nodes[node].provider;
         uint256 total = 0;
@@ -95,19 +93,19 @@ abstract contract Work is Members {
             total += _close(id, pool, node, epochs[i], provider, rate);
         }
         if (total == 0) revert ZeroAmount();
-        pool.reserved -= uint56(total);
+        _counters[id] = pool.pay(total);
         token.safeTransfer(provider, total * rate);
     }
 
     /// @notice Returns the pay of voided work to the pool, once the slash that voided it is final.
     function release(uint256 id, address node, uint64 epoch) external {
-        Counters storage pool = _pool(id);
+        Counters pool = _pool(id);
         Commitment storage work = _committed(id, node, epoch);
         Member storage member = _members[id][node];
         if (!_isVoided(member, _maturity(pool, epoch)) || !vault.isFinal(member.caseId)) revert NotVoided(epoch);
         uint32 units = work.reserved;
         delete _work[_workKey(id, node, epoch)];
-        _return(pool, units);
+        _counters[id] = pool.unreserve(units);
         emit WorkReleased(id, node, epoch, units);
     }
 
@@ -116,7 +114,7 @@ abstract contract Work is Members {
         external
         onlyCourt
     {
-        Counters storage pool = _pool(id);
+        Counters pool = _pool(id);
         _requireImmature(pool, epoch);
         Commitment storage work = _committed(id, node, epoch);
         // leaves that claim more than the epoch did take no more than that
@@ -125,21 +123,21 @@ abstract contract Work is Members {
         uint32 reserved = work.reserved;
         if (reserved > left) {
             work.reserved = left;
-            _return(pool, reserved - left);
+            _counters[id] = pool.unreserve(reserved - left);
         }
         emit WorkInvalidated(id, node, epoch, fileRoot, units, reason);
     }
 
     /// @notice The Court takes all pay of an epoch that is not mature. Its root stays: it cannot be committed again.
     function takeEpoch(uint256 id, address node, uint64 epoch, uint8 reason) external onlyCourt {
-        Counters storage pool = _pool(id);
+        Counters pool = _pool(id);
         _requireImmature(pool, epoch);
         Commitment storage work = _committed(id, node, epoch);
         uint32 units = work.units;
         uint32 reserved = work.reserved;
         work.units = 0;
         work.reserved = 0;
-        _return(pool, reserved);
+        _counters[id] = pool.unreserve(reserved);
         emit EpochInvalidated(id, node, epoch, units, reason);
     }
 
@@ -150,7 +148,7 @@ abstract contract Work is Members {
     }
 
     function workInfo(uint256 id, address node, uint64 epoch) external view returns (WorkInfo memory info) {
-        Counters storage pool = _pool(id);
+        Counters pool = _pool(id);
         Commitment memory work = _work[_workKey(id, node, epoch)];
         uint256 maturesAt = _maturity(pool, epoch);
         info.root = work.root;
@@ -163,7 +161,7 @@ abstract contract Work is Members {
 
     // --------------------------------------------------------------- internal
 
-    function _close(uint256 id, Counters storage pool, address node, uint64 epoch, address provider, uint256 rate)
+    function _close(uint256 id, Counters pool, address node, uint64 epoch, address provider, uint256 rate)
         private
         returns (uint256 reserved)
     {
@@ -178,30 +176,24 @@ abstract contract Work is Members {
         emit Settled(id, node, epoch, provider, work.units, reserved * rate);
     }
 
-    function _return(Counters storage pool, uint32 units) private {
-        pool.reserved -= units;
-        pool.free += units;
-    }
-
     /// A slash takes the pay of every epoch that was not mature in that second.
     function _isVoided(Member storage member, uint256 matureAt) private view returns (bool) {
         uint256 slashedAt = member.slashedAt;
         return slashedAt != 0 && matureAt > slashedAt;
     }
 
-    function _requireCommittable(uint256 id, Counters storage pool, uint64 epoch) private view {
+    function _requireCommittable(uint256 id, Counters pool, uint64 epoch) private view {
         uint256 start = _epochStart(pool, epoch);
         if (block.timestamp < start) revert EpochNotStarted(epoch, _epochAt(pool, block.timestamp));
-        uint256 closedAt = start + pool.epochSeconds + pool.window / 2;
+        uint256 closedAt = start + pool.epochSeconds() + pool.window() / 2;
         if (block.timestamp >= closedAt) revert CommitTooLate(epoch, closedAt);
-        uint8 flags = pool.flags;
-        if (flags & (PAUSED | ENDED) != 0 && start > _terms[id].stoppedAt) {
-            if (flags & ENDED != 0) revert PoolOver(id);
+        if (pool.has(PAUSED | ENDED) && start > _terms[id].stoppedAt) {
+            if (pool.has(ENDED)) revert PoolOver(id);
             revert PoolIsPaused(id);
         }
     }
 
-    function _requireImmature(Counters storage pool, uint64 epoch) private view {
+    function _requireImmature(Counters pool, uint64 epoch) private view {
         uint256 matureAt = _maturity(pool, epoch);
         if (block.timestamp >= matureAt) revert AlreadyMature(epoch, matureAt);
     }

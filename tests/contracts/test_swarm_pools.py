@@ -72,7 +72,7 @@ def test_anybody_funds_an_open_pool(world: Any, pool: Any, refused: Any) -> None
         world.send(world.contracts.fund_pool(99, 1), donor)
     with refused("ERC20InsufficientAllowance"):
         world.send(world.contracts.fund_pool(pool.id, TOKEN), donor)
-    with refused("AmountTooLarge"):
+    with refused("EscrowTooLarge"):
         world.send(world.contracts.fund_pool(pool.id, 2**128), donor)
 
 
