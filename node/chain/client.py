@@ -233,8 +233,9 @@ class ChainClient:
         return min(deep, int(final["number"]))
 
     async def logs(self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False) -> list[RawLog]:
-        """Logs of the Swarm contract in blocks first..last; everything: the vault's too."""
-        places = [self.profile.contracts.swarm, *([self.profile.contracts.vault] if everything else [])]
+        """Logs of the Swarm contract in blocks first..last; everything: the vault's and the court's too."""
+        c = self.profile.contracts
+        places = [c.swarm, c.court, c.vault] if everything else [c.swarm]
         return await self._read("read logs", lambda: self._logs(first, last, topics, places))
 
     # ---- writes
@@ -255,8 +256,8 @@ class ChainClient:
     async def unbond(self, amount: int, *, key: NodeKey | None = None) -> Receipt:
         return await self._write("unbond stake", self._contracts.unbond(amount), key)
 
-    async def rebond(self, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write("bond stake again", self._contracts.rebond(), key)
+    async def rebond(self, amount: int, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write("bond stake again", self._contracts.rebond(amount), key)
 
     async def withdraw(self, *, key: NodeKey | None = None) -> Receipt:
         return await self._write("withdraw stake", self._contracts.withdraw(), key)
@@ -281,7 +282,9 @@ class ChainClient:
         return until, sign(node_key, self.domain, statement)
 
     async def create_pool(self, params: PoolParams, *, key: NodeKey | None = None) -> int:
-        """Open a pool; returns its number."""
+        """Open a pool; returns its number. The key pays the pool's bond."""
+        bond = await self._read("read a parameter", self._contracts.pool_bond)
+        await self._approve(self.profile.contracts.swarm, bond, key)
         receipt = await self._write("open a pool", self._contracts.create_pool(params), key)
         for event in receipt.events:
             if isinstance(event, PoolCreated):
@@ -315,21 +318,24 @@ class ChainClient:
         call = self._contracts.commit_work(pool, epoch, root, units)
         return await self._write(f"commit the work of epoch {epoch}", call, key)
 
-    async def settle(self, pool: int, node: Address, epoch: int, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write(f"settle epoch {epoch}", self._contracts.settle(pool, node, epoch), key)
+    async def settle(self, pool: int, node: Address, epochs: Sequence[int], *, key: NodeKey | None = None) -> Receipt:
+        """Pay the node's provider for epochs that are mature, all of them or none."""
+        call = self._contracts.settle(pool, node, epochs)
+        return await self._write(f"settle {len(epochs)} epoch(s)", call, key)
 
     async def invalidate(
         self,
         commitment: WorkCommitment,
         epoch: int,
         proof: Sequence[bytes],
+        outcome: int,
         reason: int,
         verdicts: Sequence[bytes],
         *,
         key: NodeKey | None = None,
     ) -> Receipt:
-        """Take a rejected file out of an unmatured epoch. verdicts: validators' signatures with outcome 1."""
-        call = self._contracts.invalidate(commitment, epoch, proof, reason, verdicts)
+        """Take a rejected file out of an unmatured epoch. verdicts: validators' signatures with this outcome."""
+        call = self._contracts.invalidate(commitment, epoch, proof, outcome, reason, verdicts)
         return await self._write("invalidate a file", call, key)
 
     async def slash(
@@ -386,7 +392,7 @@ class ChainClient:
             raise translate(error, action) from error
 
     def _check_contracts(self) -> None:
-        missing = self._contracts.missing()
+        missing = self._contracts.missing() if self.profile.deployed else []
         if missing:
             raise NotDeployed(missing, self.profile.chain_id)
         self._checked = True

@@ -105,7 +105,10 @@ class Outbox:
         query = f"SELECT hash, sender, nonce, raw, action, intent, fate, block FROM transactions WHERE source = ? AND {where}"  # noqa: S608,E501 - constants
         with self._lock:
             rows = list(self._db.execute(query, (self._source, *values)))
-        return [Pending(*row[:6], Fate(row[6]), row[7]) for row in rows]
+        return [
+            Pending(digest, sender, nonce, raw, action, intent, Fate(fate), block)
+            for digest, sender, nonce, raw, action, intent, fate, block in rows
+        ]
 
     def close(self) -> None:
         with self._lock:

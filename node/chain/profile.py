@@ -22,7 +22,7 @@ MAX_RPC_URLS = 16
 MAX_CONFIRMATIONS = 1_000
 SHIPPED = Path(__file__).resolve().parent / "networks"
 """Networks that come with the program; `contract deploy` writes a copy with addresses into the user's own."""
-NOWHERE = Addresses(token=NOBODY, vault=NOBODY, swarm=NOBODY)
+NOWHERE = Addresses(**dict.fromkeys(Addresses.__struct_fields__, NOBODY))
 """The contracts of a network where they are not deployed yet."""
 Finality = Literal["latest", "safe", "finalized"]
 
@@ -157,9 +157,8 @@ def _checked(profile: NetworkProfile) -> NetworkProfile:
         raise ValueError(f"confirmations must be 0 to {MAX_CONFIRMATIONS}")
     if profile.explorer is not None and urlsplit(profile.explorer).scheme not in ("http", "https"):
         raise ValueError(f"explorer {profile.explorer!r} is not an http(s) URL")
-    c = profile.contracts
-    addresses = Addresses(token=parse_address(c.token), vault=parse_address(c.vault), swarm=parse_address(c.swarm))
-    return msgspec.structs.replace(profile, contracts=addresses)
+    parsed = {name: parse_address(getattr(profile.contracts, name)) for name in Addresses.__struct_fields__}
+    return msgspec.structs.replace(profile, contracts=Addresses(**parsed))
 
 
 def _refuse_unknown(path: Path, table: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:

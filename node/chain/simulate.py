@@ -1,8 +1,8 @@
 """What transactions would do and cost, without sending any. Blocking.
 
 One call is simulated by eth_call and eth_estimateGas. Several that build on each other (approve, then bond) go
-through eth_simulateV1, which runs them in a row on top of the latest block; an endpoint without that method can
-only tell about the first.
+through eth_simulateV1, which runs them in a row on top of the latest block. Where an endpoint has no such method (or,
+like anvil 1.7, not for deployments) only the first is exact.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,11 @@ class Step:
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """gas: None where the endpoint cannot tell before the earlier steps are on chain; l1_fee: wei."""
+    """exact: simulated; else a guess, where the endpoint cannot tell before earlier steps are on chain; l1_fee: wei."""
 
     action: str
-    gas: int | None
+    gas: int
+    exact: bool
     l1_fee: int
 
 
@@ -54,7 +55,7 @@ class Simulation(msgspec.Struct, frozen=True):
 
     @property
     def gas(self) -> int:
-        return sum(step.gas or 0 for step in self.steps)
+        return sum(step.gas for step in self.steps)
 
     @property
     def l1_fee(self) -> int:
@@ -67,7 +68,7 @@ class Simulation(msgspec.Struct, frozen=True):
     @property
     def complete(self) -> bool:
         """Whether every step could be simulated."""
-        return all(step.gas is not None for step in self.steps)
+        return all(step.exact for step in self.steps)
 
 
 def simulate(web3: Web3, steps: Sequence[Step], sender: Address, *, l1_fees: bool) -> Simulation:
@@ -82,12 +83,20 @@ def simulate(web3: Web3, steps: Sequence[Step], sender: Address, *, l1_fees: boo
         have = int(web3.eth.get_balance(Web3.to_checksum_address(sender)))
     except EXPECTED as error:
         raise translate(error, "ask for the fees") from error
-    estimates = tuple(Estimate(step.action, used, fee) for step, used, fee in zip(steps, gas, layer1, strict=True))
+    estimates = tuple(
+        Estimate(step.action, guess_gas(call) if used is None else used, used is not None, fee)
+        for step, call, used, fee in zip(steps, calls, gas, layer1, strict=True)
+    )
     done = Simulation(estimates, base + tip, 2 * base + tip)
     if have < done.cost:
         why = f"{sender} has {tokens(have)} ETH, gas for this costs about {tokens(done.cost)}"
         raise InsufficientFunds(f"cannot {steps[0].action}", why, "send the account some of the chain's coin")
     return done
+
+
+def guess_gas(call: Call) -> int:
+    """About, from the size: a byte of a contract costs 200 to keep and up to 16 to send, a plain call rarely 100k."""
+    return 100_000 if call.to else 60_000 + 216 * len(call.data)
 
 
 def l1_fee(web3: Web3, call: Call) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from eth_account import Account
-from eth_account.typed_transactions import TypedTransaction
+from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from eth_hash.auto import keccak
 from hexbytes import HexBytes
 from web3 import Web3
@@ -71,7 +71,7 @@ class Answer(msgspec.Struct, frozen=True):
 def call_of(call: ContractFunction | ContractConstructor) -> Call:
     """The bare call inside web3's object; asks no endpoint."""
     nothing: Any = {"gas": 0, "maxFeePerGas": 0, "maxPriorityFeePerGas": 0, "chainId": 0, "nonce": 0, "value": 0}
-    built: Mapping[str, Any] = call.build_transaction(nothing)
+    built: Any = call.build_transaction(nothing)
     to = built.get("to")
     return Call(Address(str(to)) if to else None, bytes(HexBytes(built["data"])))
 

@@ -97,7 +97,7 @@ def connect() -> Iterator[Callable[..., ChainClient]]:
 
 
 class Participants:
-    """A pool with a manager who pays, a validator's key, and one registered node."""
+    """A pool with a manager who pays, a validator with a stake of its own, and one registered node."""
 
     def __init__(self, client: ChainClient) -> None:
         self.client = client
@@ -108,8 +108,9 @@ class Participants:
 
     async def prepare(self) -> None:
         faucet = DevnetFaucet(self.client)
-        await faucet.fund(self.manager.address, coin=10**18, token=100 * TOKEN)
+        await faucet.fund(self.manager.address, coin=10**18, token=110 * TOKEN)
         await prepare_participant(self.client, faucet, self.provider, self.node, stake=100 * TOKEN)
+        await prepare_participant(self.client, faucet, NodeKey.generate(), self.validator, stake=20 * TOKEN)
         params = PoolParams(
             manager=self.manager.address,
             reward_per_unit=10**15,
