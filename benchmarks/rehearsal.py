@@ -58,7 +58,7 @@ class RehearsalFailed(Exception):
     """A command, or the books at the end, did not come out as they should."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Scene:
     """home: of the user; url: of the chain; rows: what was done, with gas and seconds."""
 
@@ -395,7 +395,7 @@ def _until_up(scene: Scene, chain: subprocess.Popen[bytes]) -> None:
 def light_keys() -> Iterator[None]:
     """Keystores that open fast; the format is the same."""
     full = Account.encrypt
-    Account.encrypt = staticmethod(lambda secret, password: full(secret, password, iterations=2))  # type: ignore[method-assign]
+    Account.encrypt = staticmethod(lambda secret, password, **_: full(secret, password, iterations=2))  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -156,7 +156,7 @@ async def test_events_wait_for_the_finality_that_the_network_asks_for(
 async def test_everything_is_followed_when_no_pool_is_named(people: Any, tmp_path: Path) -> None:
     people.pool = None
     async with following(people, tmp_path / "f.sqlite") as follower:
-        kinds = {type(event) for event in await take(follower, 6)}
+        kinds = {type(event) for event in await take(follower, 8)}
         assert {Bonded, PoolCreated, PoolFunded} < kinds
 
 
