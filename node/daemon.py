@@ -15,6 +15,7 @@ from node.api.server import ApiServer
 from node.assets import image_limit, obtain_run, offer_run
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
+from node.chain.keeper import CaseKeeper
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
@@ -218,7 +219,7 @@ class Daemon:
             if role == "worker":
                 actor = Worker(station, engine, chain, scratch)
             else:
-                actor = Validator(station, engine, policies, chain, scratch)
+                actor = Validator(station, engine, policies, CaseKeeper(chain, path / "cases"), scratch)
             self.status.play(actor, [engine])
             nursery.start_soon(actor.run)
 

@@ -16,7 +16,7 @@ import typer
 
 from cli.contract.values import eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
-from cli.keyring import open_node_key, open_signer
+from cli.keyring import key_directory, open_node_key, open_signer
 from cli.output import clean, console, duration, print_json
 
 if TYPE_CHECKING:
@@ -29,16 +29,33 @@ T = TypeVar("T")
 KEY_WAIT = 60.0
 """Seconds to wait for another command that uses the same key."""
 
+
+def _networks(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from node.chain.profile import network_names
+    from node.config import default_home
+
+    return [name for name in network_names(default_home()) if name.startswith(incomplete)]
+
+
+def _keys(incomplete: str) -> list[str]:
+    return sorted(path.stem for path in key_directory().glob(f"{incomplete}*.json"))
+
+
 Network = Annotated[
     str,
     typer.Option(
-        help="local, base-sepolia, base, a network of your own, or a profile's file.", envvar="INTELLECT_NODE_NETWORK"
+        help="local, base-sepolia, base, a network of your own, or a profile's file.",
+        envvar="INTELLECT_NODE_NETWORK",
+        autocompletion=_networks,
     ),
 ]
 KeyName = Annotated[
     str | None,
     typer.Option(
-        "--key", help="Who signs: a keystore file, or a name from `keys list`. On a local devnet: its own account."
+        "--key",
+        help="Who signs: a keystore file, or a name from `keys list`. On a local devnet: its own account.",
+        autocompletion=_keys,
     ),
 ]
 StateDir = Annotated[

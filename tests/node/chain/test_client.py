@@ -8,6 +8,7 @@ import trio
 
 from contracts.bindings import Joined, Slashed, WorkCommitted
 from contracts.deploy import TOKEN
+from node.chain.cases import FileCase, read_case, unhex
 from node.chain.client import ChainClient
 from node.chain.errors import (
     ChainError,
@@ -22,6 +23,7 @@ from node.chain.errors import (
     WrongChain,
 )
 from node.chain.faucet import DevnetFaucet
+from node.chain.keeper import CaseKeeper
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
@@ -289,3 +291,17 @@ async def test_only_a_local_chain_gives_coins_away(
 async def test_an_endpoints_own_error_is_told_as_such(profile: NetworkProfile, connect: Connect) -> None:
     with pytest.raises(RpcRefused):
         await connect(profile).block(10**9)
+
+
+async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, tmp_path: Path) -> None:
+    client, pool = people.client, people.pool
+    await client.join(pool, "x")
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10)
+    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, int(Outcome.SLASH), 5)
+    mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
+    await CaseKeeper(client, tmp_path / "cases").slash(c, mine, 5, [theirs])
+    (path,) = (tmp_path / "cases").iterdir()
+    case = read_case(path)
+    assert isinstance(case, FileCase)
+    assert (case.commitment.statement(), unhex(case.signature or ""), case.reason) == (c, mine, 5)
+    assert [unhex(one) for one in case.verdicts] == [theirs]
