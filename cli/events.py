@@ -7,15 +7,15 @@ from cli.output import ether, short
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
 
-_AMOUNTS = ("amount", "escrow", "reserved", "returned", "bonded")
+_AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "reporter_share", "compensation")
 
 
 async def event_rows(chain: "ChainClient") -> list[dict[str, Any]]:
-    """Every event of the swarm's contract since it was deployed, oldest first; JSON-ready."""
+    """Every event of the contracts since they were deployed, oldest first; JSON-ready."""
     from contracts.bindings import parse_log
 
     head = await chain.block()
-    logs = await chain.logs(chain.profile.deployed_block, head.number, [])
+    logs = await chain.logs(chain.profile.deployed_block, head.number, [], everything=True)
     parsed = [parse_log(log, chain.profile.contracts) for log in logs]
     return [event_row(event) for event in parsed if event is not None]
 
@@ -27,6 +27,7 @@ def event_row(event: Any) -> dict[str, Any]:
         value = getattr(event, name)
         if isinstance(value, bytes):
             value = value.hex()
+        name = name.rstrip("_")
         row[f"{name}_wei" if name in _AMOUNTS else name] = str(value) if name in _AMOUNTS else value
     return row
 
@@ -36,7 +37,7 @@ def describe_event(row: dict[str, Any]) -> str:
     from protocol.checks import Reason
 
     words = []
-    for name in ("pool", "node", "provider", "manager", "payer", "epoch", "units", "contact"):
+    for name in ("pool", "node", "provider", "manager", "payer", "epoch", "units", "contact", "case_id"):
         if row.get(name) not in (None, ""):
             value = row[name]
             words.append(f"{name} {short(value) if str(value).startswith('0x') else str(value)[:60]}")

@@ -1,27 +1,28 @@
 """Opens keys for commands: a keystore file, a node's state directory, or the local chain's own account."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from cli.errors import CommandError
+from cli.errors import USAGE, CommandError
 
 if TYPE_CHECKING:
     from protocol.identity import NodeKey
 
 NODE_KEY = "node-key.json"
+NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 
 
-def read_password(file: Path | None, *, confirm: bool = False) -> str:
+def read_password(file: Path | None, *, confirm: bool = False, prompt: str = "Password") -> str:
     """From a private file, INTELLECT_NODE_PASSWORD, or the terminal. Raises CommandError or KeyError_."""
-    from node.keystore import require_private
+    from node.keystore import read_password_file
 
     if file is not None:
-        require_private(file)
-        return file.read_text(encoding="utf-8").strip()
+        return read_password_file(file)
     if from_environment := os.environ.get("INTELLECT_NODE_PASSWORD"):
         return from_environment
     if not sys.stdin.isatty():
@@ -30,7 +31,7 @@ def read_password(file: Path | None, *, confirm: bool = False) -> str:
             "there is no terminal to ask at",
             "give --password-file, or set INTELLECT_NODE_PASSWORD",
         )
-    return typer.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True)
+    return typer.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)
 
 
 def open_key(file: Path, password_file: Path | None) -> "NodeKey":
@@ -39,6 +40,33 @@ def open_key(file: Path, password_file: Path | None) -> "NodeKey":
 
     require_private(file)
     return load_key(file, read_password(password_file))
+
+
+def key_directory() -> Path:
+    """Where keys lie that have a name: home/keys/NAME.json."""
+    from node.config import default_home
+
+    return default_home() / "keys"
+
+
+def key_file(name_or_path: str) -> Path:
+    """A path as it is (with a slash, or ending in .json, or an existing file); a name in the key directory."""
+    path = Path(name_or_path)
+    if "/" in name_or_path or path.suffix == ".json" or path.is_file():
+        return path
+    if not NAME.fullmatch(name_or_path):
+        raise CommandError(
+            f"{name_or_path[:40]!r} is no name for a key",
+            "a name has letters, digits, - and _, at most 64",
+            "choose another name, or give a path",
+            USAGE,
+        )
+    return key_directory() / f"{name_or_path}.json"
+
+
+def open_signer(name_or_path: str, password_file: Path | None) -> "NodeKey":
+    """The key that signs a transaction. Raises KeyError_ for a missing or exposed file, or a wrong password."""
+    return open_key(key_file(name_or_path), password_file)
 
 
 def open_node_key(state_dir: Path, password_file: Path | None = None, *, create: bool = False) -> "NodeKey":

@@ -1,20 +1,27 @@
-"""`intellect-node keys`: make a key, or show the names that follow from one."""
+"""`intellect-node keys`: make keys, take them in, look at them, and hand them out."""
 
+import re
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import USAGE, CommandError
-from cli.keyring import NODE_KEY, open_key, open_node_key, read_password
+from cli.errors import INTERRUPTED, USAGE, CommandError
+from cli.keyring import NODE_KEY, key_directory, key_file, open_key, open_node_key, read_password
 from cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from protocol.identity import NodeKey
 
 app = typer.Typer(
     help="Node and provider keys (keystore v3). One key gives the node's address and its peer id.",
     no_args_is_help=True,
 )
 
-File = Annotated[Path | None, typer.Argument(help="A keystore v3 file.")]
+Name = Annotated[
+    str | None, typer.Argument(metavar="[KEY]", help="A keystore file, or a name for one in the key directory.")
+]
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", help="Instead of a file: the node with this state directory.")
 ]
@@ -24,53 +31,228 @@ PasswordFile = Annotated[
         "--password-file", help="File with the password (mode 0600); default: ask, or INTELLECT_NODE_PASSWORD."
     ),
 ]
+NewPasswordFile = Annotated[
+    Path | None, typer.Option("--new-password-file", help="File with the password of the copy (mode 0600).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+MAX_SECRET_BYTES = 4096
 
 
 @app.command(
     "new",
-    epilog="Examples:  intellect-node keys new provider.json   |   intellect-node keys new --state-dir nodes/worker-1",
+    epilog="Examples:  intellect-node keys new provider   |   intellect-node keys new my/provider.json   |   "
+    "intellect-node keys new --state-dir nodes/worker-1",
 )
 def new(
-    file: File = None, state_dir: StateDir = None, password_file: PasswordFile = None, as_json: AsJson = False
+    key: Name = None, state_dir: StateDir = None, password_file: PasswordFile = None, as_json: AsJson = False
 ) -> None:
     """Make a new key and keep it encrypted; nothing is ever overwritten.
 
     With --state-dir it becomes the key of that node, and a missing password is made up and kept beside it.
     """
-    from node.keystore import save_key
     from protocol.identity import NodeKey
 
-    target = _target(file, state_dir)
-    if target.exists():
-        raise CommandError(f"will not overwrite {target}", "a key is there already", "choose another name")
+    target = _target(key, state_dir)
+    _refuse_overwrite(target)
     if state_dir is not None:
-        key = open_node_key(state_dir, password_file, create=True)
+        made = open_node_key(state_dir, password_file, create=True)
     else:
-        key = NodeKey.generate()
-        save_key(target, key, read_password(password_file, confirm=True))
-    _show(target, key.address, key.peer_id, as_json)
+        made = NodeKey.generate()
+        _save(target, made, read_password(password_file, confirm=True, prompt=f"Password for {target.name}"))
+    _show(target, made.address, made.peer_id, as_json)
+
+
+@app.command(
+    "import",
+    epilog="Examples:  intellect-node keys import provider --keystore old.json   |   "
+    "intellect-node keys import provider < secret.hex",
+)
+def import_(
+    key: Name = None,
+    state_dir: StateDir = None,
+    keystore: Annotated[Path | None, typer.Option("--keystore", help="A keystore v3 file of another program.")] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option("--secret-file", help="A file with the secret (mode 0600).")
+    ] = None,
+    password_file: PasswordFile = None,
+    new_password_file: NewPasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take in a key: from a keystore file, or its secret (64 hex digits) from a file, standard input or the terminal.
+
+    A secret is never taken from the command line, where other users could see it. --password-file opens the
+    keystore; --new-password-file (or the same password) protects the copy.
+    """
+    target = _target(key, state_dir)
+    _refuse_overwrite(target)
+    if keystore is not None and secret_file is not None:
+        raise CommandError("which one?", "--keystore and --secret-file were given", "give one of them", USAGE)
+    if keystore is not None:
+        password = read_password(password_file, prompt=f"Password of {keystore.name}")
+        taken = _open_foreign(keystore, password)
+        password = read_password(new_password_file) if new_password_file else password
+    else:
+        taken = _key_of(_read_secret(secret_file))
+        source = new_password_file or password_file
+        password = _node_password(state_dir, source) if state_dir else read_password(source, confirm=True)
+    _save(target, taken, password)
+    _show(target, taken.address, taken.peer_id, as_json)
+
+
+@app.command("list", epilog="Example:  intellect-node keys list --json")
+def list_(as_json: AsJson = False) -> None:
+    """Every key of this user: named ones, and those of nodes. No password is needed; nothing is opened."""
+    from node.config import default_home
+
+    found = sorted(key_directory().glob("*.json"))
+    found += sorted((default_home() / "nodes").glob(f"**/{NODE_KEY}"))
+    entries = [_entry(path) for path in found]
+    if as_json:
+        print_json({"directory": str(key_directory()), "keys": entries})
+        return
+    for entry in entries:
+        trouble = f"  [{entry['problem']}]" if entry["problem"] else ""
+        line = f"{entry['name']:<20}  {entry['address'] or '?':<42}  {entry['file']}{trouble}"
+        console().print(line, markup=False, soft_wrap=True)
+    if not entries:
+        console().print(f"no keys in {key_directory()}; make one: intellect-node keys new NAME", soft_wrap=True)
 
 
 @app.command(
     "show",
-    epilog="Examples:  intellect-node keys show provider.json --json   |   intellect-node keys show --state-dir a",
+    epilog="Examples:  intellect-node keys show provider --json   |   intellect-node keys show --state-dir nodes/a",
 )
 def show(
-    file: File = None, state_dir: StateDir = None, password_file: PasswordFile = None, as_json: AsJson = False
+    key: Name = None, state_dir: StateDir = None, password_file: PasswordFile = None, as_json: AsJson = False
 ) -> None:
     """Show the address and the peer id of a key. The secret is never shown."""
-    target = _target(file, state_dir)
+    target = _target(key, state_dir)
+    opened = _open(target, state_dir, password_file)
+    _show(target, opened.address, opened.peer_id, as_json)
+
+
+@app.command(
+    "export",
+    epilog="Examples:  intellect-node keys export provider --to backup.json   |   "
+    "intellect-node keys export provider --reveal",
+)
+def export(
+    key: Name = None,
+    state_dir: StateDir = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Write an encrypted copy (keystore v3, mode 0600).")] = None,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Print the secret itself, 64 hex digits.")] = False,
+    password_file: PasswordFile = None,
+    new_password_file: NewPasswordFile = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hand out a key: as an encrypted copy under a password of its own, or with --reveal in the clear."""
+    if (to is None) == (not reveal):
+        raise CommandError("how?", "give --to FILE or --reveal, one of them", "see --help", USAGE)
+    target = _target(key, state_dir)
+    if to is not None:
+        _refuse_overwrite(to)
+    _confirm_export(target, to, yes)
+    opened = _open(target, state_dir, password_file)
+    if to is not None:
+        _save(to, opened, read_password(new_password_file, confirm=True, prompt=f"Password for {to.name}"))
+        _show(to, opened.address, opened.peer_id, as_json)
+    elif as_json:
+        print_json({"address": opened.address, "secret": opened.secret.hex()})
+    else:
+        print(opened.secret.hex())
+
+
+def _confirm_export(target: Path, to: Path | None, yes: bool) -> None:
+    what = (
+        f"an encrypted copy of {target} is written to {to}" if to else f"the secret of {target} is shown in the clear"
+    )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CommandError(
+            "nobody can be asked whether to go on", f"there is no terminal, and {what}", "give --yes", USAGE
+        )
+    typer.echo(f"{what}: whoever has it can act, spend and lose everything in its name.", err=True)
+    if not typer.confirm("Go on?", err=True):
+        raise CommandError(
+            "nothing was exported", "you said no", "run the command again to change your mind", INTERRUPTED
+        )
+
+
+def _target(key: str | None, state_dir: Path | None) -> Path:
+    if (key is None) == (state_dir is None):
+        raise CommandError("which key?", "give a file, a name or --state-dir, one of them", "see --help", USAGE)
+    return key_file(key) if key is not None else Path(state_dir or "") / NODE_KEY
+
+
+def _open(target: Path, state_dir: Path | None, password_file: Path | None) -> "NodeKey":
     if not target.exists():
         raise CommandError(f"no key at {target}", "the file does not exist", "make one: intellect-node keys new")
-    key = open_key(target, password_file) if state_dir is None else open_node_key(state_dir, password_file)
-    _show(target, key.address, key.peer_id, as_json)
+    return open_key(target, password_file) if state_dir is None else open_node_key(state_dir, password_file)
 
 
-def _target(file: Path | None, state_dir: Path | None) -> Path:
-    if (file is None) == (state_dir is None):
-        raise CommandError("which key?", "give a file or --state-dir, one of them", "see --help", USAGE)
-    return file if file is not None else Path(state_dir or "") / NODE_KEY
+def _refuse_overwrite(target: Path) -> None:
+    if target.exists():
+        raise CommandError(f"will not overwrite {target}", "a key is there already", "choose another name")
+
+
+def _save(target: Path, key: "NodeKey", password: str) -> None:
+    from node.keystore import save_key
+
+    save_key(target, key, password)
+
+
+def _node_password(state_dir: Path, file: Path | None) -> str:
+    """As the daemon of that node will look for it."""
+    import os
+
+    from node.keystore import read_password as daemon_password
+
+    return daemon_password(os.environ.get("INTELLECT_NODE_PASSWORD"), file, state_dir)
+
+
+def _open_foreign(path: Path, password: str) -> "NodeKey":
+    from node.keystore import open_keystore, read_keystore
+
+    return open_keystore(read_keystore(path), password, str(path))
+
+
+def _read_secret(file: Path | None) -> str:
+    if file is not None:
+        from node.keystore import read_password_file
+
+        return read_password_file(file)
+    if sys.stdin.isatty():
+        return typer.prompt("Secret (64 hex digits)", hide_input=True, err=True)
+    return sys.stdin.read(MAX_SECRET_BYTES).strip()
+
+
+def _key_of(secret: str) -> "NodeKey":
+    from protocol.errors import IntellectError
+    from protocol.identity import NodeKey
+
+    if not re.fullmatch("(0x)?[0-9a-fA-F]{64}", secret):
+        raise CommandError("this is no secret", "it must be 32 bytes in hex", "give 64 hex digits", USAGE)
+    try:
+        return NodeKey(bytes.fromhex(secret.removeprefix("0x")))
+    except (IntellectError, ValueError):
+        raise CommandError("this is no secret", "it is not a number of the curve", "give another", USAGE) from None
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """What can be said without the password: the address is what the file claims."""
+    from node.keystore import claimed_address, read_keystore
+    from protocol.errors import IntellectError
+
+    name = path.stem if path.parent == key_directory() else path.parent.name
+    kind = "key" if path.parent == key_directory() else "node"
+    entry: dict[str, Any] = {"name": name, "kind": kind, "file": str(path), "address": None, "problem": None}
+    try:
+        entry["address"] = claimed_address(read_keystore(path))
+    except (IntellectError, ValueError) as error:
+        entry["problem"] = f"{error.why}: {error.remedy}" if isinstance(error, IntellectError) else str(error)
+    return entry
 
 
 def _show(file: Path, address: str, peer_id: str, as_json: bool) -> None:

@@ -1,11 +1,14 @@
 """How commands speak: tables for people, JSON for programs, errors on standard error."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from cli.errors import Description
 
@@ -29,6 +32,16 @@ def print_json(value: dict[str, Any]) -> None:
     """One object on one line of standard output, with its schema's version."""
     line = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **value}).decode()
     print(line, file=sys.stdout, flush=True)
+
+
+def print_facts(rows: Sequence[tuple[str, Any]]) -> None:
+    """Names and values in two columns."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, Text("-" if value is None else clean(str(value), 2000)))
+    console().print(grid)
 
 
 def ether(wei: int) -> str:

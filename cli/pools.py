@@ -8,6 +8,7 @@ from cli.errors import CHAIN, CommandError
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
+    from node.chain.profile import NetworkProfile
     from protocol.identity import Address, NodeKey
 
 LEASE_SECONDS = 24 * 3600
@@ -50,6 +51,11 @@ async def open_pool(chain: "ChainClient", terms: PoolTerms, key: "NodeKey") -> i
     return number
 
 
+async def pool_cost(chain: "ChainClient", terms: PoolTerms) -> int:
+    """Token wei that `open_pool` takes from its signer: bond and rewards."""
+    return terms.fund + await chain.ask("read a parameter", lambda c: c.pool_bond())
+
+
 async def signer_for(chain: "ChainClient", key: "NodeKey | None", tokens: int = 0) -> "NodeKey":
     """The key itself, or on a local devnet a new account that is given coin and `tokens` (wei).
 
@@ -61,38 +67,64 @@ async def signer_for(chain: "ChainClient", key: "NodeKey | None", tokens: int = 
     if key is not None:
         return key
     if not is_devnet(chain.profile):
-        raise CommandError(
-            "no key to sign with",
-            f"{chain.profile.name} is no local devnet, where anybody is given an account",
-            "give --key FILE; make one with: intellect-node keys new FILE",
-            CHAIN,
-        )
+        raise _no_key(chain.profile)
     account = NodeKey.generate()
     await DevnetFaucet(chain).fund(account.address, coin=COIN, token=tokens)
     return account
 
 
-def remember_pool(network: str, number: int) -> bool:
+def devnet_account(profile: "NetworkProfile", network: str) -> "NodeKey":
+    """The account that a local devnet gives to whoever plays there: always the same one, with coin and tokens.
+
+    Raises CommandError for any other network.
+    """
+    from node.chain.devnet import play_account
+    from node.chain.faucet import is_devnet
+    from node.config import default_home
+
+    if not is_devnet(profile):
+        raise _no_key(profile)
+    beside = Path(network).parent if network.endswith(".toml") else default_home() / "devnet"
+    for directory in (beside, default_home() / "devnet"):
+        account = play_account(directory)
+        if account is not None:
+            return account
+    raise _no_key(profile)
+
+
+def _no_key(profile: "NetworkProfile") -> CommandError:
+    return CommandError(
+        "no key to sign with",
+        f"{profile.name} is no local devnet of yours, where anybody is given an account",
+        "give --key NAME|FILE (make one with: intellect-node keys new NAME) or --state-dir DIR",
+        CHAIN,
+    )
+
+
+def remember_pool(profile: "NetworkProfile", number: int) -> bool:
     """Make the pool the default of the local profile; False for a profile that is not ours to change."""
     import msgspec
 
-    from node.chain.profile import LOCAL, local_profile_path, read_profile, write_profile
+    from node.chain.profile import local_profile_path, read_profile, write_profile
     from node.config import default_home
 
-    if network != LOCAL:
-        return False
     path = local_profile_path(default_home())
+    if not path.exists() or read_profile(path).contracts != profile.contracts:
+        return False
     write_profile(path, msgspec.structs.replace(read_profile(path), pool=number))
-    _memory().write_text(f"{number}\n", encoding="ascii")
+    if _memory().parent.is_dir():
+        _memory().write_text(f"{number}\n", encoding="ascii")
     return True
 
 
 def restore_pool() -> None:
     """After the local chain came back with its state: its default pool is that of before."""
-    from node.chain.profile import LOCAL
+    from node.chain.profile import local_profile_path, read_profile
+    from node.config import default_home
 
     if _memory().exists():
-        remember_pool(LOCAL, int(_memory().read_text(encoding="ascii")))
+        profile = read_profile(local_profile_path(default_home()))
+        remember_pool(profile, int(_memory().read_text(encoding="ascii")))
 
 
 def _memory() -> Path:

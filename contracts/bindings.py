@@ -5,8 +5,10 @@ nothing and signs nothing: writes are unsent `ContractFunction`s; `node/chain` d
 """
 
 import json
+import keyword
 import re
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,7 +22,7 @@ from web3.contract.contract import ContractFunction
 
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
-from protocol.statements import WorkCommitment
+from protocol.statements import Verdict, WorkCommitment
 
 ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
 NOBODY = Address("0x" + "00" * 20)
@@ -38,16 +40,23 @@ class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: Address
     vault: Address
     swarm: Address
+    court: Address
 
 
 # ---- views
 
 
 class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
-    """What `createPool` fixes for ever. Amounts in token wei, times in seconds."""
+    """What `createPool` is told. Amounts in token wei, times in seconds.
+
+    max_units_per_epoch: work units that a node may commit per epoch and unit of its size; invited: a node
+    needs the manager's invitation; attested: only attested units of a node count.
+    """
 
     run_root: bytes = bytes(32)
     run_uri: str = ""
+    requirement_root: bytes = bytes(32)
+    bootnodes: tuple[str, ...] = ()
     manager: Address
     reward_per_unit: int
     window: int
@@ -55,30 +64,45 @@ class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: int = 48 * 3600
     max_units_per_epoch: int = 10**9
     slash_amount: int
+    invited: bool = False
+    attested: bool = False
     validators: tuple[Address, ...]
     threshold: int = 1
 
 
 class PoolInfo(msgspec.Struct, frozen=True):
-    """One pool as the chain knows it. Amounts in token wei, times in seconds."""
+    """One pool as the chain knows it. Amounts in token wei, times in seconds.
+
+    stopped_at: since when it is paused or over, 0 while it runs; escrow: what no work has a claim on;
+    reserved: what committed work has a claim on; validators_from: when the proposed ones may take office, 0 without.
+    """
 
     id: int
     run_root: bytes
+    requirement_root: bytes
     manager: Address
     window: int
     epoch_seconds: int
     lease_seconds: int
     started_at: int
-    ended_at: int
-    max_units_per_epoch: int
-    threshold: int
+    stopped_at: int
+    paused: bool
+    ended: bool
     has_work: bool
+    invited: bool
+    attested: bool
+    max_units_per_epoch: int
     reward_per_unit: int
     slash_amount: int
     escrow: int
     reserved: int
+    bond: int
     run_uri: str
+    bootnodes: tuple[str, ...]
+    threshold: int
+    validators_from: int
     validators: tuple[Address, ...]
+    proposed: tuple[Address, ...]
 
     def epoch_at(self, timestamp: int) -> int:
         """The epoch that a block timestamp falls into; 0 before the start."""
@@ -98,22 +122,38 @@ class PoolInfo(msgspec.Struct, frozen=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """A registered node. provider: None if it is not registered; nonce: for its next registration."""
+    """A node key. owner: its provider for life, None if it never had one; provider: None while it is not registered;
+    pool: of which it is a member, 0 for none; nonce: for its next registration.
+    """
 
     node: Address
-    provider: Address | None
+    owner: Address | None
     units: int
+    pool: int
+    lease_until: int
+    registered: bool
     nonce: int
+
+    @property
+    def provider(self) -> Address | None:
+        return self.owner if self.registered else None
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """A node's standing in a pool, without its contact. provider: None if it never joined."""
+    """A node's standing in a pool, without its contact. provider: None if it never joined; attested_until,
+    slashed_at: unix seconds, 0 for never; case: the vault's number of a slash that judges ordered, 0 for none.
+    """
 
     node: Address
     provider: Address | None
     lease_until: int
     evicted: bool
     left: bool
+    admitted: bool
+    attested_units: int
+    attested_until: int
+    slashed_at: int
+    case: int
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -128,20 +168,50 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Stake(msgspec.Struct, frozen=True):
-    """A provider's stake in token wei. withdrawable_at: unix seconds, 0 if nothing was ever unbonded."""
+    """A provider's stake in token wei. withdrawable_at: unix seconds, 0 if nothing was ever unbonded; frozen: taken
+    by slashes that may still be overturned.
+    """
 
     bonded: int
     unbonding: int
     withdrawable_at: int
+    frozen: int
+
+
+class CaseState(IntEnum):
+    NONE = 0
+    FROZEN = 1
+    FINAL = 2
+    OVERTURNED = 3
+
+
+class CaseInfo(msgspec.Struct, frozen=True):
+    """A slash that judges ordered. Amounts in token wei; final_at: unix seconds."""
+
+    id: int
+    provider: Address
+    final_at: int
+    state: CaseState
+    appealed: bool
+    from_bonded: int
+    from_unbonding: int
+
+    @property
+    def amount(self) -> int:
+        return self.from_bonded + self.from_unbonding
 
 
 class WorkInfo(msgspec.Struct, frozen=True):
-    """What a node committed for one epoch. root: 32 zero bytes if nothing; reserved: token wei still due."""
+    """What a node committed for one epoch. root: the first 20 bytes, zeros if there is nothing or it is settled;
+    reserved: token wei due for reserved_units; voided: a slash took its pay.
+    """
 
     root: bytes
-    provider: Address
     units: int
+    reserved_units: int
     reserved: int
+    matures_at: int
+    voided: bool
 
 
 # ---- events
@@ -179,6 +249,10 @@ class NodeRemoved(Event, frozen=True, kw_only=True):
     units: int
 
 
+class ProviderRemoved(Event, frozen=True, kw_only=True):
+    provider: Address
+
+
 class PoolEvent(Event, frozen=True, kw_only=True):
     """An event of one pool."""
 
@@ -199,6 +273,20 @@ class PoolFunded(PoolEvent, frozen=True, kw_only=True):
 
 class PoolRunSet(PoolEvent, frozen=True, kw_only=True):
     run_root: bytes
+
+
+class BootnodesSet(PoolEvent, frozen=True, kw_only=True):
+    """bootnodes: multiaddrs, one a line, as the manager wrote them: hostile input."""
+
+    bootnodes: str
+
+
+class PoolPaused(PoolEvent, frozen=True, kw_only=True):
+    pass
+
+
+class PoolResumed(PoolEvent, frozen=True, kw_only=True):
+    pass
 
 
 class PoolEnded(PoolEvent, frozen=True, kw_only=True):
@@ -224,12 +312,20 @@ class Left(PoolEvent, frozen=True, kw_only=True):
     provider: Address
 
 
+class NodeAttested(PoolEvent, frozen=True, kw_only=True):
+    node: Address
+    units: int
+    until: int
+
+
 class WorkCommitted(PoolEvent, frozen=True, kw_only=True):
+    """reserved_units: as many of the units as the pool's escrow had money for."""
+
     node: Address
     epoch: int
     root: bytes
     units: int
-    reserved: int
+    reserved_units: int
 
 
 class WorkInvalidated(PoolEvent, frozen=True, kw_only=True):
@@ -240,10 +336,17 @@ class WorkInvalidated(PoolEvent, frozen=True, kw_only=True):
     reason: int
 
 
-class WorkVoided(PoolEvent, frozen=True, kw_only=True):
+class EpochInvalidated(PoolEvent, frozen=True, kw_only=True):
     node: Address
     epoch: int
-    returned: int
+    units: int
+    reason: int
+
+
+class WorkReleased(PoolEvent, frozen=True, kw_only=True):
+    node: Address
+    epoch: int
+    units: int
 
 
 class Settled(PoolEvent, frozen=True, kw_only=True):
@@ -255,7 +358,9 @@ class Settled(PoolEvent, frozen=True, kw_only=True):
 
 
 class Slashed(PoolEvent, frozen=True, kw_only=True):
-    """amount: token wei taken; reason: checks.Reason."""
+    """amount: token wei taken; reason: checks.Reason, or 200 for contradicting verdicts; case_id: of the vault's case
+    while the slash may be overturned, 0 if it is final.
+    """
 
     node: Address
     provider: Address
@@ -263,6 +368,32 @@ class Slashed(PoolEvent, frozen=True, kw_only=True):
     amount: int
     reporter: Address
     file_root: bytes
+    case_id: int
+
+
+class SlashOverturned(PoolEvent, frozen=True, kw_only=True):
+    """compensation: token wei that the pool's bond paid to the provider."""
+
+    node: Address
+    case_id: int
+    compensation: int
+
+
+class ValidatorsProposed(PoolEvent, frozen=True, kw_only=True):
+    """from_: when they may take office."""
+
+    validators: tuple[Address, ...]
+    threshold: int
+    from_: int
+
+
+class ValidatorsSet(PoolEvent, frozen=True, kw_only=True):
+    validators: tuple[Address, ...]
+    threshold: int
+
+
+class ValidatorStruck(PoolEvent, frozen=True, kw_only=True):
+    validator: Address
 
 
 class Bonded(Event, frozen=True, kw_only=True):
@@ -291,29 +422,75 @@ class Withdrawn(Event, frozen=True, kw_only=True):
 
 
 class StakeSlashed(Event, frozen=True, kw_only=True):
+    """Stake that is gone for ever. reporter: NOBODY if judges ordered it."""
+
     provider: Address
     reporter: Address
     amount: int
     reporter_share: int
+    burned: int
 
 
-_SWARM_EVENTS: tuple[type[Event], ...] = (
-    NodeRegistered,
-    NodeRemoved,
-    PoolCreated,
-    PoolFunded,
-    PoolRunSet,
-    PoolEnded,
-    PoolSwept,
-    Joined,
-    Left,
-    WorkCommitted,
-    WorkInvalidated,
-    WorkVoided,
-    Settled,
-    Slashed,
-)
-_VAULT_EVENTS: tuple[type[Event], ...] = (Bonded, Unbonding, Rebonded, Withdrawn, StakeSlashed)
+class StakeFrozen(Event, frozen=True, kw_only=True):
+    case_id: int
+    provider: Address
+    amount: int
+    final_at: int
+
+
+class Appealed(Event, frozen=True, kw_only=True):
+    case_id: int
+    provider: Address
+    final_at: int
+
+
+class Overturned(Event, frozen=True, kw_only=True):
+    case_id: int
+    provider: Address
+    amount: int
+
+
+class ArbiterSet(Event, frozen=True, kw_only=True):
+    arbiter: Address
+
+
+_EVENTS: dict[str, tuple[type[Event], ...]] = {
+    "StakeVault": (
+        Bonded,
+        Unbonding,
+        Rebonded,
+        Withdrawn,
+        StakeSlashed,
+        StakeFrozen,
+        Appealed,
+        Overturned,
+        ArbiterSet,
+    ),
+    "Swarm": (
+        NodeRegistered,
+        NodeRemoved,
+        ProviderRemoved,
+        PoolCreated,
+        PoolFunded,
+        PoolRunSet,
+        BootnodesSet,
+        PoolPaused,
+        PoolResumed,
+        PoolEnded,
+        PoolSwept,
+        Joined,
+        Left,
+        NodeAttested,
+        WorkCommitted,
+        WorkInvalidated,
+        EpochInvalidated,
+        WorkReleased,
+        Settled,
+        Slashed,
+        SlashOverturned,
+    ),
+    "Court": (ValidatorsProposed, ValidatorsSet, ValidatorStruck),
+}
 
 
 @cache
@@ -323,7 +500,8 @@ def artifact(name: str) -> Mapping[str, Any]:
 
 
 def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
+    plain = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
+    return plain + "_" if keyword.iskeyword(plain) else plain
 
 
 class _EventForm(msgspec.Struct, frozen=True):
@@ -346,7 +524,7 @@ def _event_form(kind: type[Event], entry: Mapping[str, Any]) -> _EventForm:
 
 @cache
 def _event_forms(contract: str) -> dict[bytes, _EventForm]:
-    kinds = {kind.__name__: kind for kind in (_SWARM_EVENTS if contract == "Swarm" else _VAULT_EVENTS)}
+    kinds = {kind.__name__: kind for kind in _EVENTS[contract]}
     entries = [entry for entry in artifact(contract)["abi"] if entry["type"] == "event"]
     forms = [_event_form(kinds[entry["name"]], entry) for entry in entries if entry["name"] in kinds]
     return {form.topic: form for form in forms}
@@ -354,7 +532,7 @@ def _event_forms(contract: str) -> dict[bytes, _EventForm]:
 
 def topic_of(kind: type[Event]) -> bytes:
     """topic0 of an event type."""
-    contract = "Swarm" if kind in _SWARM_EVENTS else "StakeVault"
+    contract = next(name for name, kinds in _EVENTS.items() if kind in kinds)
     return next(form.topic for form in _event_forms(contract).values() if form.kind is kind)
 
 
@@ -368,7 +546,8 @@ def parse_log(log: RawLog, addresses: Addresses) -> Event | None:
 
     Raises ContractError if a log of ours does not have its event's form.
     """
-    contract = {addresses.swarm: "Swarm", addresses.vault: "StakeVault"}.get(log.address)
+    slots = {addresses.swarm: "Swarm", addresses.vault: "StakeVault", addresses.court: "Court"}
+    contract = slots.get(log.address)
     if contract is None or not log.topics:
         return None
     form = _event_forms(contract).get(log.topics[0])
@@ -400,6 +579,8 @@ def _log_values(form: _EventForm, log: RawLog) -> dict[str, Any]:
 def _python_value(abi: str, value: Any) -> Any:
     if abi == "address":
         return parse_address(value)
+    if abi == "address[]":
+        return tuple(parse_address(each) for each in value)
     return value.decode(errors="replace") if abi == "string" else value
 
 
@@ -441,7 +622,7 @@ def _error_forms() -> dict[bytes, tuple[str, tuple[tuple[str, str], ...]]]:
         b"\x08\xc3\x79\xa0": ("Error", (("message", "string"),)),
         b"\x4e\x48\x7b\x71": ("Panic", (("code", "uint256"),)),
     }
-    for contract in ("TestToken", "StakeVault", "Swarm"):
+    for contract in Contracts.SLOTS.values():
         for entry in artifact(contract)["abi"]:
             if entry["type"] == "error":
                 inputs = tuple((_snake(part["name"]), part["type"]) for part in entry["inputs"])
@@ -472,7 +653,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Contracts:
     """One deployment behind one web3. Views block on the network; writes are returned unsent."""
 
-    SLOTS: ClassVar[dict[str, str]] = {"token": "TestToken", "vault": "StakeVault", "swarm": "Swarm"}
+    SLOTS: ClassVar[dict[str, str]] = {
+        "token": "TestToken",
+        "vault": "StakeVault",
+        "swarm": "Swarm",
+        "court": "Court",
+    }
 
     def __init__(self, web3: Web3, addresses: Addresses) -> None:
         self.web3 = web3
@@ -480,6 +666,7 @@ class Contracts:
         self.token = web3.eth.contract(address=_hex(addresses.token), abi=artifact("TestToken")["abi"])
         self.vault = web3.eth.contract(address=_hex(addresses.vault), abi=artifact("StakeVault")["abi"])
         self.swarm = web3.eth.contract(address=_hex(addresses.swarm), abi=artifact("Swarm")["abi"])
+        self.court = web3.eth.contract(address=_hex(addresses.court), abi=artifact("Court")["abi"])
 
     def missing(self) -> list[str]:
         """Names of contracts whose address holds no code."""
@@ -488,27 +675,37 @@ class Contracts:
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        values: Any = self.swarm.functions.poolInfo(pool).call()
-        return PoolInfo(pool, *values[:-1], tuple(values[-1]))  # pyright: ignore[reportCallIssue] - the ABI counts them
+        *plain, bootnodes = self.swarm.functions.poolInfo(pool).call()
+        threshold, _, since, validators, proposed = self.court.functions.benchOf(pool).call()
+        values: list[Any] = [*plain, tuple(bootnodes.split()), threshold, since, tuple(validators), tuple(proposed)]
+        return PoolInfo(pool, *values)
 
     def pool_count(self) -> int:
         return self.swarm.functions.poolCount().call()
 
     def node_info(self, node: Address) -> NodeInfo:
-        provider, units = self.swarm.functions.nodeInfo(node).call()
+        owner, *rest = self.swarm.functions.nodeInfo(node).call()
         nonce = self.swarm.functions.nonces(node).call()
-        return NodeInfo(node, None if provider == NOBODY else provider, units, nonce)
+        return NodeInfo(node, None if owner == NOBODY else owner, *rest, nonce)
 
     def member_states(self, pool: int, nodes: Sequence[Address]) -> list[MemberState]:
         values = self.swarm.functions.memberInfos(pool, list(nodes)).call()
         pairs = zip(nodes, values, strict=True)
         return [MemberState(node, None if v[0] == NOBODY else v[0], *v[1:]) for node, v in pairs]
 
+    def capacity(self, pool: int, node: Address) -> int:
+        """Work units that the node may commit per epoch."""
+        return self.swarm.functions.capacityOf(pool, node).call()
+
     def work(self, pool: int, node: Address, epoch: int) -> WorkInfo:
         return WorkInfo(*self.swarm.functions.workInfo(pool, node, epoch).call())
 
     def stake_of(self, provider: Address) -> Stake:
         return Stake(*self.vault.functions.stakeOf(provider).call())
+
+    def case(self, case: int) -> CaseInfo:
+        provider, final_at, state, *rest = self.vault.functions.caseInfo(case).call()
+        return CaseInfo(case, provider, final_at, CaseState(state), *rest)
 
     def required_stake(self, provider: Address, more_units: int = 0) -> int:
         """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""
@@ -518,13 +715,17 @@ class Contracts:
         functions = self.swarm.functions
         return functions.baseStake().call() + functions.stakePerUnit().call() * units
 
+    def pool_bond(self) -> int:
+        """Token wei that opening a pool takes."""
+        return self.swarm.functions.poolBond().call()
+
     def token_balance(self, holder: Address) -> int:
         return self.token.functions.balanceOf(holder).call()
 
     def allowance(self, owner: Address, spender: Address) -> int:
         return self.token.functions.allowance(owner, spender).call()
 
-    # writes, unsent
+    # writes, unsent: money
 
     def mint(self, to: Address, amount: int) -> ContractFunction:
         return self.token.functions.mint(to, amount)
@@ -538,14 +739,30 @@ class Contracts:
     def bond(self, provider: Address, amount: int) -> ContractFunction:
         return self.vault.functions.bond(provider, amount)
 
+    def bond_with_permit(self, provider: Address, amount: int, deadline: int, signature: bytes) -> ContractFunction:
+        """signature: 65 bytes of the sender over the token's EIP-2612 Permit for the vault."""
+        r, s, v = signature[:32], signature[32:64], signature[64]
+        return self.vault.functions.bondWithPermit(provider, amount, deadline, v, r, s)
+
     def unbond(self, amount: int) -> ContractFunction:
         return self.vault.functions.unbond(amount)
 
-    def rebond(self) -> ContractFunction:
-        return self.vault.functions.rebond()
+    def rebond(self, amount: int) -> ContractFunction:
+        return self.vault.functions.rebond(amount)
 
     def withdraw(self) -> ContractFunction:
         return self.vault.functions.withdraw()
+
+    def appeal(self, case: int) -> ContractFunction:
+        return self.vault.functions.appeal(case)
+
+    def finalize(self, case: int) -> ContractFunction:
+        return self.vault.functions.finalize(case)
+
+    def set_arbiter(self, arbiter: Address) -> ContractFunction:
+        return self.vault.functions.setArbiter(arbiter)
+
+    # writes, unsent: nodes
 
     def register_node(self, node: Address, units: int, deadline: int, node_signature: bytes) -> ContractFunction:
         return self.swarm.functions.registerNode(node, units, deadline, node_signature)
@@ -553,10 +770,22 @@ class Contracts:
     def remove_node(self, node: Address) -> ContractFunction:
         return self.swarm.functions.removeNode(node)
 
+    def remove_provider(self, nodes: Sequence[Address]) -> ContractFunction:
+        """nodes: all that the sender still has."""
+        return self.swarm.functions.removeProvider(list(nodes))
+
+    def expel(self, node: Address) -> ContractFunction:
+        return self.swarm.functions.expel(node)
+
+    # writes, unsent: pools
+
     def create_pool(self, params: PoolParams) -> ContractFunction:
+        """The sender pays `pool_bond()`; approve the Swarm first."""
         values = (
             params.run_root,
             params.run_uri,
+            params.requirement_root,
+            "\n".join(params.bootnodes),
             params.manager,
             params.reward_per_unit,
             params.window,
@@ -564,6 +793,8 @@ class Contracts:
             params.lease_seconds,
             params.max_units_per_epoch,
             params.slash_amount,
+            params.invited,
+            params.attested,
             list(params.validators),
             params.threshold,
         )
@@ -575,43 +806,100 @@ class Contracts:
     def set_pool_run(self, pool: int, run_root: bytes) -> ContractFunction:
         return self.swarm.functions.setPoolRun(pool, run_root)
 
+    def set_bootnodes(self, pool: int, bootnodes: Sequence[str]) -> ContractFunction:
+        return self.swarm.functions.setBootnodes(pool, "\n".join(bootnodes))
+
+    def pause_pool(self, pool: int) -> ContractFunction:
+        return self.swarm.functions.pausePool(pool)
+
+    def resume_pool(self, pool: int) -> ContractFunction:
+        return self.swarm.functions.resumePool(pool)
+
     def end_pool(self, pool: int) -> ContractFunction:
         return self.swarm.functions.endPool(pool)
 
     def sweep(self, pool: int) -> ContractFunction:
         return self.swarm.functions.sweep(pool)
 
+    def propose_validators(self, pool: int, validators: Sequence[Address], threshold: int) -> ContractFunction:
+        return self.court.functions.proposeValidators(pool, list(validators), threshold)
+
+    def apply_validators(self, pool: int) -> ContractFunction:
+        return self.court.functions.applyValidators(pool)
+
+    # writes, unsent: members and work
+
     def join(self, pool: int, contact: str) -> ContractFunction:
         return self.swarm.functions.join(pool, contact)
+
+    def join_invited(self, pool: int, contact: str, deadline: int, invitation: bytes) -> ContractFunction:
+        """invitation: the manager's signature of an Invitation."""
+        return self.swarm.functions.joinInvited(pool, contact, deadline, invitation)
 
     def leave(self, pool: int) -> ContractFunction:
         return self.swarm.functions.leavePool(pool)
 
+    def attest(self, pool: int, node: Address, units: int, until: int, signatures: Sequence[bytes]) -> ContractFunction:
+        """signatures: a quorum's, of an Attestation."""
+        return self.court.functions.attest(pool, node, units, until, list(signatures))
+
     def commit_work(self, pool: int, epoch: int, root: bytes, units: int) -> ContractFunction:
         return self.swarm.functions.commitWork(pool, epoch, root, units)
 
-    def settle(self, pool: int, node: Address, epoch: int) -> ContractFunction:
-        return self.swarm.functions.settle(pool, node, epoch)
+    def settle(self, pool: int, node: Address, epochs: Sequence[int]) -> ContractFunction:
+        return self.swarm.functions.settle(pool, node, list(epochs))
+
+    def release(self, pool: int, node: Address, epoch: int) -> ContractFunction:
+        return self.swarm.functions.release(pool, node, epoch)
+
+    # writes, unsent: faults
 
     def invalidate(
-        self, commitment: WorkCommitment, epoch: int, proof: Sequence[bytes], reason: int, verdicts: Sequence[bytes]
+        self,
+        commitment: WorkCommitment,
+        epoch: int,
+        proof: Sequence[bytes],
+        outcome: int,
+        reason: int,
+        verdicts: Sequence[bytes],
     ) -> ContractFunction:
-        return self.swarm.functions.invalidate(_words(commitment), epoch, list(proof), reason, list(verdicts))
+        """verdicts: a quorum's signatures of a Verdict with this outcome: 1 takes the leaf's pay, 2 slashes."""
+        return self.court.functions.invalidate(_words(commitment), epoch, list(proof), outcome, reason, list(verdicts))
+
+    def invalidate_epoch(
+        self, pool: int, node: Address, epoch: int, reason: int, verdicts: Sequence[bytes]
+    ) -> ContractFunction:
+        """verdicts: a quorum's signatures of an EpochVerdict."""
+        return self.court.functions.invalidateEpoch(pool, node, epoch, reason, list(verdicts))
 
     def slash(
         self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]
     ) -> ContractFunction:
-        return self.swarm.functions.slash(_words(commitment), node_signature, reason, list(verdicts))
+        return self.court.functions.slash(_words(commitment), node_signature, reason, list(verdicts))
 
     def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
     ) -> ContractFunction:
-        return self.swarm.functions.evidence(_words(first), first_signature, _words(second), second_signature)
+        return self.court.functions.evidence(_words(first), first_signature, _words(second), second_signature)
+
+    def verdict_evidence(
+        self, good: Verdict, good_signature: bytes, bad: Verdict, bad_signature: bytes
+    ) -> ContractFunction:
+        """good: the one with outcome 0; bad: another outcome, for the same file, by the same validator."""
+        return self.court.functions.verdictEvidence(_judged(good), good_signature, _judged(bad), bad_signature)
+
+    def overturn(self, pool: int, node: Address) -> ContractFunction:
+        return self.swarm.functions.overturn(pool, node)
 
 
 def _words(commitment: WorkCommitment) -> tuple[Any, ...]:
     c = commitment
     return (c.pool, c.node, c.policy_root, c.index, c.file_root, c.units)
+
+
+def _judged(verdict: Verdict) -> tuple[Any, ...]:
+    v = verdict
+    return (v.pool, v.node, v.policy_root, v.index, v.file_root, v.outcome, v.reason)
 
 
 def _hex(address: Address) -> Any:

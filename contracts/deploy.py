@@ -1,4 +1,4 @@
-"""Puts the three contracts on a chain and ties them together.
+"""Puts the contracts on a chain and ties them together.
 
 Knows the order; leaves keys, funds and where the addresses are written to its callers.
 """
@@ -11,7 +11,7 @@ from eth_account import Account
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
 
-from contracts.bindings import Addresses, ContractError, artifact
+from contracts.bindings import Addresses, ContractError, Contracts, artifact
 from protocol.identity import Address, NodeKey, parse_address
 
 TOKEN = 10**18
@@ -21,15 +21,22 @@ RECEIPT_SECONDS = 60
 class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is fixed for ever when the contracts are born. Amounts in token wei, times in seconds.
 
-    treasury: None for the deployer; token: an existing ERC-20, None for a new TestToken.
+    token: an existing ERC-20 that moves exactly what it is told, None for a new TestToken; treasury, arbiter: None
+    for the deployer; reporter_bps, burn_bps: shares of a slash in 1/10,000, the rest is the treasury's; max_slash: no
+    slash takes more; appeal_seconds: how long a slash by judgement can be overturned.
     """
 
     token: Address | None = None
     treasury: Address | None = None
+    arbiter: Address | None = None
     unbonding_seconds: int = 7 * 24 * 3600
+    appeal_seconds: int = 24 * 3600
     reporter_bps: int = 1_000
+    burn_bps: int = 5_000
+    max_slash: int = 100 * TOKEN
     base_stake: int = 10 * TOKEN
     stake_per_unit: int = 10 * TOKEN
+    pool_bond: int = 10 * TOKEN
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -39,26 +46,53 @@ class Deployment(msgspec.Struct, frozen=True):
     block: int
 
 
-def deploy(web3: Web3, key: NodeKey, params: DeployParams, on_step: Callable[[str], None] | None = None) -> Deployment:
-    """Deploy and wire. Blocks until all is mined; raises ContractError if a transaction fails."""
+Send = Callable[[ContractConstructor | ContractFunction, str], Any]
+"""Gets one transaction into a block; what it does in words; returns web3's receipt, or raises."""
+
+
+def deploy(
+    web3: Web3,
+    key: NodeKey,
+    params: DeployParams,
+    on_step: Callable[[str], None] | None = None,
+    send: Send | None = None,
+) -> Deployment:
+    """Deploy and wire. Blocks until all is mined; raises ContractError if a transaction fails.
+
+    send: how to send, for callers that keep a journal or only want to know what would be sent.
+    """
     say = on_step or (lambda _: None)
+    send = send or (lambda call, _: _send(web3, key, call))
     first = web3.eth.block_number
-    token = params.token or _create(web3, key, "TestToken")
+    token = params.token or _create(web3, send, "TestToken")
     say(f"token {token}")
-    treasury = params.treasury or key.address
-    vault = _create(web3, key, "StakeVault", token, params.unbonding_seconds, treasury, params.reporter_bps)
+    vault = _create(web3, send, "StakeVault", token, _vault_params(params, key.address))
     say(f"vault {vault}")
-    swarm = _create(web3, key, "Swarm", vault, params.base_stake, params.stake_per_unit)
+    swarm = _create(web3, send, "Swarm", vault, params.base_stake, params.stake_per_unit, params.pool_bond)
     say(f"swarm {swarm}")
-    _send(
-        web3, key, web3.eth.contract(address=_hex(vault), abi=artifact("StakeVault")["abi"]).functions.setSwarm(swarm)
+    court = _create(web3, send, "Court", swarm)
+    say(f"court {court}")
+    contracts = Contracts(web3, Addresses(token=token, vault=vault, swarm=swarm, court=court))
+    send(contracts.vault.functions.setSwarm(_hex(swarm)), "tie the vault to the swarm")
+    send(contracts.swarm.functions.setCourt(_hex(court)), "tie the swarm to the court")
+    return Deployment(contracts.addresses, first)
+
+
+def _vault_params(params: DeployParams, deployer: Address) -> tuple[Any, ...]:
+    return (
+        params.unbonding_seconds,
+        params.appeal_seconds,
+        params.treasury or deployer,
+        params.arbiter or deployer,
+        params.reporter_bps,
+        params.burn_bps,
+        params.max_slash,
     )
-    return Deployment(Addresses(token=token, vault=vault, swarm=swarm), first)
 
 
-def _create(web3: Web3, key: NodeKey, name: str, *args: Any) -> Address:
+def _create(web3: Web3, send: Send, name: str, *args: Any) -> Address:
     factory = web3.eth.contract(abi=artifact(name)["abi"], bytecode=artifact(name)["bytecode"])
-    return parse_address(_send(web3, key, factory.constructor(*args))["contractAddress"])
+    return parse_address(send(factory.constructor(*args), f"deploy {name}")["contractAddress"])
 
 
 def _send(web3: Web3, key: NodeKey, call: ContractConstructor | ContractFunction) -> Any:

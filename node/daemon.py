@@ -16,6 +16,7 @@ from node.api.server import ApiServer
 from node.assets import image_limit, obtain_run, offer_run
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
+from node.chain.keeper import CaseKeeper
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
@@ -246,7 +247,7 @@ class Daemon:
                 machine = await trio.to_thread.run_sync(measure, station.run.assets, hardware.gpus)
                 actor = Worker(station, engine, chain, scratch, CapacityGauge(station.run.spec, machine))
             else:
-                actor = Validator(station, engine, policies, chain, scratch)
+                actor = Validator(station, engine, policies, CaseKeeper(chain, path / "cases"), scratch)
             self.status.play(actor, [engine])
             nursery.start_soon(actor.run)
 

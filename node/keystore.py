@@ -1,39 +1,72 @@
-"""Node keys at rest: keystore v3 (scrypt), mode 0600, never logged.
+"""Keys at rest: keystore v3 (scrypt), mode 0600, never logged.
 
-Blocking (scrypt takes about half a second): call from a thread.
+Blocking (scrypt takes about half a second): call from a thread. What a file asks for is bounded before it is
+done: a keystore from a stranger may demand any amount of memory.
 """
 
 import json
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 from eth_account import Account
 
 from node.errors import KeyError_
-from protocol.identity import NodeKey, parse_address
+from protocol.identity import Address, NodeKey, parse_address
 
 MAX_KEY_FILE = 64 * 1024
+MAX_PASSWORD_FILE = 4096
+MAX_SCRYPT_BYTES = 512 * 1024 * 1024
+MAX_SCRYPT_WORK = 2**26
+"""n * r * p at most; the standard file has 2^21."""
+MAX_PBKDF2_ROUNDS = 10_000_000
+SHARED_WITH_OTHERS = 0o077
 
 
 def load_key(path: Path, password: str) -> NodeKey:
     """Decrypt a keystore v3 file; raises KeyError_."""
+    return open_keystore(read_keystore(path), password, str(path))
+
+
+def read_keystore(path: Path) -> dict[str, Any]:
+    """A keystore's JSON, still encrypted; raises KeyError_ for an exposed, missing or malformed file."""
     require_private(path)
     try:
-        data = json.loads(path.read_text()[:MAX_KEY_FILE])
+        with path.open("rb") as file:
+            raw = file.read(MAX_KEY_FILE + 1)
+        data = json.loads(raw) if len(raw) <= MAX_KEY_FILE else None
     except (OSError, ValueError) as error:
         raise KeyError_(f"cannot read the key {path}", str(error), "restore the file from your backup") from error
+    if not isinstance(data, dict):
+        raise KeyError_(f"cannot read the key {path}", "it is no keystore v3 file", "restore the file from your backup")
+    return data
+
+
+def open_keystore(data: dict[str, Any], password: str, name: str) -> NodeKey:
+    """Decrypt. name: what to call it in errors."""
+    complaint = _excessive(data)
+    if complaint is not None:
+        raise KeyError_(f"will not open the key {name}", complaint, "export it again with usual parameters")
     try:
         key = NodeKey(bytes(Account.decrypt(data, password)))
-        if "address" in data and parse_address("0x" + str(data["address"]).removeprefix("0x")) != key.address:
+        claimed = claimed_address(data)
+        if claimed is not None and claimed != key.address:
             raise ValueError("the address in the file is not that of the key")
     except Exception as error:  # eth-keyfile raises many unrelated types for a damaged file
         raise KeyError_(
-            f"cannot open the key {path}",
+            f"cannot open the key {name}",
             str(error)[:200] or "it is not a keystore v3 file",
             "check the password (INTELLECT_NODE_PASSWORD or --password-file), or restore the file",
         ) from error
     return key
+
+
+def claimed_address(data: dict[str, Any]) -> Address | None:
+    """What a keystore says without its password; proved only when it is opened. ValueError if it is none."""
+    if "address" not in data:
+        return None
+    return parse_address("0x" + str(data["address"]).removeprefix("0x").lower())
 
 
 def save_key(path: Path, key: NodeKey, password: str) -> None:
@@ -54,8 +87,8 @@ def load_or_create(path: Path, password: str) -> NodeKey:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Create `path` with mode 0600 in one step: complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Create `path` with mode 0600 in one step: complete or not at all. A new directory gets mode 0700."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -71,13 +104,16 @@ def write_private(path: Path, text: str) -> None:
 
 
 def require_private(path: Path) -> None:
-    """Raise unless the file exists and only its owner can read it."""
+    """Raise unless the file exists, is ours, and only its owner can read it."""
     try:
-        mode = path.stat().st_mode & 0o777
+        status = path.stat()
     except OSError as error:
         raise KeyError_(f"no key at {path}", str(error), "create one: intellect-node keys new") from error
-    if mode & 0o077:
+    mode = status.st_mode & 0o777
+    if mode & SHARED_WITH_OTHERS:
         raise KeyError_(f"the key {path} is exposed", f"mode {mode:04o} lets others read it", f"chmod 600 {path}")
+    if status.st_uid not in (os.getuid(), 0):
+        raise KeyError_(f"the key {path} is another user's", f"user {status.st_uid} owns it", f"chown $USER {path}")
 
 
 def read_password(password: str | None, file: Path | None, state_dir: Path) -> str:
@@ -87,5 +123,38 @@ def read_password(password: str | None, file: Path | None, state_dir: Path) -> s
     path = file or state_dir / "password"
     if file is None and not path.exists():
         write_private(path, secrets.token_urlsafe(24))
+    return read_password_file(path)
+
+
+def read_password_file(path: Path) -> str:
+    """The first line of a private file, without its end. Raises KeyError_."""
     require_private(path)
-    return path.read_text().strip()
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_PASSWORD_FILE).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyError_(f"cannot read the password in {path}", str(error), "write it anew") from error
+    password = text.strip()
+    if not password:
+        raise KeyError_(f"no password in {path}", "the file is empty", "write the password into it")
+    return password
+
+
+def _excessive(data: dict[str, Any]) -> str | None:
+    """Why a keystore's parameters are not worth trying; None if they are."""
+    crypto = data.get("crypto") or data.get("Crypto")
+    params = crypto.get("kdfparams") if isinstance(crypto, dict) else None
+    if not isinstance(params, dict):
+        return None  # opening it will say what is missing
+    numbers: dict[str, int] = {}
+    for name in ("n", "r", "p", "c", "dklen"):
+        value = params.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            return "its key derivation has impossible parameters"
+        numbers[name] = value
+    n, r, p = numbers["n"], numbers["r"], numbers["p"]
+    if 128 * n * r > MAX_SCRYPT_BYTES or n * r * p > MAX_SCRYPT_WORK:
+        return f"its scrypt asks for {128 * n * r >> 20} MiB of memory and {p} rounds"
+    if numbers["c"] > MAX_PBKDF2_ROUNDS or numbers["dklen"] > 1024:
+        return "its key derivation asks for too much work"
+    return None

@@ -34,7 +34,7 @@ async def ensure_participant(chain: ChainClient, key: NodeKey, config: NodeConfi
             f"the node {key.address} has no stake",
             f"no provider has registered it on {chain.profile.name}",
             "as its provider: intellect-node contract stake 100, then "
-            f"intellect-node contract register --node-state {directory} (both with --network and --key)",
+            f"intellect-node contract node register --node-state {directory} (both with --network and --key)",
         )
     provider = await trio.to_thread.run_sync(_provider_key, config, directory)
     await prepare_participant(chain, DevnetFaucet(chain), provider, key, stake=config.stake, units=config.units)

@@ -3,7 +3,7 @@
 import structlog
 import trio
 
-from contracts.bindings import Event, Joined, Left, Slashed, WorkCommitted
+from contracts.bindings import Event, Joined, Left, Slashed, SlashOverturned, WorkCommitted
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower, RolledBack
 from node.swarm.membership import Membership, SlashRecord
@@ -77,6 +77,9 @@ class PoolEvents:
                         event.file_root.hex(),
                     )
                 )
+            case SlashOverturned(node=node):
+                for record in [known for known in self._membership.slashed if known.node == node]:
+                    self._membership.unslash(node, record.transaction)
 
     def _undo(self, event: Event) -> None:
         """A replaced block took an event back."""

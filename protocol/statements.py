@@ -74,8 +74,35 @@ class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline: int
 
 
-Statement = WorkCommitment | Verdict | NodeRegistration
-S = TypeVar("S", WorkCommitment, Verdict, NodeRegistration)
+class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A manager lets a node into an invited pool. deadline: unix seconds."""
+
+    pool: int
+    node: Address
+    deadline: int
+
+
+class Attestation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A validator found a node to be of this size. until: unix seconds; units 0 takes an earlier one back."""
+
+    pool: int
+    node: Address
+    units: int
+    until: int
+
+
+class EpochVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A validator refuses a whole epoch's commitment. root: the first 20 bytes of the committed root."""
+
+    pool: int
+    node: Address
+    epoch: int
+    root: bytes
+    reason: int
+
+
+Statement = WorkCommitment | Verdict | NodeRegistration | Invitation | Attestation | EpochVerdict
+S = TypeVar("S", WorkCommitment, Verdict, NodeRegistration, Invitation, Attestation, EpochVerdict)
 
 # field name here -> (name in Solidity, type); the order is the order of the type string
 _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
@@ -102,6 +129,24 @@ _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
         ("units", "units", "uint32"),
         ("nonce", "nonce", "uint256"),
         ("deadline", "deadline", "uint256"),
+    ],
+    Invitation: [
+        ("pool", "pool", "uint256"),
+        ("node", "node", "address"),
+        ("deadline", "deadline", "uint256"),
+    ],
+    Attestation: [
+        ("pool", "pool", "uint256"),
+        ("node", "node", "address"),
+        ("units", "units", "uint32"),
+        ("until", "until", "uint64"),
+    ],
+    EpochVerdict: [
+        ("pool", "pool", "uint256"),
+        ("node", "node", "address"),
+        ("epoch", "epoch", "uint64"),
+        ("root", "root", "bytes20"),
+        ("reason", "reason", "uint8"),
     ],
 }
 
@@ -134,8 +179,12 @@ def signer_of(domain: Domain, statement: Statement, signature: bytes) -> Address
     return recover(digest(domain, statement), signature)
 
 
+_WORDS = {"policy_root": 32, "file_root": 32, "root": 20}
+
+
 def _check_words(statement: Statement) -> None:
-    for name in ("policy_root", "file_root"):
+    """eth-abi pads what is too short; a hash has one length."""
+    for name, size in _WORDS.items():
         word = getattr(statement, name, None)
-        if word is not None and len(word) != 32:
-            raise ProtocolError("unusable statement", f"{name} has {len(word)} bytes instead of 32")
+        if word is not None and len(word) != size:
+            raise ProtocolError("unusable statement", f"{name} has {len(word)} bytes instead of {size}")

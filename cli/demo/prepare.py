@@ -17,7 +17,7 @@ from cli.demo.scene import Scene
 from cli.demo.supervise import Program, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
-from cli.pools import PoolTerms, open_pool, signer_for
+from cli.pools import PoolTerms, open_pool, pool_cost, signer_for
 
 EPOCH_SECONDS, WINDOW_SECONDS = 20, 40
 
@@ -59,7 +59,7 @@ async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environm
         epoch_seconds=EPOCH_SECONDS,
         window=WINDOW_SECONDS,
     )
-    account = await signer_for(chain.client, None, terms.fund)
+    account = await signer_for(chain.client, None, await pool_cost(chain.client, terms))
     pool = await open_pool(chain.client, terms, account)
     scene.pool_file.write_text(f"{pool}\n", encoding="ascii")
     view.say(f"pool {pool} is open for the run {run.name} ({compiled.root.hex()[:16]})")

@@ -2,66 +2,150 @@
 pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/ReentrancyGuardTransient.sol";
+import {IStakeRule} from "./IStakeRule.sol";
 
 /// @title StakeVault
 /// @notice Custody of stakes, and nothing else. A stake is bonded, then unbonding for a fixed period, then withdrawn;
 /// until it is withdrawn the Swarm may slash it. Nothing here can be paused and no one can move another's stake
-/// except by `slash`, which splits it between the reporter (a share fixed for ever) and the treasury.
-contract StakeVault {
+/// except by a slash, of which there are two kinds:
+///
+/// `slash` follows from signatures that prove the fault by themselves. It is final at once; the reporter gets a share.
+///
+/// `freeze` follows from judges. The amount leaves the stake at once and stays here for `appealSeconds` (as long
+/// again once the provider appeals). Until then the arbiter can have it given back; from then on anybody may
+/// `finalize` it. No reporter is paid, so that nobody who judges gains by it. The arbiter can do nothing else.
+contract StakeVault is ReentrancyGuardTransient {
     using SafeERC20 for IERC20;
 
+    struct Params {
+        /// seconds between `unbond` and `withdraw`
+        uint64 unbondingPeriod;
+        /// seconds that a frozen amount waits; again so long after an appeal
+        uint64 appealSeconds;
+        /// receives what a slash leaves after the reporter's share and what is burned
+        address treasury;
+        /// may have a frozen amount given back
+        address arbiter;
+        /// the reporter's share of a slash by evidence, in 1/10,000
+        uint16 reporterBps;
+        /// the share that is burned, in 1/10,000
+        uint16 burnBps;
+        /// no slash takes more, token wei
+        uint96 maxSlash;
+    }
+
     struct Stake {
-        uint128 bonded;
-        uint128 unbonding;
+        uint96 bonded;
+        uint96 unbonding;
         uint64 withdrawableAt;
     }
 
-    /// @notice The reporter never gets more than this share: a judge must not live off the judged.
+    struct StakeInfo {
+        uint96 bonded;
+        uint96 unbonding;
+        uint64 withdrawableAt;
+        /// taken by cases that are not final
+        uint96 frozen;
+    }
+
+    enum State {
+        None,
+        Frozen,
+        Final,
+        Overturned
+    }
+
+    struct Case {
+        address provider;
+        uint64 finalAt;
+        State state;
+        bool appealed;
+        uint96 fromBonded;
+        uint96 fromUnbonding;
+    }
+
+    /// @notice The reporter never gets more than this share of a slash.
     uint16 public constant MAX_REPORTER_BPS = 2_000;
+    /// @notice Where burned tokens go: an address whose key nobody has.
+    address public constant BURNED = 0x000000000000000000000000000000000000dEaD;
     uint16 private constant BPS = 10_000;
 
     IERC20 public immutable token;
-    /// @notice Seconds between `unbond` and `withdraw`.
     uint64 public immutable unbondingPeriod;
-    /// @notice Receives what a slash leaves after the reporter's share.
+    uint64 public immutable appealSeconds;
     address public immutable treasury;
-    /// @notice The reporter's share of a slash, in 1/10,000.
     uint16 public immutable reporterBps;
+    uint16 public immutable burnBps;
+    uint96 public immutable maxSlash;
     address private immutable deployer;
 
     /// @notice The one contract that may slash; zero until set.
     address public swarm;
+    address public arbiter;
+    uint256 public caseCount;
 
     mapping(address provider => Stake) private _stakes;
+    mapping(address provider => uint96) private _frozen;
+    mapping(uint256 id => Case) private _cases;
 
     event SwarmSet(address indexed swarm);
+    event ArbiterSet(address indexed arbiter);
     event Bonded(address indexed provider, address indexed payer, uint256 amount, uint256 bonded);
     event Unbonding(address indexed provider, uint256 amount, uint256 unbonding, uint64 withdrawableAt);
     event Rebonded(address indexed provider, uint256 amount, uint256 bonded);
     event Withdrawn(address indexed provider, uint256 amount);
-    event StakeSlashed(address indexed provider, address indexed reporter, uint256 amount, uint256 reporterShare);
+    event StakeSlashed(
+        address indexed provider, address indexed reporter, uint256 amount, uint256 reporterShare, uint256 burned
+    );
+    event StakeFrozen(uint256 indexed caseId, address indexed provider, uint256 amount, uint64 finalAt);
+    event Appealed(uint256 indexed caseId, address indexed provider, uint64 finalAt);
+    event Overturned(uint256 indexed caseId, address indexed provider, uint256 amount);
 
     error ZeroAddress();
     error ZeroAmount();
-    error ReporterShareTooHigh(uint16 bps, uint16 cap);
+    error AmountTooLarge(uint256 amount);
+    error BadShares(uint16 reporterBps, uint16 burnBps);
     error OnlyDeployer(address caller);
     error OnlySwarm(address caller);
+    error OnlyArbiter(address caller);
+    error OnlyProvider(address caller);
     error SwarmAlreadySet(address swarm);
     error StakeTooSmall(uint256 available, uint256 wanted);
+    error StakeTooLow(address provider, uint256 bonded, uint256 required);
     error NothingToWithdraw();
     error StillUnbonding(uint64 withdrawableAt);
-    error AmountTooLarge(uint256 amount);
+    error CaseClosed(uint256 caseId);
+    error AlreadyAppealed(uint256 caseId);
+    error AppealOpen(uint256 caseId, uint64 finalAt);
+    error AppealOver(uint256 caseId, uint64 finalAt);
+    error TokenTakesFee(uint256 sent, uint256 received);
 
-    constructor(IERC20 token_, uint64 unbondingPeriod_, address treasury_, uint16 reporterBps_) {
-        if (address(token_) == address(0) || treasury_ == address(0)) revert ZeroAddress();
-        if (reporterBps_ > MAX_REPORTER_BPS) revert ReporterShareTooHigh(reporterBps_, MAX_REPORTER_BPS);
-        if (unbondingPeriod_ == 0) revert ZeroAmount();
+    modifier onlySwarm() {
+        if (msg.sender != swarm) revert OnlySwarm(msg.sender);
+        _;
+    }
+
+    constructor(IERC20 token_, Params memory params) {
+        if (address(token_) == address(0) || params.treasury == address(0) || params.arbiter == address(0)) {
+            revert ZeroAddress();
+        }
+        if (params.reporterBps > MAX_REPORTER_BPS || params.burnBps > BPS - params.reporterBps) {
+            revert BadShares(params.reporterBps, params.burnBps);
+        }
+        if (params.unbondingPeriod == 0 || params.appealSeconds == 0 || params.maxSlash == 0) revert ZeroAmount();
         token = token_;
-        unbondingPeriod = unbondingPeriod_;
-        treasury = treasury_;
-        reporterBps = reporterBps_;
+        unbondingPeriod = params.unbondingPeriod;
+        appealSeconds = params.appealSeconds;
+        treasury = params.treasury;
+        reporterBps = params.reporterBps;
+        burnBps = params.burnBps;
+        maxSlash = params.maxSlash;
+        arbiter = params.arbiter;
         deployer = msg.sender;
+        emit ArbiterSet(params.arbiter);
     }
 
     /// @notice Names the contract that may slash. Once, by the deployer.
@@ -73,42 +157,60 @@ contract StakeVault {
         emit SwarmSet(swarm_);
     }
 
-    /// @notice Adds `amount` of the caller's tokens to the stake of `provider`.
-    function bond(address provider, uint256 amount) external {
-        if (provider == address(0)) revert ZeroAddress();
-        if (amount == 0) revert ZeroAmount();
-        Stake storage stake = _stakes[provider];
-        stake.bonded += _narrow(amount);
-        emit Bonded(provider, msg.sender, amount, stake.bonded);
-        token.safeTransferFrom(msg.sender, address(this), amount);
+    /// @notice The arbiter hands its office over.
+    function setArbiter(address arbiter_) external {
+        if (msg.sender != arbiter) revert OnlyArbiter(msg.sender);
+        if (arbiter_ == address(0)) revert ZeroAddress();
+        arbiter = arbiter_;
+        emit ArbiterSet(arbiter_);
     }
 
-    /// @notice Starts to take `amount` out. All that is unbonding shares one clock, which starts again here.
+    // ------------------------------------------------------------------ stake
+
+    /// @notice Adds `amount` of the caller's tokens to the stake of `provider`.
+    function bond(address provider, uint256 amount) external nonReentrant {
+        _bond(provider, amount);
+    }
+
+    /// @notice `bond` with an EIP-2612 permit of the caller for this vault. A permit that somebody has already
+    /// carried here does no harm: the allowance decides.
+    function bondWithPermit(address provider, uint256 amount, uint256 deadline, uint8 v, bytes32 r, bytes32 s)
+        external
+        nonReentrant
+    {
+        try IERC20Permit(address(token)).permit(msg.sender, address(this), amount, deadline, v, r, s) {} catch {}
+        _bond(provider, amount);
+    }
+
+    /// @notice Starts to take `amount` out, down to what the provider's nodes need; remove nodes to take out more. All
+    /// that is unbonding shares one clock, which starts again here.
     function unbond(uint256 amount) external {
         if (amount == 0) revert ZeroAmount();
         Stake storage stake = _stakes[msg.sender];
-        if (amount > stake.bonded) revert StakeTooSmall(stake.bonded, amount);
-        uint128 part = _narrow(amount);
-        stake.bonded -= part;
-        stake.unbonding += part;
+        uint96 bonded = stake.bonded;
+        if (amount > bonded) revert StakeTooSmall(bonded, amount);
+        uint256 required = swarm == address(0) ? 0 : IStakeRule(swarm).requiredStake(msg.sender);
+        if (bonded - amount < required) revert StakeTooLow(msg.sender, bonded - amount, required);
+        stake.bonded = bonded - uint96(amount);
+        stake.unbonding += uint96(amount);
         stake.withdrawableAt = uint64(block.timestamp) + unbondingPeriod;
         emit Unbonding(msg.sender, amount, stake.unbonding, stake.withdrawableAt);
     }
 
-    /// @notice Bonds again whatever the caller has unbonding.
-    function rebond() external {
-        Stake storage stake = _stakes[msg.sender];
-        uint128 amount = stake.unbonding;
+    /// @notice Bonds again `amount` of what the caller has unbonding.
+    function rebond(uint256 amount) external {
         if (amount == 0) revert ZeroAmount();
-        stake.unbonding = 0;
-        stake.bonded += amount;
+        Stake storage stake = _stakes[msg.sender];
+        if (amount > stake.unbonding) revert StakeTooSmall(stake.unbonding, amount);
+        stake.unbonding -= uint96(amount);
+        stake.bonded += uint96(amount);
         emit Rebonded(msg.sender, amount, stake.bonded);
     }
 
     /// @notice Pays out what the caller has unbonding, once its period is over.
-    function withdraw() external {
+    function withdraw() external nonReentrant {
         Stake storage stake = _stakes[msg.sender];
-        uint128 amount = stake.unbonding;
+        uint96 amount = stake.unbonding;
         if (amount == 0) revert NothingToWithdraw();
         if (block.timestamp < stake.withdrawableAt) revert StillUnbonding(stake.withdrawableAt);
         stake.unbonding = 0;
@@ -116,36 +218,131 @@ contract StakeVault {
         token.safeTransfer(msg.sender, amount);
     }
 
-    /// @notice Takes up to `amount` of the stake, what is unbonding first: who is on the way out pays before the
-    /// bond that the provider's other nodes stand on.
-    /// @return taken what was there to take
-    function slash(address provider, uint256 amount, address reporter) external returns (uint256 taken) {
-        if (msg.sender != swarm) revert OnlySwarm(msg.sender);
-        Stake storage stake = _stakes[provider];
-        uint256 fromUnbonding = amount < stake.unbonding ? amount : stake.unbonding;
-        uint256 rest = amount - fromUnbonding;
-        uint256 fromBonded = rest < stake.bonded ? rest : stake.bonded;
-        stake.unbonding -= uint128(fromUnbonding);
-        stake.bonded -= uint128(fromBonded);
-        taken = fromUnbonding + fromBonded;
-        uint256 share = (taken * reporterBps) / BPS;
-        emit StakeSlashed(provider, reporter, taken, share);
-        if (share > 0) token.safeTransfer(reporter, share);
-        if (taken > share) token.safeTransfer(treasury, taken - share);
+    // --------------------------------------------------------------- slashing
+
+    /// @notice Takes up to `amount` of the stake for ever; the reporter gets its share.
+    /// @return taken what was there to take, at most `maxSlash`
+    function slash(address provider, uint256 amount, address reporter)
+        external
+        onlySwarm
+        nonReentrant
+        returns (uint256 taken)
+    {
+        (uint96 fromBonded, uint96 fromUnbonding) = _take(provider, amount);
+        taken = uint256(fromBonded) + fromUnbonding;
+        _spend(provider, taken, reporter, (taken * reporterBps) / BPS);
     }
+
+    /// @notice Takes up to `amount` out of the stake and keeps it until the case is final or overturned.
+    function freeze(address provider, uint256 amount)
+        external
+        onlySwarm
+        returns (uint256 caseId, uint256 taken, uint64 finalAt)
+    {
+        (uint96 fromBonded, uint96 fromUnbonding) = _take(provider, amount);
+        taken = uint256(fromBonded) + fromUnbonding;
+        caseId = ++caseCount;
+        finalAt = uint64(block.timestamp) + appealSeconds;
+        _frozen[provider] += uint96(taken);
+        _cases[caseId] = Case(provider, finalAt, State.Frozen, false, fromBonded, fromUnbonding);
+        emit StakeFrozen(caseId, provider, taken, finalAt);
+    }
+
+    /// @notice The provider of a frozen stake asks the arbiter for a decision, which gives it `appealSeconds` from now.
+    function appeal(uint256 caseId) external {
+        Case storage case_ = _openCase(caseId);
+        if (msg.sender != case_.provider) revert OnlyProvider(msg.sender);
+        if (case_.appealed) revert AlreadyAppealed(caseId);
+        if (block.timestamp >= case_.finalAt) revert AppealOver(caseId, case_.finalAt);
+        case_.appealed = true;
+        case_.finalAt = uint64(block.timestamp) + appealSeconds;
+        emit Appealed(caseId, msg.sender, case_.finalAt);
+    }
+
+    /// @notice Gives a frozen stake back to where it was. The Swarm asks for it on the arbiter's word.
+    function overturn(uint256 caseId) external onlySwarm returns (address provider) {
+        Case storage case_ = _openCase(caseId);
+        if (block.timestamp >= case_.finalAt) revert AppealOver(caseId, case_.finalAt);
+        case_.state = State.Overturned;
+        provider = case_.provider;
+        uint96 amount = case_.fromBonded + case_.fromUnbonding;
+        _frozen[provider] -= amount;
+        Stake storage stake = _stakes[provider];
+        stake.bonded += case_.fromBonded;
+        stake.unbonding += case_.fromUnbonding;
+        emit Overturned(caseId, provider, amount);
+    }
+
+    /// @notice Ends a case that nobody overturned: what was frozen is burned or goes to the treasury.
+    function finalize(uint256 caseId) external nonReentrant {
+        Case storage case_ = _openCase(caseId);
+        if (block.timestamp < case_.finalAt) revert AppealOpen(caseId, case_.finalAt);
+        case_.state = State.Final;
+        uint96 amount = case_.fromBonded + case_.fromUnbonding;
+        _frozen[case_.provider] -= amount;
+        _spend(case_.provider, amount, address(0), 0);
+    }
+
+    // ------------------------------------------------------------------ views
 
     /// @notice The whole record of one provider.
-    function stakeOf(address provider) external view returns (Stake memory) {
-        return _stakes[provider];
+    function stakeOf(address provider) external view returns (StakeInfo memory) {
+        Stake memory stake = _stakes[provider];
+        return StakeInfo(stake.bonded, stake.unbonding, stake.withdrawableAt, _frozen[provider]);
     }
 
-    /// @notice What counts as stake when a node registers, joins or commits: bonded, not unbonding.
+    /// @notice What counts as stake: bonded; neither unbonding nor frozen.
     function bondedOf(address provider) external view returns (uint256) {
         return _stakes[provider].bonded;
     }
 
-    function _narrow(uint256 amount) private pure returns (uint128) {
-        if (amount > type(uint128).max) revert AmountTooLarge(amount);
-        return uint128(amount);
+    function caseInfo(uint256 caseId) external view returns (Case memory) {
+        return _cases[caseId];
+    }
+
+    /// @notice Whether nothing can undo the case any more; a slash without a case (0) is final.
+    function isFinal(uint256 caseId) external view returns (bool) {
+        return caseId == 0 || _cases[caseId].state == State.Final;
+    }
+
+    // --------------------------------------------------------------- internal
+
+    function _bond(address provider, uint256 amount) private {
+        if (provider == address(0)) revert ZeroAddress();
+        if (amount == 0) revert ZeroAmount();
+        if (amount > type(uint96).max) revert AmountTooLarge(amount);
+        Stake storage stake = _stakes[provider];
+        stake.bonded += uint96(amount);
+        emit Bonded(provider, msg.sender, amount, stake.bonded);
+        uint256 before = token.balanceOf(address(this));
+        token.safeTransferFrom(msg.sender, address(this), amount);
+        uint256 received = token.balanceOf(address(this)) - before;
+        if (received != amount) revert TokenTakesFee(amount, received);
+    }
+
+    /// What is unbonding goes first: who is on the way out pays before the bond that the provider's other nodes
+    /// stand on.
+    function _take(address provider, uint256 amount) private returns (uint96 fromBonded, uint96 fromUnbonding) {
+        Stake storage stake = _stakes[provider];
+        uint256 left = amount < maxSlash ? amount : maxSlash;
+        fromUnbonding = uint96(left < stake.unbonding ? left : stake.unbonding);
+        left -= fromUnbonding;
+        fromBonded = uint96(left < stake.bonded ? left : stake.bonded);
+        stake.unbonding -= fromUnbonding;
+        stake.bonded -= fromBonded;
+    }
+
+    function _spend(address provider, uint256 amount, address reporter, uint256 share) private {
+        uint256 burned = (amount * burnBps) / BPS;
+        emit StakeSlashed(provider, reporter, amount, share, burned);
+        if (share > 0) token.safeTransfer(reporter, share);
+        if (burned > 0) token.safeTransfer(BURNED, burned);
+        uint256 rest = amount - share - burned;
+        if (rest > 0) token.safeTransfer(treasury, rest);
+    }
+
+    function _openCase(uint256 caseId) private view returns (Case storage case_) {
+        case_ = _cases[caseId];
+        if (case_.state != State.Frozen) revert CaseClosed(caseId);
     }
 }

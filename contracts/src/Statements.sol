@@ -11,10 +11,22 @@ struct WorkCommitment {
     uint32 units;
 }
 
+/// @notice A validator's signed judgement of one committed file.
+struct Verdict {
+    uint256 pool;
+    address node;
+    bytes32 policyRoot;
+    uint64 index;
+    bytes32 fileRoot;
+    uint8 outcome;
+    uint8 reason;
+}
+
 /// @title Statements
-/// @notice EIP-712 struct hashes of what nodes and validators sign off chain, and the Merkle leaf of accepted work.
-/// `protocol/statements.py` and `protocol/work.py` hold the same definitions for Python.
+/// @notice EIP-712 struct hashes of what nodes, managers and validators sign off chain, and the Merkle leaf of
+/// accepted work. `protocol/statements.py` and `protocol/work.py` hold the same definitions for Python.
 library Statements {
+    uint8 internal constant OUTCOME_ACCEPT = 0;
     uint8 internal constant OUTCOME_REJECT = 1;
     uint8 internal constant OUTCOME_SLASH = 2;
 
@@ -26,6 +38,15 @@ library Statements {
     );
     bytes32 internal constant NODE_REGISTRATION_TYPEHASH = keccak256(
         "NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)"
+    );
+    bytes32 internal constant INVITATION_TYPEHASH = keccak256(
+        "Invitation(uint256 pool,address node,uint256 deadline)"
+    );
+    bytes32 internal constant ATTESTATION_TYPEHASH = keccak256(
+        "Attestation(uint256 pool,address node,uint32 units,uint64 until)"
+    );
+    bytes32 internal constant EPOCH_VERDICT_TYPEHASH = keccak256(
+        "EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 reason)"
     );
 
     function hashCommitment(WorkCommitment calldata c) internal pure returns (bytes32) {
@@ -40,6 +61,12 @@ library Statements {
         );
     }
 
+    function hashVerdict(Verdict calldata v) internal pure returns (bytes32) {
+        return keccak256(
+            abi.encode(VERDICT_TYPEHASH, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.outcome, v.reason)
+        );
+    }
+
     function hashRegistration(address provider, address node, uint32 units, uint256 nonce, uint256 deadline)
         internal
         pure
@@ -48,19 +75,35 @@ library Statements {
         return keccak256(abi.encode(NODE_REGISTRATION_TYPEHASH, provider, node, units, nonce, deadline));
     }
 
+    function hashInvitation(uint256 pool, address node, uint256 deadline) internal pure returns (bytes32) {
+        return keccak256(abi.encode(INVITATION_TYPEHASH, pool, node, deadline));
+    }
+
+    function hashAttestation(uint256 pool, address node, uint32 units, uint64 until) internal pure returns (bytes32) {
+        return keccak256(abi.encode(ATTESTATION_TYPEHASH, pool, node, units, until));
+    }
+
+    function hashEpochVerdict(uint256 pool, address node, uint64 epoch, bytes20 root, uint8 reason)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(EPOCH_VERDICT_TYPEHASH, pool, node, epoch, root, reason));
+    }
+
     /// @notice The leaf of one file in a node's tree of one epoch.
     function leaf(WorkCommitment calldata c) internal pure returns (bytes32) {
         return keccak256(abi.encodePacked(bytes1(0x00), c.node, c.fileRoot, c.units));
     }
 
-    /// @notice Whether `proof` leads from `node` to `root`; siblings are hashed in sorted order under prefix 0x01.
-    function verifyPath(bytes32 root, bytes32 node, bytes32[] calldata proof) internal pure returns (bool) {
+    /// @notice The root that `proof` leads to from `node`; siblings are hashed in sorted order under prefix 0x01.
+    function climb(bytes32 node, bytes32[] calldata proof) internal pure returns (bytes32) {
         for (uint256 i = 0; i < proof.length; ++i) {
             bytes32 sibling = proof[i];
             node = node < sibling
                 ? keccak256(abi.encodePacked(bytes1(0x01), node, sibling))
                 : keccak256(abi.encodePacked(bytes1(0x01), sibling, node));
         }
-        return node == root;
+        return node;
     }
 }

@@ -13,7 +13,8 @@ import msgspec
 import structlog
 import trio
 from web3 import Web3
-from web3.contract.contract import ContractFunction
+from web3.contract.contract import ContractConstructor, ContractFunction
+from web3.exceptions import Web3RPCError
 from web3.middleware import AttributeDictMiddleware
 
 from contracts.bindings import (
@@ -35,12 +36,13 @@ from contracts.bindings import (
     topic_of,
 )
 from node.chain.errors import ChainError, NotDeployed, RpcRefused, RpcUnreachable
-from node.chain.outbox import Outbox
+from node.chain.outbox import Fate, Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import FallbackProvider
 from node.chain.sender import Sender, SendLimits
+from node.chain.simulate import Simulation, Step, simulate
 from node.chain.translate import EXPECTED, translate
-from protocol.identity import Address, NodeKey
+from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain, NodeRegistration, WorkCommitment, sign
 
 T = TypeVar("T")
@@ -70,12 +72,28 @@ class Balances(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """A transaction in a block. transaction: 0x hex; events: ours, in order."""
+    """A transaction in a block. transaction: 0x hex; events: ours, in order; cost: wei of the chain's coin;
+    contract: the address of one that was deployed.
+    """
 
     transaction: str
     block: int
     gas_used: int
     events: tuple[Event, ...]
+    cost: int = 0
+    contract: Address | None = None
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """What became of a transaction that an earlier process left unfinished. intent: equal for equal calls;
+    receipt: None where it is in no block.
+    """
+
+    action: str
+    transaction: str
+    intent: str
+    fate: Fate
+    receipt: Receipt | None
 
 
 class ChainClient:
@@ -103,11 +121,18 @@ class ChainClient:
         self._contracts = Contracts(self._web3, profile.contracts)
         self._limiter = trio.CapacityLimiter(THREADS)
         self._deadline = timeout * len(profile.rpc_urls) * 4
-        self._outbox = Outbox(outbox)
+        self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}")
         self._checked = False
         self._contacts: dict[int, dict[Address, str]] = {}
         self._scanned: dict[int, int] = {}
-        self._sender = Sender(self._web3, profile.chain_id, self._outbox, self._thread, limits or SendLimits())
+        self._sender = Sender(
+            self._web3,
+            profile.chain_id,
+            self._outbox,
+            self._thread,
+            limits or default_limits(profile),
+            lambda: self._provider.uncertain,
+        )
 
     @property
     def url(self) -> str:
@@ -118,7 +143,35 @@ class ChainClient:
         """Check chain id and contracts, and send again what an earlier process left unfinished."""
         await self._read("connect", lambda: None)
         if self.key is not None:
-            await self._sender.resume(self.key)
+            await self.resume(self.key)
+
+    async def resume(self, key: NodeKey) -> list[Leftover]:
+        """What an earlier process left unfinished with this key: settled, or sent again."""
+        left = await self._sender.resume(key)
+        found: list[Leftover] = []
+        for one in left:
+            receipt = None if one.receipt is None else self._receipt(one.receipt)
+            row = one.pending
+            found.append(Leftover(row.action, row.hash, row.intent, one.fate, receipt))
+        return found
+
+    @property
+    def contracts(self) -> Contracts:
+        """The bindings, for building calls; reading through them blocks."""
+        return self._contracts
+
+    async def ask(self, action: str, view: Callable[[Contracts], T]) -> T:
+        """Any view of the contracts, in a thread. action completes "cannot ..."."""
+        return await self._read(action, lambda: view(self._contracts))
+
+    async def simulate(self, steps: Sequence[Step], sender: Address) -> Simulation:
+        """What the steps would cost, one after the other; raises what they would revert with."""
+        work = partial(simulate, self._web3, steps, sender, l1_fees=self.profile.l1_fees)
+        return await self._read(steps[0].action, work)
+
+    async def execute(self, step: Step, key: NodeKey) -> Receipt:
+        """Send one transaction and wait until it counts."""
+        return await self._write(step.action, step.call, key)
 
     def close(self) -> None:
         """Close connections and files. Nothing may be in progress."""
@@ -170,9 +223,20 @@ class ChainClient:
 
         return await self._read("read balances", read)
 
-    async def logs(self, first: int, last: int, topics: Sequence[Any]) -> list[RawLog]:
-        """Logs of the Swarm contract in blocks first..last."""
-        return await self._read("read logs", lambda: self._logs(first, last, topics))
+    async def settled_block(self, latest: Block) -> int:
+        """The newest block whose events count: under the profile's confirmations and finality."""
+        deep = latest.number - self.profile.confirmations
+        if self.profile.finality == "latest":
+            return deep
+        tag: Any = self.profile.finality
+        final: Any = await self._read("read a block", lambda: self._web3.eth.get_block(tag))
+        return min(deep, int(final["number"]))
+
+    async def logs(self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False) -> list[RawLog]:
+        """Logs of the Swarm contract in blocks first..last; everything: the vault's and the court's too."""
+        c = self.profile.contracts
+        places = [c.swarm, c.court, c.vault] if everything else [c.swarm]
+        return await self._read("read logs", lambda: self._logs(first, last, topics, places))
 
     # ---- writes
 
@@ -192,8 +256,8 @@ class ChainClient:
     async def unbond(self, amount: int, *, key: NodeKey | None = None) -> Receipt:
         return await self._write("unbond stake", self._contracts.unbond(amount), key)
 
-    async def rebond(self, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write("bond stake again", self._contracts.rebond(), key)
+    async def rebond(self, amount: int, *, key: NodeKey | None = None) -> Receipt:
+        return await self._write("bond stake again", self._contracts.rebond(amount), key)
 
     async def withdraw(self, *, key: NodeKey | None = None) -> Receipt:
         return await self._write("withdraw stake", self._contracts.withdraw(), key)
@@ -218,7 +282,9 @@ class ChainClient:
         return until, sign(node_key, self.domain, statement)
 
     async def create_pool(self, params: PoolParams, *, key: NodeKey | None = None) -> int:
-        """Open a pool; returns its number."""
+        """Open a pool; returns its number. The key pays the pool's bond."""
+        bond = await self._read("read a parameter", self._contracts.pool_bond)
+        await self._approve(self.profile.contracts.swarm, bond, key)
         receipt = await self._write("open a pool", self._contracts.create_pool(params), key)
         for event in receipt.events:
             if isinstance(event, PoolCreated):
@@ -252,21 +318,24 @@ class ChainClient:
         call = self._contracts.commit_work(pool, epoch, root, units)
         return await self._write(f"commit the work of epoch {epoch}", call, key)
 
-    async def settle(self, pool: int, node: Address, epoch: int, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write(f"settle epoch {epoch}", self._contracts.settle(pool, node, epoch), key)
+    async def settle(self, pool: int, node: Address, epochs: Sequence[int], *, key: NodeKey | None = None) -> Receipt:
+        """Pay the node's provider for epochs that are mature, all of them or none."""
+        call = self._contracts.settle(pool, node, epochs)
+        return await self._write(f"settle {len(epochs)} epoch(s)", call, key)
 
     async def invalidate(
         self,
         commitment: WorkCommitment,
         epoch: int,
         proof: Sequence[bytes],
+        outcome: int,
         reason: int,
         verdicts: Sequence[bytes],
         *,
         key: NodeKey | None = None,
     ) -> Receipt:
-        """Take a rejected file out of an unmatured epoch. verdicts: validators' signatures with outcome 1."""
-        call = self._contracts.invalidate(commitment, epoch, proof, reason, verdicts)
+        """Take a rejected file out of an unmatured epoch. verdicts: validators' signatures with this outcome."""
+        call = self._contracts.invalidate(commitment, epoch, proof, outcome, reason, verdicts)
         return await self._write("invalidate a file", call, key)
 
     async def slash(
@@ -323,12 +392,12 @@ class ChainClient:
             raise translate(error, action) from error
 
     def _check_contracts(self) -> None:
-        missing = self._contracts.missing()
+        missing = self._contracts.missing() if self.profile.deployed else []
         if missing:
             raise NotDeployed(missing, self.profile.chain_id)
         self._checked = True
 
-    async def _write(self, action: str, call: ContractFunction, key: NodeKey | None) -> Receipt:
+    async def _write(self, action: str, call: ContractFunction | ContractConstructor, key: NodeKey | None) -> Receipt:
         signer = key or self.key
         if signer is None:
             raise ChainError(f"cannot {action}", "no key was given to sign with", "give the key to sign with")
@@ -339,14 +408,7 @@ class ChainClient:
         except RpcUnreachable:
             self.healthy = False
             raise
-        await self._confirm(int(receipt["blockNumber"]))
         return self._receipt(receipt)
-
-    async def _confirm(self, block: int) -> None:
-        if self.profile.confirmations == 0:
-            return
-        while (await self.block()).number < block + self.profile.confirmations:  # noqa: ASYNC110 - blocks are remote
-            await trio.sleep(1.0)
 
     def _receipt(self, receipt: Any) -> Receipt:
         parsed = (parse_log(raw_log(entry), self.profile.contracts) for entry in receipt["logs"])
@@ -355,6 +417,8 @@ class ChainClient:
             block=int(receipt["blockNumber"]),
             gas_used=int(receipt["gasUsed"]),
             events=tuple(event for event in parsed if event is not None),
+            cost=int(receipt["gasUsed"]) * int(receipt.get("effectiveGasPrice", 0)) + _l1_part(receipt),
+            contract=parse_address(receipt["contractAddress"]) if receipt.get("contractAddress") else None,
         )
 
     async def _approve(self, spender: Address, amount: int, key: NodeKey | None) -> None:
@@ -365,19 +429,32 @@ class ChainClient:
         if allowed < amount:
             await self._write("approve tokens", self._contracts.approve(spender, amount), key)
 
-    def _logs(self, first: int, last: int, topics: Sequence[Any]) -> list[RawLog]:
+    def _logs(
+        self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address] | None = None
+    ) -> list[RawLog]:
+        """Endpoints limit blocks and answers differently: a range that is refused is asked for in halves."""
         found: list[RawLog] = []
-        for start in range(first, last + 1, LOG_SPAN):
-            entries = self._web3.eth.get_logs(
-                {
-                    "address": Web3.to_checksum_address(self.profile.contracts.swarm),
-                    "fromBlock": start,
-                    "toBlock": min(start + LOG_SPAN - 1, last),
-                    "topics": list(topics),
-                }
-            )
-            found += [raw_log(entry) for entry in entries]
+        start, span = first, LOG_SPAN
+        while start <= last:
+            end = min(start + span - 1, last)
+            try:
+                found += self._log_range(start, end, topics, places or [self.profile.contracts.swarm])
+            except Web3RPCError:
+                if end == start:
+                    raise
+                span = max(1, (end - start + 1) // 2)
+                continue
+            start = end + 1
         return found
+
+    def _log_range(self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog]:
+        asked: Any = {
+            "address": [Web3.to_checksum_address(place) for place in places],
+            "fromBlock": first,
+            "toBlock": last,
+            "topics": list(topics),
+        }
+        return [raw_log(entry) for entry in self._web3.eth.get_logs(asked)]
 
     def _members(self, pool: int) -> list[Member]:
         contacts = self._scan_contacts(pool)
@@ -407,3 +484,15 @@ class ChainClient:
                 known[event.node] = event.contact
         self._contacts[pool], self._scanned[pool] = known, head
         return known
+
+
+def default_limits(profile: NetworkProfile) -> SendLimits:
+    """Impatient with a local chain, sparing with public endpoints."""
+    poll = 0.2 if profile.confirmations == 0 else 1.0
+    return SendLimits(poll=poll, confirmations=profile.confirmations)
+
+
+def _l1_part(receipt: Any) -> int:
+    """OP stack receipts tell the fee for the data beside the gas."""
+    fee = receipt.get("l1Fee", 0)
+    return int(fee, 16) if isinstance(fee, str) else int(fee or 0)

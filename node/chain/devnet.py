@@ -24,13 +24,13 @@ import trio
 from eth_account import Account
 from web3 import Web3
 
-from contracts.bindings import Addresses
+from contracts.bindings import Addresses, Contracts
 from contracts.deploy import DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.client import ChainClient
 from node.chain.devnet_state import StateCopies
 from node.chain.errors import ChainError, DevnetError
-from node.chain.faucet import DevnetFaucet
+from node.chain.faucet import FAUCET_CAP, DevnetFaucet
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider, rpc
 from node.locks import FileLock
@@ -56,7 +56,7 @@ class DevnetOptions(msgspec.Struct, frozen=True, kw_only=True):
     block_time: int = 1
     port: int = 0
     window_seconds: int = 60
-    deployment: DeployParams = DeployParams(unbonding_seconds=3600)
+    deployment: DeployParams = DeployParams(unbonding_seconds=3600, appeal_seconds=60)
 
 
 class DevnetStatus(msgspec.Struct, frozen=True):
@@ -131,12 +131,14 @@ class Devnet:
     # ---- accounts
 
     def accounts(self) -> list[NodeKey]:
-        """This devnet's own accounts, derived from its own random words; the first deployed the contracts."""
+        """This devnet's own accounts, derived from its own random words; the first deployed the contracts, the
+        second has tokens and is for whoever plays.
+        """
         path = self.directory / "keys.json"
         if not path.exists():
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_private(path, json.dumps(_new_accounts()))
-        return [NodeKey(bytes.fromhex(entry["key"])) for entry in json.loads(path.read_text())["accounts"]]
+        return _read_accounts(path)
 
     async def fund(self, address: Address, *, coin: int = 0, token: int = 0) -> None:
         """Add wei of the chain's coin and of the token to an account."""
@@ -323,6 +325,7 @@ class Devnet:
                 for account in accounts:
                     rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
             done = deploy(web3, accounts[0], self.options.deployment)
+            play_money(web3, accounts[0], accounts[1], done.addresses)
         finally:
             provider.close()
         self._write_record(msgspec.structs.replace(record, contracts=done.addresses, deployed_block=done.block))
@@ -436,6 +439,25 @@ class Devnet:
         if self.profile is None:
             raise DevnetError("the local chain is not up", "it was not started", "run: intellect-node devnet up")
         return self.profile
+
+
+def play_money(web3: Web3, payer: NodeKey, player: NodeKey, contracts: Addresses) -> None:
+    """Tokens for the account that is for whoever plays."""
+    call = Contracts(web3, contracts).mint(player.address, FAUCET_CAP)
+    sender = Web3.to_checksum_address(payer.address)
+    transaction = call.build_transaction({"from": sender, "nonce": web3.eth.get_transaction_count(sender)})
+    sent = web3.eth.send_raw_transaction(Account.sign_transaction(transaction, payer.secret).raw_transaction)
+    web3.eth.wait_for_transaction_receipt(sent, timeout=READY_SECONDS, poll_latency=0.05)
+
+
+def play_account(directory: Path) -> NodeKey | None:
+    """The account of a devnet in `directory` that has coin and tokens to play with; None if there is no devnet."""
+    path = directory / "keys.json"
+    return _read_accounts(path)[1] if path.is_file() else None
+
+
+def _read_accounts(path: Path) -> list[NodeKey]:
+    return [NodeKey(bytes.fromhex(entry["key"])) for entry in json.loads(path.read_text())["accounts"]]
 
 
 def _new_accounts() -> dict[str, object]:

@@ -97,6 +97,18 @@ class TransactionUnconfirmed(ChainError):
         self.transaction = transaction
 
 
+class TransactionReplaced(ChainError):
+    """Another transaction used the number of ours: the wallet's owner, or another program with the same key."""
+
+    def __init__(self, action: str, transaction: str, nonce: int) -> None:
+        super().__init__(
+            f"it was not done: {action}",
+            f"another transaction of the account used number {nonce} instead of {transaction}",
+            "look at the account's transactions, then run the command again; use a key in one program only",
+        )
+        self.transaction = transaction
+
+
 class DevnetError(ChainError):
     """The local chain: its program, its port, its state."""
 
@@ -108,19 +120,25 @@ def tokens(wei: int) -> str:
 
 
 _EXPLANATIONS: dict[str, tuple[str, str]] = {
+    # nodes
     "NodeIsProvider": ("a node and its provider must be two keys", "use another key for the provider"),
-    "NodeTaken": ("the node already has a provider", "that provider must remove it first"),
-    "NodeUnknown": ("the node is not registered", "register it: intellect-node contract register"),
+    "NodeTaken": ("the node has a provider, and that is for life", "make a new node key: intellect-node keys new"),
+    "NodeUnknown": ("the node is not registered", "register it: intellect-node contract node register"),
     "NotYourNode": ("the node belongs to another provider", "use the key of its provider"),
     "UnitsOutOfRange": ("the number of units is out of range", "give a number within the limit"),
-    "SignatureExpired": ("the node's signature is too old", "sign the registration again"),
+    "SignatureExpired": ("the signature is too old", "sign again"),
     "WrongSigner": (
         "the signature is by another key, or for another chain or contract",
         "sign again with the right key",
     ),
-    "PoolUnknown": ("there is no such pool", "check the pool's number"),
+    "ProviderHasNodes": ("the provider still has nodes", "remove all of them"),
+    "StakeEnough": ("the provider's stake is enough", "nothing to do"),
+    # pools
+    "PoolUnknown": ("there is no such pool", "check the pool's number: intellect-node contract pool list"),
     "PoolOver": ("the pool has ended", "choose another pool"),
     "PoolStillOpen": ("the pool's last epoch is not over", "wait until its window is over"),
+    "PoolIsPaused": ("the pool is paused", "wait, or choose another pool"),
+    "PoolNotPaused": ("the pool is not paused", "nothing to do"),
     "OnlyManager": ("only the pool's manager may do that", "use the manager's key"),
     "RunAlreadyWorkedOn": ("work was already committed to the run", "open a new pool for another run"),
     "TextTooLong": ("a text is too long", "shorten it"),
@@ -128,24 +146,50 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "WindowExceedsUnbonding": ("stakes could leave before the window is over", "shorten the window or the epochs"),
     "BadQuorum": ("threshold and validators do not fit together", "1 <= threshold <= validators <= 16"),
     "BadValidator": ("a validator is listed twice, or is nobody", "correct the list of validators"),
+    "NoProposal": ("no validators were proposed", "propose some: intellect-node contract pool validators"),
+    "TooEarly": ("it is too early", "wait until that second"),
+    "NoReward": ("the pool pays nothing for work", "fund another pool: this one's rate is 0"),
+    "SlashTooHigh": ("a slash may not take that much", "give a smaller --slash; see: contract params"),
+    # members
     "NotMember": ("the node is not a member of the pool", "join the pool first"),
-    "NodeEvicted": ("the node was evicted from the pool for good", "join another pool, or use another node key"),
+    "NotInvited": ("the pool takes invited nodes only", "ask its manager for an invitation"),
+    "NodeEvicted": ("the node was evicted from the pool", "join another pool; or appeal, if it was wrong"),
     "LeaseLapsed": ("the membership has lapsed", "join the pool again"),
+    "BadAttestation": ("the attestation is too old, too long, or older than the last one", "attest again"),
+    # work
     "EpochNotStarted": ("the epoch has not begun", "wait for it"),
     "CommitTooLate": ("the epoch no longer takes work", "nothing to do: commit within half a window after its end"),
     "AlreadyCommitted": ("work of this epoch is already committed", "nothing to do"),
     "NothingCommitted": ("nothing is due for this epoch", "nothing to do: it was never committed, paid or voided"),
     "NotMature": ("the epoch's window is not over", "settle it later"),
     "AlreadyMature": ("the epoch's window is over", "nothing to do: mature work stands"),
+    "WorkIsVoided": ("a slash voided the epoch", "give its money back to the pool: contract release"),
+    "NotVoided": ("the epoch is not voided", "nothing to do"),
+    # judging
     "BadProof": ("the file is not in the committed tree", "check epoch, file and proof"),
     "AlreadyInvalidated": ("the file was already taken out", "nothing to do"),
+    "AlreadyJudged": ("the file was already judged", "nothing to do"),
+    "BadOutcome": ("that outcome cannot be executed", "give reject (1) or slash (2)"),
     "NotAValidator": ("a verdict is not by a validator of the pool, or not about this work", "leave that verdict out"),
+    "ValidatorUnstaked": ("a validator has no stake: it is no registered node", "have its provider register it"),
     "DuplicateVerdict": ("a validator appears twice", "leave one of its verdicts out"),
     "QuorumMissing": ("too few verdicts", "wait for more validators"),
-    "NoContradiction": ("the two commitments do not contradict each other", "nothing to do"),
-    "StakeTooSmall": ("less than that is bonded", "give a smaller amount"),
-    "NothingToWithdraw": ("nothing is unbonding", "unbond first"),
+    "NoContradiction": ("the two statements do not contradict each other", "nothing to do"),
+    "NotSlashed": ("the node was not slashed in this pool", "check node and pool"),
+    # stake and its cases
+    "ZeroAmount": ("the amount is zero", "give an amount"),
+    "AmountTooLarge": ("the amount is too large", "give a smaller amount"),
+    "StakeTooSmall": ("less than that is there", "give a smaller amount"),
+    "NothingToWithdraw": ("nothing is unbonding", "unbond first: intellect-node contract unstake"),
     "StillUnbonding": ("the unbonding period is not over", "wait"),
+    "CaseClosed": ("the case is closed, or there is none", "see: intellect-node contract case show"),
+    "AlreadyAppealed": ("the case was appealed before", "wait for the arbiter"),
+    "AppealOpen": ("the time for an appeal is not over", "finish it later"),
+    "AppealOver": ("the time for an appeal is over", "nothing to do"),
+    "OnlyProvider": ("only the provider whose stake it is may do that", "use that provider's key"),
+    "OnlyArbiter": ("only the arbiter may do that", "use the arbiter's key; see: contract params"),
+    # tokens and signatures
+    "TokenTakesFee": ("the token keeps a part of what is sent", "use a token that does not"),
     "FaucetCapExceeded": ("the faucet gives less at once", "ask for less"),
     "ECDSAInvalidSignature": ("a signature is malformed", "sign again"),
     "ECDSAInvalidSignatureLength": ("a signature is malformed", "sign again"),

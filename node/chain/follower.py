@@ -2,11 +2,13 @@
 
 Knows the cursor: rows and cursor stand in one SQLite transaction, so that neither can be ahead of the
 other. At every start the whole known history is delivered again, so consumers keep no state of their own.
+An endpoint whose newest block is older than what was read, with the same hashes, lags: it is waited for.
 """
 
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ CHUNK = 1_000
 KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
 MAX_BACKOFF = 30.0
+LAG_PATIENCE = 20.0
+"""Seconds for which a shorter chain is taken for an endpoint that lags, before it is believed."""
 log = structlog.get_logger()
 
 _SCHEMA = """
@@ -97,11 +101,19 @@ class EventFollower:
     """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read.
 
     path: a SQLite file, which may be shared with others' tables. Deliveries come from `events`, a bounded
-    channel: a slow consumer slows the reading. poll: seconds between looks.
+    channel: a slow consumer slows the reading. pool: None follows everything that our contracts tell, else the
+    Swarm's events of that pool. poll: seconds between looks; patience: see LAG_PATIENCE.
     """
 
     def __init__(
-        self, client: ChainClient, pool: int, path: Path | str, *, poll: float = 1.0, capacity: int = 256
+        self,
+        client: ChainClient,
+        pool: int | None,
+        path: Path | str,
+        *,
+        poll: float = 1.0,
+        capacity: int = 256,
+        patience: float = LAG_PATIENCE,
     ) -> None:
         self.healthy = False
         self.block: Block | None = None
@@ -109,6 +121,8 @@ class EventFollower:
         self._pool = pool
         self._path = path
         self._poll = poll
+        self._patience = patience
+        self._behind_since: float | None = None
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -116,7 +130,7 @@ class EventFollower:
         store = await trio.to_thread.run_sync(EventStore, self._path)
         try:
             profile = self._client.profile
-            source = f"{profile.chain_id}:{profile.contracts.swarm}:{self._pool}"
+            source = f"{profile.chain_id}:{profile.contracts.swarm}:{self._pool or 'all'}"
             await trio.to_thread.run_sync(store.bind, source)
             history = await trio.to_thread.run_sync(store.events)
             task_status.started()
@@ -144,15 +158,17 @@ class EventFollower:
     async def _step(self, store: EventStore) -> bool:
         """Read one chunk; returns whether there is more to read at once."""
         latest = await self._client.block()
-        await self._undo_replaced(store, latest)
+        if not await self._undo_replaced(store, latest):
+            return False
         remembered = await trio.to_thread.run_sync(store.blocks)
         first = remembered[0][0] + 1 if remembered else self._client.profile.deployed_block
-        target = latest.number - self._client.profile.confirmations
+        target = await self._client.settled_block(latest)
         if first > target:
             self._reached(latest)
             return False
         last = min(first + CHUNK - 1, target)
-        logs = await self._client.logs(first, last, [None, "0x" + pool_topic(self._pool).hex()])
+        topics = [] if self._pool is None else [None, "0x" + pool_topic(self._pool).hex()]
+        logs = await self._client.logs(first, last, topics, everything=self._pool is None)
         end = await self._client.block(last)
         if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
             return True  # replaced between two questions: ask again
@@ -167,22 +183,37 @@ class EventFollower:
             log.info("chain.followed", pool=self._pool, block=latest.number)
         self.healthy, self.block = True, latest
 
-    async def _undo_replaced(self, store: EventStore, latest: Block) -> None:
+    async def _undo_replaced(self, store: EventStore, latest: Block) -> bool:
+        """Take back what a reorganisation took out; false while the endpoint only seems to lag."""
         remembered = await trio.to_thread.run_sync(store.blocks)
         if not remembered:
-            return
+            return True
         kept = -1
         for number, known in remembered:
             if number <= latest.number and (await self._client.block(number)).hash == known:
                 kept = number
                 break
         if kept == remembered[0][0]:
-            return
+            self._behind_since = None
+            return True
+        newest_comparable = next((number for number, _ in remembered if number <= latest.number), None)
+        if latest.number < remembered[0][0] and kept == newest_comparable and self._still_patient(latest):
+            return False
+        self._behind_since = None
         undone = await trio.to_thread.run_sync(store.events, kept)
         await trio.to_thread.run_sync(store.roll_back, kept)
         log.warning("chain.rolled_back", block=kept, events=len(undone), pool=self._pool)
         if undone:
             await self._send.send(RolledBack(kept, tuple(self._parse(undone))))
+        return True
+
+    def _still_patient(self, latest: Block) -> bool:
+        """Whether a chain that is shorter, but not different, is waited for a little longer."""
+        now = time.monotonic()
+        if self._behind_since is None:
+            self._behind_since = now
+            log.info("chain.endpoint_behind", url=self._client.url, block=latest.number)
+        return now - self._behind_since < self._patience
 
     async def _deliver(self, logs: Sequence[RawLog]) -> None:
         for event in self._parse(logs):

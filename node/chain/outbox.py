@@ -1,63 +1,114 @@
-"""Transactions that were promised to the chain: written down before they are sent, until a block has them.
+"""Transactions that were promised to the chain: written down before they are sent, with what became of them.
 
-Knows SQLite rows only; blocking, a few milliseconds each. One process per key uses one outbox.
+Knows SQLite rows only; blocking, a few milliseconds each. Rows belong to one deployment (`source`), so that a
+local chain that starts anew is not sent the transactions of the last one.
 """
 
 import sqlite3
 import threading
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS outbox (
+CREATE TABLE IF NOT EXISTS transactions (
     hash TEXT PRIMARY KEY,
+    source TEXT NOT NULL,
     sender TEXT NOT NULL,
     nonce INTEGER NOT NULL,
     raw BLOB NOT NULL,
-    action TEXT NOT NULL
-)
+    action TEXT NOT NULL,
+    intent TEXT NOT NULL,
+    fate TEXT NOT NULL,
+    block INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS transactions_of_sender ON transactions (source, sender, fate, nonce);
 """
+KEPT = 2_000
+"""Finished rows that are kept for people to look at."""
+
+
+class Fate(StrEnum):
+    """pending: no block was seen to have it; mined: done; reverted: in a block, without effect; replaced: its
+    number was used by another transaction; refused: no endpoint took it.
+    """
+
+    PENDING = "pending"
+    MINED = "mined"
+    REVERTED = "reverted"
+    REPLACED = "replaced"
+    REFUSED = "refused"
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A signed transaction that no block was seen to have. hash: 0x hex; raw: what to send again."""
+    """A signed transaction. hash: 0x hex; raw: what to send again; intent: equal for equal calls, whatever
+    their number and fee; block: where it was mined, else 0.
+    """
 
     hash: str
     sender: str
     nonce: int
     raw: bytes
     action: str
+    intent: str = ""
+    fate: Fate = Fate.PENDING
+    block: int = 0
 
 
 class Outbox:
-    """path: the database file, None to keep it in memory only."""
+    """path: the database file, None to keep it in memory only; source: which deployment the rows are of."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, source: str = "") -> None:
+        self._source = source
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, timeout=10)
         if path is not None:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute(_SCHEMA)
-        self._db.commit()
+        self._db.executescript(_SCHEMA)
 
     def record(self, pending: Pending) -> None:
         """Call before sending."""
-        row = (pending.hash, pending.sender, pending.nonce, pending.raw, pending.action)
+        p = pending
+        row = (p.hash, self._source, p.sender, p.nonce, p.raw, p.action, p.intent, p.fate.value, p.block)
         with self._lock, self._db:
-            self._db.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT OR REPLACE INTO transactions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    def settle(self, sender: str, nonce: int) -> None:
-        """A block has the nonce: forget every variant of its transaction."""
+    def settle(self, sender: str, nonce: int, fate: Fate, *, winner: str | None = None, block: int = 0) -> None:
+        """The number is used up: `winner` (a hash) has this fate, its other variants were replaced."""
+        mine = "UPDATE transactions SET fate = ?, block = ? WHERE source = ? AND sender = ? AND nonce = ? AND fate = ?"
+        waiting = (self._source, sender, nonce, Fate.PENDING.value)
         with self._lock, self._db:
-            self._db.execute("DELETE FROM outbox WHERE sender = ? AND nonce = ?", (sender, nonce))
+            if winner is not None:
+                self._db.execute(f"{mine} AND hash = ?", (fate.value, block, *waiting, winner))
+                fate = Fate.REPLACED
+            self._db.execute(mine, (fate.value, 0, *waiting))
+            keep = "SELECT rowid FROM transactions WHERE fate != ? ORDER BY rowid DESC LIMIT ?"
+            forget = f"DELETE FROM transactions WHERE fate != ? AND rowid NOT IN ({keep})"  # noqa: S608 - constants
+            self._db.execute(forget, (Fate.PENDING.value, Fate.PENDING.value, KEPT))
+
+    def refuse(self, digest: str) -> None:
+        """No endpoint took this variant."""
+        with self._lock, self._db:
+            self._db.execute("UPDATE transactions SET fate = ? WHERE hash = ?", (Fate.REFUSED.value, digest))
 
     def pending(self, sender: str) -> list[Pending]:
-        """Unfinished transactions of a sender, by nonce."""
+        """Unfinished transactions of a sender: by number, then in the order in which they were signed."""
+        return self._select("sender = ? AND fate = ? ORDER BY nonce, rowid", sender, Fate.PENDING.value)
+
+    def history(self, sender: str) -> list[Pending]:
+        """Everything that is remembered of a sender, oldest first."""
+        return self._select("sender = ? ORDER BY rowid", sender)
+
+    def _select(self, where: str, *values: str) -> list[Pending]:
+        query = f"SELECT hash, sender, nonce, raw, action, intent, fate, block FROM transactions WHERE source = ? AND {where}"  # noqa: S608,E501 - constants
         with self._lock:
-            query = "SELECT hash, sender, nonce, raw, action FROM outbox WHERE sender = ? ORDER BY nonce, rowid"
-            return [Pending(*row) for row in self._db.execute(query, (sender,))]
+            rows = list(self._db.execute(query, (self._source, *values)))
+        return [
+            Pending(digest, sender, nonce, raw, action, intent, Fate(fate), block)
+            for digest, sender, nonce, raw, action, intent, fate, block in rows
+        ]
 
     def close(self) -> None:
         with self._lock:

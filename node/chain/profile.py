@@ -6,12 +6,12 @@ import os
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from contracts.bindings import Addresses
+from contracts.bindings import NOBODY, Addresses
 from node.chain.errors import ProfileError
 from protocol.errors import IntellectError
 from protocol.identity import parse_address
@@ -19,45 +19,94 @@ from protocol.identity import parse_address
 LOCAL = "local"
 MAX_PROFILE_BYTES = 64 * 1024
 MAX_RPC_URLS = 16
+MAX_CONFIRMATIONS = 1_000
+SHIPPED = Path(__file__).resolve().parent / "networks"
+"""Networks that come with the program; `contract deploy` writes a copy with addresses into the user's own."""
+NOWHERE = Addresses(**dict.fromkeys(Addresses.__struct_fields__, NOBODY))
+"""The contracts of a network where they are not deployed yet."""
+Finality = Literal["latest", "safe", "finalized"]
 
 
 class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One network. confirmations: blocks on top before an event counts; window_seconds: of its pools, as a
-    hint for people; deployed_block: where the contracts' logs start; explorer: a URL prefix or None.
+    """One network.
+
+    confirmations: blocks on top of an event's or a receipt's before it counts; finality: events are delivered
+    up to the chain's block of that name; l1_fees: whether the chain takes a fee for its data beside the gas (OP
+    stack); window_seconds: of its pools, as a hint for people; deployed_block: where the contracts' logs start;
+    explorer: a URL prefix or None.
     """
 
     name: str
     chain_id: int
     rpc_urls: tuple[str, ...]
-    contracts: Addresses
+    contracts: Addresses = NOWHERE
     pool: int | None = None
     confirmations: int = 0
+    finality: Finality = "latest"
+    l1_fees: bool = False
     explorer: str | None = None
     window_seconds: int = 86_400
     deployed_block: int = 0
 
+    @property
+    def deployed(self) -> bool:
+        """Whether the profile knows where the contracts lie."""
+        return self.contracts != NOWHERE
+
+    def link(self, kind: Literal["tx", "address"], name: str) -> str | None:
+        """Where a browser shows a transaction or an address; None where the network has no explorer."""
+        return f"{self.explorer.rstrip('/')}/{kind}/{name}" if self.explorer else None
+
+
+def user_profile_path(name: str, home: Path) -> Path:
+    """Where a user's own profile of a network lies."""
+    return home / "networks" / f"{name}.toml"
+
 
 def local_profile_path(home: Path) -> Path:
     """Where `devnet up` leaves the profile of the local chain."""
-    return home / "networks" / f"{LOCAL}.toml"
+    return user_profile_path(LOCAL, home)
 
 
-def load_profile(name_or_path: str | Path, *, home: Path) -> NetworkProfile:
-    """A profile by file, or by name from home/networks/<name>.toml. Raises ProfileError."""
+def network_names(home: Path) -> list[str]:
+    """Every network that a name stands for: the user's own, and those that come with the program."""
+    return sorted({path.stem for folder in (home / "networks", SHIPPED) for path in folder.glob("*.toml")})
+
+
+def profile_path(name_or_path: str | Path, *, home: Path) -> Path | None:
+    """The file that a name or path stands for: a path as it is, a name as the user's own file, else the
+    shipped one; None for an unknown name.
+    """
     text = str(name_or_path)
     if "/" in text or text.endswith(".toml"):
-        return read_profile(Path(text))
-    path = home / "networks" / f"{text}.toml"
-    if path.is_file():
-        return read_profile(path)
-    if text == LOCAL:
-        raise ProfileError("there is no local chain", f"{path} does not exist", "run: intellect-node devnet up")
-    known = sorted(entry.stem for entry in (home / "networks").glob("*.toml"))
-    raise ProfileError(
-        f"there is no network {text!r}",
-        f"{path} does not exist",
-        f"use one of: {', '.join(known)}" if known else "give the path of a network profile",
-    )
+        return Path(text)
+    candidates = (user_profile_path(text, home), SHIPPED / f"{text}.toml")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load_profile(name_or_path: str | Path, *, home: Path, deployed: bool = True) -> NetworkProfile:
+    """A profile by file, or by name from home/networks/<name>.toml or from those that come with the program.
+
+    deployed: refuse a network whose contracts' addresses are not known. Raises ProfileError.
+    """
+    path, text = profile_path(name_or_path, home=home), str(name_or_path)
+    if text == LOCAL and deployed and not user_profile_path(LOCAL, home).is_file():
+        missing = user_profile_path(LOCAL, home)
+        raise ProfileError("there is no local chain", f"{missing} does not exist", "run: intellect-node devnet up")
+    if path is None:
+        known = ", ".join(network_names(home))
+        near = difflib.get_close_matches(text, network_names(home), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        why = f"{user_profile_path(text, home)} does not exist"
+        raise ProfileError(f"there is no network {text!r}", why, f"{hint}use one of: {known}; or give a file's path")
+    profile = read_profile(path)
+    if deployed and not profile.deployed:
+        raise ProfileError(
+            f"the contracts are not on {profile.name}",
+            f"{path} has no [contracts]",
+            f"deploy them (intellect-node contract deploy --network {text}), or use the profile of who did",
+        )
+    return profile
 
 
 def read_profile(path: Path) -> NetworkProfile:
@@ -88,7 +137,8 @@ def write_profile(path: Path, profile: NetworkProfile) -> None:
     plain = {key: value for key, value in msgspec.to_builtins(profile).items() if value is not None}
     contracts = plain.pop("contracts")
     lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
-    lines += ["", "[contracts]", *(f"{key} = {_toml(value)}" for key, value in contracts.items())]
+    if profile.deployed:
+        lines += ["", "[contracts]", *(f"{key} = {_toml(value)}" for key, value in contracts.items())]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     partial.write_text("\n".join(lines) + "\n")
@@ -101,11 +151,14 @@ def _checked(profile: NetworkProfile) -> NetworkProfile:
     for url in profile.rpc_urls:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise ValueError(f"{url!r} in rpc_urls is not an http(s) URL")
-    if profile.chain_id <= 0 or profile.confirmations < 0 or profile.deployed_block < 0:
-        raise ValueError("chain_id must be positive; confirmations and deployed_block not negative")
-    c = profile.contracts
-    addresses = Addresses(token=parse_address(c.token), vault=parse_address(c.vault), swarm=parse_address(c.swarm))
-    return msgspec.structs.replace(profile, contracts=addresses)
+    if profile.chain_id <= 0 or profile.deployed_block < 0:
+        raise ValueError("chain_id must be positive, deployed_block not negative")
+    if not 0 <= profile.confirmations <= MAX_CONFIRMATIONS:
+        raise ValueError(f"confirmations must be 0 to {MAX_CONFIRMATIONS}")
+    if profile.explorer is not None and urlsplit(profile.explorer).scheme not in ("http", "https"):
+        raise ValueError(f"explorer {profile.explorer!r} is not an http(s) URL")
+    parsed = {name: parse_address(getattr(profile.contracts, name)) for name in Addresses.__struct_fields__}
+    return msgspec.structs.replace(profile, contracts=Addresses(**parsed))
 
 
 def _refuse_unknown(path: Path, table: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:

@@ -38,6 +38,14 @@ class FallbackProvider(JSONBaseProvider):
         self._lock = threading.Lock()
         self._current = 0
         self._verified: set[str] = set()
+        self._thread = threading.local()
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether this thread's last request reached an endpoint that did not answer, before another did: if it
+        was to change something, it may have been heard twice.
+        """
+        return bool(getattr(self._thread, "unanswered", False))
 
     @property
     def url(self) -> str:
@@ -52,19 +60,25 @@ class FallbackProvider(JSONBaseProvider):
         causes: dict[str, str] = {}
         wrong: WrongChain | None = None
         start = self._current
+        self._thread.unanswered = False
         for offset in range(len(self._urls)):
             place = (start + offset) % len(self._urls)
             url = self._urls[place]
             try:
                 self._verify(url)
-                response = self._post(url, payload)
             except _EndpointFailed as failure:
                 causes[url] = str(failure)
-                self._distrust(url)
                 continue
             except WrongChain as error:
                 causes[url] = error.why
                 wrong = error
+                continue
+            try:
+                response = self._post(url, payload)
+            except _EndpointFailed as failure:
+                self._thread.unanswered = True
+                causes[url] = str(failure)
+                self._distrust(url)
                 continue
             self._stick(place, causes)
             return response

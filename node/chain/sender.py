@@ -1,6 +1,8 @@
-"""Gets one transaction into a block: simulate, number, sign, write down, send, wait, raise the fee.
+"""Gets one transaction into a block, once: simulate, number, sign, write down, send, wait, raise the fee.
 
-Knows nonces, fees and receipts; what a transaction means is its caller's business.
+Knows nonces, fees and receipts; what a transaction means is its caller's business. A row stays in the outbox from
+before the first sending until enough blocks stand on the receipt, so that a crash, an outage, a replaced block
+or an answer that got lost never makes it two.
 """
 
 import time
@@ -11,9 +13,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import structlog
 import trio
-from eth_account import Account
 from web3 import Web3
-from web3.contract.contract import ContractFunction
+from web3.contract.contract import ContractConstructor, ContractFunction
 from web3.exceptions import ContractLogicError, TransactionNotFound, Web3RPCError
 
 from node.chain.errors import (
@@ -22,17 +23,21 @@ from node.chain.errors import (
     Reverted,
     RpcRefused,
     RpcUnreachable,
+    TransactionReplaced,
     TransactionUnconfirmed,
 )
-from node.chain.outbox import Outbox, Pending
+from node.chain.outbox import Fate, Outbox, Pending
+from node.chain.transactions import Call, call_of, fields_of, judge, noop, raise_fee, sign_transaction
 from node.chain.translate import EXPECTED, translate
 from protocol.identity import Address, NodeKey
 
 GAS_MARGIN = 1.25
-FEE_BUMP = 1.125
-"""At least 10 % more is what nodes accept as a replacement."""
 MAX_BUMPS = 5
 NONCE_TRIES = 4
+FEE_TRIES = 4
+UNDERPRICED_FACTOR = 1.5
+REPLACED_LOOKS = 3
+"""Looks in a row at a used number without a receipt of ours, before it is believed: endpoints may lag."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -44,204 +49,386 @@ class Runner(Protocol):
 
 
 class SendLimits(msgspec.Struct, frozen=True):
-    """Seconds: between looks for a receipt, without one before the fee is raised, before giving up waiting."""
+    """Seconds: between looks for a receipt, without one before the fee is raised, before giving up waiting.
+
+    confirmations: blocks on top of a receipt's before it counts.
+    """
 
     poll: float = 0.2
     bump_after: float = 30.0
     give_up: float = 120.0
+    confirmations: int = 0
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What became of a transaction that an earlier process left unfinished. receipt: web3's, None if it waits."""
+
+    pending: Pending
+    fate: Fate
+    receipt: Any | None = None
 
 
 class _NonceTaken(Exception):
     """Another program with the same key was faster."""
 
 
+class _Underpriced(Exception):
+    """No endpoint takes it at this fee."""
+
+
 class _Sent(msgspec.Struct):
-    """One nonce on its way: every variant that was sent."""
+    """One nonce on its way: every variant that was sent, the newest last."""
 
     nonce: int
-    transaction: dict[str, Any]
+    fields: dict[str, Any]
     variants: list[Pending]
+    bumped: float = 0.0
+    seen: bool = False
+    replaced: int = 0
 
 
 class Sender:
-    """One per client. Transactions of one key go out in order; different keys do not wait for each other."""
+    """One per client. Transactions of one key go out in order; different keys do not wait for each other.
 
-    def __init__(self, web3: Web3, chain_id: int, outbox: Outbox, run: Runner, limits: SendLimits) -> None:
+    uncertain: whether the last request of this thread failed at one endpoint before another answered, which
+    leaves open whether the first one took it.
+    """
+
+    def __init__(
+        self,
+        web3: Web3,
+        chain_id: int,
+        outbox: Outbox,
+        run: Runner,
+        limits: SendLimits,
+        uncertain: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._web3 = web3
         self._chain_id = chain_id
         self._outbox = outbox
         self._run = run
         self._limits = limits
+        self._uncertain = uncertain
         self._locks: dict[str, trio.Lock] = {}
-        self._next: dict[str, int] = {}
-        self._in_flight: dict[str, int] = {}
+        self._own: set[tuple[str, int]] = set()
+        """(sender, nonce) that a task of this process waits for."""
+        self._tended: dict[str, float] = {}
 
-    async def send(self, call: ContractFunction, key: NodeKey, action: str) -> Any:
+    async def send(self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str) -> Any:
         """Returns web3's receipt of a successful transaction.
 
-        Raises Reverted, InsufficientStake, InsufficientFunds (nothing was sent), RpcUnreachable, RpcRefused or
-        TransactionUnconfirmed (it stays in the outbox).
+        An unfinished equal call of an earlier process, or one that was given up waiting for, is taken up
+        instead of being sent a second time. Raises Reverted, InsufficientStake, InsufficientFunds (nothing was
+        sent), RpcUnreachable, RpcRefused, TransactionReplaced, or TransactionUnconfirmed (it stays in the outbox).
         """
         sender = key.address
-        self._in_flight[sender] = self._in_flight.get(sender, 0) + 1
+        bare = call_of(call)
+        async with self._locks.setdefault(sender, trio.Lock()):
+            sent = await self._run(partial(self._submit, bare, key, action), abandon=False)
+            self._own.add((sender, sent.nonce))
         try:
-            async with self._locks.setdefault(sender, trio.Lock()):
-                sent = await self._run(partial(self._submit, call, key, action), abandon=False)
             receipt = await self._wait(sent, key, action)
         finally:
-            self._in_flight[sender] -= 1
+            self._own.discard((sender, sent.nonce))
         if receipt["status"] != 1:
-            raise await self._run(partial(self._why_reverted, call, key, action, receipt), abandon=True)
+            raise await self._run(partial(self._why_reverted, bare, key, action, receipt), abandon=True)
         return receipt
 
-    async def resume(self, key: NodeKey) -> int:
-        """Send again what an earlier process left unfinished; returns how many transactions that were."""
-        return await self._run(partial(self._resend, key.address), abandon=False)
+    async def resume(self, key: NodeKey) -> list[Recovered]:
+        """Settle what was mined meanwhile, send the rest again; returns what an earlier process left."""
+        action = "go on with what was left"
+        return await self._run(partial(_translated, partial(self._resume, key.address), action), abandon=False)
 
-    # ---- in threads
+    # ---- in threads: putting out
 
-    def _submit(self, call: ContractFunction, key: NodeKey, action: str) -> _Sent:
+    def _submit(self, call: Call, key: NodeKey, action: str) -> _Sent:
         try:
+            earlier = self._unfinished(call, key)
+            if earlier is not None:
+                log.info("chain.taken_up", action=action, transaction=earlier.variants[-1].hash)
+                return earlier
             sender = Web3.to_checksum_address(key.address)
-            call.call({"from": sender})
-            gas = int(call.estimate_gas({"from": sender}) * GAS_MARGIN)
-            fields: Any = {"from": sender, "gas": gas, "chainId": self._chain_id, **self._fees()}
-            transaction: dict[str, Any] = dict(call.build_transaction(fields))
-            self._require_funds(key.address, transaction, action)
-            return self._number_and_put_out(transaction, key, action)
+            asked: Any = {**call.fields(), "from": sender}
+            self._web3.eth.call(asked)
+            gas = int(self._web3.eth.estimate_gas(asked) * GAS_MARGIN)
+            fields: dict[str, Any] = {**call.fields(), "gas": gas, "chainId": self._chain_id, **self._fees()}
+            self._require_funds(key.address, fields, action)
+            return self._number_and_put_out(fields, key, action, call.intent)
         except EXPECTED as error:
             raise translate(error, action) from error
 
-    def _number_and_put_out(self, transaction: dict[str, Any], key: NodeKey, action: str) -> _Sent:
-        for attempt in range(NONCE_TRIES):
-            transaction["nonce"] = self._nonce(key.address)
-            sent = _Sent(transaction["nonce"], transaction, [])
+    def _unfinished(self, call: Call, key: NodeKey) -> _Sent | None:
+        """An equal call that still waits for a block; the others that nobody waits for are sent again first."""
+        found: _Sent | None = None
+        for left in self._resume(key.address):
+            if left.fate is Fate.PENDING and left.pending.intent == call.intent and found is None:
+                variants = [p for p in self._outbox.pending(key.address) if p.nonce == left.pending.nonce]
+                found = _Sent(left.pending.nonce, fields_of(variants[-1]), variants, time.monotonic())
+        return found
+
+    def _number_and_put_out(self, fields: dict[str, Any], key: NodeKey, action: str, intent: str) -> _Sent:
+        tries = 0
+        for _ in range(NONCE_TRIES + FEE_TRIES):
+            fields["nonce"] = self._nonce(key.address)
+            sent = _Sent(fields["nonce"], fields, [], time.monotonic())
             try:
-                self._put_out(sent, key, action)
+                self._put_out(sent, key, action, intent)
             except _NonceTaken:
-                self._next.pop(key.address, None)
-                time.sleep(0.2 * (attempt + 1))
+                tries += 1
+                if tries == NONCE_TRIES:
+                    break
+                time.sleep(0.2 * tries)
                 continue
-            self._next[key.address] = sent.nonce + 1
+            except _Underpriced:
+                fields = raise_fee({**fields, **self._fees()}, UNDERPRICED_FACTOR)
+                continue
             return sent
-        raise RpcRefused(action, f"another program keeps sending with the key of {key.address}")
+        raise RpcRefused(action, f"its number or its fee was refused again and again ({key.address})")
 
     def _fees(self) -> dict[str, Any]:
         base = self._web3.eth.get_block("latest").get("baseFeePerGas", 0)
         tip = self._web3.eth.max_priority_fee
         return {"maxPriorityFeePerGas": tip, "maxFeePerGas": 2 * base + tip}
 
-    def _require_funds(self, sender: Address, transaction: Any, action: str) -> None:
-        need = transaction["gas"] * transaction["maxFeePerGas"] + transaction.get("value", 0)
+    def _require_funds(self, sender: Address, fields: Any, action: str) -> None:
+        need = fields["gas"] * fields["maxFeePerGas"]
         have = self._web3.eth.get_balance(Web3.to_checksum_address(sender))
         if have < need:
             why = f"{sender} has {have} wei of the chain's coin, {need} may be needed for gas"
             raise InsufficientFunds(f"cannot {action}", why, "send the account some of the chain's coin")
 
     def _nonce(self, sender: Address) -> int:
-        chain = self._web3.eth.get_transaction_count(Web3.to_checksum_address(sender), "pending")
-        others = self._in_flight.get(sender, 0) > 1
-        return max(chain, self._next.get(sender, 0)) if others else chain
+        """The lowest number that neither the chain's pool nor an unfinished transaction of ours uses."""
+        number = self._web3.eth.get_transaction_count(Web3.to_checksum_address(sender), "pending")
+        ours = {pending.nonce for pending in self._outbox.pending(sender)}
+        while number in ours:
+            number += 1
+        return number
 
-    def _put_out(self, sent: _Sent, key: NodeKey, action: str) -> None:
+    def _put_out(self, sent: _Sent, key: NodeKey, action: str, intent: str) -> None:
         """Sign, write down, send. An unreachable chain is no failure here: the waiting sends again."""
-        signed = Account.sign_transaction(sent.transaction, key.secret)
-        digest = "0x" + bytes(signed.hash).hex()
-        pending = Pending(digest, key.address, sent.nonce, bytes(signed.raw_transaction), action)
+        pending = sign_transaction(sent.fields, key, action, intent)
         self._outbox.record(pending)
-        sent.variants.append(pending)
-        first = len(sent.variants) == 1
+        first = not sent.variants
         try:
             self._broadcast(pending, first=first)
         except RpcUnreachable as error:
-            log.warning("chain.send_delayed", action=action, transaction=digest, why=error.why)
-        except (ChainError, _NonceTaken):
-            if first:
-                self._outbox.settle(key.address, sent.nonce)
+            log.warning("chain.send_delayed", action=action, transaction=pending.hash, why=error.why)
+        except (ChainError, _NonceTaken, _Underpriced):
+            self._outbox.refuse(pending.hash)
             raise
+        sent.variants.append(pending)
 
     def _broadcast(self, pending: Pending, *, first: bool = False) -> None:
-        """first: nothing was sent with this nonce before, so that whoever has it now is somebody else."""
+        """first: nothing was sent with this nonce before, so that whoever has it now is somebody else.
+
+        Returns where it may have been taken; raises only where it certainly was not.
+        """
         try:
             self._web3.eth.send_raw_transaction(pending.raw)
         except Web3RPCError as error:
-            message = str(error.message or error).lower()
-            if any(known in message for known in ("already known", "already imported")):
-                return  # it is in the pool
-            if "nonce too low" in message or (first and "replacement" in message):
-                if first:
-                    raise _NonceTaken from error
-                return  # a variant of it is in a block
-            raise translate(error, pending.action) from error
+            message = str(error.message or error)
+            answer = judge(message, _code(error))
+            if answer.known or self._uncertain() or (answer.nonce_used and not first):
+                return
+            if answer.nonce_used:
+                raise _NonceTaken from error
+            if answer.underpriced:
+                raise _Underpriced from error
+            if answer.definite:
+                raise translate(error, pending.action) from error
+            log.warning("chain.send_unclear", transaction=pending.hash, why=message[:200])
 
-    def _look(self, sent: _Sent) -> Any | None:
-        for pending in sent.variants:
+    # ---- in threads: looking
+
+    def _receipt(self, variants: list[Pending]) -> Any | None:
+        for pending in reversed(variants):
             try:
                 return self._web3.eth.get_transaction_receipt(pending.hash)  # pyright: ignore[reportArgumentType]
             except TransactionNotFound:
                 continue
         return None
 
-    def _bump(self, sent: _Sent, key: NodeKey, action: str) -> None:
-        for field in ("maxFeePerGas", "maxPriorityFeePerGas"):
-            sent.transaction[field] = int(sent.transaction[field] * FEE_BUMP) + 1
-        log.info("chain.fee_raised", action=action, nonce=sent.nonce, fee=sent.transaction["maxFeePerGas"])
-        try:
-            self._put_out(sent, key, action)
-        except ChainError as error:
-            log.warning("chain.fee_not_raised", action=action, why=error.why)
+    def _settled(self, variants: list[Pending]) -> Any | None:
+        """The receipt once enough blocks stand on it, and written down; None until then."""
+        receipt = self._receipt(variants)
+        if receipt is None:
+            return None
+        block, wanted = int(receipt["blockNumber"]), self._limits.confirmations
+        if wanted and int(self._web3.eth.block_number) < block + wanted:
+            return None
+        winner, fate = "0x" + bytes(receipt["transactionHash"]).hex(), Fate.MINED
+        if receipt["status"] != 1:
+            fate = Fate.REVERTED
+        self._outbox.settle(variants[0].sender, variants[0].nonce, fate, winner=winner, block=block)
+        return receipt
 
-    def _why_reverted(self, call: ContractFunction, key: NodeKey, action: str, receipt: Any) -> ChainError:
+    def _look(self, sent: _Sent) -> Any | None:
+        """One look at a transaction of ours; a used number without a receipt of ours is somebody else's."""
+        receipt = self._settled(sent.variants)
+        if receipt is not None:
+            return receipt
+        there = self._receipt(sent.variants) is not None if self._limits.confirmations else False
+        if sent.seen and not there:
+            log.warning("chain.receipt_vanished", transaction=sent.variants[-1].hash)
+            self._broadcast(sent.variants[-1])
+        sent.seen = there
+        if not there and self._done(sent.variants[0].sender) > sent.nonce:
+            sent.replaced += 1
+        else:
+            sent.replaced = 0
+        return None
+
+    def _done(self, sender: str) -> int:
+        return self._web3.eth.get_transaction_count(Web3.to_checksum_address(sender), "latest")
+
+    def _why_reverted(self, call: Call, key: NodeKey, action: str, receipt: Any) -> ChainError:
+        asked: Any = {**call.fields(), "from": Web3.to_checksum_address(key.address)}
         try:
-            call.call({"from": Web3.to_checksum_address(key.address)}, block_identifier=receipt["blockNumber"])
+            self._web3.eth.call(asked, block_identifier=receipt["blockNumber"])
         except ContractLogicError as error:
             return translate(error, action)
         except EXPECTED as error:
             log.warning("chain.revert_unexplained", action=action, why=str(error)[:200])
         return Reverted(action, "unknown", {}, "0x" + bytes(receipt["transactionHash"]).hex())
 
-    def _resend(self, sender: Address) -> int:
-        done = self._web3.eth.get_transaction_count(Web3.to_checksum_address(sender), "latest")
-        left = self._outbox.pending(sender)
-        for pending in left:
-            if pending.nonce < done:
-                self._outbox.settle(sender, pending.nonce)
-                continue
-            try:
-                self._broadcast(pending)
-            except RpcUnreachable:
-                raise
-            except ChainError as error:
-                log.warning("chain.resend_refused", action=pending.action, why=error.why)
-                self._outbox.settle(sender, pending.nonce)
-        return len({pending.nonce for pending in left if pending.nonce >= done})
+    # ---- in threads: what was left
+
+    def _resume(self, sender: Address) -> list[Recovered]:
+        """Every unfinished number of the sender that no task waits for: settled, or sent again."""
+        groups: dict[int, list[Pending]] = {}
+        for pending in self._outbox.pending(sender):
+            if (sender, pending.nonce) not in self._own:
+                groups.setdefault(pending.nonce, []).append(pending)
+        if not groups:
+            return []
+        done = self._done(sender)
+        return [self._recover(variants, done) for _, variants in sorted(groups.items())]
+
+    def _recover(self, variants: list[Pending], done: int) -> Recovered:
+        last = variants[-1]
+        receipt = self._settled(variants)
+        if receipt is not None:
+            fate = Fate.MINED if receipt["status"] == 1 else Fate.REVERTED
+            return Recovered(last, fate, receipt)
+        if last.nonce < done:
+            if self._receipt(variants) is None:
+                self._outbox.settle(last.sender, last.nonce, Fate.REPLACED)
+                log.warning("chain.replaced", action=last.action, transaction=last.hash)
+                return Recovered(last, Fate.REPLACED)
+            return Recovered(last, Fate.PENDING)
+        try:
+            self._broadcast(last)
+        except _Underpriced:
+            log.info("chain.resend_underpriced", transaction=last.hash)
+        except RpcUnreachable:
+            raise
+        except ChainError as error:
+            log.warning("chain.resend_refused", action=last.action, why=error.why)
+            self._outbox.settle(last.sender, last.nonce, Fate.REFUSED)
+            return Recovered(last, Fate.REFUSED)
+        return Recovered(last, Fate.PENDING)
+
+    def _bump(self, sent: _Sent, key: NodeKey, action: str) -> None:
+        better = raise_fee(sent.fields)
+        fresh = self._fees()
+        sent.fields = {name: max(value, fresh[name]) if name in fresh else value for name, value in better.items()}
+        log.info("chain.fee_raised", action=action, nonce=sent.nonce, fee=sent.fields["maxFeePerGas"])
+        try:
+            self._put_out(sent, key, action, sent.variants[0].intent)
+        except (ChainError, _Underpriced) as error:
+            log.warning("chain.fee_not_raised", action=action, why=str(error))
+
+    def _tend(self, sent: _Sent, key: NodeKey) -> None:
+        """What stands before ours in the queue: raise the fees of what nobody waits for, fill what nobody sent."""
+        sender = key.address
+        for left in self._resume(sender):
+            if left.fate is Fate.PENDING and left.pending.nonce < sent.nonce:
+                variants = [p for p in self._outbox.pending(sender) if p.nonce == left.pending.nonce]
+                if variants and len(variants) <= MAX_BUMPS:
+                    stuck = _Sent(left.pending.nonce, fields_of(variants[-1]), variants)
+                    self._bump(stuck, key, left.pending.action)
+        self._fill_gap(sent, key)
+
+    def _fill_gap(self, sent: _Sent, key: NodeKey) -> None:
+        """A number before ours that nothing uses keeps ours out of every block: use it up with nothing."""
+        gap = self._web3.eth.get_transaction_count(Web3.to_checksum_address(key.address), "pending")
+        if gap >= sent.nonce or any(pending.nonce == gap for pending in self._outbox.pending(key.address)):
+            return
+        log.warning("chain.gap_filled", nonce=gap, sender=key.address)
+        nothing = _Sent(gap, noop(key.address, gap, self._chain_id, self._fees()), [])
+        try:
+            self._put_out(nothing, key, f"fill the unused number {gap}", "")
+        except (ChainError, _NonceTaken, _Underpriced) as error:
+            log.info("chain.gap_not_filled", why=str(error))
 
     # ---- waiting
 
     async def _wait(self, sent: _Sent, key: NodeKey, action: str) -> Any:
-        started = time.monotonic()
-        bumped = started
+        started = tended = time.monotonic()
         pause = self._limits.poll
         while time.monotonic() - started < self._limits.give_up:
             try:
-                receipt = await self._run(partial(self._look, sent), abandon=True)
+                receipt = await self._run(partial(self._guarded, partial(self._look, sent), action), abandon=True)
                 pause = self._limits.poll
             except RpcUnreachable:
                 receipt, pause = None, min(pause * 2, 5.0)
             if receipt is not None:
-                await self._run(partial(self._outbox.settle, key.address, sent.nonce), abandon=False)
                 return receipt
+            if sent.replaced >= REPLACED_LOOKS:
+                await self._run(partial(self._outbox.settle, key.address, sent.nonce, Fate.REPLACED), abandon=False)
+                raise TransactionReplaced(action, sent.variants[-1].hash, sent.nonce)
             await trio.sleep(pause)
             if pause > self._limits.poll:
-                await self._again(sent)
-            elif time.monotonic() - bumped > self._limits.bump_after and len(sent.variants) <= MAX_BUMPS:
-                bumped = time.monotonic()
-                await self._run(partial(self._bump, sent, key, action), abandon=False)
+                await self._again(sent, action)
+            elif time.monotonic() - tended > self._limits.bump_after:
+                tended = time.monotonic()
+                await self._hurry(sent, key, action)
         raise TransactionUnconfirmed(action, sent.variants[-1].hash, self._limits.give_up)
 
-    async def _again(self, sent: _Sent) -> None:
-        """After an outage nobody knows what arrived: sending the same bytes again is harmless."""
+    async def _hurry(self, sent: _Sent, key: NodeKey, action: str) -> None:
+        """Nothing happened for a while: look at what stands before ours, then pay more for ours."""
+
+        def work() -> None:
+            self._tend(sent, key)
+            if not sent.seen and len(sent.variants) <= MAX_BUMPS:
+                self._bump(sent, key, action)
+
         try:
-            await self._run(partial(self._broadcast, sent.variants[-1]), abandon=False)
+            async with self._locks.setdefault(key.address, trio.Lock()):
+                await self._run(partial(self._guarded, work, action), abandon=False)
+        except ChainError as error:
+            log.info("chain.not_hurried", action=action, why=error.why)
+
+    async def _again(self, sent: _Sent, action: str) -> None:
+        """After an outage nobody knows what arrived: sending the same bytes again is harmless."""
+        again = partial(self._broadcast, sent.variants[-1])
+        try:
+            await self._run(partial(self._guarded, again, action), abandon=False)
         except ChainError as error:
             log.info("chain.send_delayed", transaction=sent.variants[-1].hash, why=error.why)
+
+    def _guarded(self, function: Callable[[], T], action: str) -> T | None:
+        """web3's own exceptions as ours; a refusal while waiting changes nothing, the next look may be better."""
+        try:
+            return function()
+        except RpcUnreachable:
+            raise
+        except (_Underpriced, _NonceTaken, ChainError) as error:
+            log.info("chain.look_failed", action=action, why=str(error)[:200])
+        except EXPECTED as error:
+            log.info("chain.look_failed", action=action, why=str(error)[:200])
+        return None
+
+
+def _translated(function: Callable[[], T], action: str) -> T:
+    try:
+        return function()
+    except EXPECTED as error:
+        raise translate(error, action) from error
+
+
+def _code(error: Web3RPCError) -> int | None:
+    response = error.rpc_response
+    found = response.get("error") if response else None
+    return found.get("code") if isinstance(found, dict) else None

@@ -27,11 +27,11 @@ async def prepare_participant(
     ChainError if the node has another provider.
     """
     info = await client.node_info(node_key.address)
-    if info.provider not in (None, provider_key.address):
+    if info.owner not in (None, provider_key.address):
         raise ChainError(
             f"the node {node_key.address} has another provider",
-            f"it is registered by {info.provider}, not by {provider_key.address}",
-            "use that provider's key, or have the node removed first",
+            f"it belongs to {info.owner} for life, not to {provider_key.address}",
+            "use that provider's key, or make a new key for the node",
         )
     new_units = 0 if info.provider else units
     required = await client.required_stake(provider_key.address, new_units)

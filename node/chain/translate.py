@@ -22,11 +22,19 @@ def translate(error: Exception, action: str) -> ChainError:
 def from_revert(revert: Revert, action: str, transaction: str | None = None) -> ChainError:
     """The error that says why a contract refused."""
     args = revert.args
+    if revert.name == "StakeTooLow" and action.startswith("unbond"):
+        left, needed = tokens(args["bonded"]), tokens(args["required"])
+        why = f"{left} tokens would be left, the nodes of {args['provider']} need {needed}"
+        return ChainError(
+            f"cannot {action}", why, "unbond less, or remove nodes first: intellect-node contract node remove"
+        )
     if revert.name == "StakeTooLow":
         return InsufficientStake(args["provider"], args["bonded"], args["required"])
     if revert.name == "ERC20InsufficientBalance":
         why = f"{args['sender']} has {tokens(args['balance'])} tokens and needs {tokens(args['needed'])}"
-        return InsufficientFunds(f"cannot {action}", why, "get tokens first; on a test network: intellect-node faucet")
+        return InsufficientFunds(
+            f"cannot {action}", why, "get tokens first; on a test network: intellect-node contract faucet"
+        )
     return Reverted(action, revert.name, args, transaction)
 
 

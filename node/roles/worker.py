@@ -259,7 +259,7 @@ class Worker:
     async def _is_on_chain(self, epoch: int) -> bool:
         """Whether a commitment was sent before a restart could be journaled."""
         work = await self._treasury.work(self._station.pool, self._station.key.address, epoch)
-        return work.root != bytes(32)
+        return any(work.root)
 
     @property
     def _journal(self) -> Journal:

@@ -4,22 +4,33 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from cli.errors import CommandError, describe, exit_code, unwrap
-from cli.main import main
+from cli.main import app, main
 from node.chain.errors import WrongChain
 from node.errors import ConfigError, EvictedError, RunFileError, StateError
 from node.network.errors import PortInUse
 from protocol.errors import IntellectError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ["demo", "join", "status", "devnet up", "devnet down", "devnet status", "contract faucet", "contract stake"]
-COMMANDS += ["contract register", "contract events", "contract show", "contract pool create", "contract pool show"]
-COMMANDS += ["keys new", "keys show"]
-COMMANDS += ["weights list", "weights fetch", "weights verify", "weights export", "weights serve"]
+
+
+def commands(group: Any, before: str = "") -> Iterator[str]:
+    """Every command that there is."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}"
+
+
+COMMANDS = sorted(commands(typer.main.get_command(app)))
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +82,16 @@ def test_a_usage_error_has_exit_code_2(capsys: pytest.CaptureFixture[str]) -> No
         (["devnet", "status"], 4, "the local chain does not run"),
         (["contract", "events", "--network", "mars"], 4, "there is no network 'mars'"),
         (["contract", "show", "0x12", "--network", "local"], 2, "'0x12' is no address"),
-        (["contract", "stake", "5"], 2, "whose stake?"),
-        (["contract", "pool", "create", "--run", "{tmp}/absent.toml", "--trainer", "x"], 6, "cannot read the run file"),
+        (["contract", "stake", "5"], 4, "there is no local chain"),
+        (["contract", "stake", "5", "--network", "base-sepolia", "--yes"], 4, "the contracts are not on base-sepolia"),
+        (["contract", "stake", "0.1234567890123456789"], 2, "is no amount of tokens"),
+        (["contract", "stake", "1e99"], 2, "is no amount of tokens"),
+        (["contract", "pool", "set-run", "1", "abc"], 2, "is no hash"),
+        (["contract", "deploy", "--network", "base", "--unbonding", "soon"], 2, "is no length of time"),
+        (["contract", "deploy", "--network", "base"], 2, "nobody can be asked"),
+        (["contract", "deploy", "--network", "base", "--yes"], 4, "no key to sign with"),
+        (["contract", "deploy", "--network", "base", "--yes", "--key", "me"], 3, "no key at"),
+        (["contract", "deploy", "--network", "base", "--yes", "--key", "a b"], 2, "is no name for a key"),
         (["keys", "show", "{tmp}/absent.json"], 3, "no key at"),
         (["keys", "new"], 2, "which key?"),
         (["keys", "new", "{tmp}/provider.json"], 3, "no password for the key"),

@@ -21,6 +21,7 @@ from protocol.statements import Domain, NodeRegistration, Outcome, Verdict, Work
 
 CHAIN_ID = 31337
 UNBONDING = 3600
+APPEAL = 500
 EPOCH, WINDOW, LEASE = 100, 300, 1000
 REWARD, SLASH = 10**15, 50 * TOKEN
 POLICY = b"\x11" * 32
@@ -103,6 +104,14 @@ class World:
         fields = {"nonce": self.contracts.node_info(node.address).nonce, "deadline": self.now() + 1000, **changes}
         return fields["deadline"], sign(node, domain, NodeRegistration(provider, node.address, units, **fields))
 
+    def validators(self, count: int) -> list[NodeKey]:
+        """Keys of registered nodes: only who has a stake may judge."""
+        keys = [NodeKey.generate() for _ in range(count)]
+        provider = self.provider((10 + 10 * count) * TOKEN)
+        for key in keys:
+            self.register(provider, key)
+        return keys
+
     def register(self, provider: NodeKey, node: NodeKey, units: int = 1) -> Any:
         deadline, signature = self.consent(provider.address, node, units)
         return self.send(self.contracts.register_node(node.address, units, deadline, signature), provider)
@@ -133,7 +142,7 @@ class Pool:
         self.world = world
         self.contracts = world.contracts
         self.manager = world.person(1000 * TOKEN)
-        self.validators = [NodeKey.generate(), NodeKey.generate()]
+        self.validators = world.validators(2)
         params = world.params(self.manager, self.validators, threshold=2)
         receipt = world.send(self.contracts.create_pool(params), self.manager)
         self.id = world.events(receipt)[0].pool
@@ -192,7 +201,9 @@ def chain(request: pytest.FixtureRequest) -> Iterator[World]:
         _wait_for(web3, process)
         deployer = NodeKey.generate()
         provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        params = DeployParams(unbonding_seconds=UNBONDING, treasury=Address("0x" + "99" * 20))
+        params = DeployParams(
+            unbonding_seconds=UNBONDING, appeal_seconds=APPEAL, treasury=Address("0x" + "99" * 20), burn_bps=0
+        )
         yield World(web3, Contracts(web3, deploy(web3, deployer, params).addresses), deployer)
     finally:
         provider.close()

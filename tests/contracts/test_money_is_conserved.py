@@ -18,6 +18,8 @@ class Walk:
         world.register(self.providers[1], second)
         world.send(world.contracts.join(pool.id, "x"), second)
         self.nodes = [pool.node, second]
+        judge = world.contracts.node_info(pool.validators[0].address)
+        self.judges = type("Judges", (), {"address": judge.owner})
         self.done: list[str] = []
 
     def step(self) -> None:
@@ -39,7 +41,7 @@ class Walk:
         self.world.send(call, node)
 
     def settle(self) -> None:
-        call = self.world.contracts.settle(self.pool.id, self.random.choice(self.nodes).address, self.epoch(8))
+        call = self.world.contracts.settle(self.pool.id, self.random.choice(self.nodes).address, [self.epoch(8)])
         self.world.send(call, self.pool.manager)
 
     def unbond(self) -> None:
@@ -47,7 +49,9 @@ class Walk:
         self.world.send(self.world.contracts.unbond(amount), self.random.choice(self.providers))
 
     def rebond(self) -> None:
-        self.world.send(self.world.contracts.rebond(), self.random.choice(self.providers))
+        self.world.send(
+            self.world.contracts.rebond(self.random.randint(1, 20 * TOKEN)), self.random.choice(self.providers)
+        )
 
     def withdraw(self) -> None:
         self.world.send(self.world.contracts.withdraw(), self.random.choice(self.providers))
@@ -62,10 +66,10 @@ class Walk:
 
     def check(self) -> None:
         contracts, info = self.world.contracts, self.pool.info
-        stakes = [contracts.stake_of(provider.address) for provider in self.providers]
+        stakes = [contracts.stake_of(provider.address) for provider in [*self.providers, self.judges]]
         vault = contracts.token_balance(contracts.addresses.vault)
-        assert vault == sum(stake.bonded + stake.unbonding for stake in stakes)
-        assert contracts.token_balance(contracts.addresses.swarm) == info.escrow + info.reserved
+        assert vault == sum(stake.bonded + stake.unbonding + stake.frozen for stake in stakes)
+        assert contracts.token_balance(contracts.addresses.swarm) == info.escrow + info.reserved + info.bond
 
     def check_reservations(self) -> None:
         last = self.pool.info.epoch_at(self.world.now())

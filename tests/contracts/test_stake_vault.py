@@ -1,10 +1,21 @@
 from typing import Any
 
 import pytest
+from eth_abi.abi import encode as abi_encode
+from eth_hash.auto import keccak
 from web3 import Web3
 from web3.exceptions import ContractCustomError
 
-from contracts.bindings import Bonded, StakeSlashed, Unbonding, Withdrawn, artifact, parse_revert
+from contracts.bindings import (
+    Bonded,
+    CaseState,
+    StakeFrozen,
+    StakeSlashed,
+    Unbonding,
+    Withdrawn,
+    artifact,
+    parse_revert,
+)
 from contracts.deploy import TOKEN
 
 UNBONDING = 3600
@@ -75,11 +86,38 @@ def test_no_more_than_what_is_bonded_can_be_unbonded(world: Any, refused: Any) -
 def test_unbonding_stake_can_be_bonded_again(world: Any, refused: Any) -> None:
     provider = world.provider(10 * TOKEN)
     with refused("ZeroAmount"):
-        world.send(world.contracts.rebond(), provider)
+        world.send(world.contracts.rebond(0), provider)
     world.send(world.contracts.unbond(4 * TOKEN), provider)
-    world.send(world.contracts.rebond(), provider)
+    world.send(world.contracts.rebond(3 * TOKEN), provider)
     stake = world.contracts.stake_of(provider.address)
-    assert (stake.bonded, stake.unbonding) == (10 * TOKEN, 0)
+    assert (stake.bonded, stake.unbonding) == (9 * TOKEN, TOKEN)
+    with refused("StakeTooSmall"):
+        world.send(world.contracts.rebond(TOKEN + 1), provider)
+
+
+def test_stake_that_nodes_stand_on_cannot_leave_before_them(world: Any, pool: Any, refused: Any) -> None:
+    with refused("StakeTooLow"):
+        world.send(world.contracts.unbond(80 * TOKEN + 1), pool.provider)
+    world.send(world.contracts.unbond(80 * TOKEN), pool.provider)
+    world.send(world.contracts.remove_provider([pool.node.address]), pool.provider)
+    world.send(world.contracts.unbond(20 * TOKEN), pool.provider)
+
+
+def test_a_permit_bonds_in_one_transaction_even_if_somebody_carried_it_there_before(world: Any) -> None:
+    provider = world.person()
+    world.send(world.contracts.mint(provider.address, 20 * TOKEN), provider)
+    deadline, nonce = world.now() + 1000, 0
+    for carried in (False, True):
+        signature = sign_permit(world, provider, 10 * TOKEN, nonce, deadline)
+        if carried:
+            r, s, v = signature[:32], signature[32:64], signature[64]
+            permit = world.contracts.token.functions.permit(
+                provider.address, world.contracts.addresses.vault, 10 * TOKEN, deadline, v, r, s
+            )
+            world.send(permit, world.person())
+        world.send(world.contracts.bond_with_permit(provider.address, 10 * TOKEN, deadline, signature), provider)
+        nonce += 1
+    assert world.contracts.stake_of(provider.address).bonded == 20 * TOKEN
 
 
 def test_only_the_swarm_slashes(world: Any, refused: Any) -> None:
@@ -92,7 +130,7 @@ def test_only_the_swarm_slashes(world: Any, refused: Any) -> None:
 
 def test_the_swarm_is_set_once_by_the_deployer(world: Any, refused: Any) -> None:
     stranger = world.person()
-    vault = deploy_vault(world, world.deployer, world.contracts.addresses.token, 10, stranger.address, 0)
+    vault = deploy_vault(world, world.deployer, world.contracts.addresses.token, vault_params())
     with refused("OnlyDeployer"):
         world.send(vault.functions.setSwarm(stranger.address), stranger)
     with refused("ZeroAddress"):
@@ -102,46 +140,32 @@ def test_the_swarm_is_set_once_by_the_deployer(world: Any, refused: Any) -> None
         world.send(vault.functions.setSwarm(stranger.address), world.deployer)
 
 
-@pytest.fixture
-def own_vault(world: Any) -> Any:
-    """A vault whose swarm is a person, who can so slash at will; 10 tokens of one provider in it."""
-    swarm = world.person(20 * TOKEN)
-    treasury = Web3.to_checksum_address("0x" + "77" * 20)
-    vault = deploy_vault(world, world.deployer, world.contracts.addresses.token, UNBONDING, treasury, 1_000)
-    world.send(vault.functions.setSwarm(swarm.address), world.deployer)
-    provider = world.person(10 * TOKEN)
-    world.send(world.contracts.approve(vault.address, 10 * TOKEN), provider)
-    world.send(vault.functions.bond(provider.address, 10 * TOKEN), provider)
-    return vault, swarm, provider, treasury
-
-
-def test_a_slash_takes_unbonding_stake_first_even_after_its_period(world: Any, own_vault: Any) -> None:
-    vault, swarm, provider, _ = own_vault
-    world.send(vault.functions.unbond(4 * TOKEN), provider)
-    mature = vault.functions.stakeOf(provider.address).call()[2]
-    world.send(vault.functions.slash(provider.address, 5 * TOKEN, swarm.address), swarm, at=mature + 100)
-    bonded, unbonding, _ = vault.functions.stakeOf(provider.address).call()
-    assert (bonded, unbonding) == (5 * TOKEN, 0)
-
-
-def test_a_slash_takes_at_most_what_is_there_and_splits_it(world: Any, own_vault: Any) -> None:
-    vault, swarm, provider, treasury = own_vault
-    reporter = world.person()
-    world.send(vault.functions.slash(provider.address, 999 * TOKEN, reporter.address), swarm)
-    assert vault.functions.stakeOf(provider.address).call()[:2] == (0, 0)
-    assert world.contracts.token_balance(reporter.address) == 1 * TOKEN
-    assert world.contracts.token_balance(treasury) == 9 * TOKEN
-    assert world.contracts.token_balance(vault.address) == 0
+def vault_params(**changes: Any) -> tuple[Any, ...]:
+    someone = Web3.to_checksum_address("0x" + "77" * 20)
+    fields = {
+        "unbonding": 10,
+        "appeal": 10,
+        "treasury": someone,
+        "arbiter": someone,
+        "reporter": 0,
+        "burn": 0,
+        "max": 1,
+    }
+    return tuple((fields | changes).values())
 
 
 def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
-    token, treasury, nobody = world.contracts.addresses.token, world.deployer.address, "0x" + "00" * 20
+    token, nobody = world.contracts.addresses.token, "0x" + "00" * 20
     factory = world.web3.eth.contract(abi=artifact("StakeVault")["abi"], bytecode=artifact("StakeVault")["bytecode"])
     for args, name in (
-        ((token, 10, treasury, 2_001), "ReporterShareTooHigh"),
-        ((token, 0, treasury, 0), "ZeroAmount"),
-        ((nobody, 10, treasury, 0), "ZeroAddress"),
-        ((token, 10, nobody, 0), "ZeroAddress"),
+        ((token, vault_params(reporter=2_001)), "BadShares"),
+        ((token, vault_params(reporter=2_000, burn=8_001)), "BadShares"),
+        ((token, vault_params(unbonding=0)), "ZeroAmount"),
+        ((token, vault_params(appeal=0)), "ZeroAmount"),
+        ((token, vault_params(max=0)), "ZeroAmount"),
+        ((nobody, vault_params()), "ZeroAddress"),
+        ((token, vault_params(treasury=nobody)), "ZeroAddress"),
+        ((token, vault_params(arbiter=nobody)), "ZeroAddress"),
     ):
         with pytest.raises(ContractCustomError) as caught:
             factory.constructor(*args).estimate_gas({"from": world.deployer.address})
@@ -156,7 +180,51 @@ def test_the_faucet_gives_up_to_its_cap(world: Any, refused: Any) -> None:
         world.send(world.contracts.mint(person.address, 10**6 * TOKEN + 1), person)
 
 
-def test_slashes_are_told(world: Any, pool: Any) -> None:
-    receipt = pool.slash(pool.commitment(), world.person())
-    told = [event for event in world.events(receipt) if isinstance(event, StakeSlashed)]
-    assert told[0].amount == 50 * TOKEN and told[0].reporter_share == 5 * TOKEN
+def test_a_slash_by_judgement_freezes_and_is_final_after_the_appeal(world: Any, pool: Any, refused: Any) -> None:
+    frozen = frozen_case(world, pool.slash(pool.commitment(), world.person()))
+    finalize, anybody = world.contracts.finalize(frozen.case_id), world.person()
+    with refused("AppealOpen"):
+        world.send(finalize, anybody, at=frozen.final_at - 1)
+    receipt = world.send(finalize, anybody, at=frozen.final_at)
+    (gone,) = [event for event in world.events(receipt) if isinstance(event, StakeSlashed)]
+    assert (gone.amount, gone.reporter_share) == (50 * TOKEN, 0)
+    assert world.contracts.case(frozen.case_id).state == CaseState.FINAL
+    with refused("CaseClosed"):
+        world.send(finalize, anybody)
+
+
+def test_an_appeal_gives_the_arbiter_time_and_the_arbiter_gives_everything_back(
+    world: Any, pool: Any, refused: Any
+) -> None:
+    pool.commit(0)
+    frozen = frozen_case(world, pool.slash(pool.commitment(), world.person()))
+    overturn = world.contracts.overturn(pool.id, pool.node.address)
+    with refused("OnlyProvider"):
+        world.send(world.contracts.appeal(frozen.case_id), world.person())
+    world.send(world.contracts.appeal(frozen.case_id), pool.provider, at=frozen.final_at - 1)
+    with refused("AlreadyAppealed"):
+        world.send(world.contracts.appeal(frozen.case_id), pool.provider)
+    with refused("OnlyArbiter"):
+        world.send(overturn, pool.manager)
+    world.send(overturn, world.deployer, at=frozen.final_at + 1)
+    stake = world.contracts.stake_of(pool.provider.address)
+    assert (stake.bonded, stake.frozen) == (100 * TOKEN, 0)
+    assert world.contracts.token_balance(pool.provider.address) == 10 * TOKEN  # the pool's bond
+    world.send(world.contracts.settle(pool.id, pool.node.address, [0]), pool.node, at=pool.info.maturity(0) + 10**4)
+    assert world.contracts.token_balance(pool.provider.address) == 11 * TOKEN
+    with refused("AlreadyJudged"):
+        pool.slash(pool.commitment(), world.person())
+
+
+def frozen_case(world: Any, receipt: Any) -> StakeFrozen:
+    (event,) = [event for event in world.events(receipt) if isinstance(event, StakeFrozen)]
+    return event
+
+
+def sign_permit(world: Any, owner: Any, amount: int, nonce: int, deadline: int) -> bytes:
+    """EIP-2612, for the vault."""
+    kind = b"Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
+    separator = bytes(world.contracts.token.functions.DOMAIN_SEPARATOR().call())
+    words = [keccak(kind), owner.address, world.contracts.addresses.vault, amount, nonce, deadline]
+    struct = keccak(abi_encode(["bytes32", "address", "address", "uint256", "uint256", "uint256"], words))
+    return owner.sign_hash(keccak(b"\x19\x01" + separator + struct))

@@ -120,5 +120,5 @@ def test_a_removed_node_frees_its_share_of_the_stake(world: Any, refused: Any) -
     assert isinstance(world.events(receipt)[0], NodeRemoved)
     assert world.contracts.required_stake(provider.address) == 0
     assert world.contracts.node_info(node.address).provider is None
-    with refused("NotYourNode"):
+    with refused("NodeUnknown"):
         world.send(world.contracts.remove_node(node.address), provider)

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from contracts.bindings import PoolCreated, PoolEnded, PoolFunded, PoolRunSet, PoolSwept
+from contracts.bindings import PoolCreated, PoolEnded, PoolFunded, PoolRunSet, PoolSwept, ValidatorsSet
 from contracts.deploy import TOKEN
 from protocol.identity import NodeKey
 
@@ -11,15 +11,20 @@ ROOT = b"\x33" * 32
 
 def test_a_pool_is_as_its_creator_said(world: Any) -> None:
     manager, validators = world.person(), [NodeKey.generate() for _ in range(16)]
-    params = world.params(manager, validators, threshold=16, run_uri="https://example.org/run")
-    receipt = world.send(world.contracts.create_pool(params), world.person())
-    (event,) = world.events(receipt)
+    opener = world.person(10 * TOKEN)
+    params = world.params(
+        manager, validators, threshold=16, run_uri="https://example.org/run", bootnodes=("/ip4/1.2.3.4", "/dns/a")
+    )
+    receipt = world.send(world.contracts.create_pool(params), opener)
+    event, seated = world.events(receipt)
+    assert isinstance(seated, ValidatorsSet) and seated.validators == params.validators
     assert isinstance(event, PoolCreated)
     assert (event.pool, event.manager, event.run_root) == (1, manager.address, params.run_root)
     info = world.contracts.pool(1)
     assert (info.validators, info.threshold, info.run_uri) == (params.validators, 16, params.run_uri)
     assert (info.window, info.epoch_seconds, info.slash_amount) == (300, 100, 50 * TOKEN)
-    assert (info.started_at, info.ended_at, info.escrow, info.has_work) == (world.now(), 0, 0, False)
+    assert (info.started_at, info.stopped_at, info.escrow, info.has_work) == (world.now(), 0, 0, False)
+    assert (info.bootnodes, info.bond, info.invited) == (params.bootnodes, 10 * TOKEN, False)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +35,9 @@ def test_a_pool_is_as_its_creator_said(world: Any) -> None:
         ({"max_units_per_epoch": 0}, "ZeroAmount"),
         ({"epoch_seconds": 0}, "BadTimes"),
         ({"window": 1}, "BadTimes"),
-        ({"window": 4801}, "BadTimes"),
+        ({"window": 2**24}, "BadTimes"),
+        ({"slash_amount": 101 * TOKEN}, "SlashTooHigh"),
+        ({"bootnodes": ("x" * 1025,)}, "TextTooLong"),
         ({"lease_seconds": 99}, "BadTimes"),
         ({"window": 3501}, "WindowExceedsUnbonding"),
         ({"threshold": 0}, "BadQuorum"),
@@ -42,14 +49,14 @@ def test_a_pool_is_as_its_creator_said(world: Any) -> None:
     ],
 )
 def test_a_pool_that_makes_no_sense_is_refused(world: Any, refused: Any, changes: dict[str, Any], name: str) -> None:
-    manager = world.person()
+    manager = world.person(10 * TOKEN)
     params = world.params(manager, [NodeKey.generate(), NodeKey.generate()], **changes)
     with refused(name):
         world.send(world.contracts.create_pool(params), manager)
 
 
 def test_a_window_that_just_fits_the_unbonding_period_is_accepted(world: Any) -> None:
-    manager = world.person()
+    manager = world.person(10 * TOKEN)
     world.send(world.contracts.create_pool(world.params(manager, [manager], window=3500)), manager)
 
 
@@ -64,8 +71,8 @@ def test_anybody_funds_an_open_pool(world: Any, pool: Any, refused: Any) -> None
     with refused("PoolUnknown"):
         world.send(world.contracts.fund_pool(99, 1), donor)
     with refused("ERC20InsufficientAllowance"):
-        world.send(world.contracts.fund_pool(pool.id, 1), donor)
-    with refused("AmountTooLarge"):
+        world.send(world.contracts.fund_pool(pool.id, TOKEN), donor)
+    with refused("EscrowTooLarge"):
         world.send(world.contracts.fund_pool(pool.id, 2**128), donor)
 
 
@@ -85,8 +92,7 @@ def test_an_ended_pool_takes_nothing_new_but_finishes_its_work(world: Any, pool:
         world.send(world.contracts.end_pool(pool.id), pool.node)
     receipt = world.send(world.contracts.end_pool(pool.id), pool.manager)
     assert isinstance(world.events(receipt)[0], PoolEnded)
-    ended = pool.info.ended_at
-    last = pool.info.epoch_at(ended)
+    last = pool.info.epoch_at(pool.info.stopped_at)
     for call in (
         world.contracts.fund_pool(pool.id, 1),
         world.contracts.set_pool_run(pool.id, ROOT),
@@ -99,7 +105,7 @@ def test_an_ended_pool_takes_nothing_new_but_finishes_its_work(world: Any, pool:
     pool.commit(last)
     with refused("PoolOver"):
         pool.commit(last + 1, at=pool.info.epoch_end(last))
-    world.send(world.contracts.settle(pool.id, pool.node.address, last), pool.node, at=pool.info.maturity(last))
+    world.send(world.contracts.settle(pool.id, pool.node.address, [last]), pool.node, at=pool.info.maturity(last))
 
 
 def test_what_is_left_goes_back_when_the_last_epoch_is_mature(world: Any, pool: Any, refused: Any) -> None:
@@ -107,14 +113,15 @@ def test_what_is_left_goes_back_when_the_last_epoch_is_mature(world: Any, pool: 
         world.send(world.contracts.sweep(pool.id), pool.manager)
     pool.commit(0, units=1000)
     world.send(world.contracts.end_pool(pool.id), pool.manager)
-    over = pool.info.maturity(pool.info.epoch_at(pool.info.ended_at))
+    over = pool.info.maturity(pool.info.epoch_at(pool.info.stopped_at))
     with refused("PoolStillOpen"):
         world.send(world.contracts.sweep(pool.id), pool.manager, at=over - 1)
     receipt = world.send(world.contracts.sweep(pool.id), pool.node, at=over)
     (event,) = world.events(receipt)
     assert isinstance(event, PoolSwept) and event.amount == 499 * TOKEN
-    assert world.contracts.token_balance(pool.manager.address) == (500 + 499) * TOKEN
+    assert world.contracts.token_balance(pool.manager.address) == (500 - 10 + 499) * TOKEN
     with refused("ZeroAmount"):
         world.send(world.contracts.sweep(pool.id), pool.manager)
-    world.send(world.contracts.settle(pool.id, pool.node.address, 0), pool.manager)
+    world.send(world.contracts.settle(pool.id, pool.node.address, [0]), pool.manager)
+    world.send(world.contracts.sweep(pool.id), pool.manager, at=over + 2 * 500)  # and the bond
     assert world.contracts.token_balance(world.contracts.addresses.swarm) == 0

@@ -1,6 +1,6 @@
 from typing import Any
 
-from contracts.bindings import Joined, Left, Settled, WorkCommitted, WorkInvalidated
+from contracts.bindings import Joined, Left, Settled, Slashed, WorkCommitted, WorkInvalidated
 from contracts.deploy import TOKEN
 from protocol.statements import Outcome
 from protocol.work import leaf, merkle_root, proof
@@ -31,9 +31,8 @@ def test_who_may_not_join(world: Any, pool: Any, refused: Any) -> None:
         world.send(world.contracts.join(9, "x"), pool.node)
     with refused("TextTooLong"):
         world.send(world.contracts.join(pool.id, "x" * 161), pool.node)
-    world.send(world.contracts.unbond(90 * TOKEN), pool.provider)
     with refused("StakeTooLow"):
-        world.send(world.contracts.join(pool.id, "x"), pool.node)
+        world.send(world.contracts.unbond(90 * TOKEN), pool.provider)
 
 
 def test_a_node_leaves_and_may_come_back(world: Any, pool: Any, refused: Any) -> None:
@@ -73,17 +72,17 @@ def test_committed_work_reserves_its_pay(world: Any, pool: Any) -> None:
     receipt = pool.commit(0, units=2000)
     (event,) = world.events(receipt)
     assert isinstance(event, WorkCommitted)
-    assert (event.epoch, event.units, event.reserved) == (0, 2000, 2 * TOKEN)
+    assert (event.epoch, event.units, event.reserved_units) == (0, 2000, 2000)
     assert (pool.info.escrow, pool.info.reserved) == (498 * TOKEN, 2 * TOKEN)
     work = world.contracts.work(pool.id, pool.node.address, 0)
-    assert (work.root, work.provider, work.units) == (b"\x33" * 32, pool.provider.address, 2000)
+    assert (work.root, work.units, work.reserved) == (b"\x33" * 20, 2000, 2 * TOKEN)
     assert pool.info.has_work
 
 
 def test_a_short_escrow_reserves_what_there_is(world: Any, pool: Any) -> None:
     receipts = [pool.commit(epoch, units=100_000, at=pool.info.epoch_end(epoch)) for epoch in range(7)]
-    reserved = [world.events(receipt)[0].reserved for receipt in receipts]
-    assert reserved == [100 * TOKEN] * 5 + [0, 0]
+    reserved = [world.events(receipt)[0].reserved_units for receipt in receipts]
+    assert reserved == [100_000] * 5 + [0, 0]
 
 
 def test_an_epoch_takes_one_root_per_node(world: Any, pool: Any, refused: Any) -> None:
@@ -114,13 +113,9 @@ def test_an_epoch_opens_with_its_first_second_and_closes_half_a_window_after_its
         pool.commit(2, at=info.commit_until(2))
 
 
-def test_a_removed_node_and_one_without_stake_commit_nothing(world: Any, pool: Any, refused: Any) -> None:
-    world.send(world.contracts.unbond(90 * TOKEN), pool.provider)
-    with refused("StakeTooLow"):
-        pool.commit(0)
-    world.send(world.contracts.rebond(), pool.provider)
+def test_a_removed_node_commits_nothing(world: Any, pool: Any, refused: Any) -> None:
     world.send(world.contracts.remove_node(pool.node.address), pool.provider)
-    with refused("NodeUnknown"):
+    with refused("NotMember"):
         pool.commit(0)
 
 
@@ -134,7 +129,7 @@ def test_work_is_settled_from_the_very_second_on_in_which_it_can_no_longer_be_vo
     reporter = world.person()
     mature = pool.info.maturity(0)
     assert world.contracts.swarm.functions.maturityOf(pool.id, 0).call() == mature
-    settle = world.contracts.settle(pool.id, pool.node.address, 0)
+    settle = world.contracts.settle(pool.id, pool.node.address, [0])
     with refused("NotMature"):
         world.send(settle, reporter, at=mature - 1)
     receipt = world.send(settle, reporter, at=mature)
@@ -149,30 +144,36 @@ def test_work_is_settled_from_the_very_second_on_in_which_it_can_no_longer_be_vo
 def test_a_slash_in_the_last_second_voids_and_settling_then_pays_nothing(world: Any, pool: Any, refused: Any) -> None:
     pool.commit(0)
     mature = pool.info.maturity(0)
-    pool.slash(pool.commitment(), world.person(), at=mature - 1)
+    receipt = pool.slash(pool.commitment(), world.person(), at=mature - 1)
+    (case,) = [event.case_id for event in world.events(receipt) if isinstance(event, Slashed)]
+    assert world.contracts.work(pool.id, pool.node.address, 0).voided
+    with refused("WorkIsVoided"):
+        world.send(world.contracts.settle(pool.id, pool.node.address, [0]), pool.manager, at=mature)
+    release = world.contracts.release(pool.id, pool.node.address, 0)
+    with refused("NotVoided"):  # the slash may still be overturned
+        world.send(release, pool.manager)
+    world.send(world.contracts.finalize(case), pool.manager, at=world.contracts.case(case).final_at)
+    world.send(release, pool.manager)
     assert (pool.info.escrow, pool.info.reserved) == (500 * TOKEN, 0)
-    with refused("NothingCommitted"):
-        world.send(world.contracts.settle(pool.id, pool.node.address, 0), pool.manager, at=mature)
 
 
 def test_a_slash_in_the_first_mature_second_leaves_the_pay(world: Any, pool: Any) -> None:
     pool.commit(0)
     mature = pool.info.maturity(0)
     pool.slash(pool.commitment(), world.person(), at=mature)
-    world.send(world.contracts.settle(pool.id, pool.node.address, 0), pool.manager)
+    world.send(world.contracts.settle(pool.id, pool.node.address, [0]), pool.manager)
     assert world.contracts.token_balance(pool.provider.address) == TOKEN
 
 
-def test_pay_goes_to_the_provider_of_the_time_of_the_work(world: Any, pool: Any) -> None:
+def test_a_node_has_one_provider_for_life_who_is_paid_even_after_its_removal(
+    world: Any, pool: Any, refused: Any
+) -> None:
     pool.commit(0)
     world.send(world.contracts.remove_node(pool.node.address), pool.provider)
-    successor = world.provider()
-    world.register(successor, pool.node)
-    world.send(world.contracts.join(pool.id, "x"), pool.node)
-    mature = pool.info.maturity(0)
-    world.send(world.contracts.settle(pool.id, pool.node.address, 0), pool.manager, at=mature)
+    with refused("NodeTaken"):
+        world.register(world.provider(), pool.node)
+    world.send(world.contracts.settle(pool.id, pool.node.address, [0]), pool.manager, at=pool.info.maturity(0))
     assert world.contracts.token_balance(pool.provider.address) == TOKEN
-    assert world.contracts.token_balance(successor.address) == 0
 
 
 # ---- rejected files
@@ -185,7 +186,7 @@ def tree(pool: Any) -> tuple[list[Any], list[bytes]]:
 
 def invalidate(pool: Any, c: Any, path: Any, *, at: int | None = None, **changes: Any) -> Any:
     verdicts = changes.get("verdicts") or pool.verdicts(c, 8, outcome=Outcome.REJECT)
-    call = pool.contracts.invalidate(c, changes.get("epoch", 0), path, 8, verdicts)
+    call = pool.contracts.invalidate(c, changes.get("epoch", 0), path, changes.get("outcome", 1), 8, verdicts)
     return pool.world.send(call, pool.manager, at=at)
 
 

@@ -1,5 +1,6 @@
 """A real chain with the contracts, shared by the tests and put back after each; and bad RPC endpoints."""
 
+import json
 import socket
 import subprocess
 import threading
@@ -96,7 +97,7 @@ def connect() -> Iterator[Callable[..., ChainClient]]:
 
 
 class Participants:
-    """A pool with a manager who pays, a validator's key, and one registered node."""
+    """A pool with a manager who pays, a validator with a stake of its own, and one registered node."""
 
     def __init__(self, client: ChainClient) -> None:
         self.client = client
@@ -107,8 +108,9 @@ class Participants:
 
     async def prepare(self) -> None:
         faucet = DevnetFaucet(self.client)
-        await faucet.fund(self.manager.address, coin=10**18, token=100 * TOKEN)
+        await faucet.fund(self.manager.address, coin=10**18, token=110 * TOKEN)
         await prepare_participant(self.client, faucet, self.provider, self.node, stake=100 * TOKEN)
+        await prepare_participant(self.client, faucet, NodeKey.generate(), self.validator, stake=20 * TOKEN)
         params = PoolParams(
             manager=self.manager.address,
             reward_per_unit=10**15,
@@ -154,6 +156,61 @@ def bad_endpoint() -> Iterator[Callable[[int, bytes], str]]:
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+class Meddler:
+    """An endpoint that hands everything on to the real one, unless the test says otherwise.
+
+    before: method -> answer to give instead of asking; after: method -> answer to give although it was asked.
+    An answer is a JSON-RPC object's rest, or None for no answer at all. Each is used `times` times.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.before: dict[str, dict[str, Any] | None] = {}
+        self.after: dict[str, dict[str, Any] | None] = {}
+        self.times = 1_000_000
+        self.url = ""
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        method = request["method"]
+        envelope = {"jsonrpc": "2.0", "id": request["id"]}
+        if method in self.before and self.times > 0:
+            self.times -= 1
+            given = self.before[method]
+            return None if given is None else envelope | given
+        real = httpx.post(self.target, json=request).json()
+        if method in self.after and self.times > 0:
+            self.times -= 1
+            given = self.after[method]
+            return None if given is None else envelope | given
+        return real
+
+
+@pytest.fixture
+def meddler(deployed: NetworkProfile) -> Iterator[Meddler]:
+    meddler = Meddler(deployed.rpc_urls[0])
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:  # noqa: N802
+            given = meddler.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            body = b"" if given is None else json.dumps(given).encode()
+            self.send_response(502 if given is None else 200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    meddler.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield meddler
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture

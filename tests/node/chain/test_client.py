@@ -6,8 +6,9 @@ import msgspec
 import pytest
 import trio
 
-from contracts.bindings import Addresses, Joined, Slashed, WorkCommitted
+from contracts.bindings import Joined, Slashed, WorkCommitted
 from contracts.deploy import TOKEN
+from node.chain.cases import FileCase, read_case, unhex
 from node.chain.client import ChainClient
 from node.chain.errors import (
     ChainError,
@@ -22,6 +23,7 @@ from node.chain.errors import (
     WrongChain,
 )
 from node.chain.faucet import DevnetFaucet
+from node.chain.keeper import CaseKeeper
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
@@ -114,7 +116,7 @@ async def test_a_wrong_chain_among_the_endpoints_is_passed_over(
 
 async def test_missing_contracts_are_named(profile: NetworkProfile, connect: Connect) -> None:
     c = profile.contracts
-    moved = Addresses(token=c.token, vault=NodeKey.generate().address, swarm=c.swarm)
+    moved = msgspec.structs.replace(c, vault=NodeKey.generate().address)
     with pytest.raises(NotDeployed, match="vault"):
         await connect(msgspec.structs.replace(profile, contracts=moved)).connect()
 
@@ -163,12 +165,12 @@ async def test_work_is_committed_settled_and_paid(people: Any, chain_rpc: Any) -
     assert isinstance(receipt.events[0], WorkCommitted)
     assert (await client.work(pool, people.node.address, 0)).reserved == TOKEN
     with pytest.raises(Reverted, match="NotMature"):
-        await client.settle(pool, people.node.address, 0)
+        await client.settle(pool, people.node.address, [0])
     info = await client.pool(pool)
     chain_rpc("evm_setNextBlockTimestamp", info.maturity(0))
     chain_rpc("evm_mine")
     assert await client.epoch_at(pool) == 7
-    await client.settle(pool, people.node.address, 0)
+    await client.settle(pool, people.node.address, [0])
     assert (await client.balances(people.provider.address)).token == TOKEN
 
 
@@ -202,7 +204,7 @@ async def test_too_little_money_is_told_before_anything_is_sent(people: Any) -> 
     with pytest.raises(InsufficientFunds, match="coin"):
         await client.faucet(poor.address, 1, key=poor)
     with pytest.raises(InsufficientFunds, match="tokens"):
-        await client.bond(people.manager.address, 10**30, key=people.manager)
+        await client.bond(people.manager.address, 10**27, key=people.manager)
 
 
 async def test_a_write_without_a_key_is_refused(profile: NetworkProfile, connect: Connect) -> None:
@@ -265,7 +267,7 @@ async def test_a_transaction_that_nobody_takes_is_kept_and_sent_again_at_the_nex
         chain_rpc("anvil_dropAllTransactions")
     finally:
         chain_rpc("evm_setAutomine", True)
-    outbox = Outbox(file)
+    outbox = Outbox(file, f"{profile.chain_id}:{profile.contracts.swarm}")
     assert [entry.hash for entry in outbox.pending(people.node.address)] == [caught.value.transaction]
     again = connect(profile, people.node, outbox=file, limits=limits)
     await again.connect()
@@ -289,3 +291,17 @@ async def test_only_a_local_chain_gives_coins_away(
 async def test_an_endpoints_own_error_is_told_as_such(profile: NetworkProfile, connect: Connect) -> None:
     with pytest.raises(RpcRefused):
         await connect(profile).block(10**9)
+
+
+async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, tmp_path: Path) -> None:
+    client, pool = people.client, people.pool
+    await client.join(pool, "x")
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10)
+    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, int(Outcome.SLASH), 5)
+    mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
+    await CaseKeeper(client, tmp_path / "cases").slash(c, mine, 5, [theirs])
+    (path,) = (tmp_path / "cases").iterdir()
+    case = read_case(path)
+    assert isinstance(case, FileCase)
+    assert (case.commitment.statement(), unhex(case.signature or ""), case.reason) == (c, mine, 5)
+    assert [unhex(one) for one in case.verdicts] == [theirs]

@@ -3,16 +3,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
+from web3.exceptions import Web3RPCError
 
-from contracts.bindings import Joined, Left, PoolCreated, PoolFunded
+from contracts.bindings import Bonded, Joined, Left, PoolCreated, PoolFunded
 from node.chain.follower import Delivery, EventFollower, RolledBack
 
 
 @contextlib.asynccontextmanager
 async def following(people: Any, path: Path, **options: Any) -> AsyncIterator[EventFollower]:
-    follower = EventFollower(people.client, people.pool, path, poll=0.02, **options)
+    follower = EventFollower(people.client, people.pool, path, **{"poll": 0.02, "patience": 0.3, **options})
     async with trio.open_nursery() as nursery:
         await nursery.start(follower.run)
         yield follower
@@ -117,3 +119,60 @@ async def test_a_slow_consumer_loses_nothing(people: Any, tmp_path: Path) -> Non
             await people.client.join(people.pool, str(number))
         events = await take(follower, 8)
         assert [event.contact for event in events if isinstance(event, Joined)] == [str(n) for n in range(6)]
+
+
+async def test_an_endpoint_that_lags_is_waited_for_and_takes_nothing_back(
+    people: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with following(people, tmp_path / "f.sqlite", patience=60) as follower:
+        await take(follower, 2)
+        real, behind = people.client.block, (await people.client.block()).number
+        await people.client.join(people.pool, "here")
+        assert isinstance((await take(follower, 1))[0], Joined)
+
+        async def lagging(number: int | None = None) -> Any:
+            return await real(behind if number is None else number)
+
+        monkeypatch.setattr(people.client, "block", lagging)
+        assert await nothing_more(follower)
+        monkeypatch.setattr(people.client, "block", real)
+        await people.client.leave(people.pool)
+        assert isinstance((await take(follower, 1))[0], Left)
+
+
+async def test_events_wait_for_the_finality_that_the_network_asks_for(
+    people: Any, tmp_path: Path, chain_rpc: Any
+) -> None:
+    people.client.profile = msgspec.structs.replace(people.client.profile, finality="safe")
+    chain_rpc("anvil_mine", "0x28")
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        await take(follower, 2)
+        await people.client.join(people.pool, "here")
+        assert await nothing_more(follower)
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x28")
+        assert isinstance((await take(follower, 1))[0], Joined)
+
+
+async def test_everything_is_followed_when_no_pool_is_named(people: Any, tmp_path: Path) -> None:
+    people.pool = None
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        kinds = {type(event) for event in await take(follower, 8)}
+        assert {Bonded, PoolCreated, PoolFunded} < kinds
+
+
+async def test_a_range_that_an_endpoint_refuses_is_asked_for_in_parts(
+    people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = people.client._log_range, []
+
+    def grudging(first: int, last: int, *rest: Any) -> Any:
+        asked.append((first, last))
+        if last - first > 1:
+            raise Web3RPCError("query exceeds max block range")
+        return real(first, last, *rest)
+
+    monkeypatch.setattr(people.client, "_log_range", grudging)
+    head = (await people.client.block()).number
+    logs = await people.client.logs(0, head, [])
+    assert [one for one in asked if one[1] - one[0] <= 1] and len(logs) >= 3
+    assert sorted({log.block for log in logs}) == [log for log in dict.fromkeys(log.block for log in logs)]

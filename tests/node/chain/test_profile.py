@@ -1,17 +1,25 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from contracts.bindings import Addresses
 from node.chain.errors import ProfileError
-from node.chain.profile import NetworkProfile, load_profile, local_profile_path, read_profile, write_profile
+from node.chain.profile import (
+    NetworkProfile,
+    load_profile,
+    local_profile_path,
+    read_profile,
+    user_profile_path,
+    write_profile,
+)
 from protocol.identity import Address, NodeKey
 
 PROFILE = NetworkProfile(
     name="local",
     chain_id=31337,
     rpc_urls=("http://127.0.0.1:8545", "https://rpc.example.org/v1"),
-    contracts=Addresses(*(NodeKey.generate().address for _ in range(3))),
+    contracts=Addresses(*(NodeKey.generate().address for _ in range(4))),
     pool=3,
 )
 
@@ -84,3 +92,25 @@ def test_a_broken_profile_is_refused(tmp_path: Path, change: tuple[str, str]) ->
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="cannot read"):
         load_profile(str(tmp_path / "none.toml"), home=tmp_path)
+
+
+@pytest.mark.parametrize(("name", "chain_id"), [("base-sepolia", 84532), ("base", 8453), ("local", 31337)])
+def test_the_shipped_networks_can_be_read_and_have_no_contracts_yet(tmp_path: Path, name: str, chain_id: int) -> None:
+    profile = load_profile(name, home=tmp_path, deployed=False)
+    assert (profile.name, profile.chain_id, profile.deployed) == (name, chain_id, False)
+    assert name == "local" or (len(profile.rpc_urls) >= 3 and profile.confirmations > 0 and profile.explorer)
+    with pytest.raises(ProfileError) as caught:
+        load_profile(name, home=tmp_path)
+    assert "contract deploy" in caught.value.remedy or "devnet up" in caught.value.remedy
+
+
+def test_a_users_own_copy_comes_before_the_shipped_network(tmp_path: Path) -> None:
+    shipped = load_profile("base-sepolia", home=tmp_path, deployed=False)
+    own = msgspec.structs.replace(shipped, contracts=PROFILE.contracts, deployed_block=7)
+    write_profile(user_profile_path("base-sepolia", tmp_path), own)
+    assert load_profile("base-sepolia", home=tmp_path) == own
+
+
+def test_a_profile_links_to_the_explorer_of_its_network(tmp_path: Path) -> None:
+    assert PROFILE.link("tx", "0x12") is None
+    assert load_profile("base", home=tmp_path, deployed=False).link("tx", "0x12") == "https://basescan.org/tx/0x12"

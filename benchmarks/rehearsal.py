@@ -1,0 +1,433 @@
+"""The whole story of the contracts through the command line, on an anvil that calls itself Base Sepolia.
+
+    python -m benchmarks.rehearsal [--quick] [--json FILE]
+
+Deploy, faucet, stake, register, open and fund a pool, join, commit, invalidate, slash, appeal, overturn, evidence,
+settle, end, sweep, withdraw: chain id 84532, blocks every 2 s (--quick: one per transaction), the windows of a
+public network (time is moved on where they are waited for). Prints every command with its gas and seconds; ends with
+exit code 1 if the chain, the journal and the books do not agree.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from eth_account import Account
+
+from cli.main import main as run_cli
+from node.chain.anvil import find_anvil
+from node.chain.cases import (
+    CommitmentContradiction,
+    FileCase,
+    Judgement,
+    VerdictContradiction,
+    commitment_in_json,
+    write_case,
+)
+from node.chain.outbox import Fate, Outbox
+from node.chain.profile import load_profile, user_profile_path, write_profile
+from node.chain.rpc import rpc
+from node.keystore import load_key, read_password
+from protocol.identity import NodeKey
+from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, sign
+from protocol.work import leaf, merkle_root
+
+NETWORK = "base-sepolia"
+CHAIN_ID = 84532
+COIN = 10**18
+TOKEN = 10**18
+HOUR, DAY = 3600, 86_400
+REASON = 5
+REWARD_PER_UNIT = 10**15
+
+
+class RehearsalFailed(Exception):
+    """A command, or the books at the end, did not come out as they should."""
+
+
+@dataclass
+class Scene:
+    """home: of the user; url: of the chain; rows: what was done, with gas and seconds."""
+
+    home: Path
+    url: str
+    confirmations: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def rpc(self, method: str, *params: Any) -> Any:
+        with httpx.Client(timeout=30.0) as http:
+            return rpc(http, self.url, method, *params)
+
+    def wait(self, seconds: int) -> None:
+        """Let the chain's clock go on."""
+        self.rpc("evm_increaseTime", seconds)
+        self.rpc("evm_mine")
+
+    def cli(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        """One command in this process; its JSON. Raises RehearsalFailed for another exit code."""
+        shown, errors = io.StringIO(), io.StringIO()
+        started = time.perf_counter()
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(errors):
+            found = run_cli(list(arguments))
+        seconds = time.perf_counter() - started
+        if found != code:
+            raise RehearsalFailed(f"{' '.join(arguments)}: exit code {found}\n{shown.getvalue()}{errors.getvalue()}")
+        told = json.loads(shown.getvalue()) if shown.getvalue().startswith("{") else {"errors": errors.getvalue()}
+        if "gas_used" in told:
+            name = " ".join(word for word in arguments[:3] if word.isascii() and word.replace("-", "").isalpha())
+            self.rows.append({"command": name, "gas": told["gas_used"], "seconds": seconds})
+        return told
+
+    def send(self, signer: str, *arguments: str, code: int = 0) -> dict[str, Any]:
+        """`intellect-node contract ...` by a key with that name, or by the node with that state directory."""
+        state = self.home / "nodes" / signer
+        who = ["--state-dir", str(state)] if state.exists() else ["--key", signer]
+        return self.cli("contract", *arguments, *who, "--network", NETWORK, "--yes", "--json", code=code)
+
+    def look(self, *arguments: str) -> dict[str, Any]:
+        return self.cli("contract", *arguments, "--network", NETWORK, "--json")
+
+    def node(self, name: str) -> NodeKey:
+        state = self.home / "nodes" / name
+        return load_key(state / "node-key.json", read_password(os.environ.get("INTELLECT_NODE_PASSWORD"), None, state))
+
+
+def rehearse(scene: Scene) -> None:
+    """The story. Raises RehearsalFailed, or whatever a step raises."""
+    people = _make_keys(scene)
+    _deploy(scene, people)
+    _stake_and_register(scene, people)
+    pool = _open_pool(scene, people)
+    _earn(scene, people, pool)
+    _wrongly_slashed(scene, people, pool)
+    _rightly_slashed(scene, people, pool)
+    _caught_by_own_signatures(scene, people, pool)
+    _end(scene, people, pool)
+    _check_books(scene, people)
+
+
+def _make_keys(scene: Scene) -> dict[str, str]:
+    people: dict[str, str] = {}
+    for name in ("deployer", "arbiter", "owner", "provider", "judges", "cheats"):
+        people[name] = scene.cli("keys", "new", name, "--json")["address"]
+    for name in ("worker", "cheat", "twin", "trainer", "judge-1", "judge-2", "judge-3"):
+        state = scene.home / "nodes" / name
+        people[name] = scene.cli("keys", "new", "--state-dir", str(state), "--json")["address"]
+    for address in people.values():
+        scene.rpc("anvil_setBalance", address, hex(COIN))
+    return people
+
+
+def _deploy(scene: Scene, people: dict[str, str]) -> None:
+    deploy = ["contract", "deploy", "--network", NETWORK, "--key", "deployer", "--arbiter", people["arbiter"], "--json"]
+    planned = scene.cli(*deploy, "--dry-run")
+    if len(planned["steps"]) < 5 or not 5_000_000 < planned["gas"] < 30_000_000:
+        raise RehearsalFailed(f"the dry run does not foresee the deployment: {planned}")
+    scene.cli(*deploy, "--yes")
+    if scene.look("params")["parameters"]["arbiter"] != people["arbiter"]:
+        raise RehearsalFailed("the arbiter is not in office")
+    scene.cli(*deploy, "--yes", code=2)  # not over contracts that stand
+
+
+def _stake_and_register(scene: Scene, people: dict[str, str]) -> None:
+    for name in ("owner", "provider", "judges", "cheats"):
+        scene.send("deployer", "faucet", people[name], "2000")
+    scene.send("provider", "provider", "register", "--units", "2")
+    scene.send("provider", "stake", "170")
+    scene.send("judges", "stake", "200")
+    scene.send("cheats", "stake", "300")
+    nodes = {"provider": ["worker"], "judges": ["judge-1", "judge-2", "judge-3"], "cheats": ["cheat", "twin"]}
+    for provider, names in nodes.items():
+        for name in names:
+            if name == "worker":
+                _register_by_consent(scene, people, provider, name)
+                continue
+            state = str(scene.home / "nodes" / name)
+            scene.cli(*_register(provider), "--node-state", state)
+    for name, provider in (("worker", "provider"), ("twin", "cheats")):
+        if scene.look("node", "show", people[name])["provider"] != people[provider]:
+            raise RehearsalFailed(f"{name} is not registered under {provider}")
+
+
+def _register(provider: str) -> list[str]:
+    return ["contract", "node", "register", "--key", provider, "--network", NETWORK, "--yes", "--json"]
+
+
+def _register_by_consent(scene: Scene, people: dict[str, str], provider: str, name: str) -> None:
+    """The node's key lies on another machine: only its signature travels."""
+    state = str(scene.home / "nodes" / name)
+    given = ["contract", "node", "consent", people[provider], "--state-dir", state, "--network", NETWORK]
+    consent = scene.home / "consent.json"
+    consent.write_text(json.dumps(scene.cli(*given)))
+    scene.cli(*_register(provider), "--consent", str(consent))
+
+
+def _open_pool(scene: Scene, people: dict[str, str]) -> int:
+    judges = [word for n in (1, 2, 3) for word in ("--validator", people[f"judge-{n}"])]
+    terms = ["--trainer", people["trainer"], *judges, "--threshold", "2", "--slash", "50", "--lease", "30d"]
+    opened = scene.send("owner", "pool", "create", "--run-root", "ab" * 32, *terms, "--fund", "500")
+    pool = opened["pool"]
+    scene.send("owner", "pool", "fund", str(pool), "100")
+    if int(scene.look("pool", "show", str(pool))["pool"]["escrow_wei"]) != 600 * TOKEN:
+        raise RehearsalFailed("the pool does not have its money")
+    for name in ("worker", "cheat", "twin"):
+        scene.send(name, "join", str(pool), "--contact", f"/ip4/192.0.2.1/tcp/4001/p2p/{scene.node(name).peer_id}")
+    if len(scene.look("pool", "show", str(pool))["members"]) != 3:
+        raise RehearsalFailed("not everybody is a member")
+    return pool
+
+
+def _files(seed: int, count: int = 3) -> list[tuple[bytes, int]]:
+    return [(bytes([seed, number]) * 16, 1000 * (number + 1)) for number in range(count)]
+
+
+def _commit(scene: Scene, pool: int, name: str, files: list[tuple[bytes, int]]) -> int:
+    """Commit files for the epoch that just ended; the epoch."""
+    scene.wait(HOUR)
+    epoch = scene.look("pool", "show", str(pool))["pool"]["epoch"] - 1
+    leaves = [leaf(scene.node(name).address, root, units) for root, units in files]
+    root, units = merkle_root(leaves).hex(), sum(units for _, units in files)
+    scene.send(name, "work", "commit", str(pool), str(epoch), root, str(units))
+    return epoch
+
+
+def _commitment(scene: Scene, pool: int, name: str, root: bytes, units: int, index: int = 0) -> WorkCommitment:
+    return WorkCommitment(pool, scene.node(name).address, b"\x07" * 32, index, root, units)
+
+
+def _verdict(c: WorkCommitment, outcome: Outcome) -> Verdict:
+    return Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, int(outcome), 0 if outcome == 0 else REASON)
+
+
+def _domain(scene: Scene) -> Domain:
+    return Domain(CHAIN_ID, load_profile(NETWORK, home=scene.home).contracts.swarm)
+
+
+def _file_case(scene: Scene, c: WorkCommitment, outcome: Outcome, **more: Any) -> str:
+    domain = _domain(scene)
+    verdicts = tuple(
+        "0x" + sign(scene.node(judge), domain, _verdict(c, outcome)).hex() for judge in ("judge-1", "judge-2")
+    )
+    path = scene.home / f"case-{c.file_root.hex()[:8]}-{outcome}.json"
+    write_case(path, FileCase(commitment=commitment_in_json(c), reason=REASON, verdicts=verdicts, **more))
+    return str(path)
+
+
+def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """An epoch's work; one bad file is taken out of it; the rest is paid after the window and not before."""
+    files = _files(1)
+    epoch = _commit(scene, pool, "worker", files)
+    c = _commitment(scene, pool, "worker", *files[1])
+    listed = tuple(("0x" + root.hex(), units) for root, units in files)
+    scene.send("owner", "invalidate", _file_case(scene, c, Outcome.REJECT, epoch=epoch, files=listed))
+    scene.send("owner", "settle", str(pool), people["worker"], str(epoch), code=4)
+    scene.wait(DAY + HOUR)
+    due = scene.look("rewards", people["provider"])["totals"]["due_wei"]
+    before = int(scene.look("provider", "show", people["provider"])["token_wei"])
+    scene.send("owner", "settle", str(pool), people["worker"])
+    paid = int(scene.look("provider", "show", people["provider"])["token_wei"]) - before
+    if not paid == int(due) == 4000 * REWARD_PER_UNIT:
+        raise RehearsalFailed(f"paid {paid}, due {due}")
+
+
+def _slash(scene: Scene, pool: int, name: str, seed: int) -> tuple[int, int]:
+    """Commit an epoch, then have it slashed by a quorum: (epoch, case)."""
+    files = _files(seed)
+    epoch = _commit(scene, pool, name, files)
+    c = _commitment(scene, pool, name, *files[0])
+    mine = "0x" + sign(scene.node(name), _domain(scene), c).hex()
+    scene.send("owner", "slash", _file_case(scene, c, Outcome.SLASH, signature=mine))
+    slashed = [e for e in scene.look("events", "--pool", str(pool))["events"] if e["event"] == "Slashed"]
+    return epoch, slashed[-1]["case_id"]
+
+
+def _wrongly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """Frozen, appealed, overturned: everything is back, and the pool's bond beside it."""
+    before = _wealth(scene, people["provider"])
+    _, case = _slash(scene, pool, "worker", 2)
+    scene.send("provider", "case", "appeal", str(case))
+    scene.send("owner", "case", "finalize", str(case), code=4)
+    scene.send("arbiter", "case", "overturn", str(pool), people["worker"])
+    if scene.look("case", "show", str(case))["state"] != "overturned":
+        raise RehearsalFailed("the case is not overturned")
+    if _wealth(scene, people["provider"]) < before:
+        raise RehearsalFailed("an honest provider lost money by a case that was overturned")
+    scene.send("worker", "join", str(pool), "--contact", "again")
+
+
+def _rightly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """Frozen, nobody objects, final: the stake is gone and the epoch's money is free again."""
+    before = _wealth(scene, people["cheats"])
+    epoch, case = _slash(scene, pool, "cheat", 3)
+    scene.wait(2 * DAY)
+    scene.send("owner", "case", "finalize", str(case))
+    scene.send("owner", "release", str(pool), people["cheat"], str(epoch))
+    if before - _wealth(scene, people["cheats"]) != 50 * TOKEN:
+        raise RehearsalFailed("the slash did not take 50 tokens")
+
+
+def _caught_by_own_signatures(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """Two commitments of one node for one place; two verdicts of one validator over one file."""
+    domain = _domain(scene)
+    first, second = (_commitment(scene, pool, "twin", bytes([4, n]) * 16, 1000) for n in (1, 2))
+    signatures = ["0x" + sign(scene.node("twin"), domain, c).hex() for c in (first, second)]
+    path = scene.home / "twice.json"
+    pair = (commitment_in_json(first), commitment_in_json(second))
+    write_case(
+        path,
+        CommitmentContradiction(
+            first=pair[0], first_signature=signatures[0], second=pair[1], second_signature=signatures[1]
+        ),
+    )
+    scene.send("owner", "evidence", str(path))
+    verdicts = [_verdict(first, outcome) for outcome in (Outcome.SLASH, Outcome.ACCEPT)]
+    signed = ["0x" + sign(scene.node("judge-3"), domain, verdict).hex() for verdict in verdicts]
+    told = [msgspec.convert(_plain(verdict), Judgement) for verdict in verdicts]
+    path = scene.home / "verdicts.json"
+    write_case(
+        path,
+        VerdictContradiction(first=told[0], first_signature=signed[0], second=told[1], second_signature=signed[1]),
+    )
+    scene.send("owner", "evidence", str(path))
+    kinds = [e["event"] for e in scene.look("events", "--pool", str(pool))["events"]]
+    if kinds.count("Slashed") < 3 or "ValidatorStruck" not in kinds:
+        raise RehearsalFailed("the evidence left no trace")
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    values = msgspec.structs.asdict(verdict)
+    return {name: "0x" + value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
+
+
+def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """The pool ends, what nobody earned comes back, and so do the stakes."""
+    scene.send("trainer", "pool", "pause", str(pool))
+    scene.send("trainer", "pool", "resume", str(pool))
+    scene.send("owner", "pool", "end", str(pool), code=4)  # only the manager may
+    scene.send("trainer", "pool", "end", str(pool))
+    scene.send("worker", "leave", str(pool))
+    scene.wait(8 * DAY)
+    scene.send("owner", "settle", str(pool), people["worker"])
+    scene.send("owner", "pool", "sweep", str(pool))
+    scene.send("provider", "node", "remove", people["worker"])
+    scene.send("provider", "unstake", "100")
+    scene.send("provider", "rebond", "40")
+    scene.send("provider", "withdraw", code=4)
+    scene.send("provider", "provider", "remove")
+    scene.wait(8 * DAY)
+    scene.send("provider", "withdraw")
+
+
+def _wealth(scene: Scene, account: str) -> int:
+    facts = scene.look("provider", "show", account)
+    return sum(int(facts[f"{name}_wei"]) for name in ("token", "bonded", "unbonding", "frozen"))
+
+
+def _check_books(scene: Scene, people: dict[str, str]) -> None:
+    """The honest provider has its stake and its pay; the journal says what the chain says."""
+    facts = scene.look("provider", "show", people["provider"])
+    if int(facts["bonded_wei"]) or int(facts["token_wei"]) < 2000 * TOKEN:
+        raise RehearsalFailed(f"the honest provider's books are wrong: {facts}")
+    profile = load_profile(NETWORK, home=scene.home)
+    sources = [f"{CHAIN_ID}:{profile.contracts.swarm}", f"{CHAIN_ID}:0x{'00' * 20}"]
+    for source in sources:
+        outbox = Outbox(scene.home / "outbox" / f"{CHAIN_ID}.sqlite", source)
+        try:
+            for row in [row for address in people.values() for row in outbox.history(address)]:
+                receipt = scene.rpc("eth_getTransactionReceipt", row.hash)
+                mined = receipt is not None and int(receipt["status"], 16) == 1
+                if mined != (row.fate is Fate.MINED):
+                    raise RehearsalFailed(f"the journal says {row.fate.value} of {row.hash}, the chain {receipt}")
+        finally:
+            outbox.close()
+
+
+@contextlib.contextmanager
+def stage(directory: Path, cache: Path, *, quick: bool) -> Iterator[Scene]:
+    """A chain that says it is Base Sepolia, and a user whose profile of that network leads to it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(find_anvil(cache)), "--port", str(port), "--chain-id", str(CHAIN_ID), "--accounts", "0", "--silent"]
+    chain = subprocess.Popen([*command, *([] if quick else ["--block-time", "2"])])
+    kept = {name: os.environ.get(name) for name in ("INTELLECT_NODE_HOME", "INTELLECT_NODE_PASSWORD")}
+    os.environ |= {"INTELLECT_NODE_HOME": str(directory), "INTELLECT_NODE_PASSWORD": "rehearsal"}
+    try:
+        scene = Scene(directory, f"http://127.0.0.1:{port}", 0 if quick else 2)
+        _until_up(scene, chain)
+        shipped = load_profile(NETWORK, home=directory, deployed=False)
+        own = msgspec.structs.replace(shipped, rpc_urls=(scene.url,), confirmations=scene.confirmations)
+        write_profile(user_profile_path(NETWORK, directory), own)
+        yield scene
+    finally:
+        chain.kill()
+        chain.wait()
+        for name, value in kept.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def _until_up(scene: Scene, chain: subprocess.Popen[bytes]) -> None:
+    for _ in range(500):
+        if chain.poll() is not None:
+            break
+        try:
+            scene.rpc("eth_chainId")
+            return
+        except httpx.HTTPError:
+            time.sleep(0.02)
+    raise RehearsalFailed("anvil does not answer")
+
+
+@contextlib.contextmanager
+def light_keys() -> Iterator[None]:
+    """Keystores that open fast; the format is the same."""
+    full = Account.encrypt
+    Account.encrypt = staticmethod(lambda secret, password, **_: full(secret, password, iterations=2))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Account.encrypt = full  # type: ignore[method-assign]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a block per transaction, and keys that open fast")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    from cli.devnet import cache_directory
+
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        if given.quick:
+            stack.enter_context(light_keys())
+        scene = stack.enter_context(stage(Path(directory) / "home", cache_directory(), quick=given.quick))
+        started = time.perf_counter()
+        try:
+            rehearse(scene)
+        except RehearsalFailed as error:
+            print(f"failed: {error}", file=sys.stderr)
+            return 1
+        total = time.perf_counter() - started
+    for row in scene.rows:
+        print(f"{row['command']:<28} {row['gas']:>10,} gas {row['seconds']:>7.2f} s")
+    print(f"{len(scene.rows)} commands that sent something, {total:.1f} s; books and journal agree with the chain")
+    if given.json:
+        facts = {"chain_id": CHAIN_ID, "block_seconds": 0 if given.quick else 2, "seconds": total, "rows": scene.rows}
+        given.json.write_text(json.dumps(facts, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,9 @@
+"""`intellect-node contract`: what people do on chain themselves. One file per subject; `frame.py` is what all share.
+
+The subjects register their commands in `groups.py` when they are imported.
+"""
+
+from cli.contract import deploy, judge, look, nodes, pool, stake, work
+from cli.contract.groups import app
+
+__all__ = ["app", "deploy", "judge", "look", "nodes", "pool", "stake", "work"]

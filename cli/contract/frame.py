@@ -1,0 +1,360 @@
+"""The frame of every command that sends a transaction: who signs, what it would cost, whether to go on, the receipt.
+
+A command is a function that turns its own arguments into a `Plan`; `transaction` gives it the common options and
+the rest of the story. Commands only say what happens to whose money, and with which calls.
+"""
+
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from cli.contract.values import eth
+from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
+from cli.keyring import key_directory, open_node_key, open_signer
+from cli.output import clean, console, duration, print_json
+
+if TYPE_CHECKING:
+    from node.chain.client import ChainClient, Leftover, Receipt
+    from node.chain.profile import NetworkProfile
+    from node.chain.simulate import Estimate, Simulation, Step
+    from protocol.identity import Address, NodeKey
+
+T = TypeVar("T")
+KEY_WAIT = 60.0
+"""Seconds to wait for another command that uses the same key."""
+
+
+def _networks(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from node.chain.profile import network_names
+    from node.config import default_home
+
+    return [name for name in network_names(default_home()) if name.startswith(incomplete)]
+
+
+def _keys(incomplete: str) -> list[str]:
+    return sorted(path.stem for path in key_directory().glob(f"{incomplete}*.json"))
+
+
+Network = Annotated[
+    str,
+    typer.Option(
+        help="local, base-sepolia, base, a network of your own, or a profile's file.",
+        envvar="INTELLECT_NODE_NETWORK",
+        autocompletion=_networks,
+    ),
+]
+KeyName = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        help="Who signs: a keystore file, or a name from `keys list`. On a local devnet: its own account.",
+        autocompletion=_keys,
+    ),
+]
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="Instead: the node with this state directory signs.")
+]
+PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Password of that key (mode 0600).")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Simulate: what it would cost, or why it would fail.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before sending.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "network": (Network, "local"),
+    "key": (KeyName, None),
+    "state_dir": (StateDir, None),
+    "password_file": (PasswordFile, None),
+    "dry_run": (DryRun, False),
+    "yes": (Yes, False),
+    "as_json": (AsJson, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a command will do. says: in words, what happens to whose money; done: what to print afterwards;
+    facts: receipts -> more keys for --json; refresh: a step as it is after those receipts, for one that depends
+    on what an earlier one brings about; before: to be done first, once it is confirmed.
+    """
+
+    says: str
+    done: str
+    steps: "list[Step]"
+    facts: "Callable[[list[Receipt]], Mapping[str, Any]]" = field(default=lambda _: {})
+    refresh: "Callable[[Step, list[Receipt]], Step]" = field(default=lambda step, _: step)
+    before: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One run of the frame: the common options, and the words for people."""
+
+    name: str
+    network: str
+    key: str | None
+    state_dir: Path | None
+    password_file: Path | None
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+
+Planner = Callable[..., Awaitable[Plan]]
+
+
+def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Planner], Planner]:
+    """Register `async def planner(chain, me, **own arguments) -> Plan` as the command `name`.
+
+    me: the address that signs. The docstring is the help; example: what follows "intellect-node contract".
+    """
+
+    def register(planner: Planner) -> Planner:
+        own = [p for p in inspect.signature(planner).parameters.values() if p.name not in ("chain", "me")]
+        common = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for option, (kind, default) in _COMMON.items()
+        ]
+
+        def command(**given: Any) -> None:
+            call = _Call(name, **{option: given.pop(option) for option in _COMMON})
+            _run(call, planner, given)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        command.__doc__ = planner.__doc__
+        app.command(name, epilog=f"Example:  intellect-node contract {example}")(command)
+        return planner
+
+    return register
+
+
+def read(network: str, action: "Callable[[ChainClient], Awaitable[T]]") -> T:
+    """Connect, look, close; in a trio of its own."""
+    import trio
+
+    from node.chain.client import ChainClient
+
+    profile = profile_of(network)
+
+    async def main() -> T:
+        chain = ChainClient(profile)
+        try:
+            await chain.connect()
+            return await action(chain)
+        finally:
+            chain.close()
+
+    return trio.run(main)
+
+
+def profile_of(network: str, *, deployed: bool = True) -> "NetworkProfile":
+    """The network's profile."""
+    from node.chain.profile import load_profile
+    from node.config import default_home
+
+    return load_profile(network, home=default_home(), deployed=deployed)
+
+
+def outbox_of(profile: "NetworkProfile") -> Path:
+    """Where commands write down what they are about to send."""
+    from node.config import default_home
+
+    folder = default_home() / "outbox"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / f"{profile.chain_id}.sqlite"
+
+
+def when(timestamp: int, now: int) -> str:
+    """A chain's second for people: in how long, or how long ago."""
+    gap = duration(abs(timestamp - now))
+    return f"in {gap}" if timestamp > now else f"{gap} ago"
+
+
+# ---- inside
+
+
+def _run(call: _Call, planner: Planner, own: dict[str, Any]) -> None:
+    import trio
+
+    profile = profile_of(call.network)
+    require_somebody(call.yes or call.dry_run)
+    key = signer_of(call.network, profile, call.key, call.state_dir, call.password_file)
+    with alone(key.address):
+        trio.run(_story, call, profile, key, planner, own)
+
+
+def require_somebody(given: bool) -> None:
+    """Refuse early where nobody can be asked and nothing was said before."""
+    if not given and not sys.stdin.isatty():
+        raise CommandError(
+            "nobody can be asked whether to go on",
+            "there is no terminal, and this command would send a transaction",
+            "give --yes to go on without being asked, or --dry-run to see what it would do",
+            USAGE,
+        )
+
+
+def signer_of(
+    network: str, profile: "NetworkProfile", key: str | None, state_dir: Path | None, password_file: Path | None
+) -> "NodeKey":
+    """Who signs; on a local devnet without a key, the account that it gives to whoever plays there."""
+    if key and state_dir:
+        raise CommandError("who signs?", "both --key and --state-dir were given", "give one of them", USAGE)
+    if state_dir:
+        return open_node_key(state_dir, password_file)
+    if key:
+        return open_signer(key, password_file)
+    from cli.pools import devnet_account
+
+    return devnet_account(profile, network)
+
+
+@contextmanager
+def alone(signer: str) -> Iterator[None]:
+    """One command per key at a time: the second one waits."""
+    import time
+
+    from node.config import default_home
+    from node.locks import FileLock
+
+    folder = default_home() / "outbox"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock, limit = FileLock(folder / f"{signer}.lock"), time.monotonic() + KEY_WAIT
+    while not lock.acquire():
+        if time.monotonic() > limit:
+            raise CommandError(
+                f"another command uses the key of {signer}", f"process {lock.holder} holds it", "wait for it", CHAIN
+            )
+        time.sleep(0.1)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner: Planner, own: dict[str, Any]) -> None:
+    from node.chain.client import ChainClient
+
+    chain = ChainClient(profile, key, outbox=outbox_of(profile))
+    try:
+        left = await chain.resume(key)
+        plan = await planner(chain, key.address, **own)
+        done = _already_done(plan, left)
+        _tell_leftovers([one for one in left if one.receipt not in done.values()])
+        todo = [plan.refresh(step, list(done.values())) for n, step in enumerate(plan.steps) if n not in done]
+        if not todo:
+            _show_receipts(call, profile, plan, list(done.values()), recovered=True)
+            return
+        simulation = await chain.simulate(todo, key.address)
+        if call.dry_run:
+            _show_dry_run(call, profile, key.address, plan, simulation)
+            return
+        confirm(call.yes, profile, key.address, plan.says, simulation)
+        if plan.before is not None:
+            await plan.before()
+        receipts: list[Receipt] = []
+        for number, step in enumerate(plan.steps):
+            receipts.append(done.get(number) or await _send(chain, plan.refresh(step, receipts), key))
+        _show_receipts(call, profile, plan, receipts, recovered=bool(done))
+    finally:
+        chain.close()
+
+
+async def _send(chain: "ChainClient", step: "Step", key: "NodeKey") -> "Receipt":
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status(f"{step.action}: waiting for a block", spinner="dots"):
+        return await chain.execute(step, key)
+
+
+def _already_done(plan: Plan, left: "list[Leftover]") -> "dict[int, Receipt]":
+    """Steps that an earlier, equal command did before it was interrupted, by their place in the plan."""
+    from node.chain.outbox import Fate
+    from node.chain.transactions import call_of
+
+    mined = {one.intent: one.receipt for one in left if one.fate is Fate.MINED and one.receipt is not None}
+    intents = [call_of(step.call).intent for step in plan.steps]
+    return {number: mined[intent] for number, intent in enumerate(intents) if intent in mined}
+
+
+def _tell_leftovers(left: "list[Leftover]") -> None:
+    from rich.console import Console
+
+    for one in left:
+        text = f"an earlier command was interrupted: {one.action} is {one.fate.value} ({one.transaction})"
+        Console(stderr=True, highlight=False).print(text, style="dim", soft_wrap=True, markup=False)
+
+
+def confirm(yes: bool, profile: "NetworkProfile", me: "Address", says: str, simulation: "Simulation") -> None:
+    """Ask, unless it was said before. Raises CommandError for a no."""
+    if yes:
+        return
+    from rich.console import Console
+
+    out = Console(stderr=True, highlight=False, soft_wrap=True)
+    out.print(f"on {profile.name} (chain {profile.chain_id}), signed by {me}:", markup=False)
+    out.print(f"  {says}", markup=False)
+    out.print(f"  {costs(simulation)}", markup=False)
+    if not typer.confirm("Go on?", err=True):
+        raise CommandError("nothing was sent", "you said no", "run the command again to change your mind", INTERRUPTED)
+
+
+def costs(simulation: "Simulation") -> str:
+    """Gas and fees in words."""
+    most = simulation.gas * simulation.max_fee + simulation.l1_fee
+    words = f"gas about {simulation.gas:,}, about {eth(simulation.cost)} ETH (at most {eth(most)} ETH by today's fees)"
+    if not simulation.complete:
+        words += "; a guess: this endpoint cannot simulate the later steps before the first is on chain"
+    return words
+
+
+def dry_step(step: "Estimate") -> dict[str, Any]:
+    """One step of a dry run, JSON-ready."""
+    return {"action": step.action, "gas": step.gas, "exact": step.exact, "l1_fee_wei": str(step.l1_fee)}
+
+
+def _show_dry_run(call: _Call, profile: "NetworkProfile", me: "Address", plan: Plan, simulation: "Simulation") -> None:
+    if call.as_json:
+        steps = [
+            {"action": s.action, "gas": s.gas, "exact": s.exact, "l1_fee_wei": str(s.l1_fee)} for s in simulation.steps
+        ]
+        facts = {"dry_run": True, "signer": me, "says": plan.says, "steps": steps, "gas": simulation.gas}
+        print_json({**facts, "cost_wei": str(simulation.cost), "complete": simulation.complete})
+        return
+    out = console()
+    out.print(f"would do this on {profile.name} (chain {profile.chain_id}), signed by {me}:", soft_wrap=True)
+    out.print(f"  {plan.says}", markup=False, soft_wrap=True)
+    for step in simulation.steps:
+        out.print(f"  {step.action}: gas {'' if step.exact else 'about '}{step.gas:,}", soft_wrap=True)
+    out.print(f"  {costs(simulation)}\nnothing was sent", soft_wrap=True)
+
+
+def _show_receipts(
+    call: _Call, profile: "NetworkProfile", plan: Plan, receipts: "list[Receipt]", *, recovered: bool = False
+) -> None:
+    last = receipts[-1]
+    if call.as_json:
+        facts = {"transaction": last.transaction, "block": last.block, "recovered": recovered}
+        facts["gas_used"] = sum(receipt.gas_used for receipt in receipts)
+        facts["cost_wei"] = str(sum(receipt.cost for receipt in receipts))
+        facts["link"] = profile.link("tx", last.transaction)
+        facts["transactions"] = [receipt.transaction for receipt in receipts]
+        print_json(facts | dict(plan.facts(receipts)))
+        return
+    out = console()
+    if recovered:
+        out.print("done already by an earlier command that was interrupted, and not sent again:", soft_wrap=True)
+    more = " ".join(f"{name} {value}" for name, value in plan.facts(receipts).items() if isinstance(value, (int, str)))
+    out.print(clean(f"{plan.done} {more}".strip(), 400), markup=False, soft_wrap=True)
+    for receipt in receipts:
+        cost = f"gas {receipt.gas_used:,}, {eth(receipt.cost)} ETH"
+        out.print(f"transaction {receipt.transaction} in block {receipt.block}, {cost}", soft_wrap=True)
+        if link := profile.link("tx", receipt.transaction):
+            out.print(f"  {link}", soft_wrap=True)

@@ -1,0 +1,188 @@
+"""Looking: the contracts' parameters, any account, everything that was ever told."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from cli.contract.frame import AsJson, Network, profile_of, read
+from cli.contract.groups import app
+from cli.contract.values import address
+from cli.output import clean, console, duration, ether, print_facts, print_json, short
+
+if TYPE_CHECKING:
+    from contracts.bindings import Contracts
+    from node.chain.client import ChainClient
+
+# name here -> (contract, view, what it is)
+_PARAMETERS = {
+    "base_stake": ("swarm", "baseStake", "tokens"),
+    "stake_per_unit": ("swarm", "stakePerUnit", "tokens"),
+    "pool_bond": ("swarm", "poolBond", "tokens"),
+    "unbonding_period": ("vault", "unbondingPeriod", "seconds"),
+    "appeal_seconds": ("vault", "appealSeconds", "seconds"),
+    "max_slash": ("vault", "maxSlash", "tokens"),
+    "reporter_bps": ("vault", "reporterBps", "share"),
+    "burn_bps": ("vault", "burnBps", "share"),
+    "treasury": ("vault", "treasury", "address"),
+    "arbiter": ("vault", "arbiter", "address"),
+}
+
+
+@app.command("params", epilog="Example:  intellect-node contract params --network base-sepolia --json")
+def params(network: Network = "local", as_json: AsJson = False) -> None:
+    """Where the contracts lie, and what they were born with."""
+    profile = profile_of(network)
+    values = read(network, lambda chain: chain.ask("read the parameters", _read_parameters))
+    contracts = {name: getattr(profile.contracts, name) for name in profile.contracts.__struct_fields__}
+    if as_json:
+        plain = {_json_name(name): _json_value(name, value) for name, value in values.items()}
+        print_json({"network": profile.name, "chain_id": profile.chain_id, "contracts": contracts, "parameters": plain})
+        return
+    rows: list[tuple[str, Any]] = [("network", f"{profile.name} (chain {profile.chain_id})")]
+    for name, place in contracts.items():
+        rows.append((name, profile.link("address", place) or place))
+    print_facts([*rows, *((name, _words(name, value)) for name, value in values.items())])
+
+
+@app.command("show", epilog="Example:  intellect-node contract show 0xAb.. --network local --json")
+def show(
+    account: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="A provider or a node.")],
+    network: Network = "local",
+    as_json: AsJson = False,
+) -> None:
+    """An account: its coin, tokens, stake, and whether it is a registered node."""
+
+    async def look(chain: "ChainClient") -> dict[str, Any]:
+        balances, bond = await chain.balances(account), await chain.stake_of(account)
+        node, required = await chain.node_info(account), await chain.required_stake(account)
+        return {
+            "account": account,
+            "coin_wei": str(balances.coin),
+            "token_wei": str(balances.token),
+            "bonded_wei": str(bond.bonded),
+            "unbonding_wei": str(bond.unbonding),
+            "frozen_wei": str(bond.frozen),
+            "required_wei": str(required),
+            "provider": node.provider,
+            "units": node.units,
+        }
+
+    facts = read(network, look)
+    if as_json:
+        print_json(facts)
+        return
+    print_facts(
+        [(name.removesuffix("_wei"), ether(int(v)) if name.endswith("_wei") else v) for name, v in facts.items()]
+    )
+
+
+@app.command(
+    "events",
+    epilog="Examples:  intellect-node contract events --network local --pool 1 --json   |   contract events --follow",
+)
+def events(
+    network: Network = "local",
+    pool: Annotated[int | None, typer.Option(min=1, help="Only those of one pool.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C; with --json one line each.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Everything that the contracts have told, oldest first."""
+    from cli.events import describe_event, event_rows
+
+    if follow:
+        _follow(network, pool, as_json)
+        return
+    rows = [row for row in read(network, event_rows) if pool is None or row.get("pool") in (None, pool)]
+    if as_json:
+        print_json({"events": rows})
+        return
+    table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
+    for name in ("block", "event", "what", "transaction"):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(str(row["block"]), row["event"], Text(clean(describe_event(row))), short(row["transaction"]))
+    console().print(table)
+
+
+def _follow(network: str, pool: int | None, as_json: bool) -> None:
+    """History first, then what comes; events of replaced blocks are told to be undone."""
+    import trio
+
+    from node.chain.client import ChainClient
+    from node.chain.follower import EventFollower
+
+    profile = profile_of(network)
+
+    async def main() -> None:
+        chain = ChainClient(profile)
+        try:
+            await chain.connect()
+            follower = EventFollower(chain, pool, ":memory:")
+            async with trio.open_nursery() as nursery:
+                await nursery.start(follower.run)
+                async for delivery in follower.events:
+                    _tell(delivery, as_json)
+        finally:
+            chain.close()
+
+    with _quiet():
+        trio.run(main)
+
+
+def _tell(delivery: Any, as_json: bool) -> None:
+    from cli.events import describe_event, event_row
+    from node.chain.follower import RolledBack
+
+    if isinstance(delivery, RolledBack):
+        rows = [event_row(event) for event in delivery.events]
+        if as_json:
+            print_json({"event": "RolledBack", "block": delivery.block, "undone": rows})
+            return
+        for row in rows:
+            console().print(f"{row['block']:>8}  {row['event']} did not happen: its block was replaced", soft_wrap=True)
+        return
+    row = event_row(delivery)
+    if as_json:
+        print_json(row)
+        return
+    line = f"{row['block']:>8}  {row['event']:<18}  {clean(describe_event(row))}  {short(row['transaction'])}"
+    console().print(line, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The chain's log lines would stand between the events."""
+    import logging
+
+    import structlog
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    yield
+
+
+def _read_parameters(contracts: "Contracts") -> dict[str, Any]:
+    places = {"swarm": contracts.swarm, "vault": contracts.vault}
+    return {name: places[place].functions[view]().call() for name, (place, view, _) in _PARAMETERS.items()}
+
+
+def _words(name: str, value: Any) -> str:
+    kind = _PARAMETERS[name][2]
+    if kind == "tokens":
+        return f"{ether(value)} tokens"
+    if kind == "seconds":
+        return f"{value // 86_400} days" if value >= 2 * 86_400 else duration(value)
+    return f"{value / 100:g} %" if kind == "share" else str(value)
+
+
+def _json_name(name: str) -> str:
+    return f"{name}_wei" if _PARAMETERS[name][2] == "tokens" else name
+
+
+def _json_value(name: str, value: Any) -> Any:
+    return str(value) if _PARAMETERS[name][2] in ("tokens", "address") else value

@@ -1,0 +1,249 @@
+"""Providers and nodes: who answers for whom. A node consents by its own signature, wherever its key lies."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
+from cli.contract.groups import node_app, provider_app
+from cli.contract.stake import bond_steps
+from cli.contract.values import address, seconds
+from cli.errors import USAGE, CommandError
+from cli.keyring import open_node_key
+from cli.output import ether, print_facts, print_json
+
+if TYPE_CHECKING:
+    from node.chain.client import ChainClient
+    from protocol.identity import Address
+
+Units = Annotated[int, typer.Option(min=1, help="How much the node can do; each unit needs stake.")]
+NodeAddress = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
+PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Password of the node's key (mode 0600).")]
+MAX_CONSENT_BYTES = 4096
+
+
+@transaction(provider_app, "register", example="provider register --units 2 --network base-sepolia --key provider")
+async def provider_register(chain: "ChainClient", me: "Address", units: Units = 1) -> Plan:
+    """Become a provider: bond what the contract asks for `units` more than your nodes have now."""
+    required, bonded = await chain.required_stake(me, units), (await chain.stake_of(me)).bonded
+    missing = required - bonded
+    if missing <= 0:
+        raise CommandError(
+            "nothing is missing",
+            f"{ether(bonded)} tokens are bonded, {ether(required)} are needed",
+            "register the node",
+        )
+    says = (
+        f"{ether(missing)} tokens of {me} become its stake, which is then enough for {units} more unit(s). The "
+        "contract takes from it when a node of yours cheats."
+    )
+    return Plan(says, f"{ether(missing)} tokens bonded for {me}", await bond_steps(chain, me, me, missing))
+
+
+@transaction(provider_app, "remove", example="provider remove --network base-sepolia --key provider")
+async def provider_remove(chain: "ChainClient", me: "Address") -> Plan:
+    """Stop: remove all your nodes, and begin to unbond the whole stake."""
+    from node.chain.simulate import Step
+
+    nodes, bonded = await _nodes_of(chain, me), (await chain.stake_of(me)).bonded
+    steps = [Step("remove the nodes", chain.contracts.remove_provider(nodes))] if nodes else []
+    steps += [Step("unbond stake", chain.contracts.unbond(bonded))] if bonded else []
+    if not steps:
+        raise CommandError("there is nothing to remove", f"{me} has no nodes and no stake", "nothing to do")
+    says = (
+        f"your {len(nodes)} node(s) are removed and cannot work any more; {ether(bonded)} tokens of stake begin to "
+        "unbond (withdraw them later). Work that was committed is still paid."
+    )
+    return Plan(says, f"{len(nodes)} node(s) removed, {ether(bonded)} tokens unbonding", steps)
+
+
+@provider_app.command("show", epilog="Example:  intellect-node contract provider show 0xAb.. --network local --json")
+def provider_show(
+    provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="The provider's address.")],
+    network: Network = "local",
+    as_json: AsJson = False,
+) -> None:
+    """A provider: coin, tokens, stake, and its nodes."""
+
+    async def look(chain: "ChainClient") -> dict[str, Any]:
+        balances, bond = await chain.balances(provider), await chain.stake_of(provider)
+        return {
+            "provider": provider,
+            "coin_wei": str(balances.coin),
+            "token_wei": str(balances.token),
+            "bonded_wei": str(bond.bonded),
+            "unbonding_wei": str(bond.unbonding),
+            "frozen_wei": str(bond.frozen),
+            "required_wei": str(await chain.required_stake(provider)),
+            "withdrawable_at": bond.withdrawable_at,
+            "nodes": await _nodes_of(chain, provider),
+            "now": (await chain.block()).timestamp,
+        }
+
+    facts = read(network, look)
+    if as_json:
+        print_json(facts)
+        return
+    amounts = ("coin", "token", "bonded", "unbonding", "frozen", "required")
+    rows = [("provider", provider), *((name, ether(int(facts[f"{name}_wei"]))) for name in amounts)]
+    if int(facts["unbonding_wei"]):
+        rows.append(("withdrawable", when(facts["withdrawable_at"], facts["now"])))
+    print_facts([*rows, *(("node", node) for node in facts["nodes"])])
+
+
+@node_app.command(
+    "consent",
+    epilog="Example:  intellect-node contract node consent 0xProvider --state-dir nodes/a > consent.json",
+)
+def node_consent(
+    provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="Who may register this node.")],
+    state_dir: Annotated[Path, typer.Option("--state-dir", help="State directory of the node.")],
+    units: Units = 1,
+    valid: Annotated[int, typer.Option(parser=seconds, metavar="TIME", help="How long, e.g. 1h or 7d.")] = "24h",  # type: ignore[assignment]
+    network: Network = "local",
+    password_file: PasswordFile = None,
+) -> None:
+    """Where the node runs: sign that a provider may register it. Prints JSON for `node register --consent`."""
+    key = open_node_key(state_dir, password_file)
+
+    async def sign(chain: "ChainClient") -> tuple[int, bytes]:
+        until = (await chain.block()).timestamp + valid
+        return await chain.register_node_signature(key, provider, units, deadline=until)
+
+    deadline, signature = read(network, sign)
+    facts = {"node": key.address, "provider": provider, "units": units, "deadline": deadline}
+    print_json(facts | {"signature": "0x" + signature.hex()})
+
+
+@transaction(node_app, "register", example="node register --node-state nodes/a --network base-sepolia --key provider")
+async def node_register(
+    chain: "ChainClient",
+    me: "Address",
+    node_state: Annotated[
+        Path | None, typer.Option("--node-state", help="State directory of the node; its key consents.")
+    ] = None,
+    consent: Annotated[
+        Path | None, typer.Option("--consent", help="Or the node's consent, from `node consent` on its machine.")
+    ] = None,
+    units: Units = 1,
+) -> Plan:
+    """Register a node under your provider: your stake answers for it."""
+    from node.chain.simulate import Step
+
+    if (node_state is None) == (consent is None):
+        raise CommandError("which node?", "give --node-state or --consent, one of them", "see --help", USAGE)
+    if node_state is not None:
+        key = open_node_key(node_state)
+        node, (deadline, signature) = key.address, await chain.register_node_signature(key, me, units)
+    else:
+        node, units, deadline, signature = _read_consent(consent or Path(), me)
+    call = chain.contracts.register_node(node, units, deadline, signature)
+    says = (
+        f"the node {node} joins your provider {me} with {units} unit(s), for good: it can never have another provider. "
+        "From now on your stake answers for what it does."
+    )
+    return Plan(says, f"node {node} registered under {me}", [Step("register the node", call)])
+
+
+@transaction(node_app, "remove", example="node remove 0xNode --network base-sepolia --key provider")
+async def node_remove(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
+    """Remove a node of yours; its committed work is still paid."""
+    from node.chain.simulate import Step
+
+    says = f"the node {node} can no longer work for you; the stake that it needed becomes free to unbond"
+    return Plan(says, f"node {node} removed", [Step("remove the node", chain.contracts.remove_node(node))])
+
+
+@transaction(node_app, "expel", example="node expel 0xNode --network base-sepolia --key anybody")
+async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
+    """End the membership of a node whose provider's stake no longer covers it. Anybody may do this."""
+    from node.chain.simulate import Step
+
+    says = f"the node {node} loses its place in its pool, because its provider's stake is too small"
+    return Plan(says, f"node {node} expelled", [Step(f"expel {node}", chain.contracts.expel(node))])
+
+
+@transaction(
+    node_app, "attest", example="node attest 1 0xNode --units 2 --until 1999999999 --signature 0x.. --key anybody"
+)
+async def node_attest(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Annotated[int, typer.Argument(min=1, help="The pool whose validators attest.")],
+    node: NodeAddress,
+    units: Annotated[int, typer.Option(min=0, help="What the validators measured; 0 takes it back.")],
+    until: Annotated[int, typer.Option(min=1, help="Unix second at which it expires.")],
+    signature: Annotated[list[str], typer.Option(help="A validator's signature (130 hex digits); repeatable.")],
+) -> Plan:
+    """Carry the validators' attestation of a node's units to the chain."""
+    from node.chain.simulate import Step
+
+    signatures = [signature_of(text) for text in signature]
+    call = chain.contracts.attest(pool, node, units, until, signatures)
+    says = f"the node {node} counts with {units} unit(s) in pool {pool} until {until}; no money moves"
+    return Plan(says, f"node {node} attested with {units} unit(s)", [Step("attest the node", call)])
+
+
+@node_app.command("show", epilog="Example:  intellect-node contract node show 0xNode --network local --json")
+def node_show(node: NodeAddress, network: Network = "local", as_json: AsJson = False) -> None:
+    """A node: its provider, its units, its pool, and its coin for gas."""
+
+    async def look(chain: "ChainClient") -> dict[str, Any]:
+        info, balances = await chain.node_info(node), await chain.balances(node)
+        facts = {"node": node, "provider": info.provider, "registered": info.registered, "units": info.units}
+        facts |= {"pool": info.pool or None, "lease_until": info.lease_until, "nonce": info.nonce}
+        return facts | {"coin_wei": str(balances.coin), "now": (await chain.block()).timestamp}
+
+    facts = read(network, look)
+    if as_json:
+        print_json(facts)
+        return
+    rows = [(name, facts[name]) for name in ("node", "provider", "units", "pool")]
+    if facts["pool"]:
+        rows.append(("lease", when(facts["lease_until"], facts["now"])))
+    print_facts([*rows, ("coin", ether(int(facts["coin_wei"])))])
+
+
+async def _nodes_of(chain: "ChainClient", provider: "Address") -> "list[Address]":
+    """Present nodes, from the registrations ever told."""
+    from contracts.bindings import NodeRegistered, parse_log, topic_of
+
+    head = await chain.block()
+    topics = ["0x" + topic_of(NodeRegistered).hex(), "0x" + provider.removeprefix("0x").lower().rjust(64, "0")]
+    logs = await chain.logs(chain.profile.deployed_block, head.number, topics)
+    events = [parse_log(log, chain.profile.contracts) for log in logs]
+    seen = dict.fromkeys(event.node for event in events if isinstance(event, NodeRegistered))
+    infos = [await chain.node_info(node) for node in seen]
+    return [info.node for info in infos if info.provider == provider]
+
+
+def _read_consent(path: Path, me: "Address") -> tuple[Any, int, int, bytes]:
+    try:
+        with path.open("rb") as file:
+            plain = json.loads(file.read(MAX_CONSENT_BYTES))
+        node, provider = address(plain["node"]), address(plain["provider"])
+        units, deadline, signature = int(plain["units"]), int(plain["deadline"]), signature_of(plain["signature"])
+    except OSError as error:
+        raise CommandError(f"cannot read {path}", error.strerror or str(error), "check the path", USAGE) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        remedy = "make it again: intellect-node contract node consent"
+        raise CommandError(f"{path} is no consent", "it has another form", remedy, USAGE) from None
+    if provider != me:
+        raise CommandError(
+            "this consent is for another provider", f"it names {provider}, the signer is {me}", "sign with its key"
+        )
+    return node, units, deadline, signature
+
+
+def signature_of(text: str) -> bytes:
+    """65 bytes in hex."""
+    digits = text.removeprefix("0x")
+    try:
+        raw = bytes.fromhex(digits)
+    except ValueError:
+        raw = b""
+    if len(raw) != 65:
+        raise CommandError(f"{text[:40]!r} is no signature", "it must be 65 bytes", "give 130 hex digits", USAGE)
+    return raw

@@ -1,0 +1,447 @@
+"""Pools: open one, fund it, rule it, end it; join and leave."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.contract.frame import AsJson, Network, Plan, profile_of, read, transaction, when
+from cli.contract.groups import app, pool_app
+from cli.contract.stake import Amount, approve_steps
+from cli.contract.values import address, seconds, wei, word
+from cli.errors import USAGE, CommandError
+from cli.keyring import open_node_key, open_signer
+from cli.output import clean, console, duration, ether, print_facts, print_json
+
+if TYPE_CHECKING:
+    from contracts.bindings import PoolParams
+    from node.chain.client import ChainClient, Receipt
+    from node.chain.simulate import Step
+    from protocol.identity import Address
+
+Pool = Annotated[int, typer.Argument(min=1, help="The pool's number.")]
+Validators = Annotated[list[str] | None, typer.Option(help="Address of a validator's node; repeatable.")]
+Threshold = Annotated[int, typer.Option(min=1, max=16, help="Verdicts that make a quorum.")]
+FUND = "fund the pool"
+PER = 1000
+"""Rewards are told in tokens per this many units (output tokens)."""
+
+
+@transaction(
+    pool_app,
+    "create",
+    example="pool create --run run.toml --trainer-state nodes/trainer --validator-state nodes/validator",
+)
+async def create(
+    chain: "ChainClient",
+    me: "Address",
+    run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
+    run_root: Annotated[
+        Any, typer.Option(parser=word, metavar="ROOT", help="Or the root of a run that exists already, 64 hex digits.")
+    ] = None,
+    trainer: Annotated[str | None, typer.Option(help="Address of the trainer's node, which manages the pool.")] = None,
+    trainer_state: Annotated[Path | None, typer.Option(help="Or its state directory; a missing key is made.")] = None,
+    validator: Validators = None,
+    validator_state: Annotated[list[Path] | None, typer.Option(help="Or its state directory; repeatable.")] = None,
+    threshold: Threshold = 1,
+    reward: Annotated[int, typer.Option(parser=wei, metavar="TOKENS", help="Per 1000 units (output tokens).")] = "1",  # type: ignore[assignment]
+    fund: Annotated[int, typer.Option(parser=wei, metavar="TOKENS", help="Put into the pool at once.")] = "1000",  # type: ignore[assignment]
+    slash: Annotated[int, typer.Option(parser=wei, metavar="TOKENS", help="What an objective fault costs.")] = "100",  # type: ignore[assignment]
+    epoch: Annotated[
+        int | None, typer.Option(parser=seconds, metavar="TIME", help="Of an epoch. Default: 1m on local, else 1h.")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            parser=seconds,
+            metavar="TIME",
+            help="In which an epoch's work can be voided. Default: 2m on local, else 24h.",
+        ),
+    ] = None,
+    lease: Annotated[
+        int, typer.Option(parser=seconds, metavar="TIME", help="A membership's length without work.")
+    ] = "24h",  # type: ignore[assignment]
+    max_units: Annotated[int, typer.Option(min=1, help="Per node and epoch, and per declared unit.")] = 10**8,
+    invited: Annotated[bool, typer.Option("--invited", help="Only nodes with the manager's invitation.")] = False,
+    attested: Annotated[
+        bool, typer.Option("--attested", help="Only units that the validators attested count.")
+    ] = False,
+    bootnode: Annotated[list[str] | None, typer.Option(help="Multiaddr of a node to start from; repeatable.")] = None,
+    uri: Annotated[str, typer.Option(help="Where people read about the run.")] = "",
+) -> Plan:
+    """Open a pool for a run and fund it; on a local devnet it becomes the profile's default pool."""
+    from contracts.bindings import PoolParams
+    from node.chain.faucet import is_devnet
+
+    name, root = _run_of(run, run_root)
+    local = is_devnet(chain.profile)
+    params = PoolParams(
+        run_root=root,
+        run_uri=uri,
+        manager=_one_address(trainer, trainer_state, "trainer"),
+        reward_per_unit=reward // PER,
+        window=window or (120 if local else 86_400),
+        epoch_seconds=epoch or (60 if local else 3600),
+        lease_seconds=lease,
+        max_units_per_epoch=max_units,
+        slash_amount=slash,
+        validators=_validators(validator, validator_state),
+        threshold=threshold,
+        invited=invited,
+        attested=attested,
+        bootnodes=tuple(bootnode or ()),
+    )
+    bond = await chain.ask("read a parameter", lambda c: c.pool_bond())
+    number = await chain.pool_count() + 1
+    return Plan(
+        f"a pool for the run {name} is opened. {ether(bond)} tokens of {me} are its bond (back after "
+        f"its end), {ether(fund)} tokens of {me} become its rewards: they are paid for work, at {ether(reward)} per "
+        f"{PER} units, and what nobody earns goes to the manager {params.manager} after the end.",
+        f"the pool for run {name} ({root.hex()[:16]}) is open with {ether(fund)} tokens:",
+        await _open_steps(chain, me, params, number, bond, fund),
+        lambda receipts: _opened(chain, receipts, root),
+        lambda step, receipts: _with_number(chain, step, receipts, fund),
+    )
+
+
+def _run_of(run: Path | None, run_root: bytes | None) -> tuple[str, bytes]:
+    """A run's name and root; a run file is checked as its members will use it."""
+    from node.problems import check_run
+    from node.runfile import compile_run
+
+    if (run is None) == (run_root is None):
+        raise CommandError("which run?", "give --run or --run-root, one of them", "see --help", USAGE)
+    if run_root is not None:
+        return run_root.hex()[:16], run_root
+    compiled = compile_run(run or Path())
+    check_run(compiled)
+    return compiled.spec.name, compiled.root
+
+
+async def _open_steps(
+    chain: "ChainClient", me: "Address", params: "PoolParams", number: int, bond: int, fund: int
+) -> "list[Step]":
+    """One approval for bond and rewards, the pool, its money. number: a guess, good enough to simulate with."""
+    from node.chain.simulate import Step
+
+    steps = await approve_steps(chain, me, chain.profile.contracts.swarm, bond + fund)
+    steps.append(Step("open a pool", chain.contracts.create_pool(params)))
+    if fund:
+        steps.append(Step(FUND, chain.contracts.fund_pool(number, fund)))
+    return steps
+
+
+def _with_number(chain: "ChainClient", step: "Step", receipts: "list[Receipt]", fund: int) -> "Step":
+    """The money goes to the pool that was opened, whatever its number came to be."""
+    from node.chain.simulate import Step
+
+    number = _number(receipts)
+    if step.action != FUND or number is None:
+        return step
+    return Step(FUND, chain.contracts.fund_pool(number, fund))
+
+
+def _number(receipts: "list[Receipt]") -> int | None:
+    from contracts.bindings import PoolCreated
+
+    events = [event for receipt in receipts for event in receipt.events]
+    return next((event.pool for event in events if isinstance(event, PoolCreated)), None)
+
+
+def _opened(chain: "ChainClient", receipts: "list[Receipt]", run_root: bytes) -> dict[str, Any]:
+    from cli.pools import remember_pool
+
+    number = _number(receipts)
+    is_default = number is not None and remember_pool(chain.profile, number)
+    return {"pool": number, "run_root": run_root.hex(), "default": is_default}
+
+
+@transaction(pool_app, "fund", example="pool fund 7 500 --network base-sepolia --key owner")
+async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) -> Plan:
+    """Add tokens to a pool's rewards."""
+    from node.chain.simulate import Step
+
+    says = (
+        f"{ether(amount)} tokens of {me} become rewards of pool {pool} (as far as they make whole units); what nobody "
+        "earns goes to the pool's manager after its end"
+    )
+    swarm = chain.profile.contracts.swarm
+    steps = [
+        *await approve_steps(chain, me, swarm, amount),
+        Step(f"fund pool {pool}", chain.contracts.fund_pool(pool, amount)),
+    ]
+    return Plan(says, f"pool {pool} is funded with {ether(amount)} tokens more", steps)
+
+
+@transaction(pool_app, "set-run", example="pool set-run 7 <64 hex digits> --network base-sepolia --key manager")
+async def set_run(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    run_root: Annotated[Any, typer.Argument(parser=word, metavar="ROOT", help="The run's root, 64 hex digits.")],
+) -> Plan:
+    """As the manager, before any work: name another run."""
+    from node.chain.simulate import Step
+
+    says = f"pool {pool} is for the run {run_root.hex()[:16]} from now on; no money moves"
+    return Plan(
+        says, f"pool {pool} has a new run", [Step("name the run", chain.contracts.set_pool_run(pool, run_root))]
+    )
+
+
+@transaction(
+    pool_app, "bootnodes", example="pool bootnodes 7 --bootnode /ip4/203.0.113.7/tcp/4001/p2p/16Uiu2.. --key manager"
+)
+async def bootnodes(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    bootnode: Annotated[list[str] | None, typer.Option(help="Multiaddr; repeatable. None: nobody.")] = None,
+) -> Plan:
+    """As the manager: say where newcomers may start from."""
+    from node.chain.simulate import Step
+
+    call = chain.contracts.set_bootnodes(pool, tuple(bootnode or ()))
+    says = f"newcomers of pool {pool} are told to start from {len(bootnode or ())} node(s); no money moves"
+    return Plan(says, f"pool {pool} has {len(bootnode or ())} bootnode(s)", [Step("name bootnodes", call)])
+
+
+@transaction(pool_app, "pause", example="pool pause 7 --network base-sepolia --key manager")
+async def pause(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+    """As the manager: take no new members and no new epochs. What was worked is still committed and paid."""
+    from node.chain.simulate import Step
+
+    says = f"nobody can join pool {pool} and no new epoch begins; what was worked before is still paid"
+    return Plan(says, f"pool {pool} is paused", [Step(f"pause pool {pool}", chain.contracts.pause_pool(pool))])
+
+
+@transaction(pool_app, "resume", example="pool resume 7 --network base-sepolia --key manager")
+async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+    """As the manager: go on after a pause."""
+    from node.chain.simulate import Step
+
+    says = f"pool {pool} takes members and work again; no money moves"
+    return Plan(says, f"pool {pool} goes on", [Step(f"resume pool {pool}", chain.contracts.resume_pool(pool))])
+
+
+@transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key manager")
+async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+    """As the manager: end the pool for ever. What was worked is still committed and paid."""
+    from node.chain.simulate import Step
+
+    info = await chain.pool(pool)
+    says = (
+        f"pool {pool} ends for ever. {ether(info.reserved)} tokens are reserved for work that was done and are still "
+        f"paid; {ether(info.escrow)} tokens are free and go to the manager with `pool sweep` after the last window."
+    )
+    return Plan(says, f"pool {pool} has ended", [Step(f"end pool {pool}", chain.contracts.end_pool(pool))])
+
+
+@transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
+async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+    """After an ended pool's last window: what nobody can claim goes to its manager, later its bond too."""
+    from node.chain.simulate import Step
+
+    info = await chain.pool(pool)
+    says = f"up to {ether(info.escrow)} tokens that nobody can claim, and the bond once it is due, go to {info.manager}"
+    return Plan(says, f"pool {pool} is swept", [Step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
+
+
+@transaction(
+    pool_app,
+    "validators",
+    example="pool validators 7 --validator 0xAb.. --validator 0xCd.. --threshold 2 --key manager",
+)
+async def validators(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    validator: Validators = None,
+    threshold: Threshold = 1,
+    apply: Annotated[bool, typer.Option("--apply", help="Let those take office who were proposed before.")] = False,
+) -> Plan:
+    """As the manager: propose other validators, who can take office one window later (--apply, by anybody)."""
+    from node.chain.simulate import Step
+
+    if apply:
+        step = Step("change the validators", chain.contracts.apply_validators(pool))
+        return Plan(
+            f"the proposed validators of pool {pool} take office; no money moves",
+            f"pool {pool} has new validators",
+            [step],
+        )
+    judges = _validators(validator, None)
+    info = await chain.pool(pool)
+    says = (
+        f"{len(judges)} validator(s) with a quorum of {threshold} are proposed for pool {pool}; in "
+        f"{duration(info.window)} they can take office in place of all present ones; no money moves"
+    )
+    step = Step("propose validators", chain.contracts.propose_validators(pool, judges, threshold))
+    return Plan(says, f"validators are proposed for pool {pool}", [step])
+
+
+@pool_app.command(
+    "invite", epilog="Example:  intellect-node contract pool invite 7 0xNode --network base --key manager"
+)
+def invite(
+    pool: Pool,
+    node: Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="Who may join.")],
+    key: Annotated[str | None, typer.Option("--key", help="The manager's keystore: a file or a name.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", help="Instead: the manager's state directory.")
+    ] = None,
+    valid: Annotated[int, typer.Option(parser=seconds, metavar="TIME", help="How long, e.g. 1h or 7d.")] = "7d",  # type: ignore[assignment]
+    network: Network = "local",
+    password_file: Annotated[Path | None, typer.Option("--password-file", help="Password (mode 0600).")] = None,
+) -> None:
+    """As the manager of an invited pool: sign an invitation. Prints JSON for `contract join`; sends nothing."""
+    from protocol.statements import Domain, Invitation, sign
+
+    if (key is None) == (state_dir is None):
+        raise CommandError("who invites?", "give --key or --state-dir, one of them", "see --help", USAGE)
+    signer = open_signer(key, password_file) if key else open_node_key(state_dir or Path(), password_file)
+    profile = profile_of(network)
+
+    async def look(chain: "ChainClient") -> tuple[Any, int]:
+        return await chain.pool(pool), (await chain.block()).timestamp
+
+    info, now = read(network, look)
+    if info.manager != signer.address:
+        why = f"the manager of pool {pool} is {info.manager}, the key is {signer.address}"
+        raise CommandError("only the manager can invite", why, "use the manager's key")
+    deadline = now + valid
+    signature = sign(signer, Domain(profile.chain_id, profile.contracts.swarm), Invitation(pool, node, deadline))
+    print_json({"pool": pool, "node": node, "deadline": deadline, "invitation": "0x" + signature.hex()})
+
+
+@transaction(
+    app, "join", example="join 7 --contact /ip4/203.0.113.7/tcp/4001/p2p/16Uiu2.. --state-dir nodes/a --network base"
+)
+async def join(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    contact: Annotated[str, typer.Option(help="Multiaddr under which the node can be reached.")] = "",
+    invitation: Annotated[
+        str | None, typer.Option(help="Of an invited pool: the 130 hex digits of `pool invite`.")
+    ] = None,
+    deadline: Annotated[int | None, typer.Option(min=1, help="Of that invitation.")] = None,
+) -> Plan:
+    """As a node: join a pool, renew the lease, or tell a new contact. (The daemon does this by itself.)"""
+    from node.chain.simulate import Step
+
+    says = (
+        f"the node {me} becomes a member of pool {pool} and leaves any other; its provider's stake answers for its work"
+    )
+    if invitation is None:
+        return Plan(
+            says, f"{me} is a member of pool {pool}", [Step(f"join pool {pool}", chain.contracts.join(pool, contact))]
+        )
+    if deadline is None:
+        raise CommandError(
+            "until when?", "--invitation needs its --deadline", "give both, as `pool invite` told", USAGE
+        )
+    from cli.contract.nodes import signature_of
+
+    call = chain.contracts.join_invited(pool, contact, deadline, signature_of(invitation))
+    return Plan(says, f"{me} is a member of pool {pool}", [Step(f"join pool {pool}", call)])
+
+
+@transaction(app, "leave", example="leave 7 --state-dir nodes/a --network base-sepolia")
+async def leave(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
+    """As a node: leave a pool. Committed work is still paid."""
+    from node.chain.simulate import Step
+
+    says = f"the node {me} is no member of pool {pool} any more; its committed work is still paid"
+    return Plan(says, f"{me} has left pool {pool}", [Step(f"leave pool {pool}", chain.contracts.leave(pool))])
+
+
+@pool_app.command("list", epilog="Example:  intellect-node contract pool list --network base-sepolia --json")
+def list_(network: Network = "local", as_json: AsJson = False) -> None:
+    """Every pool, with what is left in it."""
+
+    async def look(chain: "ChainClient") -> list[Any]:
+        return [await chain.pool(number) for number in range(1, await chain.pool_count() + 1)]
+
+    pools = read(network, look)
+    if as_json:
+        print_json({"pools": [_facts(pool) for pool in pools]})
+        return
+    for pool in pools:
+        line = f"{pool.id:>4}  {_state(pool):<7}  {ether(pool.escrow):>14} tokens free  run {pool.run_root.hex()[:16]}"
+        console().print(f"{line}  {clean(pool.run_uri)}", markup=False, soft_wrap=True)
+    if not pools:
+        console().print("there is no pool yet")
+
+
+@pool_app.command("show", epilog="Example:  intellect-node contract pool show 1 --network local --json")
+def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> None:
+    """A pool's rules, money and members."""
+    import msgspec
+
+    async def look(chain: "ChainClient") -> tuple[Any, Any, int]:
+        return await chain.pool(number), await chain.members(number), (await chain.block()).timestamp
+
+    pool, members, now = read(network, look)
+    if as_json:
+        facts = _facts(pool) | {"epoch": pool.epoch_at(now)}
+        print_json({"pool": facts, "now": now, "members": [msgspec.to_builtins(member) for member in members]})
+        return
+    rows: list[tuple[str, Any]] = [("pool", f"{number} ({_state(pool)})"), ("run", pool.run_root.hex())]
+    rows += [("about", pool.run_uri)] if pool.run_uri else []
+    rows += [("manager", pool.manager), ("validators", ", ".join(pool.validators))]
+    rows += [("quorum", f"{pool.threshold} of {len(pool.validators)}"), ("free", f"{ether(pool.escrow)} tokens")]
+    rows += [
+        ("reserved", f"{ether(pool.reserved)} tokens for work in its window"),
+        ("bond", f"{ether(pool.bond)} tokens"),
+    ]
+    rows += [
+        ("reward", f"{ether(pool.reward_per_unit * PER)} tokens per {PER} units"),
+        ("slash", ether(pool.slash_amount)),
+    ]
+    rows += [("epoch", f"{duration(pool.epoch_seconds)}; now {pool.epoch_at(now)}"), ("window", duration(pool.window))]
+    if pool.proposed:
+        rows.append(("proposed", f"{', '.join(pool.proposed)}, from {when(pool.validators_from, now)} on"))
+    rows += [("bootnode", node) for node in pool.bootnodes]
+    print_facts(rows)
+    for member in members:
+        state = (
+            "evicted"
+            if member.evicted
+            else "left"
+            if member.left
+            else "lapsed"
+            if member.lease_until < now
+            else "member"
+        )
+        console().print(f"  {member.node}  {state}  {clean(member.contact)}", soft_wrap=True, markup=False)
+
+
+def _facts(pool: Any) -> dict[str, Any]:
+    """JSON-ready; amounts as strings, because they pass what JSON numbers hold."""
+    facts: dict[str, Any] = {}
+    for name in pool.__struct_fields__:
+        value = getattr(pool, name)
+        if name in ("escrow", "reserved", "bond", "reward_per_unit", "slash_amount"):
+            facts[f"{name}_wei"] = str(value)
+        else:
+            facts[name] = value.hex() if isinstance(value, bytes) else value
+    return facts | {"state": _state(pool)}
+
+
+def _state(pool: Any) -> str:
+    return "ended" if pool.ended else "paused" if pool.paused else "open"
+
+
+def _validators(addresses: list[str] | None, directories: list[Path] | None) -> "tuple[Address, ...]":
+    judges = [address(one) for one in addresses or []]
+    judges += [open_node_key(directory, create=True).address for directory in directories or []]
+    if not judges:
+        raise CommandError("no validator", "a pool needs at least one", "give --validator or --validator-state", USAGE)
+    return tuple(judges)
+
+
+def _one_address(given: str | None, state_dir: Path | None, what: str) -> Any:
+    if (given is None) == (state_dir is None):
+        raise CommandError(f"which {what}?", f"give --{what} or --{what}-state, one of them", "see --help", USAGE)
+    return address(given) if given else open_node_key(Path(state_dir or ""), create=True).address

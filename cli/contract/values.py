@@ -1,0 +1,65 @@
+"""What people type, as values: tokens, addresses, hashes, times. Errors are three lines with exit code 2."""
+
+import re
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING
+
+from cli.errors import USAGE, CommandError
+
+if TYPE_CHECKING:
+    from protocol.identity import Address
+
+TOKEN = 10**18
+MAX_TOKENS = 10**12
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def wei(text: str) -> int:
+    """'0.5' tokens as wei, exactly."""
+    try:
+        amount = Decimal(text)
+        exact = amount.is_finite() and amount * TOKEN == int(amount * TOKEN)
+    except (InvalidOperation, ValueError, OverflowError):
+        exact, amount = False, Decimal(0)
+    if not exact or not 0 <= amount <= MAX_TOKENS:
+        raise CommandError(
+            f"{text[:40]!r} is no amount of tokens",
+            f"it must be 0 to {MAX_TOKENS:,} with at most 18 digits after the point",
+            "give a number like 100 or 0.5",
+            USAGE,
+        )
+    return int(amount * TOKEN)
+
+
+def address(text: str) -> "Address":
+    """An EIP-55 address; all-lower-case is taken as well."""
+    from protocol.errors import ProtocolError
+    from protocol.identity import parse_address
+
+    try:
+        return parse_address(text)
+    except ProtocolError as error:
+        raise CommandError(f"{text[:60]!r} is no address", error.why, "give 0x and 40 hex digits", USAGE) from None
+
+
+def word(text: str) -> bytes:
+    """32 bytes in hex, with or without 0x."""
+    if not re.fullmatch("(0x)?[0-9a-fA-F]{64}", text):
+        raise CommandError(f"{text[:80]!r} is no hash", "it must be 32 bytes", "give 64 hex digits", USAGE)
+    return bytes.fromhex(text.removeprefix("0x"))
+
+
+def seconds(text: str) -> int:
+    """'90', '10m', '24h' or '7d' in seconds."""
+    match = re.fullmatch(r"(\d{1,9})([smhd]?)", text)
+    if match is None:
+        raise CommandError(
+            f"{text[:40]!r} is no length of time", "it must be a whole number", "give e.g. 90, 10m, 24h or 7d", USAGE
+        )
+    return int(match[1]) * _UNITS.get(match[2], 1)
+
+
+def eth(amount: int) -> str:
+    """Wei of the chain's coin for people: enough digits to see a layer-2 fee."""
+    whole = Decimal(amount) / TOKEN
+    return f"{whole:.12f}".rstrip("0").rstrip(".") or "0"

@@ -1,0 +1,170 @@
+"""Work and rewards: what was committed, when it is due, and settling it."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
+from cli.contract.groups import app, work_app
+from cli.contract.pool import Pool
+from cli.contract.values import address, word
+from cli.errors import USAGE, CommandError
+from cli.output import console, ether, print_facts, print_json
+
+if TYPE_CHECKING:
+    from node.chain.client import ChainClient
+    from protocol.identity import Address
+
+Node = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
+Epoch = Annotated[int, typer.Argument(min=0, help="The epoch's number.")]
+BATCH = 32
+"""Epochs settled in one transaction: far below a block's gas."""
+
+
+@work_app.command(
+    "show", epilog="Example:  intellect-node contract work show 7 0xNode 41 --network base-sepolia --json"
+)
+def show(pool: Pool, node: Node, epoch: Epoch, network: Network = "local", as_json: AsJson = False) -> None:
+    """What a node committed for an epoch, and when it is due."""
+
+    async def look(chain: "ChainClient") -> tuple[Any, Any, int]:
+        return await chain.pool(pool), await chain.work(pool, node, epoch), (await chain.block()).timestamp
+
+    info, work, now = read(network, look)
+    state = _state(work, info.maturity(epoch), now)
+    facts = {"pool": pool, "node": node, "epoch": epoch, "root": work.root.hex(), "units": work.units}
+    facts |= {"reserved_wei": str(work.reserved), "matures_at": info.maturity(epoch), "state": state}
+    if as_json:
+        print_json(facts)
+        return
+    rows = [("root", work.root.hex()), ("units", work.units), ("tokens", ether(work.reserved)), ("state", state)]
+    print_facts([("pool", pool), ("node", node), ("epoch", epoch), *rows, ("matures", when(info.maturity(epoch), now))])
+
+
+@transaction(work_app, "commit", example="work commit 7 41 <root> 12000 --state-dir nodes/a --network base-sepolia")
+async def commit(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    epoch: Epoch,
+    root: Annotated[Any, typer.Argument(parser=word, metavar="ROOT", help="Merkle root of the files, 64 hex digits.")],
+    units: Annotated[int, typer.Argument(min=1, max=2**32 - 1, help="Sum of their units.")],
+) -> Plan:
+    """As a node: commit an epoch's work. (The daemon does this by itself.)"""
+    from node.chain.simulate import Step
+
+    info = await chain.pool(pool)
+    says = (
+        f"{units:,} units of work are claimed for epoch {epoch}, worth up to {ether(units * info.reward_per_unit)} "
+        f"tokens of pool {pool}, due after its window. Claiming work that was not done costs your provider's stake."
+    )
+    call = chain.contracts.commit_work(pool, epoch, root, units)
+    return Plan(says, f"epoch {epoch} is committed with {units:,} units", [Step("commit work", call)])
+
+
+@app.command("rewards", epilog="Example:  intellect-node contract rewards 0xAb.. --network base-sepolia --json")
+def rewards(
+    who: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="A node or a provider.")],
+    pool: Annotated[int | None, typer.Option(min=1, help="Only those of one pool.")] = None,
+    network: Network = "local",
+    as_json: AsJson = False,
+) -> None:
+    """What a node, or all nodes of a provider, earned: paid, due, and still in its window."""
+
+    async def look(chain: "ChainClient") -> tuple[list[dict[str, Any]], int]:
+        return await _entries(chain, who, pool), (await chain.block()).timestamp
+
+    entries, now = read(network, look)
+    totals = {state: 0 for state in ("paid", "due", "in its window")}
+    for entry in entries:
+        totals[entry["state"]] = totals.get(entry["state"], 0) + int(entry["amount_wei"])
+    if as_json:
+        sums = {f"{name.replace(' ', '_')}_wei": str(amount) for name, amount in totals.items()}
+        print_json({"account": who, "epochs": entries, "totals": sums})
+        return
+    for entry in entries:
+        line = f"pool {entry['pool']}  epoch {entry['epoch']:>5}  {entry['node']}  {entry['units']:>12,} units"
+        due = f", due {when(entry['matures_at'], now)}" if entry["state"] == "in its window" else ""
+        console().print(f"{line}  {ether(int(entry['amount_wei'])):>12}  {entry['state']}{due}", soft_wrap=True)
+    print_facts([(name, f"{ether(amount)} tokens") for name, amount in totals.items()])
+
+
+@transaction(app, "settle", example="settle 7 0xNode --network base-sepolia --key anybody")
+async def settle(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    node: Node,
+    epoch: Annotated[list[int] | None, typer.Argument(min=0, help="Epochs; default: all that are due.")] = None,
+) -> Plan:
+    """Pay a node's provider for epochs whose window is over. Anybody may do this."""
+    from node.chain.simulate import Step
+
+    due = [entry for entry in await _entries(chain, node, pool) if entry["state"] == "due"]
+    chosen = sorted(set(epoch)) if epoch else [entry["epoch"] for entry in due]
+    if not chosen:
+        raise CommandError(
+            "nothing is due",
+            f"no epoch of {node} in pool {pool} waits to be paid",
+            "see: intellect-node contract rewards",
+        )
+    amount = sum(int(entry["amount_wei"]) for entry in due if entry["epoch"] in chosen)
+    batches = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]
+    steps = [Step(f"settle {len(b)} epoch(s)", chain.contracts.settle(pool, node, b)) for b in batches]
+    provider = (await chain.node_info(node)).owner
+    says = f"{ether(amount)} tokens of pool {pool} go to {provider}, the provider of {node}, for {len(chosen)} epoch(s)"
+    return Plan(says, f"{len(chosen)} epoch(s) of {node} are settled", steps)
+
+
+@transaction(app, "release", example="release 7 0xNode 41 --network base-sepolia --key anybody")
+async def release(chain: "ChainClient", me: "Address", pool: Pool, node: Node, epoch: Epoch) -> Plan:
+    """Give the money of an epoch that a slash voided back to its pool. Anybody may do this."""
+    from node.chain.simulate import Step
+
+    work = await chain.work(pool, node, epoch)
+    says = f"{ether(work.reserved)} tokens reserved for epoch {epoch} of {node} go back into pool {pool}"
+    call = chain.contracts.release(pool, node, epoch)
+    return Plan(says, f"epoch {epoch} of {node} is released", [Step(f"release epoch {epoch}", call)])
+
+
+async def _entries(chain: "ChainClient", who: "Address", pool: int | None) -> list[dict[str, Any]]:
+    """Every epoch that somebody committed who is, or works for, `who`; JSON-ready, oldest first."""
+    from contracts.bindings import Settled, WorkCommitted, parse_log, topic_of
+
+    head = await chain.block()
+    kinds = ["0x" + topic_of(kind).hex() for kind in (WorkCommitted, Settled)]
+    logs = await chain.logs(chain.profile.deployed_block, head.number, [kinds])
+    events = [event for log in logs if (event := parse_log(log, chain.profile.contracts)) is not None]
+    paid = {(e.pool, e.node, e.epoch): e.amount for e in events if isinstance(e, Settled)}
+    mine = [e for e in events if isinstance(e, WorkCommitted) and pool in (None, e.pool)]
+    owners = {node: (await chain.node_info(node)).owner for node in {e.node for e in mine}}
+    pools = {number: await chain.pool(number) for number in {e.pool for e in mine}}
+    entries: list[dict[str, Any]] = []
+    for event in mine:
+        if who not in (event.node, owners[event.node]):
+            continue
+        place = (event.pool, event.node, event.epoch)
+        maturity = pools[event.pool].maturity(event.epoch)
+        facts: dict[str, Any] = {"pool": event.pool, "node": event.node, "epoch": event.epoch, "units": event.units}
+        if place in paid:
+            state, amount = "paid", paid[place]
+        else:
+            work = await chain.work(*place)
+            state, amount = _state(work, maturity, head.timestamp), work.reserved
+        entries.append(facts | {"state": state, "amount_wei": str(amount), "matures_at": maturity})
+    return entries
+
+
+def _state(work: Any, maturity: int, now: int) -> str:
+    if not any(work.root):
+        return "nothing due"
+    if work.voided:
+        return "voided"
+    return "due" if now >= maturity else "in its window"
+
+
+def require_epoch(epoch: int | None) -> int:
+    """For cases: which epoch the file was committed under."""
+    if epoch is None:
+        raise CommandError("which epoch?", "the case does not say", "add epoch to the case file", USAGE)
+    return epoch

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
+import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
+import {ICourt} from "./ICourt.sol";
+import {Statements, Verdict, WorkCommitment} from "./Statements.sol";
+import {Swarm} from "./Swarm.sol";
+
+/// @title Court
+/// @notice Who may judge in a pool, and what signatures prove. Holds no money and decides no amount: it hands what it
+/// found to the Swarm. Anybody may carry signatures here. All of them are made for the Swarm's EIP-712 domain.
+///
+/// Two kinds of proof: a quorum of the pool's validators, each of them a registered node with a stake; or two
+/// statements of one key that contradict each other, which need no judge.
+contract Court is ICourt {
+    /// The validators of one pool. A new number ends every earlier seat at once.
+    struct Bench {
+        uint32 number;
+        uint8 threshold;
+        uint8 proposedThreshold;
+        /// from when the proposed ones may take office; zero without a proposal
+        uint40 proposedFrom;
+        address[] validators;
+        address[] proposed;
+    }
+
+    struct BenchInfo {
+        uint8 threshold;
+        uint8 proposedThreshold;
+        uint64 proposedFrom;
+        address[] validators;
+        address[] proposed;
+    }
+
+    /// A validator's place on the bench of a number.
+    struct Seat {
+        uint32 bench;
+        uint8 place;
+    }
+
+    uint256 public constant MAX_VALIDATORS = 16;
+    uint256 public constant MAX_PROOF_LENGTH = 32;
+    /// @notice The reason in `Slashed` when two commitments of one node contradict each other (Reason.DUPLICATE).
+    uint8 public constant REASON_EQUIVOCATION = 4;
+    /// @notice The reason in `Slashed` when two verdicts of one validator contradict each other.
+    uint8 public constant REASON_DOUBLE_VERDICT = 200;
+
+    Swarm public immutable swarm;
+
+    mapping(uint256 pool => Bench) private _benches;
+    mapping(uint256 pool => mapping(address validator => Seat)) private _seats;
+    /// commitments that a quorum has had slashed once: overturned or not, they are not judged again
+    mapping(bytes32 statement => bool) private _judged;
+    /// leaves that were taken out of an epoch
+    mapping(bytes32 leafOfEpoch => bool) private _taken;
+
+    event ValidatorsProposed(uint256 indexed pool, address[] validators, uint8 threshold, uint64 from);
+    event ValidatorsSet(uint256 indexed pool, address[] validators, uint8 threshold);
+    event ValidatorStruck(uint256 indexed pool, address indexed validator);
+
+    error OnlySwarm(address caller);
+    error OnlyManager(address caller);
+    error BadQuorum(uint256 validators, uint256 threshold);
+    error BadValidator(address validator);
+    error NoProposal(uint256 pool);
+    error TooEarly(uint256 from);
+    error WrongSigner(address signer, address expected);
+    error NotMember(uint256 pool, address node);
+    error NotAValidator(address signer);
+    error ValidatorUnstaked(address validator);
+    error DuplicateVerdict(address validator);
+    error QuorumMissing(uint256 verdicts, uint256 threshold);
+    error BadOutcome(uint8 outcome);
+    error BadProof();
+    error AlreadyInvalidated(bytes32 leaf);
+    error AlreadyJudged(bytes32 fileRoot);
+    error NoContradiction();
+
+    constructor(Swarm swarm_) {
+        swarm = swarm_;
+    }
+
+    // ------------------------------------------------------------- validators
+
+    /// @notice The first validators of a new pool.
+    function seat(uint256 id, address[] calldata validators, uint8 threshold) external {
+        if (msg.sender != address(swarm)) revert OnlySwarm(msg.sender);
+        _checkValidators(validators, threshold);
+        _seat(id, validators, threshold);
+    }
+
+    /// @notice The pool's manager names other validators. They take office by `applyValidators`, a window from now or
+    /// later, so that nobody who works today is judged by somebody he could not know.
+    function proposeValidators(uint256 id, address[] calldata validators, uint8 threshold) external {
+        (address manager, uint256 window) = swarm.managerOf(id);
+        if (msg.sender != manager) revert OnlyManager(msg.sender);
+        _checkValidators(validators, threshold);
+        Bench storage bench = _benches[id];
+        uint40 from = uint40(block.timestamp + window);
+        bench.proposed = validators;
+        bench.proposedThreshold = threshold;
+        bench.proposedFrom = from;
+        emit ValidatorsProposed(id, validators, threshold, from);
+    }
+
+    /// @notice Puts the proposed validators into office, all at once; the former ones have none any more.
+    function applyValidators(uint256 id) external {
+        Bench storage bench = _benches[id];
+        uint40 from = bench.proposedFrom;
+        if (from == 0) revert NoProposal(id);
+        if (block.timestamp < from) revert TooEarly(from);
+        address[] memory validators = bench.proposed;
+        bench.proposedFrom = 0;
+        delete bench.proposed;
+        _seat(id, validators, bench.proposedThreshold);
+    }
+
+    function benchOf(uint256 id) external view returns (BenchInfo memory) {
+        Bench storage bench = _benches[id];
+        return BenchInfo(
+            bench.threshold, bench.proposedThreshold, bench.proposedFrom, bench.validators, bench.proposed
+        );
+    }
+
+    // ----------------------------------------------------------- by judgement
+
+    /// @notice How big a quorum found the node to be (Attestation), until when. Zero takes an attestation back.
+    function attest(uint256 id, address node, uint32 units, uint64 until, bytes[] calldata signatures) external {
+        _requireQuorum(id, Statements.hashAttestation(id, node, units, until), signatures);
+        swarm.attested(id, node, units, until);
+    }
+
+    /// @notice A file of an unmatured epoch was wrong (Verdict). Outcome 1: its leaf's units are not paid. Outcome 2:
+    /// the node is slashed, which voids all that is not mature.
+    function invalidate(
+        WorkCommitment calldata c,
+        uint64 epoch,
+        bytes32[] calldata proof,
+        uint8 outcome,
+        uint8 reason,
+        bytes[] calldata verdictSignatures
+    ) external {
+        bytes32 leaf = Statements.leaf(c);
+        _requireLeaf(swarm.openRoot(c.pool, c.node, epoch), leaf, proof);
+        if (outcome != Statements.OUTCOME_REJECT && outcome != Statements.OUTCOME_SLASH) revert BadOutcome(outcome);
+        _requireQuorum(c.pool, Statements.hashVerdict(c, outcome, reason), verdictSignatures);
+        if (outcome == Statements.OUTCOME_SLASH) {
+            _punish(c, reason);
+            return;
+        }
+        bytes32 leafOfEpoch = keccak256(abi.encode(c.pool, epoch, leaf)); // the leaf names the node
+        if (_taken[leafOfEpoch]) revert AlreadyInvalidated(leaf);
+        _taken[leafOfEpoch] = true;
+        swarm.takeLeaf(c.pool, c.node, epoch, c.fileRoot, c.units, reason);
+    }
+
+    /// @notice A whole epoch's commitment is refused (EpochVerdict): its root is of no tree that can be had, or its
+    /// units are not those of its leaves. Nothing of it is paid; the stake stays.
+    function invalidateEpoch(uint256 id, address node, uint64 epoch, uint8 reason, bytes[] calldata signatures)
+        external
+    {
+        bytes20 root = swarm.openRoot(id, node, epoch);
+        _requireQuorum(id, Statements.hashEpochVerdict(id, node, epoch, root, reason), signatures);
+        swarm.takeEpoch(id, node, epoch, reason);
+    }
+
+    /// @notice Punishes an objective fault in a file that need not be in any epoch. Needs the node's own signature on
+    /// the commitment and a quorum of the pool's validators (Verdict, outcome 2, this reason).
+    function slash(
+        WorkCommitment calldata c,
+        bytes calldata nodeSignature,
+        uint8 reason,
+        bytes[] calldata verdictSignatures
+    ) external {
+        _requireSigner(Statements.hashCommitment(c), nodeSignature, c.node);
+        _requireQuorum(c.pool, Statements.hashVerdict(c, Statements.OUTCOME_SLASH, reason), verdictSignatures);
+        _punish(c, reason);
+    }
+
+    // ------------------------------------------------------------- by evidence
+
+    /// @notice Punishes a node that signed two different files for one (pool, policy, index). Needs no quorum.
+    function evidence(
+        WorkCommitment calldata first,
+        bytes calldata firstSignature,
+        WorkCommitment calldata second,
+        bytes calldata secondSignature
+    ) external {
+        if (
+            first.pool != second.pool || first.node != second.node || first.policyRoot != second.policyRoot
+                || first.index != second.index || first.fileRoot == second.fileRoot
+        ) revert NoContradiction();
+        _requireSigner(Statements.hashCommitment(first), firstSignature, first.node);
+        _requireSigner(Statements.hashCommitment(second), secondSignature, first.node);
+        if (swarm.memberInfo(first.pool, first.node).provider == address(0)) revert NotMember(first.pool, first.node);
+        swarm.punishByEvidence(first.pool, first.node, REASON_EQUIVOCATION, first.fileRoot, msg.sender);
+    }
+
+    /// @notice Punishes a validator that signed for one file both that it is good and that it is not. Its seat goes,
+    /// and its stake if it is a node.
+    function verdictEvidence(
+        Verdict calldata good,
+        bytes calldata goodSignature,
+        Verdict calldata bad,
+        bytes calldata badSignature
+    ) external {
+        if (
+            good.pool != bad.pool || good.node != bad.node || good.policyRoot != bad.policyRoot
+                || good.index != bad.index || good.fileRoot != bad.fileRoot
+                || good.outcome != Statements.OUTCOME_ACCEPT || bad.outcome == Statements.OUTCOME_ACCEPT
+        ) revert NoContradiction();
+        address validator = _signerOf(Statements.hashVerdict(good), goodSignature);
+        _requireSigner(Statements.hashVerdict(bad), badSignature, validator);
+        _strike(good.pool, validator);
+        if (swarm.nodeInfo(validator).provider != address(0)) {
+            swarm.punishByEvidence(good.pool, validator, REASON_DOUBLE_VERDICT, good.fileRoot, msg.sender);
+        }
+    }
+
+    // --------------------------------------------------------------- internal
+
+    function _punish(WorkCommitment calldata c, uint8 reason) private {
+        bytes32 statement = Statements.hashCommitment(c);
+        if (_judged[statement]) revert AlreadyJudged(c.fileRoot);
+        _judged[statement] = true;
+        swarm.punishByJudgement(c.pool, c.node, reason, c.fileRoot, msg.sender);
+    }
+
+    /// Signatures of `threshold` different validators of the pool over one statement. Only who stakes may judge.
+    function _requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures) private view {
+        Bench storage bench = _benches[id];
+        uint256 threshold = bench.threshold;
+        // a pool that nobody opened has no number, and every seat on it has one
+        if (signatures.length < threshold || signatures.length > MAX_VALIDATORS || threshold == 0) {
+            revert QuorumMissing(signatures.length, threshold);
+        }
+        uint32 number = bench.number;
+        uint256 heard = 0;
+        for (uint256 i = 0; i < signatures.length; ++i) {
+            address signer = _signerOf(statement, signatures[i]);
+            Seat memory place = _seats[id][signer];
+            if (place.bench != number) revert NotAValidator(signer);
+            if (!swarm.nodeInfo(signer).registered) revert ValidatorUnstaked(signer);
+            uint256 bit = 1 << place.place;
+            if (heard & bit != 0) revert DuplicateVerdict(signer);
+            heard |= bit;
+        }
+    }
+
+    function _requireLeaf(bytes20 root, bytes32 leaf, bytes32[] calldata proof) private pure {
+        if (proof.length > MAX_PROOF_LENGTH) revert BadProof();
+        if (bytes20(Statements.climb(leaf, proof)) != root) revert BadProof();
+    }
+
+    function _requireSigner(bytes32 statement, bytes calldata signature, address expected) private view {
+        address signer = _signerOf(statement, signature);
+        if (signer != expected) revert WrongSigner(signer, expected);
+    }
+
+    function _signerOf(bytes32 statement, bytes calldata signature) private view returns (address) {
+        return ECDSA.recover(MessageHashUtils.toTypedDataHash(swarm.domainSeparator(), statement), signature);
+    }
+
+    function _checkValidators(address[] calldata validators, uint8 threshold) private pure {
+        if (validators.length > MAX_VALIDATORS || threshold == 0 || threshold > validators.length) {
+            revert BadQuorum(validators.length, threshold);
+        }
+        for (uint256 i = 0; i < validators.length; ++i) {
+            if (validators[i] == address(0)) revert BadValidator(validators[i]);
+            for (uint256 j = 0; j < i; ++j) {
+                if (validators[i] == validators[j]) revert BadValidator(validators[i]);
+            }
+        }
+    }
+
+    function _seat(uint256 id, address[] memory validators, uint8 threshold) private {
+        Bench storage bench = _benches[id];
+        uint32 number = ++bench.number;
+        bench.threshold = threshold;
+        bench.validators = validators;
+        for (uint256 i = 0; i < validators.length; ++i) {
+            _seats[id][validators[i]] = Seat(number, uint8(i));
+        }
+        emit ValidatorsSet(id, validators, threshold);
+    }
+
+    function _strike(uint256 id, address validator) private {
+        if (_seats[id][validator].bench == 0) revert NotAValidator(validator);
+        delete _seats[id][validator];
+        address[] storage validators = _benches[id].validators;
+        for (uint256 i = 0; i < validators.length; ++i) {
+            if (validators[i] == validator) {
+                validators[i] = validators[validators.length - 1];
+                validators.pop();
+                break;
+            }
+        }
+        emit ValidatorStruck(id, validator);
+    }
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {ATTESTED, Counters, INVITED, PAUSED} from "./Counters.sol";
+import {Pools} from "./Pools.sol";
+import {Statements} from "./Statements.sol";
+
+/// @title Members
+/// @notice Which node works in which pool. A membership is a lease that `join` and `commitWork` renew; nobody but its
+/// own provider, a quorum or the node's own signatures can end it early.
+abstract contract Members is Pools {
+    /// One slot per (pool, node).
+    struct Member {
+        /// whether it ever joined
+        bool joined;
+        /// whether the manager invited it
+        bool admitted;
+        uint24 attestedUnits;
+        uint40 attestedUntil;
+        /// when it was slashed in this pool; zero if it was not, or if that was overturned
+        uint40 slashedAt;
+        /// the vault's number of that slash; zero if it was final at once
+        uint64 caseId;
+    }
+
+    struct MemberInfo {
+        /// who stands behind the node; zero if it never joined
+        address provider;
+        uint64 leaseUntil;
+        bool evicted;
+        bool left;
+        bool admitted;
+        uint32 attestedUnits;
+        uint64 attestedUntil;
+        uint64 slashedAt;
+        uint256 caseId;
+    }
+
+    uint256 public constant MAX_CONTACT_BYTES = 160;
+    /// @notice An attestation is worth nothing later than this: hardware changes hands.
+    uint256 public constant MAX_ATTESTATION_SECONDS = 90 days;
+
+    mapping(uint256 pool => mapping(address node => Member)) internal _members;
+
+    event Joined(uint256 indexed pool, address indexed node, address indexed provider, string contact, uint64 leaseUntil);
+    event NodeAttested(uint256 indexed pool, address indexed node, uint32 units, uint64 until);
+
+    error NotMember(uint256 pool, address node);
+    error NodeEvicted(uint256 pool, address node);
+    error NotInvited(uint256 pool, address node);
+    error BadAttestation(uint64 until);
+
+    /// @notice The calling node joins, renews its lease or tells a new contact (a multiaddr; not stored, only logged).
+    /// Joining one pool leaves another.
+    function join(uint256 id, string calldata contact) external {
+        Counters pool = _openPool(id);
+        if (pool.has(INVITED) && !_members[id][msg.sender].admitted) revert NotInvited(id, msg.sender);
+        _join(id, pool, contact);
+    }
+
+    /// @notice `join` with the manager's Invitation, which is needed once.
+    function joinInvited(uint256 id, string calldata contact, uint256 deadline, bytes calldata invitation) external {
+        Counters pool = _openPool(id);
+        if (block.timestamp > deadline) revert SignatureExpired(deadline);
+        _requireSigner(Statements.hashInvitation(id, msg.sender, deadline), invitation, _terms[id].manager);
+        _members[id][msg.sender].admitted = true;
+        _join(id, pool, contact);
+    }
+
+    /// @notice The calling node leaves; it stays answerable for what it signed, and its work stays due.
+    function leavePool(uint256 id) external {
+        if (id == 0 || _nodes[msg.sender].pool != id) revert NotMember(id, msg.sender);
+        _endMembership(msg.sender);
+    }
+
+    /// @notice The Court tells how big a quorum found the node to be, until when.
+    function attested(uint256 id, address node, uint32 units, uint64 until) external onlyCourt {
+        _openPool(id);
+        if (units > MAX_NODE_UNITS) revert UnitsOutOfRange(units, MAX_NODE_UNITS);
+        Member storage member = _members[id][node];
+        // later than the last one: an old attestation cannot be shown again
+        bool stale = until <= member.attestedUntil || until <= block.timestamp;
+        if (stale || until > block.timestamp + MAX_ATTESTATION_SECONDS) revert BadAttestation(until);
+        member.attestedUnits = uint24(units);
+        member.attestedUntil = uint40(until);
+        emit NodeAttested(id, node, units, until);
+    }
+
+    // ------------------------------------------------------------------ views
+
+    function memberInfo(uint256 id, address node) public view returns (MemberInfo memory info) {
+        Member memory member = _members[id][node];
+        Node memory entry = _nodes[node];
+        bool present = entry.pool == id && id != 0;
+        info.provider = member.joined ? entry.provider : address(0);
+        info.leaseUntil = present ? entry.leaseUntil : 0;
+        info.evicted = member.slashedAt != 0;
+        info.left = member.joined && !present;
+        info.admitted = member.admitted;
+        info.attestedUnits = member.attestedUnits;
+        info.attestedUntil = member.attestedUntil;
+        info.slashedAt = member.slashedAt;
+        info.caseId = member.caseId;
+    }
+
+    /// @notice The records of the given nodes, in their order.
+    function memberInfos(uint256 id, address[] calldata nodes) external view returns (MemberInfo[] memory infos) {
+        infos = new MemberInfo[](nodes.length);
+        for (uint256 i = 0; i < nodes.length; ++i) {
+            infos[i] = memberInfo(id, nodes[i]);
+        }
+    }
+
+    /// @notice How many work units the node may commit per epoch.
+    function capacityOf(uint256 id, address node) external view returns (uint32) {
+        return _capacity(id, _pool(id), node, _nodes[node].units);
+    }
+
+    // --------------------------------------------------------------- internal
+
+    function _join(uint256 id, Counters pool, string calldata contact) private {
+        if (pool.has(PAUSED)) revert PoolIsPaused(id);
+        _requireShort(contact, MAX_CONTACT_BYTES);
+        Node storage node = _nodes[msg.sender];
+        if (!node.registered) revert NodeUnknown(msg.sender);
+        Member storage member = _members[id][msg.sender];
+        if (member.slashedAt != 0) revert NodeEvicted(id, msg.sender);
+        _requireStake(node.provider);
+        if (node.pool != id) {
+            _endMembership(msg.sender);
+            node.pool = uint32(id);
+        }
+        if (!member.joined) member.joined = true;
+        uint32 leaseUntil = uint32(block.timestamp + pool.leaseSeconds());
+        node.leaseUntil = leaseUntil;
+        emit Joined(id, msg.sender, node.provider, contact, leaseUntil);
+    }
+
+    function _capacity(uint256 id, Counters pool, address node, uint256 units) internal view returns (uint32) {
+        if (pool.has(ATTESTED)) {
+            Member storage member = _members[id][node];
+            uint256 found = block.timestamp < member.attestedUntil ? member.attestedUnits : 0;
+            if (found < units) units = found;
+        }
+        uint256 capacity = units * pool.maxUnits();
+        return capacity > type(uint32).max ? type(uint32).max : uint32(capacity);
+    }
+}

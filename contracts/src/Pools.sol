@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/ReentrancyGuardTransient.sol";
+import {ATTESTED, Counters, ENDED, INVITED, PAUSED, WORKED, newCounters} from "./Counters.sol";
+import {ICourt} from "./ICourt.sol";
+import {Nodes} from "./Nodes.sol";
+
+/// @title Pools
+/// @notice A pool: one run, its terms, its money and its judges. Terms of pay and punishment are fixed for ever when it
+/// is opened; the manager can only name the run before work begins, tell bootnodes, pause and end it, and propose other
+/// validators to the Court.
+///
+/// Money is counted in work units: a unit is worth `rewardPerUnit` as long as the pool lives. Epoch e begins at
+/// startedAt + e * epochSeconds and matures `window` seconds after its end.
+abstract contract Pools is Nodes, ReentrancyGuardTransient {
+    using SafeERC20 for IERC20;
+
+    struct PoolParams {
+        /// BLAKE3 root of the run file; may be zero and set later by the manager
+        bytes32 runRoot;
+        /// where the run file may be had besides the swarm
+        string runURI;
+        /// hash of what a node must have to take part
+        bytes32 requirementRoot;
+        /// multiaddrs, one a line
+        string bootnodes;
+        address manager;
+        /// token wei per work unit
+        uint96 rewardPerUnit;
+        /// seconds after an epoch's end in which its work can be voided
+        uint32 window;
+        uint32 epochSeconds;
+        /// seconds that a membership lasts without `join` or `commitWork`
+        uint32 leaseSeconds;
+        /// work units that a node can be paid for in one epoch, per unit of its size
+        uint32 maxUnitsPerEpoch;
+        /// token wei
+        uint96 slashAmount;
+        /// whether a node needs the manager's invitation
+        bool invited;
+        /// whether only those units of a node count that validators have attested
+        bool attested;
+        /// nodes whose verdicts count
+        address[] validators;
+        uint8 threshold;
+    }
+
+    struct PoolInfo {
+        bytes32 runRoot;
+        bytes32 requirementRoot;
+        address manager;
+        uint32 window;
+        uint32 epochSeconds;
+        uint32 leaseSeconds;
+        uint64 startedAt;
+        /// since when it is paused or over; zero while it runs
+        uint64 stoppedAt;
+        bool paused;
+        bool ended;
+        bool hasWork;
+        bool invited;
+        bool attested;
+        uint32 maxUnitsPerEpoch;
+        uint96 rewardPerUnit;
+        uint96 slashAmount;
+        /// token wei that no work has a claim on
+        uint256 escrow;
+        /// token wei promised to committed work
+        uint256 reserved;
+        uint256 bond;
+        string runURI;
+        string bootnodes;
+    }
+
+    struct Terms {
+        address manager;
+        uint96 rewardPerUnit;
+        uint96 slashAmount;
+        uint96 bond;
+        uint40 stoppedAt;
+        bytes32 runRoot;
+        bytes32 requirementRoot;
+        string runURI;
+        string bootnodes;
+    }
+
+    uint256 public constant MAX_URI_BYTES = 256;
+    uint256 public constant MAX_BOOTNODES_BYTES = 1024;
+
+    /// @notice What opening a pool costs; it comes back with `sweep` unless the pool's judges were overturned.
+    uint96 public immutable poolBond;
+    address private immutable _deployer;
+    /// @notice The one contract whose word voids work and takes stakes; zero until set.
+    ICourt public court;
+    /// @notice The number of pools; ids start at 1.
+    uint256 public poolCount;
+
+    mapping(uint256 pool => Counters) internal _counters;
+    mapping(uint256 pool => Terms) internal _terms;
+
+    event PoolCreated(uint256 indexed pool, address indexed manager, bytes32 runRoot, string runURI);
+    event PoolFunded(uint256 indexed pool, address indexed payer, uint256 amount, uint256 escrow);
+    event PoolRunSet(uint256 indexed pool, bytes32 runRoot);
+    event BootnodesSet(uint256 indexed pool, string bootnodes);
+    event PoolPaused(uint256 indexed pool);
+    event PoolResumed(uint256 indexed pool);
+    event PoolEnded(uint256 indexed pool);
+    event PoolSwept(uint256 indexed pool, address indexed manager, uint256 amount);
+    event CourtSet(address indexed court);
+
+    error ZeroAddress();
+    error ZeroAmount();
+    error TokenTakesFee(uint256 sent, uint256 received);
+    error PoolUnknown(uint256 pool);
+    error PoolOver(uint256 pool);
+    error PoolIsPaused(uint256 pool);
+    error PoolNotPaused(uint256 pool);
+    error PoolStillOpen(uint256 pool, uint256 until);
+    error OnlyManager(address caller);
+    error RunAlreadyWorkedOn(uint256 pool);
+    error TextTooLong(uint256 length, uint256 max);
+    error BadTimes(uint256 window, uint256 epochSeconds, uint256 leaseSeconds);
+    error WindowExceedsUnbonding(uint256 needed, uint256 unbondingPeriod);
+    error SlashTooHigh(uint256 amount, uint256 max);
+    error NoReward(uint256 pool);
+    error OnlyDeployer(address caller);
+    error OnlyCourt(address caller);
+    error CourtAlreadySet(address court);
+
+    constructor(uint96 poolBond_) {
+        poolBond = poolBond_;
+        _deployer = msg.sender;
+    }
+
+    modifier onlyManager(uint256 id) {
+        _requireManager(id);
+        _;
+    }
+
+    modifier onlyCourt() {
+        _requireCourt();
+        _;
+    }
+
+    /// @notice Names the Court. Once, by the deployer.
+    function setCourt(ICourt court_) external {
+        if (msg.sender != _deployer) revert OnlyDeployer(msg.sender);
+        if (address(court) != address(0)) revert CourtAlreadySet(address(court));
+        if (address(court_) == address(0)) revert ZeroAddress();
+        court = court_;
+        emit CourtSet(address(court_));
+    }
+
+    // ------------------------------------------------------- opening, funding
+
+    /// @notice Opens a pool for the caller's bond; epoch 0 starts now.
+    function createPool(PoolParams calldata params) external nonReentrant returns (uint256 id) {
+        _checkParams(params);
+        id = ++poolCount;
+        _counters[id] = newCounters(
+            uint32(block.timestamp),
+            params.epochSeconds,
+            params.window,
+            params.leaseSeconds,
+            params.maxUnitsPerEpoch,
+            (params.invited ? INVITED : 0) | (params.attested ? ATTESTED : 0)
+        );
+        Terms storage terms = _terms[id];
+        terms.manager = params.manager;
+        terms.rewardPerUnit = params.rewardPerUnit;
+        terms.slashAmount = params.slashAmount;
+        terms.bond = poolBond;
+        terms.runRoot = params.runRoot;
+        terms.requirementRoot = params.requirementRoot;
+        terms.runURI = params.runURI;
+        terms.bootnodes = params.bootnodes;
+        emit PoolCreated(id, params.manager, params.runRoot, params.runURI);
+        court.seat(id, params.validators, params.threshold);
+        _pull(poolBond);
+    }
+
+    /// @notice Adds the caller's tokens to the pool's escrow: the most whole units that `amount` pays for.
+    function fundPool(uint256 id, uint256 amount) external nonReentrant {
+        Counters pool = _openPool(id);
+        uint256 rate = _terms[id].rewardPerUnit;
+        if (rate == 0) revert NoReward(id);
+        uint256 units = amount / rate;
+        if (units == 0) revert ZeroAmount();
+        pool = pool.fund(units);
+        _counters[id] = pool;
+        emit PoolFunded(id, msg.sender, units * rate, pool.free() * rate);
+        _pull(units * rate);
+    }
+
+    // ------------------------------------------------------- manager's rights
+
+    /// @notice Names the run; only while no work was committed.
+    function setPoolRun(uint256 id, bytes32 runRoot) external onlyManager(id) {
+        if (_openPool(id).has(WORKED)) revert RunAlreadyWorkedOn(id);
+        _terms[id].runRoot = runRoot;
+        emit PoolRunSet(id, runRoot);
+    }
+
+    /// @notice Tells where newcomers find the swarm: multiaddrs, one a line.
+    function setBootnodes(uint256 id, string calldata bootnodes) external onlyManager(id) {
+        _openPool(id);
+        _requireShort(bootnodes, MAX_BOOTNODES_BYTES);
+        _terms[id].bootnodes = bootnodes;
+        emit BootnodesSet(id, bootnodes);
+    }
+
+    /// @notice Stops joins, and work of epochs that have not begun. Never stops pay, verdicts or withdrawals.
+    function pausePool(uint256 id) external onlyManager(id) {
+        Counters pool = _openPool(id);
+        if (pool.has(PAUSED)) revert PoolIsPaused(id);
+        _counters[id] = pool.with(PAUSED);
+        _terms[id].stoppedAt = uint40(block.timestamp);
+        emit PoolPaused(id);
+    }
+
+    function resumePool(uint256 id) external onlyManager(id) {
+        Counters pool = _openPool(id);
+        if (!pool.has(PAUSED)) revert PoolNotPaused(id);
+        _counters[id] = pool.without(PAUSED);
+        _terms[id].stoppedAt = 0;
+        emit PoolResumed(id);
+    }
+
+    /// @notice Closes the pool for ever: nobody joins, no later epoch begins; committed work runs its course.
+    function endPool(uint256 id) external onlyManager(id) {
+        Counters pool = _openPool(id);
+        if (!pool.has(PAUSED)) _terms[id].stoppedAt = uint40(block.timestamp);
+        _counters[id] = pool.with(ENDED);
+        emit PoolEnded(id);
+    }
+
+    /// @notice Pays the manager what no work has a claim on, once the last epoch is mature; the bond with it, once no
+    /// slash of the pool can be overturned any more. What is released later can be swept later.
+    function sweep(uint256 id) external nonReentrant {
+        Counters pool = _pool(id);
+        uint256 until = _overAt(id, pool);
+        if (block.timestamp < until) revert PoolStillOpen(id, until);
+        Terms storage terms = _terms[id];
+        uint256 amount = pool.free() * terms.rewardPerUnit;
+        _counters[id] = pool.emptied();
+        if (block.timestamp >= until + 2 * uint256(vault.appealSeconds())) {
+            amount += terms.bond;
+            terms.bond = 0;
+        }
+        if (amount == 0) revert ZeroAmount();
+        emit PoolSwept(id, terms.manager, amount);
+        token.safeTransfer(terms.manager, amount);
+    }
+
+    // ------------------------------------------------------------------ views
+
+    /// @notice Who may propose validators, and how long they must wait; reverts for a pool that is over.
+    function managerOf(uint256 id) external view returns (address manager, uint256 window) {
+        return (_terms[id].manager, _openPool(id).window());
+    }
+
+    function poolInfo(uint256 id) external view returns (PoolInfo memory info) {
+        Counters pool = _pool(id);
+        Terms storage terms = _terms[id];
+        info.runRoot = terms.runRoot;
+        info.requirementRoot = terms.requirementRoot;
+        info.manager = terms.manager;
+        info.window = uint32(pool.window());
+        info.epochSeconds = uint32(pool.epochSeconds());
+        info.leaseSeconds = uint32(pool.leaseSeconds());
+        info.startedAt = uint64(pool.startedAt());
+        info.stoppedAt = terms.stoppedAt;
+        info.paused = pool.has(PAUSED);
+        info.ended = pool.has(ENDED);
+        info.hasWork = pool.has(WORKED);
+        info.invited = pool.has(INVITED);
+        info.attested = pool.has(ATTESTED);
+        info.maxUnitsPerEpoch = uint32(pool.maxUnits());
+        info.rewardPerUnit = terms.rewardPerUnit;
+        info.slashAmount = terms.slashAmount;
+        info.escrow = pool.free() * terms.rewardPerUnit;
+        info.reserved = pool.reserved() * terms.rewardPerUnit;
+        info.bond = terms.bond;
+        info.runURI = terms.runURI;
+        info.bootnodes = terms.bootnodes;
+    }
+
+    /// @notice The epoch that `timestamp` falls into (0 before the pool's start).
+    function epochAt(uint256 id, uint256 timestamp) external view returns (uint64) {
+        return _epochAt(_pool(id), timestamp);
+    }
+
+    /// @notice From this second on the epoch's work can be settled, and no longer be voided.
+    function maturityOf(uint256 id, uint64 epoch) external view returns (uint256) {
+        return _maturity(_pool(id), epoch);
+    }
+
+    // --------------------------------------------------------------- internal
+
+    function _requireManager(uint256 id) private view {
+        if (msg.sender != _terms[id].manager) revert OnlyManager(msg.sender);
+    }
+
+    function _requireCourt() private view {
+        if (msg.sender != address(court)) revert OnlyCourt(msg.sender);
+    }
+
+    function _pool(uint256 id) internal view returns (Counters pool) {
+        pool = _counters[id];
+        if (Counters.unwrap(pool) == 0) revert PoolUnknown(id);
+    }
+
+    function _openPool(uint256 id) internal view returns (Counters pool) {
+        pool = _pool(id);
+        if (pool.has(ENDED)) revert PoolOver(id);
+    }
+
+    /// The second in which the last epoch that can have work is mature; never for a pool that was not ended.
+    function _overAt(uint256 id, Counters pool) internal view returns (uint256) {
+        if (!pool.has(ENDED)) return type(uint256).max;
+        return _maturity(pool, _epochAt(pool, _terms[id].stoppedAt));
+    }
+
+    function _epochAt(Counters pool, uint256 timestamp) internal pure returns (uint64) {
+        uint256 start = pool.startedAt();
+        if (timestamp <= start) return 0;
+        return uint64((timestamp - start) / pool.epochSeconds());
+    }
+
+    function _epochStart(Counters pool, uint64 epoch) internal pure returns (uint256) {
+        return pool.startedAt() + epoch * pool.epochSeconds();
+    }
+
+    function _maturity(Counters pool, uint64 epoch) internal pure returns (uint256) {
+        return _epochStart(pool, epoch) + pool.epochSeconds() + pool.window();
+    }
+
+    function _requireShort(string calldata text, uint256 max) internal pure {
+        if (bytes(text).length > max) revert TextTooLong(bytes(text).length, max);
+    }
+
+    /// Takes tokens from the caller; refuses a token that delivers less than it takes.
+    function _pull(uint256 amount) private {
+        uint256 before = token.balanceOf(address(this));
+        token.safeTransferFrom(msg.sender, address(this), amount);
+        uint256 received = token.balanceOf(address(this)) - before;
+        if (received != amount) revert TokenTakesFee(amount, received);
+    }
+
+    function _checkParams(PoolParams calldata params) private view {
+        if (params.manager == address(0)) revert ZeroAddress();
+        if (params.maxUnitsPerEpoch == 0) revert ZeroAmount();
+        _requireShort(params.runURI, MAX_URI_BYTES);
+        _requireShort(params.bootnodes, MAX_BOOTNODES_BYTES);
+        if (params.slashAmount > vault.maxSlash()) revert SlashTooHigh(params.slashAmount, vault.maxSlash());
+        _checkTimes(params.window, params.epochSeconds, params.leaseSeconds);
+    }
+
+    function _checkTimes(uint256 window, uint256 epochSeconds, uint256 leaseSeconds) private view {
+        bool bad = epochSeconds == 0 || window < 2 || leaseSeconds < epochSeconds;
+        if (bad || (window | epochSeconds | leaseSeconds) > type(uint24).max) {
+            revert BadTimes(window, epochSeconds, leaseSeconds);
+        }
+        // a stake that starts to leave when an epoch starts must outlast that epoch's window
+        uint256 needed = window + epochSeconds;
+        if (needed > vault.unbondingPeriod()) revert WindowExceedsUnbonding(needed, vault.unbondingPeriod());
+    }
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Court} from "../src/Court.sol";
+import {Pools} from "../src/Pools.sol";
+import {StakeVault} from "../src/StakeVault.sol";
+import {Statements, Verdict, WorkCommitment} from "../src/Statements.sol";
+import {Swarm} from "../src/Swarm.sol";
+import {TestToken} from "../src/TestToken.sol";
+import {Work} from "../src/Work.sol";
+
+/// The few of forge's cheat codes that these tests use.
+interface Vm {
+    function prank(address sender) external;
+    function warp(uint256 timestamp) external;
+    function chainId(uint256 id) external;
+    function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
+    function addr(uint256 key) external pure returns (address);
+    function expectRevert() external;
+    function expectPartialRevert(bytes4 selector) external;
+    function assume(bool condition) external pure;
+    function readFile(string calldata path) external view returns (string memory);
+    function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
+    function envOr(string calldata name, string calldata value) external view returns (string memory);
+}
+
+/// Hashes as a signer makes them; kept apart from the library that the contracts use, so that a wrong type string is seen.
+library Sign {
+    bytes32 constant REGISTRATION =
+        keccak256("NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)");
+    bytes32 constant COMMITMENT = keccak256(
+        "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units)"
+    );
+    bytes32 constant VERDICT = keccak256(
+        "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint8 outcome,uint8 reason)"
+    );
+    bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address node,uint256 deadline)");
+    bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 until)");
+    bytes32 constant EPOCH_VERDICT =
+        keccak256("EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 reason)");
+
+    function domain(uint256 chain, address contract_) internal pure returns (bytes32) {
+        bytes32 kind = keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
+        return keccak256(abi.encode(kind, keccak256("intellect-node"), keccak256("1"), chain, contract_));
+    }
+
+    function commitment(WorkCommitment memory c) internal pure returns (bytes32) {
+        return keccak256(abi.encode(COMMITMENT, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units));
+    }
+
+    function verdict(WorkCommitment memory c, uint8 outcome, uint8 reason) internal pure returns (bytes32) {
+        return keccak256(abi.encode(VERDICT, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, outcome, reason));
+    }
+}
+
+/// A deployment of the checked-in artifacts, a funded pool with two validators (both are needed), one node at work.
+abstract contract Base {
+    Vm internal constant vm = Vm(address(uint160(uint256(keccak256("hevm cheat code")))));
+
+    uint64 internal constant UNBONDING = 3600;
+    uint64 internal constant APPEAL = 500;
+    uint32 internal constant EPOCH = 100;
+    uint32 internal constant WINDOW = 300;
+    uint32 internal constant LEASE = 1000;
+    uint96 internal constant RATE = 1e15;
+    uint96 internal constant SLASH = 50 ether;
+    uint256 internal constant BASE = 10 ether;
+    uint256 internal constant PER_UNIT = 10 ether;
+    uint96 internal constant POOL_BOND = 10 ether;
+    uint256 internal constant ESCROW = 500 ether;
+    bytes32 internal constant ROOT = bytes32(uint256(0x33) << 248 | 0x33);
+    uint256 internal constant CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141;
+
+    address internal treasury = address(0x7777);
+    address internal arbiter = address(0xA4B1);
+    address internal manager;
+    uint256 internal managerKey = 0x1001;
+    address internal provider = address(0x2002);
+    uint256 internal nodeKey = 0x3003;
+    address internal node;
+    uint256[] internal judgeKeys;
+    address internal anybody = address(0x9999);
+
+    TestToken internal token;
+    StakeVault internal vault;
+    Swarm internal swarm;
+    Court internal court;
+    uint256 internal pool;
+
+    error NotEqual(uint256 left, uint256 right);
+    error Failed(string what);
+
+    function setUp() public virtual {
+        vm.warp(1_700_000_000);
+        token = TestToken(_create("TestToken", ""));
+        _deploy(address(token));
+        manager = vm.addr(managerKey);
+        node = vm.addr(nodeKey);
+        judgeKeys.push(0xB001);
+        judgeKeys.push(0xB002);
+        _bond(address(0x5005), 30 ether);
+        _register(address(0x5005), judgeKeys[0], 1);
+        _register(address(0x5005), judgeKeys[1], 1);
+        pool = _open(_params());
+        _fund(pool, ESCROW);
+        _bond(provider, 100 ether);
+        _register(provider, nodeKey, 1);
+        vm.prank(node);
+        swarm.join(pool, "/ip4/127.0.0.1/tcp/1");
+    }
+
+    // ---- deployment
+
+    function _deploy(address token_) internal {
+        StakeVault.Params memory params = StakeVault.Params({
+            unbondingPeriod: UNBONDING,
+            appealSeconds: APPEAL,
+            treasury: treasury,
+            arbiter: arbiter,
+            reporterBps: 1_000,
+            burnBps: 5_000,
+            maxSlash: 60 ether
+        });
+        vault = StakeVault(_create("StakeVault", abi.encode(token_, params)));
+        swarm = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, POOL_BOND)));
+        court = Court(_create("Court", abi.encode(swarm)));
+        vault.setSwarm(address(swarm));
+        swarm.setCourt(court);
+    }
+
+    /// From the artifacts as they are checked in, or (mutation testing) from another folder.
+    function _create(string memory name, bytes memory args) internal returns (address made) {
+        string memory folder = vm.envOr("ARTIFACTS", string("artifacts"));
+        string memory file = vm.readFile(string.concat(folder, "/", name, ".json"));
+        bytes memory code = bytes.concat(vm.parseJsonBytes(file, ".bytecode"), args);
+        assembly {
+            made := create(0, add(code, 32), mload(code))
+        }
+        if (made == address(0)) revert Failed(name);
+    }
+
+    // ---- people
+
+    function _give(address who, uint256 amount, address spender) internal {
+        token.mint(who, amount);
+        vm.prank(who);
+        token.approve(spender, amount);
+    }
+
+    function _bond(address who, uint256 amount) internal {
+        _give(who, amount, address(vault));
+        vm.prank(who);
+        vault.bond(who, amount);
+    }
+
+    function _register(address who, uint256 key, uint32 units) internal {
+        address key_ = vm.addr(key);
+        uint256 deadline = block.timestamp + 10;
+        bytes memory signature = _registration(who, key, units, deadline);
+        vm.prank(who);
+        swarm.registerNode(key_, units, deadline, signature);
+    }
+
+    function _registration(address who, uint256 key, uint32 units, uint256 deadline)
+        internal
+        view
+        returns (bytes memory)
+    {
+        address key_ = vm.addr(key);
+        return _sign(key, keccak256(abi.encode(Sign.REGISTRATION, who, key_, units, swarm.nonces(key_), deadline)));
+    }
+
+    // ---- pools
+
+    function _params() internal view returns (Pools.PoolParams memory params) {
+        params.runRoot = bytes32(uint256(0x22));
+        params.manager = manager;
+        params.rewardPerUnit = RATE;
+        params.window = WINDOW;
+        params.epochSeconds = EPOCH;
+        params.leaseSeconds = LEASE;
+        params.maxUnitsPerEpoch = 100_000;
+        params.slashAmount = SLASH;
+        params.validators = new address[](judgeKeys.length);
+        for (uint256 i = 0; i < judgeKeys.length; ++i) {
+            params.validators[i] = vm.addr(judgeKeys[i]);
+        }
+        params.threshold = 2;
+    }
+
+    function _open(Pools.PoolParams memory params) internal returns (uint256) {
+        _give(manager, POOL_BOND, address(swarm));
+        vm.prank(manager);
+        return swarm.createPool(params);
+    }
+
+    function _fund(uint256 id, uint256 amount) internal {
+        _give(manager, amount, address(swarm));
+        vm.prank(manager);
+        swarm.fundPool(id, amount);
+    }
+
+    function _commit(uint64 epoch, bytes32 root, uint32 units) internal {
+        vm.prank(node);
+        swarm.commitWork(pool, epoch, root, units);
+    }
+
+    function _settle(uint64 epoch) internal {
+        uint64[] memory epochs = new uint64[](1);
+        epochs[0] = epoch;
+        swarm.settle(pool, node, epochs);
+    }
+
+    // ---- signatures
+
+    function _sign(uint256 key, bytes32 statement) internal view returns (bytes memory) {
+        return _signFor(key, Sign.domain(block.chainid, address(swarm)), statement);
+    }
+
+    function _signFor(uint256 key, bytes32 domain, bytes32 statement) internal pure returns (bytes memory) {
+        (uint8 v, bytes32 r, bytes32 s) = vm.sign(key, keccak256(abi.encodePacked(hex"1901", domain, statement)));
+        return abi.encodePacked(r, s, v);
+    }
+
+    function _quorum(bytes32 statement) internal view returns (bytes[] memory signatures) {
+        signatures = new bytes[](2);
+        signatures[0] = _sign(judgeKeys[0], statement);
+        signatures[1] = _sign(judgeKeys[1], statement);
+    }
+
+    function _file(uint64 index, uint32 units) internal view returns (WorkCommitment memory) {
+        return WorkCommitment(pool, node, bytes32(uint256(0x11)), index, keccak256(abi.encode("file", index)), units);
+    }
+
+    function _slash(WorkCommitment memory c) internal {
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
+        court.slash(c, own, 5, verdicts);
+    }
+
+    function _contradict() internal {
+        WorkCommitment memory first = _file(0, 10);
+        WorkCommitment memory second = _file(0, 10);
+        second.fileRoot = bytes32(uint256(1));
+        bytes memory one = _sign(nodeKey, Sign.commitment(first));
+        bytes memory two = _sign(nodeKey, Sign.commitment(second));
+        vm.prank(anybody);
+        court.evidence(first, one, second, two);
+    }
+
+    /// Two files in one epoch: leaf 0 of `a` units, leaf 1 of `b` units.
+    function _pair(uint32 a, uint32 b) internal view returns (WorkCommitment[2] memory files, bytes32[2] memory leaves) {
+        files = [_file(0, a), _file(1, b)];
+        for (uint256 i = 0; i < 2; ++i) {
+            leaves[i] = keccak256(abi.encodePacked(bytes1(0), node, files[i].fileRoot, files[i].units));
+        }
+    }
+
+    function _rootOf(bytes32[2] memory leaves) internal pure returns (bytes32) {
+        return leaves[0] < leaves[1]
+            ? keccak256(abi.encodePacked(bytes1(0x01), leaves[0], leaves[1]))
+            : keccak256(abi.encodePacked(bytes1(0x01), leaves[1], leaves[0]));
+    }
+
+    function _invalidate(WorkCommitment memory c, bytes32 sibling, uint64 epoch, uint8 outcome) internal {
+        bytes32[] memory proof = new bytes32[](1);
+        proof[0] = sibling;
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, outcome, 8));
+        court.invalidate(c, epoch, proof, outcome, 8, verdicts);
+    }
+
+    // ---- reading
+
+    function _work(uint64 epoch) internal view returns (Work.WorkInfo memory) {
+        return swarm.workInfo(pool, node, epoch);
+    }
+
+    function _info() internal view returns (Pools.PoolInfo memory) {
+        return swarm.poolInfo(pool);
+    }
+
+    function _stake() internal view returns (StakeVault.StakeInfo memory) {
+        return vault.stakeOf(provider);
+    }
+
+    function _matures(uint64 epoch) internal view returns (uint256) {
+        return swarm.maturityOf(pool, epoch);
+    }
+
+    function _bounded(uint256 x, uint256 low, uint256 high) internal pure returns (uint256) {
+        return low + x % (high - low + 1);
+    }
+
+    function eq(uint256 left, uint256 right) internal pure {
+        if (left != right) revert NotEqual(left, right);
+    }
+
+    function eq(address left, address right) internal pure {
+        if (left != right) revert NotEqual(uint160(left), uint160(right));
+    }
+
+    function yes(bool condition, string memory what) internal pure {
+        if (!condition) revert Failed(what);
+    }
+}

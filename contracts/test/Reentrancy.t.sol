@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/ReentrancyGuardTransient.sol";
+import {TestToken} from "../src/TestToken.sol";
+import {StakeVault} from "../src/StakeVault.sol";
+import {Base} from "./Base.sol";
+
+/// A token that calls whom it moves money to and from, in the middle of the move.
+contract HookToken is TestToken {
+    mapping(address => bool) public hooked;
+
+    function hook() external {
+        hooked[msg.sender] = true;
+    }
+
+    function _update(address from, address to, uint256 amount) internal override {
+        if (hooked[from]) Attacker(from).called();
+        super._update(from, to, amount);
+        if (hooked[to]) Attacker(to).called();
+    }
+}
+
+/// A token that keeps a part of what it moves.
+contract FeeToken is TestToken {
+    function _update(address from, address to, uint256 amount) internal override {
+        if (from != address(0) && to != address(0)) {
+            super._update(from, address(0xFEE), amount / 100);
+            amount -= amount / 100;
+        }
+        super._update(from, to, amount);
+    }
+}
+
+/// Does again whatever it was told to do, when the token calls.
+contract Attacker {
+    address public target;
+    bytes public again;
+    uint256 public calls;
+    bytes public answer;
+
+    function arm(address target_, bytes calldata again_) external {
+        (target, again, calls) = (target_, again_, 0);
+    }
+
+    function act(address to, bytes calldata data) external returns (bool done) {
+        (done,) = to.call(data);
+    }
+
+    function called() external {
+        if (target == address(0) || calls > 0) return;
+        ++calls;
+        (bool done, bytes memory data) = target.call(again);
+        answer = data;
+        require(!done, "the second call went through");
+    }
+}
+
+contract ReentrancyTest is Base {
+    Attacker private attacker;
+
+    function setUp() public override {
+        vm.warp(1_700_000_000);
+        token = TestToken(address(new HookToken()));
+        _deploy(address(token));
+        manager = vm.addr(managerKey);
+        node = vm.addr(nodeKey);
+        attacker = new Attacker();
+        provider = address(attacker);
+        judgeKeys.push(0xB001);
+        judgeKeys.push(0xB002);
+        _bond(address(0x5005), 30 ether);
+        _register(address(0x5005), judgeKeys[0], 1);
+        _register(address(0x5005), judgeKeys[1], 1);
+        pool = _open(_params());
+        _fund(pool, ESCROW);
+        _bond(provider, 100 ether);
+        _register(provider, nodeKey, 1);
+        vm.prank(node);
+        swarm.join(pool, "");
+        vm.prank(provider);
+        HookToken(address(token)).hook();
+    }
+
+    function _blocked() private view {
+        eq(attacker.calls(), 1);
+        yes(bytes4(attacker.answer()) == ReentrancyGuardTransient.ReentrancyGuardReentrantCall.selector, "the guard");
+    }
+
+    function test_withdrawing_while_withdrawing() public {
+        vm.prank(provider);
+        vault.unbond(40 ether);
+        vm.warp(block.timestamp + UNBONDING);
+        attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
+        yes(attacker.act(address(vault), abi.encodeCall(vault.withdraw, ())), "once");
+        _blocked();
+        eq(token.balanceOf(provider), 40 ether);
+    }
+
+    function test_settling_while_settling() public {
+        _commit(0, ROOT, 1000);
+        vm.warp(block.timestamp + EPOCH);
+        _commit(1, ROOT, 1000);
+        vm.warp(_matures(1));
+        uint64[] memory other = new uint64[](1);
+        other[0] = 1;
+        attacker.arm(address(swarm), abi.encodeCall(swarm.settle, (pool, node, other)));
+        _settle(0);
+        _blocked();
+        eq(token.balanceOf(provider), 1 ether);
+        eq(_info().reserved, 1 ether);
+    }
+
+    function test_bonding_while_bonding() public {
+        token.mint(provider, 20 ether);
+        attacker.act(address(token), abi.encodeCall(token.approve, (address(vault), 20 ether)));
+        attacker.arm(address(vault), abi.encodeCall(vault.bond, (provider, 10 ether)));
+        yes(attacker.act(address(vault), abi.encodeCall(vault.bond, (provider, 10 ether))), "once");
+        _blocked();
+        eq(vault.bondedOf(provider), 110 ether);
+    }
+
+    function test_funding_while_funding() public {
+        token.mint(provider, 20 ether);
+        attacker.act(address(token), abi.encodeCall(token.approve, (address(swarm), 20 ether)));
+        attacker.arm(address(swarm), abi.encodeCall(swarm.fundPool, (pool, 10 ether)));
+        yes(attacker.act(address(swarm), abi.encodeCall(swarm.fundPool, (pool, 10 ether))), "once");
+        _blocked();
+        eq(_info().escrow, ESCROW + 10 ether);
+    }
+
+    function test_withdrawing_while_bonding() public {
+        vm.prank(provider);
+        vault.unbond(40 ether);
+        vm.warp(block.timestamp + UNBONDING);
+        token.mint(provider, 20 ether);
+        attacker.act(address(token), abi.encodeCall(token.approve, (address(vault), 20 ether)));
+        attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
+        yes(attacker.act(address(vault), abi.encodeCall(vault.bond, (provider, 10 ether))), "once");
+        _blocked();
+    }
+
+    function test_sweeping_while_sweeping() public {
+        vm.prank(manager);
+        swarm.endPool(pool);
+        vm.warp(_matures(0) + 2 * APPEAL);
+        // the manager cannot be a contract here; the money that a second sweep would take is gone before the first pays
+        swarm.sweep(pool);
+        eq(token.balanceOf(manager), ESCROW + POOL_BOND);
+        eq(token.balanceOf(address(swarm)), 0);
+    }
+
+    function test_the_reporter_of_a_slash_cannot_slash_again_meanwhile() public {
+        vm.prank(address(swarm));
+        attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
+        vm.prank(address(swarm));
+        vault.slash(address(0x5005), 20 ether, provider);
+        _blocked();
+        eq(token.balanceOf(provider), 2 ether);
+    }
+
+    function test_a_token_that_keeps_a_fee_is_refused() public {
+        token = TestToken(address(new FeeToken()));
+        _deploy(address(token));
+        _give(anybody, 100 ether, address(vault));
+        vm.prank(anybody);
+        vm.expectPartialRevert(StakeVault.TokenTakesFee.selector);
+        vault.bond(anybody, 100 ether);
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Base} from "../Base.sol";
+import {Nodes} from "../../src/Nodes.sol";
+import {Members} from "../../src/Members.sol";
+
+contract RemoveNodeTest is Base {
+    function test_it_ends_units_and_membership_but_not_what_is_due() public {
+        _commit(0, ROOT, 1000);
+        vm.prank(provider);
+        swarm.removeNode(node);
+        eq(swarm.unitsOf(provider), 0);
+        eq(swarm.nodeInfo(node).pool, 0);
+        eq(swarm.nodeInfo(node).provider, provider);
+        vm.prank(node);
+        vm.expectPartialRevert(Members.NotMember.selector);
+        swarm.commitWork(pool, 0, ROOT, 1);
+        vm.warp(_matures(0));
+        _settle(0);
+        eq(token.balanceOf(provider), 1 ether);
+    }
+
+    function test_only_its_provider_and_only_once() public {
+        vm.prank(anybody);
+        vm.expectPartialRevert(Nodes.NotYourNode.selector);
+        swarm.removeNode(node);
+        vm.prank(provider);
+        swarm.removeNode(node);
+        vm.prank(provider);
+        vm.expectPartialRevert(Nodes.NodeUnknown.selector);
+        swarm.removeNode(node);
+        eq(swarm.unitsOf(provider), 0);
+    }
+
+    function test_a_provider_goes_with_all_of_its_nodes_or_not_at_all() public {
+        _register(provider, 0xD00D, 3);
+        address[] memory one = new address[](1);
+        one[0] = node;
+        vm.prank(provider);
+        vm.expectPartialRevert(Nodes.ProviderHasNodes.selector);
+        swarm.removeProvider(one);
+        address[] memory both = new address[](2);
+        (both[0], both[1]) = (node, vm.addr(0xD00D));
+        vm.prank(provider);
+        swarm.removeProvider(both);
+        eq(swarm.unitsOf(provider), 0);
+        vm.prank(provider);
+        vault.unbond(100 ether);
+    }
+
+    function test_a_node_whose_stake_is_gone_is_expelled_by_anybody() public {
+        vm.expectPartialRevert(Nodes.StakeEnough.selector);
+        swarm.expel(node);
+        vm.prank(provider);
+        vault.unbond(80 ether);
+        vm.prank(address(swarm));
+        vault.slash(provider, 60 ether, anybody);
+        vm.expectPartialRevert(Nodes.StakeEnough.selector);
+        swarm.expel(node); // 20 left, which is enough
+        vm.prank(address(swarm));
+        vault.slash(provider, 20 ether + 1, anybody);
+        vm.prank(anybody);
+        swarm.expel(node);
+        eq(swarm.nodeInfo(node).pool, 0);
+        eq(swarm.nodeInfo(node).leaseUntil, 0);
+        vm.prank(node);
+        vm.expectPartialRevert(Nodes.StakeTooLow.selector);
+        swarm.join(pool, "");
+        vm.expectPartialRevert(Nodes.NodeUnknown.selector);
+        swarm.expel(anybody);
+    }
+}

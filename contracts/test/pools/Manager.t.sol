@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Base} from "../Base.sol";
+import {Court} from "../../src/Court.sol";
+import {Pools} from "../../src/Pools.sol";
+
+contract ManagerTest is Base {
+    function test_only_the_manager() public {
+        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        swarm.setPoolRun(pool, ROOT);
+        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        swarm.setBootnodes(pool, "/ip4/1.2.3.4");
+        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        swarm.pausePool(pool);
+        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        swarm.resumePool(pool);
+        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        swarm.endPool(pool);
+        vm.expectPartialRevert(Court.OnlyManager.selector);
+        court.proposeValidators(pool, _params().validators, 1);
+    }
+
+    function test_the_run_is_named_until_there_is_work() public {
+        vm.prank(manager);
+        swarm.setPoolRun(pool, ROOT);
+        yes(_info().runRoot == ROOT, "named");
+        _commit(0, ROOT, 1);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.RunAlreadyWorkedOn.selector);
+        swarm.setPoolRun(pool, bytes32(uint256(5)));
+    }
+
+    function test_a_pause_stops_joins_at_once_and_work_from_the_next_epoch_on() public {
+        vm.prank(manager);
+        swarm.pausePool(pool);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.PoolIsPaused.selector);
+        swarm.pausePool(pool);
+        vm.prank(node);
+        vm.expectPartialRevert(Pools.PoolIsPaused.selector);
+        swarm.join(pool, "");
+        vm.warp(block.timestamp + EPOCH);
+        vm.prank(node);
+        vm.expectPartialRevert(Pools.PoolIsPaused.selector);
+        swarm.commitWork(pool, 1, ROOT, 1);
+        _commit(0, ROOT, 1000);
+        vm.prank(manager);
+        swarm.resumePool(pool);
+        _commit(1, ROOT, 1);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.PoolNotPaused.selector);
+        swarm.resumePool(pool);
+        vm.warp(_matures(0));
+        _settle(0);
+    }
+
+    function test_an_end_is_for_ever() public {
+        vm.warp(block.timestamp + EPOCH + 1);
+        vm.prank(manager);
+        swarm.endPool(pool);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.PoolOver.selector);
+        swarm.endPool(pool);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.PoolOver.selector);
+        swarm.resumePool(pool);
+        vm.prank(node);
+        vm.expectPartialRevert(Pools.PoolOver.selector);
+        swarm.join(pool, "");
+        _commit(1, ROOT, 1);
+        vm.warp(block.timestamp + EPOCH);
+        vm.prank(node);
+        vm.expectPartialRevert(Pools.PoolOver.selector);
+        swarm.commitWork(pool, 2, ROOT, 1);
+    }
+
+    function test_an_end_after_a_pause_adds_no_epochs() public {
+        vm.prank(manager);
+        swarm.pausePool(pool);
+        vm.warp(block.timestamp + 2 * EPOCH);
+        vm.prank(manager);
+        swarm.endPool(pool);
+        vm.prank(node);
+        vm.expectPartialRevert(Pools.PoolOver.selector);
+        swarm.commitWork(pool, 1, ROOT, 1);
+    }
+
+    function test_other_validators_take_office_all_at_once_after_a_window() public {
+        address[] memory others = new address[](1);
+        others[0] = vm.addr(judgeKeys[1]);
+        vm.prank(manager);
+        court.proposeValidators(pool, others, 1);
+        uint256 from = block.timestamp + WINDOW;
+        vm.warp(from - 1);
+        vm.expectPartialRevert(Court.TooEarly.selector);
+        court.applyValidators(pool);
+        vm.warp(from);
+        court.applyValidators(pool);
+        Court.BenchInfo memory bench = court.benchOf(pool);
+        eq(bench.validators.length, 1);
+        eq(bench.threshold, 1);
+        eq(bench.proposed.length, 0);
+        vm.expectPartialRevert(Court.NoProposal.selector);
+        court.applyValidators(pool);
+    }
+
+    function test_senseless_benches_are_refused() public {
+        address[] memory list = new address[](17);
+        for (uint256 i = 0; i < 17; ++i) list[i] = address(uint160(i + 1));
+        vm.prank(manager);
+        vm.expectPartialRevert(Court.BadQuorum.selector);
+        court.proposeValidators(pool, list, 1);
+        list = new address[](2);
+        (list[0], list[1]) = (anybody, anybody);
+        vm.prank(manager);
+        vm.expectPartialRevert(Court.BadValidator.selector);
+        court.proposeValidators(pool, list, 1);
+        list[1] = address(0);
+        vm.prank(manager);
+        vm.expectPartialRevert(Court.BadValidator.selector);
+        court.proposeValidators(pool, list, 1);
+        list[1] = provider;
+        vm.prank(manager);
+        vm.expectPartialRevert(Court.BadQuorum.selector);
+        court.proposeValidators(pool, list, 0);
+        vm.prank(manager);
+        vm.expectPartialRevert(Court.BadQuorum.selector);
+        court.proposeValidators(pool, list, 3);
+    }
+
+    function test_nobody_else_speaks_for_the_court_and_nobody_sets_it_twice() public {
+        vm.expectPartialRevert(Pools.OnlyCourt.selector);
+        swarm.takeLeaf(pool, node, 0, ROOT, 1, 1);
+        vm.expectPartialRevert(Pools.OnlyCourt.selector);
+        swarm.takeEpoch(pool, node, 0, 1);
+        vm.expectPartialRevert(Pools.OnlyCourt.selector);
+        swarm.attested(pool, node, 1, 1);
+        vm.expectPartialRevert(Pools.OnlyCourt.selector);
+        swarm.punishByEvidence(pool, node, 1, ROOT, anybody);
+        vm.expectPartialRevert(Pools.OnlyCourt.selector);
+        swarm.punishByJudgement(pool, node, 1, ROOT, anybody);
+        vm.expectPartialRevert(Pools.CourtAlreadySet.selector);
+        swarm.setCourt(court);
+        vm.prank(anybody);
+        vm.expectPartialRevert(Pools.OnlyDeployer.selector);
+        swarm.setCourt(court);
+        vm.expectPartialRevert(Court.OnlySwarm.selector);
+        court.seat(pool, _params().validators, 1);
+    }
+}

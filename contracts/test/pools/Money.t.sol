@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Base} from "../Base.sol";
+import {EscrowTooLarge} from "../../src/Counters.sol";
+import {Pools} from "../../src/Pools.sol";
+
+contract PoolMoneyTest is Base {
+    function test_opening_takes_the_bond_and_nothing_else() public {
+        uint256 before = token.balanceOf(address(swarm));
+        uint256 id = _open(_params());
+        eq(token.balanceOf(address(swarm)), before + POOL_BOND);
+        eq(swarm.poolInfo(id).bond, POOL_BOND);
+        eq(swarm.poolInfo(id).escrow, 0);
+        eq(id, 2);
+    }
+
+    function testFuzz_funding_takes_whole_units_only(uint96 rate, uint256 amount) public {
+        Pools.PoolParams memory params = _params();
+        params.rewardPerUnit = uint96(_bounded(rate, 1, 1e20));
+        amount = _bounded(amount, params.rewardPerUnit, 1e22 > params.rewardPerUnit ? 1e22 : params.rewardPerUnit);
+        uint256 id = _open(params);
+        _give(anybody, amount, address(swarm));
+        uint256 units = amount / params.rewardPerUnit;
+        vm.prank(anybody);
+        if (units > type(uint56).max) vm.expectPartialRevert(EscrowTooLarge.selector);
+        swarm.fundPool(id, amount);
+        if (units > type(uint56).max) return;
+        eq(swarm.poolInfo(id).escrow, units * params.rewardPerUnit);
+        eq(token.balanceOf(anybody), amount % params.rewardPerUnit);
+    }
+
+    function test_less_than_a_unit_or_a_pool_without_pay_take_nothing() public {
+        vm.expectPartialRevert(Pools.ZeroAmount.selector);
+        swarm.fundPool(pool, RATE - 1);
+        Pools.PoolParams memory params = _params();
+        params.rewardPerUnit = 0;
+        uint256 id = _open(params);
+        vm.expectPartialRevert(Pools.NoReward.selector);
+        swarm.fundPool(id, 1 ether);
+        vm.expectPartialRevert(Pools.PoolUnknown.selector);
+        swarm.fundPool(99, 1 ether);
+    }
+
+    function test_the_escrow_fills_up_to_its_last_unit() public {
+        Pools.PoolParams memory params = _params();
+        params.rewardPerUnit = 1;
+        uint256 id = _open(params);
+        _fund(id, 1000);
+        _give(manager, type(uint56).max, address(swarm));
+        vm.prank(manager);
+        vm.expectPartialRevert(EscrowTooLarge.selector);
+        swarm.fundPool(id, uint256(type(uint56).max) - 999);
+        vm.prank(manager);
+        swarm.fundPool(id, uint256(type(uint56).max) - 1000);
+        eq(swarm.poolInfo(id).escrow, type(uint56).max);
+        eq(swarm.poolInfo(id).reserved, 0);
+        eq(swarm.poolInfo(id).startedAt, block.timestamp);
+    }
+
+    function test_sweeping_returns_what_no_work_claims_then_the_bond_and_never_the_reserved() public {
+        _commit(0, ROOT, 1000);
+        vm.expectPartialRevert(Pools.PoolStillOpen.selector);
+        swarm.sweep(pool);
+        vm.prank(manager);
+        swarm.endPool(pool);
+        uint256 over = _matures(0);
+        vm.warp(over - 1);
+        vm.expectPartialRevert(Pools.PoolStillOpen.selector);
+        swarm.sweep(pool);
+        vm.warp(over);
+        vm.prank(anybody);
+        swarm.sweep(pool);
+        eq(token.balanceOf(manager), 499 ether);
+        vm.expectPartialRevert(Pools.ZeroAmount.selector);
+        swarm.sweep(pool);
+        vm.warp(over + 2 * APPEAL - 1);
+        vm.expectPartialRevert(Pools.ZeroAmount.selector);
+        swarm.sweep(pool);
+        vm.warp(over + 2 * APPEAL);
+        swarm.sweep(pool);
+        eq(token.balanceOf(manager), 499 ether + POOL_BOND);
+        vm.expectPartialRevert(Pools.ZeroAmount.selector);
+        swarm.sweep(pool);
+        _settle(0);
+        eq(token.balanceOf(provider), 1 ether);
+        eq(token.balanceOf(address(swarm)), 0);
+    }
+}

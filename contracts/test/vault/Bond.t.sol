@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Base} from "../Base.sol";
+import {StakeVault} from "../../src/StakeVault.sol";
+
+contract BondTest is Base {
+    function testFuzz_bonding_moves_exactly_the_tokens(uint96 amount) public {
+        amount = uint96(_bounded(amount, 1, 1e24));
+        uint256 before = token.balanceOf(address(vault));
+        _bond(address(0xABC), amount);
+        eq(vault.bondedOf(address(0xABC)), amount);
+        eq(token.balanceOf(address(vault)), before + amount);
+        eq(token.balanceOf(address(0xABC)), 0);
+    }
+
+    function test_anybody_bonds_for_a_provider() public {
+        _give(anybody, 5 ether, address(vault));
+        vm.prank(anybody);
+        vault.bond(provider, 5 ether);
+        eq(vault.bondedOf(provider), 105 ether);
+        eq(vault.bondedOf(anybody), 0);
+    }
+
+    function test_nothing_for_nobody_and_too_much_are_refused() public {
+        vm.expectPartialRevert(StakeVault.ZeroAmount.selector);
+        vault.bond(provider, 0);
+        vm.expectPartialRevert(StakeVault.ZeroAddress.selector);
+        vault.bond(address(0), 1);
+        vm.expectPartialRevert(StakeVault.AmountTooLarge.selector);
+        vault.bond(provider, uint256(type(uint96).max) + 1);
+    }
+
+    function test_a_permit_needs_no_earlier_approval() public {
+        uint256 key = 0xCAFE;
+        address owner = vm.addr(key);
+        token.mint(owner, 3 ether);
+        bytes32 kind = keccak256("Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)");
+        bytes32 statement = keccak256(abi.encode(kind, owner, address(vault), 3 ether, 0, block.timestamp));
+        (uint8 v, bytes32 r, bytes32 s) =
+            vm.sign(key, keccak256(abi.encodePacked(hex"1901", token.DOMAIN_SEPARATOR(), statement)));
+        vm.prank(owner);
+        vault.bondWithPermit(owner, 3 ether, block.timestamp, v, r, s);
+        eq(vault.bondedOf(owner), 3 ether);
+    }
+
+    function test_a_bad_permit_bonds_nothing() public {
+        token.mint(anybody, 3 ether);
+        vm.prank(anybody);
+        vm.expectRevert();
+        vault.bondWithPermit(anybody, 3 ether, block.timestamp, 27, bytes32(uint256(1)), bytes32(uint256(1)));
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Base} from "../Base.sol";
+import {StakeVault} from "../../src/StakeVault.sol";
+
+contract FreezeTest is Base {
+    uint64 private finalAt;
+
+    function setUp() public override {
+        super.setUp();
+        vm.prank(provider);
+        vault.unbond(10 ether);
+        vm.prank(address(swarm));
+        (uint256 id, uint256 taken, uint64 until) = vault.freeze(provider, 25 ether);
+        eq(id, 1);
+        eq(taken, 25 ether);
+        eq(until, block.timestamp + APPEAL);
+        finalAt = until;
+    }
+
+    function test_what_is_frozen_leaves_the_stake_at_once() public view {
+        eq(_stake().unbonding, 0);
+        eq(_stake().bonded, 75 ether);
+        eq(_stake().frozen, 25 ether);
+        yes(!vault.isFinal(1), "not final");
+        yes(vault.isFinal(0), "no case is final");
+    }
+
+    function test_it_is_final_from_the_exact_second_on_and_pays_no_reporter() public {
+        vm.warp(finalAt - 1);
+        vm.expectPartialRevert(StakeVault.AppealOpen.selector);
+        vault.finalize(1);
+        vm.warp(finalAt);
+        vm.prank(anybody);
+        vault.finalize(1);
+        eq(token.balanceOf(anybody), 0);
+        eq(token.balanceOf(vault.BURNED()), 12.5 ether);
+        eq(token.balanceOf(treasury), 12.5 ether);
+        eq(_stake().frozen, 0);
+        yes(vault.isFinal(1), "final");
+        vm.expectPartialRevert(StakeVault.CaseClosed.selector);
+        vault.finalize(1);
+    }
+
+    function test_overturning_puts_everything_where_it_was() public {
+        vm.warp(finalAt - 1);
+        vm.prank(address(swarm));
+        eq(vault.overturn(1), provider);
+        eq(_stake().unbonding, 10 ether);
+        eq(_stake().bonded, 90 ether);
+        eq(_stake().frozen, 0);
+        yes(!vault.isFinal(1), "overturned is not final");
+        vm.prank(address(swarm));
+        vm.expectPartialRevert(StakeVault.CaseClosed.selector);
+        vault.overturn(1);
+        vm.warp(finalAt);
+        vm.expectPartialRevert(StakeVault.CaseClosed.selector);
+        vault.finalize(1);
+    }
+
+    function test_what_is_final_is_not_overturned() public {
+        vm.warp(finalAt);
+        vm.prank(address(swarm));
+        vm.expectPartialRevert(StakeVault.AppealOver.selector);
+        vault.overturn(1);
+    }
+
+    function test_the_provider_appeals_once_and_in_time() public {
+        vm.expectPartialRevert(StakeVault.OnlyProvider.selector);
+        vault.appeal(1);
+        vm.warp(finalAt - 1);
+        vm.prank(provider);
+        vault.appeal(1);
+        eq(vault.caseInfo(1).finalAt, finalAt - 1 + APPEAL);
+        vm.warp(finalAt);
+        vm.expectPartialRevert(StakeVault.AppealOpen.selector);
+        vault.finalize(1);
+        vm.prank(provider);
+        vm.expectPartialRevert(StakeVault.AlreadyAppealed.selector);
+        vault.appeal(1);
+        vm.warp(finalAt - 1 + APPEAL);
+        vault.finalize(1);
+        vm.prank(provider);
+        vm.expectPartialRevert(StakeVault.CaseClosed.selector);
+        vault.appeal(1);
+    }
+
+    function test_a_late_appeal_is_refused() public {
+        vm.warp(finalAt);
+        vm.prank(provider);
+        vm.expectPartialRevert(StakeVault.AppealOver.selector);
+        vault.appeal(1);
+    }
+
+    function test_the_arbiter_hands_over_its_office() public {
+        vm.expectPartialRevert(StakeVault.OnlyArbiter.selector);
+        vault.setArbiter(anybody);
+        vm.prank(arbiter);
+        vm.expectPartialRevert(StakeVault.ZeroAddress.selector);
+        vault.setArbiter(address(0));
+        vm.prank(arbiter);
+        vault.setArbiter(anybody);
+        eq(vault.arbiter(), anybody);
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Base, Sign} from "../Base.sol";
+import {Court} from "../../src/Court.sol";
+import {Members} from "../../src/Members.sol";
+import {WorkCommitment} from "../../src/Statements.sol";
+import {Work} from "../../src/Work.sol";
+
+contract InvalidateTest is Base {
+    function testFuzz_a_leaf_loses_its_own_units_and_never_more_than_the_epoch_has(uint32 a, uint32 b, uint32 units)
+        public
+    {
+        a = uint32(_bounded(a, 0, 200_000));
+        b = uint32(_bounded(b, 0, 200_000));
+        units = uint32(_bounded(units, 1, 100_000));
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(a, b);
+        _commit(0, _rootOf(leaves), units);
+        _invalidate(files[0], leaves[1], 0, 1);
+        uint256 left = a < units ? units - a : 0;
+        eq(_work(0).units, left);
+        eq(_work(0).reserved, left * RATE);
+        _invalidate(files[1], leaves[0], 0, 1);
+        left = b < left ? left - b : 0;
+        eq(_work(0).units, left);
+        eq(_info().reserved, left * RATE);
+        eq(_info().escrow, ESCROW - left * RATE);
+    }
+
+    function test_what_the_escrow_could_not_pay_is_lost_first() public {
+        _commit(0, ROOT, 100_000);
+        for (uint64 e = 1; e < 5; ++e) {
+            vm.warp(block.timestamp + EPOCH);
+            _commit(e, ROOT, e == 4 ? 99_600 : 100_000);
+        }
+        vm.warp(block.timestamp + EPOCH);
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(500, 700);
+        _commit(5, _rootOf(leaves), 1200); // 400 units of escrow are left
+        eq(_work(5).reservedUnits, 400);
+        _invalidate(files[1], leaves[0], 5, 1);
+        eq(_work(5).units, 500);
+        eq(_work(5).reservedUnits, 400);
+        _invalidate(files[0], leaves[1], 5, 1);
+        eq(_work(5).reservedUnits, 0);
+        eq(_info().escrow, 400 * uint256(RATE));
+    }
+
+    function test_each_leaf_once() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
+        _commit(0, _rootOf(leaves), 1000);
+        _invalidate(files[0], leaves[1], 0, 1);
+        bytes32[] memory proof = new bytes32[](1);
+        proof[0] = leaves[1];
+        bytes[] memory verdicts = _quorum(Sign.verdict(files[0], 1, 8));
+        vm.expectPartialRevert(Court.AlreadyInvalidated.selector);
+        court.invalidate(files[0], 0, proof, 1, 8, verdicts);
+    }
+
+    function test_neither_an_inner_node_nor_other_units_nor_a_long_proof_pass() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
+        _commit(0, _rootOf(leaves), 1000);
+        bytes32[] memory proof = new bytes32[](1);
+        proof[0] = leaves[1];
+        files[0].units = 401;
+        bytes[] memory verdicts = _quorum(Sign.verdict(files[0], 1, 8));
+        vm.expectPartialRevert(Court.BadProof.selector);
+        court.invalidate(files[0], 0, proof, 1, 8, verdicts);
+        vm.expectPartialRevert(Court.BadProof.selector);
+        court.invalidate(files[0], 0, new bytes32[](33), 1, 8, verdicts);
+    }
+
+    function test_only_the_outcomes_that_mean_something() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
+        _commit(0, _rootOf(leaves), 1000);
+        bytes32[] memory proof = new bytes32[](1);
+        proof[0] = leaves[1];
+        for (uint8 outcome = 0; outcome < 4; outcome += 3) {
+            bytes[] memory verdicts = _quorum(Sign.verdict(files[0], outcome, 8));
+            vm.expectPartialRevert(Court.BadOutcome.selector);
+            court.invalidate(files[0], 0, proof, outcome, 8, verdicts);
+        }
+    }
+
+    function test_hard_voids_what_is_not_mature_freezes_and_evicts() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
+        _commit(0, _rootOf(leaves), 1000);
+        vm.warp(block.timestamp + EPOCH);
+        _commit(1, ROOT, 2000);
+        _invalidate(files[0], leaves[1], 0, 2);
+        yes(_work(0).voided && _work(1).voided, "voided");
+        eq(_stake().frozen, SLASH);
+        yes(swarm.memberInfo(pool, node).evicted, "evicted");
+        vm.prank(node);
+        vm.expectPartialRevert(Members.NodeEvicted.selector);
+        swarm.join(pool, "");
+    }
+
+    function test_an_epoch_whose_tree_nobody_has_is_refused_as_a_whole() public {
+        _commit(0, ROOT, 1000);
+        bytes32 statement =
+            keccak256(abi.encode(Sign.EPOCH_VERDICT, pool, node, uint64(0), bytes20(ROOT), uint8(13)));
+        bytes[] memory verdicts = _quorum(statement);
+        vm.warp(_matures(0) - 1);
+        court.invalidateEpoch(pool, node, 0, 13, verdicts);
+        eq(_info().escrow, ESCROW);
+        eq(_info().reserved, 0);
+        eq(_work(0).units, 0);
+        eq(_stake().bonded, 100 ether);
+        vm.warp(_matures(0));
+        vm.expectPartialRevert(Work.NothingCommitted.selector);
+        this.settleOne(0);
+        vm.expectPartialRevert(Work.AlreadyMature.selector);
+        court.invalidateEpoch(pool, node, 0, 13, verdicts);
+    }
+
+    function settleOne(uint64 epoch) external {
+        _settle(epoch);
+    }
+}

@@ -1,0 +1,154 @@
+"""What transactions would do and cost, without sending any. Blocking.
+
+One call is simulated by eth_call and eth_estimateGas. Several that build on each other (approve, then bond) go
+through eth_simulateV1, which runs them in a row on top of the latest block. Where an endpoint has no such method (or,
+like anvil 1.7, not for deployments) only the first is exact.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from hexbytes import HexBytes
+from web3 import Web3
+from web3.contract.contract import ContractConstructor, ContractFunction
+from web3.exceptions import Web3Exception
+from web3.types import RPCEndpoint
+
+from contracts.bindings import Revert, parse_revert
+from node.chain.errors import InsufficientFunds, RpcRefused, tokens
+from node.chain.transactions import Call, call_of
+from node.chain.translate import EXPECTED, from_revert, translate
+from protocol.identity import Address
+
+GAS_PRICE_ORACLE = "0x420000000000000000000000000000000000000F"
+"""The OP stack's contract that knows what a transaction's data costs on the layer below."""
+_GET_L1_FEE = bytes.fromhex("49948e0e")  # getL1Fee(bytes)
+SIGNED_OVERHEAD = 110
+"""Bytes of a signed transaction besides its call data, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transaction to be. action completes "cannot ..."."""
+
+    action: str
+    call: ContractFunction | ContractConstructor
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """exact: simulated; else a guess, where the endpoint cannot tell before earlier steps are on chain; l1_fee: wei."""
+
+    action: str
+    gas: int
+    exact: bool
+    l1_fee: int
+
+
+class Simulation(msgspec.Struct, frozen=True):
+    """Nothing reverts. fee, max_fee: wei per gas, expected and at most; cost: wei expected in all."""
+
+    steps: tuple[Estimate, ...]
+    fee: int
+    max_fee: int
+
+    @property
+    def gas(self) -> int:
+        return sum(step.gas for step in self.steps)
+
+    @property
+    def l1_fee(self) -> int:
+        return sum(step.l1_fee for step in self.steps)
+
+    @property
+    def cost(self) -> int:
+        return self.gas * self.fee + self.l1_fee
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step could be simulated."""
+        return all(step.exact for step in self.steps)
+
+
+def simulate(web3: Web3, steps: Sequence[Step], sender: Address, *, l1_fees: bool) -> Simulation:
+    """Raises what the first failing step would revert with (Reverted, InsufficientStake, InsufficientFunds)."""
+    calls = [call_of(step.call) for step in steps]
+    gas = _gas_of_many(web3, steps, calls, sender) if len(steps) > 1 else None
+    gas = gas or [_gas_of_one(web3, steps[0], calls[0], sender), *([None] * (len(steps) - 1))]
+    try:
+        base = int(web3.eth.get_block("latest").get("baseFeePerGas", 0))
+        tip = int(web3.eth.max_priority_fee)
+        layer1 = [l1_fee(web3, call) if l1_fees else 0 for call in calls]
+        have = int(web3.eth.get_balance(Web3.to_checksum_address(sender)))
+    except EXPECTED as error:
+        raise translate(error, "ask for the fees") from error
+    estimates = tuple(
+        Estimate(step.action, guess_gas(call) if used is None else used, used is not None, fee)
+        for step, call, used, fee in zip(steps, calls, gas, layer1, strict=True)
+    )
+    done = Simulation(estimates, base + tip, 2 * base + tip)
+    if have < done.cost:
+        why = f"{sender} has {tokens(have)} ETH, gas for this costs about {tokens(done.cost)}"
+        raise InsufficientFunds(f"cannot {steps[0].action}", why, "send the account some of the chain's coin")
+    return done
+
+
+def guess_gas(call: Call) -> int:
+    """About, from the size: a byte of a contract costs 200 to keep and up to 16 to send, a plain call rarely 100k."""
+    return 100_000 if call.to else 60_000 + 216 * len(call.data)
+
+
+def l1_fee(web3: Web3, call: Call) -> int:
+    """Wei for the transaction's data on the layer below; 0 where there is no such oracle."""
+    data = call.data + b"\xff" * SIGNED_OVERHEAD
+    padded = data + b"\0" * (-len(data) % 32)
+    asked = _GET_L1_FEE + (32).to_bytes(32) + len(data).to_bytes(32) + padded
+    answer = bytes(web3.eth.call({"to": Web3.to_checksum_address(GAS_PRICE_ORACLE), "data": HexBytes(asked)}))
+    return int.from_bytes(answer) if len(answer) == 32 else 0
+
+
+def _gas_of_one(web3: Web3, step: Step, call: Call, sender: Address) -> int:
+    asked: Any = {**call.fields(), "from": Web3.to_checksum_address(sender)}
+    try:
+        web3.eth.call(asked)
+        return int(web3.eth.estimate_gas(asked))
+    except EXPECTED as error:
+        raise translate(error, step.action) from error
+
+
+def _gas_of_many(web3: Web3, steps: Sequence[Step], calls: Sequence[Call], sender: Address) -> list[int | None] | None:
+    """None where the endpoint does not know the method."""
+    who = [{"from": sender, **({"to": call.to} if call.to else {})} for call in calls]
+    asked = [{**names, "input": "0x" + call.data.hex()} for names, call in zip(who, calls, strict=True)]
+    request: Any = [{"blockStateCalls": [{"calls": asked}]}, "latest"]
+    try:
+        answer = web3.provider.make_request(RPCEndpoint("eth_simulateV1"), request)
+    except Web3Exception as error:
+        raise translate(error, steps[0].action) from error
+    if "error" in answer or not answer.get("result"):
+        return None
+    return [_gas_used(step, result) for step, result in zip(steps, _results(answer, steps), strict=True)]
+
+
+def _results(answer: Any, steps: Sequence[Step]) -> list[Any]:
+    try:
+        results = answer["result"][0]["calls"]
+    except (LookupError, TypeError) as error:
+        raise RpcRefused(steps[0].action, "its simulation does not have the promised form") from error
+    if not isinstance(results, list) or len(results) != len(steps):
+        raise RpcRefused(steps[0].action, "its simulation does not have the promised form")
+    return results
+
+
+def _gas_used(step: Step, result: Any) -> int:
+    try:
+        if int(result["status"], 16) == 1:
+            return int(result["gasUsed"], 16)
+        error = result.get("error") or {}
+        data = str(error.get("data") or result.get("returnData") or "0x")
+        revert = parse_revert(bytes.fromhex(data.removeprefix("0x")))
+        message = str(error.get("message", ""))[:200]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RpcRefused(step.action, "its simulation does not have the promised form") from error
+    raise from_revert(revert or Revert("unknown", {"message": message}), step.action)

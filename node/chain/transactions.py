@@ -1,0 +1,118 @@
+"""What a transaction is made of, and what an endpoint's answer to one means. Sends nothing.
+
+A `Call` is who is called with what; numbers and fees come later, so that the same call can be recognised after
+a restart however it was numbered and paid.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from eth_account import Account
+from eth_account.typed_transactions.typed_transaction import TypedTransaction
+from eth_hash.auto import keccak
+from hexbytes import HexBytes
+from web3 import Web3
+from web3.contract.contract import ContractConstructor, ContractFunction
+
+from node.chain.outbox import Pending
+from protocol.identity import Address, NodeKey
+
+FEE_BUMP = 1.125
+"""At least 10 % more is what nodes accept as a replacement."""
+NOOP_GAS = 21_000
+
+# words of an endpoint's refusal, lower case, over geth, reth, erigon and anvil
+_KNOWN = ("already known", "already imported", "known transaction")
+_NONCE_USED = ("nonce too low", "nonce is too low", "replacement transaction", "replacement fee", "could not replace")
+_UNDERPRICED = ("underpriced", "less than block base fee", "fee too low", "base fee")
+_DEFINITE = (
+    "insufficient funds",
+    "intrinsic gas",
+    "exceeds block gas limit",
+    "exceeds the configured cap",
+    "gas limit too high",
+    "gas required exceeds",
+    "invalid chain id",
+    "invalid sender",
+    "oversized data",
+    "initcode",
+    "type not supported",
+    "no such method",
+)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """to: None deploys a contract."""
+
+    to: Address | None
+    data: bytes
+
+    @property
+    def intent(self) -> str:
+        """Equal for equal calls."""
+        return keccak((self.to or "create").encode() + self.data).hex()
+
+    def fields(self) -> dict[str, Any]:
+        """As a transaction's fields."""
+        to = {"to": Web3.to_checksum_address(self.to)} if self.to else {}
+        return {**to, "data": HexBytes(self.data), "value": 0}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What an endpoint's error says about a transaction that was just sent to it."""
+
+    known: bool = False
+    nonce_used: bool = False
+    underpriced: bool = False
+    definite: bool = False
+
+
+def call_of(call: ContractFunction | ContractConstructor) -> Call:
+    """The bare call inside web3's object; asks no endpoint."""
+    nothing: Any = {"gas": 0, "maxFeePerGas": 0, "maxPriorityFeePerGas": 0, "chainId": 0, "nonce": 0, "value": 0}
+    built: Any = call.build_transaction(nothing)
+    to = built.get("to")
+    return Call(Address(str(to)) if to else None, bytes(HexBytes(built["data"])))
+
+
+def sign_transaction(fields: Mapping[str, Any], key: NodeKey, action: str, intent: str) -> Pending:
+    """fields: complete, as web3 takes them."""
+    signed = Account.sign_transaction({name: fields[name] for name in fields if name != "from"}, key.secret)
+    digest = "0x" + bytes(signed.hash).hex()
+    return Pending(digest, key.address, int(fields["nonce"]), bytes(signed.raw_transaction), action, intent)
+
+
+def fields_of(pending: Pending) -> dict[str, Any]:
+    """A signed transaction's fields again, so that it can be signed with a higher fee."""
+    decoded = TypedTransaction.from_bytes(HexBytes(pending.raw)).as_dict()
+    names = ("chainId", "nonce", "gas", "maxFeePerGas", "maxPriorityFeePerGas", "value")
+    fields: dict[str, Any] = {name: int(decoded[name]) for name in names}
+    fields["data"] = HexBytes(decoded["data"])
+    if decoded.get("to"):
+        fields["to"] = Web3.to_checksum_address(HexBytes(decoded["to"]).to_0x_hex())
+    return fields
+
+
+def raise_fee(fields: Mapping[str, Any], factor: float = FEE_BUMP) -> dict[str, Any]:
+    """The same transaction, paid better."""
+    better = {name: int(fields[name] * factor) + 1 for name in ("maxFeePerGas", "maxPriorityFeePerGas")}
+    return {**fields, **better}
+
+
+def noop(sender: Address, nonce: int, chain_id: int, fees: Mapping[str, Any]) -> dict[str, Any]:
+    """A transaction that does nothing but use up a number."""
+    own = Web3.to_checksum_address(sender)
+    return {"to": own, "data": b"", "value": 0, "gas": NOOP_GAS, "chainId": chain_id, "nonce": nonce, **fees}
+
+
+def judge(message: str, code: int | None = None) -> Answer:
+    """Read an endpoint's error to eth_sendRawTransaction. All false: it may or may not have been taken."""
+    text = message.lower()
+    if any(words in text for words in _KNOWN):
+        return Answer(known=True)
+    if any(words in text for words in _NONCE_USED):
+        return Answer(nonce_used=True)
+    if any(words in text for words in _UNDERPRICED):
+        return Answer(underpriced=True)
+    return Answer(definite=code == -32601 or any(words in text for words in _DEFINITE))

@@ -1,0 +1,201 @@
+"""The contract commands against a real chain that says it is Base Sepolia: the whole story, and what goes wrong."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from benchmarks.rehearsal import CHAIN_ID, COIN, NETWORK, TOKEN, Scene, light_keys, rehearse, stage
+from cli.main import main
+from node.chain.client import ChainClient
+from node.chain.errors import TransactionUnconfirmed
+from node.chain.profile import load_profile, user_profile_path, write_profile
+from node.chain.sender import SendLimits
+from node.chain.simulate import Step
+from node.keystore import load_key
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A chain with the contracts, `me` with coin and 1000 tokens, and `poor` with nothing."""
+    cache = Path(request.config.cache.mkdir("anvil"))  # type: ignore[union-attr]
+    home = tmp_path_factory.mktemp("user") / "home"
+    with light_keys(), stage(home, cache, quick=True) as scene:
+        scene.me = scene.cli("keys", "new", "me", "--json")["address"]  # type: ignore[attr-defined]
+        scene.cli("keys", "new", "poor", "--json")
+        scene.rpc("anvil_setBalance", scene.me, hex(100 * COIN))  # type: ignore[attr-defined]
+        scene.cli("contract", "deploy", "--network", NETWORK, "--key", "me", "--yes", "--json")
+        scene.send("me", "faucet", scene.me, "1000")  # type: ignore[attr-defined]
+        yield scene
+
+
+@pytest.fixture(autouse=True)
+def put_back(scene: Scene) -> Iterator[None]:
+    snapshot = scene.rpc("evm_snapshot")
+    yield
+    scene.rpc("evm_revert", snapshot)
+
+
+def bonded(scene: Any) -> int:
+    return int(scene.look("show", scene.me)["bonded_wei"])
+
+
+def test_the_whole_story_can_be_told_on_the_command_line(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    cache = Path(request.config.cache.mkdir("anvil"))  # type: ignore[union-attr]
+    with light_keys(), stage(tmp_path / "home", cache, quick=True) as scene:
+        rehearse(scene)
+        assert len(scene.rows) > 40
+
+
+def test_a_dry_run_tells_gas_and_cost_and_sends_nothing(scene: Any) -> None:
+    before = scene.rpc("eth_blockNumber")
+    told = scene.send("me", "stake", "100", "--dry-run")
+    assert [step["action"] for step in told["steps"]] == ["approve tokens", "bond stake"]
+    assert told["complete"] and told["gas"] > 80_000 and int(told["cost_wei"]) > 0
+    assert f"100 tokens of {scene.me}" in told["says"]
+    assert scene.rpc("eth_blockNumber") == before
+
+
+def test_the_gas_of_a_dry_run_is_what_it_then_costs(scene: Any) -> None:
+    planned = scene.send("me", "stake", "100", "--dry-run")
+    done = scene.send("me", "stake", "100")
+    assert abs(planned["gas"] - done["gas_used"]) < planned["gas"] // 10
+    assert done["link"] == f"https://sepolia.basescan.org/tx/{done['transaction']}"
+    assert bonded(scene) == 100 * TOKEN
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], ["--yes"]])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["stake", "100000"], "1000 tokens and needs 100000"),
+        (["unstake", "1"], "less than that is there"),
+        (["withdraw"], "nothing is unbonding"),
+        (["pool", "fund", "9", "5"], "there is no such pool"),
+        (["join", "9", "--contact", "x"], "there is no such pool"),
+        (["case", "overturn", "9", "0x" + "11" * 20], ""),
+    ],
+)
+def test_what_would_fail_is_told_before_anything_is_sent(
+    scene: Any, arguments: list[str], says: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = scene.rpc("eth_blockNumber")
+    assert main(["contract", *arguments, "--key", "me", "--network", NETWORK, *more]) == 4
+    error = capsys.readouterr().err
+    assert says in error and "why:" in error and "do:" in error and "Traceback" not in error
+    assert scene.rpc("eth_blockNumber") == before
+
+
+def test_who_cannot_pay_the_gas_is_told_so(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contract", "faucet", scene.me, "5", "--key", "poor", "--network", NETWORK, "--yes"]) == 4
+    assert "has 0 ETH" in capsys.readouterr().err
+
+
+def test_nobody_is_asked_where_nobody_can_answer(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contract", "stake", "1", "--key", "me", "--network", NETWORK]) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert bonded(scene) == 0
+
+
+@pytest.mark.parametrize(("answer", "code", "stake"), [("n", 130, 0), ("y", 0, 7 * TOKEN)])
+def test_a_person_is_told_what_happens_to_the_money_and_asked(
+    scene: Any, answer: str, code: int, stake: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: answer == "y")
+    assert main(["contract", "stake", "7", "--key", "me", "--network", NETWORK]) == code
+    assert f"7 tokens of {scene.me} become stake" in capsys.readouterr().err
+    assert bonded(scene) == stake
+
+
+def test_a_command_that_was_killed_after_sending_is_not_repeated(scene: Any) -> None:
+    leave_unfinished(scene, amount=20)
+    told = scene.send("me", "stake", "20")
+    assert told["recovered"] and bonded(scene) == 20 * TOKEN
+    again = scene.send("me", "stake", "20")
+    assert not again["recovered"] and bonded(scene) == 40 * TOKEN
+
+
+def leave_unfinished(scene: Any, amount: int) -> None:
+    """What a process leaves that was killed between sending and seeing the receipt."""
+    profile = load_profile(NETWORK, home=scene.home)
+    key = load_key(scene.home / "keys" / "me.json", "rehearsal")
+    limits = SendLimits(poll=0.01, give_up=0.1, bump_after=60)
+
+    async def die() -> None:
+        chain = ChainClient(profile, key, outbox=scene.home / "outbox" / f"{CHAIN_ID}.sqlite", limits=limits)
+        vault = profile.contracts.vault
+        await chain.execute(Step("approve tokens", chain.contracts.approve(vault, 10**27)), key)
+        chain._sender._look = lambda _: None  # type: ignore[method-assign]
+        with pytest.raises(TransactionUnconfirmed):
+            await chain.bond(key.address, amount * TOKEN)
+        chain.close()
+
+    trio.run(die)
+
+
+def test_another_chain_behind_the_profile_is_refused(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    other = msgspec.structs.replace(load_profile(NETWORK, home=scene.home), name="other", chain_id=8453)
+    write_profile(user_profile_path("other", scene.home), other)
+    assert main(["contract", "stake", "1", "--key", "me", "--network", "other", "--yes"]) == 4
+    error = capsys.readouterr().err
+    assert "another chain" in error and "84532" in error
+
+
+def test_a_profile_whose_contracts_are_not_there_is_refused(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    real = load_profile(NETWORK, home=scene.home)
+    moved = msgspec.structs.replace(real.contracts, swarm=scene.me)
+    write_profile(user_profile_path("moved", scene.home), msgspec.structs.replace(real, contracts=moved))
+    assert main(["contract", "stake", "1", "--key", "me", "--network", "moved", "--yes"]) == 4
+    assert "swarm" in capsys.readouterr().err
+
+
+def test_a_deployment_that_was_interrupted_goes_on(scene: Any) -> None:
+    """Three of its transactions stand, then the endpoint dies."""
+    profile = msgspec.structs.replace(load_profile(NETWORK, home=scene.home, deployed=False), name="second")
+    write_profile(user_profile_path("second", scene.home), profile)
+    deploy = ["contract", "deploy", "--network", "second", "--key", "me", "--replace", "--yes", "--json"]
+    real, sent = ChainClient.execute, []
+
+    async def dying(self: ChainClient, step: Any, key: Any) -> Any:
+        if len(sent) == 3:
+            raise KeyboardInterrupt
+        sent.append(step.action)
+        return await real(self, step, key)
+
+    ChainClient.execute = dying  # type: ignore[method-assign]
+    try:
+        scene.cli(*deploy, code=130)
+    finally:
+        ChainClient.execute = real  # type: ignore[method-assign]
+    assert len(scene.cli(*deploy[:-2], "--dry-run", "--json")["steps"]) == 3
+    before = int(scene.rpc("eth_blockNumber"), 16)
+    done = scene.cli(*deploy)
+    assert int(scene.rpc("eth_blockNumber"), 16) == before + 3
+    assert load_profile("second", home=scene.home).contracts.swarm == done["swarm"] != profile.contracts.swarm
+    assert scene.cli("contract", "params", "--network", "second", "--json")["contracts"]["court"] == done["court"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"kind": "file"}', '{"kind": "what"}', '{"kind": "epoch", "pool": -1}', "{" * 100_000],
+)
+def test_a_case_that_cannot_be_read_is_named(
+    scene: Any, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(text)
+    assert main(["contract", "slash", str(path), "--key", "me", "--network", NETWORK, "--yes"]) == 4
+    assert "cannot be used" in capsys.readouterr().err
+
+
+def test_events_can_be_read_by_programs(scene: Any) -> None:
+    scene.send("me", "stake", "3")
+    rows = scene.look("events")["events"]
+    (row,) = [row for row in rows if row["event"] == "Bonded"]
+    assert row["amount_wei"] == str(3 * TOKEN) and row["provider"] == scene.me
+    json.dumps(rows)
