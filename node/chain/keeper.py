@@ -12,7 +12,7 @@ import trio
 
 from node.chain.cases import Case, CommitmentContradiction, FileCase, commitment_in_json, write_case
 from node.chain.client import ChainClient, Receipt
-from protocol.statements import WorkCommitment
+from protocol.statements import Outcome, WorkCommitment
 
 log = structlog.get_logger()
 
@@ -37,6 +37,25 @@ class CaseKeeper:
         await self._keep(commitment, case)
         return await self._chain.slash(commitment, node_signature, reason, verdicts)
 
+    async def invalidate(
+        self,
+        commitment: WorkCommitment,
+        epoch: int,
+        proof: Sequence[bytes],
+        reason: int,
+        verdicts: Sequence[bytes],
+    ) -> Receipt:
+        """Take a rejected file out of an epoch that is not mature; verdicts: with the outcome 'reject'."""
+        case = FileCase(
+            commitment=commitment_in_json(commitment),
+            reason=reason,
+            verdicts=tuple("0x" + verdict.hex() for verdict in verdicts),
+            epoch=epoch,
+            proof=tuple("0x" + word.hex() for word in proof),
+        )
+        await self._keep(commitment, case, "-pay")
+        return await self._chain.invalidate(commitment, epoch, proof, Outcome.REJECT, reason, verdicts)
+
     async def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
     ) -> Receipt:
@@ -50,8 +69,8 @@ class CaseKeeper:
         await self._keep(first, case)
         return await self._chain.evidence(first, first_signature, second, second_signature)
 
-    async def _keep(self, commitment: WorkCommitment, case: Case) -> None:
-        path = self._folder / f"{commitment.node.lower()}-{commitment.file_root.hex()[:16]}.json"
+    async def _keep(self, commitment: WorkCommitment, case: Case, mark: str = "") -> None:
+        path = self._folder / f"{commitment.node.lower()}-{commitment.file_root.hex()[:16]}{mark}.json"
         try:
             await trio.to_thread.run_sync(write_case, path, case)
         except OSError as error:
