@@ -28,9 +28,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import zstandard
 
+from node.weights.images import describe_image, write_patch
 from protocol.delta import apply_patch, digest, encode_patch
-from protocol.policy import bf16_bits, decode_image, describe_tensors, policy_root
-from protocol.policy_patch import PolicyState, encode_policy_patch
+from protocol.policy import bf16_bits, decode_image
 
 BLOCK = 4_000_000
 RUNS = 5
@@ -134,16 +134,12 @@ def demo_images(directory: Path, steps: int) -> list[Path]:
     return real_images(directory / "demo" / "nodes" / "trainer")
 
 
-def measure_policies(old: Path, new: Path) -> dict[str, Any]:
-    """A whole policy's patch, tensor by tensor, as it is published."""
-    before, after = decode_image(old.read_bytes()), decode_image(new.read_bytes())
-    infos = [describe_tensors(tensors) for tensors in (before, after)]
-    states = [
-        PolicyState(policy_root(info), info, tensors) for info, tensors in zip(infos, (before, after), strict=True)
-    ]
-    start = time.perf_counter()
-    size = sum(map(len, encode_policy_patch(*states)))
-    seconds = time.perf_counter() - start
+def measure_policies(old: Path, new: Path, work: Path) -> dict[str, Any]:
+    """A whole policy's patch, as a trainer publishes it (a file, written in `work`)."""
+    infos = [describe_image(path) for path in (old, new)]
+    seconds = best(lambda: write_patch(old, infos[0], new, infos[1], work, 1 << 40), 3)
+    size = work.stat().st_size
+    before, after = (decode_image(path.read_bytes()) for path in (old, new))
     pair = tuple(np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)]) for tensors in (before, after))
     share, single, bits, strict = bound_bits((pair[0], pair[1]))
     return {
@@ -207,7 +203,9 @@ def main() -> None:
             images = real_images(options.images)
         else:
             images = [] if options.quick else demo_images(Path(folder), steps=12)
-        real = [measure_policies(old, new) for old, new in zip(images, images[1:], strict=False)]
+        real = [
+            measure_policies(old, new, Path(folder) / "patch") for old, new in zip(images, images[1:], strict=False)
+        ]
     if real:
         show_real(real)
     if options.json:

@@ -290,8 +290,7 @@ class PolicyFollower:
 
     def _present(self, root: bytes) -> int:
         """Bytes of a blob that are here already."""
-        info = self._store.info(root)
-        return info.size if info else 0
+        return self._store.path(root).stat().st_size if self._store.has(root) else 0
 
     async def _hold(self, policy: HeldPolicy) -> None:
         if self._records is not None:
