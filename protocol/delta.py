@@ -129,6 +129,8 @@ def _chunks(size: int) -> Iterator[slice]:
 
 
 def _flat(tensor: U16) -> U16:
+    if tensor.dtype != np.uint16:
+        raise PatchError(f"bit patterns are uint16, not {tensor.dtype}")
     return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1)
 
 
