@@ -27,7 +27,7 @@ from node.network.swarm.upload import Ledger, Ticket, UploadQueue
 GBIT = 1e9 / 8
 PEER_UP, PEER_DOWN = 0.2 * GBIT, 1.0 * GBIT
 LATENCY = 0.02
-NEIGHBOURS = 24
+NEIGHBOURS = 16
 PIECES = 512
 SLOTS = 4
 ORIGIN = 0
@@ -55,11 +55,14 @@ class Clock:
 class Sending:
     """One answer on its way out. left: bytes."""
 
-    def __init__(self, ticket: Ticket[int], flight: Flight[int], pieces: np.ndarray, left: float) -> None:
+    def __init__(
+        self, ticket: Ticket[int], flight: Flight[int], pieces: np.ndarray, left: float, waited: float
+    ) -> None:
         self.ticket = ticket
         self.flight = flight
         self.pieces = pieces
         self.left = left
+        self.waited = waited
 
 
 class Node:
@@ -98,13 +101,13 @@ class Node:
         self.download.close(flight.source, self.swarm.clock.now + seconds)
         self.swarm.clock.after(seconds + 1e-6, self.ask, flight.source)
 
-    def arrived(self, flight: Flight[int], pieces: np.ndarray, size: float) -> None:
+    def arrived(self, flight: Flight[int], pieces: np.ndarray, size: float, waited: float) -> None:
         """The last byte left the sender; our own line takes what came before it first."""
         now = self.swarm.clock.now
         self._line_free = max(self._line_free + size / self.down, now)
-        self.swarm.clock.after(self._line_free - now + LATENCY, self.took, flight, pieces, size)
+        self.swarm.clock.after(self._line_free - now + LATENCY, self.took, flight, pieces, size, waited)
 
-    def took(self, flight: Flight[int], pieces: np.ndarray, size: float) -> None:
+    def took(self, flight: Flight[int], pieces: np.ndarray, size: float, waited: float) -> None:
         if self.download is None or self.finished:
             return
         now = self.swarm.clock.now
@@ -114,7 +117,7 @@ class Node:
             self.download.failed(flight)
         else:
             self._ledger.received(flight.source, int(size), now)
-            for rival in self.download.landed(flight, pieces.tolist(), int(size), now):
+            for rival in self.download.landed(flight, pieces.tolist(), int(size), waited, now):
                 self.download.failed(rival)
                 self.swarm.nodes[rival.source].cancelled(rival)
         if self.download.complete:
@@ -155,7 +158,7 @@ class Node:
             flight = self._asked[ticket]
             pieces = self._choose(ticket.peer, flight)
             size = self.swarm.bytes_of(pieces)
-            self._sending.append(Sending(ticket, flight, pieces, max(1.0, size)))
+            self._sending.append(Sending(ticket, flight, pieces, max(1.0, size), now - ticket.at))
         self._schedule()
 
     def _burden(self, ticket: Ticket[int]) -> float:
@@ -195,7 +198,8 @@ class Node:
         for each in done:
             self._queue.withdraw(each.ticket, self.swarm.clock.now)
             del self._asked[each.ticket]
-            self.swarm.nodes[each.ticket.peer].arrived(each.flight, each.pieces, self.swarm.bytes_of(each.pieces))
+            size = self.swarm.bytes_of(each.pieces)
+            self.swarm.nodes[each.ticket.peer].arrived(each.flight, each.pieces, size, each.waited)
         self._grant()
 
 
@@ -211,7 +215,7 @@ class Swarm:
         pieces = -(-self.size // self.piece)
         self._last = self.size - (pieces - 1) * self.piece
         self._pieces = pieces
-        tuning = Tuning(request_bytes=self.piece, late=max(2.0, 4 * self.piece / PEER_UP))
+        tuning = Tuning(request_bytes=self.piece, source_bytes=24 * self.piece, late=max(2.0, 4 * self.piece / PEER_UP))
         self.nodes = [Node(self, ORIGIN, origin_up, origin_up)]
         self.nodes[ORIGIN].seed = SuperSeed(pieces, seed)
         for number in range(1, count + 1):
@@ -219,7 +223,7 @@ class Swarm:
             peer.download = Download(self.size, self.piece, np.zeros(pieces, np.bool_), seed + number, tuning)
             self.nodes.append(peer)
         self._pairs = self._introduce(count)
-        self._tell_every = max(0.5, self.piece / PEER_UP)
+        self._tell_every = max(0.5, 3 * self.piece / PEER_UP)
 
     def bytes_of(self, pieces: np.ndarray) -> float:
         last = len(pieces) and pieces[-1] == self._pieces - 1

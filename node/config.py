@@ -63,6 +63,12 @@ class NodeConfig(BaseSettings):
     stake: int = 100 * WEI
     units: int = 1
     store_quota: int = 20 * 1024**3
+    upload_limit: float = Field(default=0, ge=0)
+    """bytes per second of blobs that others are given; 0: no limit"""
+    download_limit: float = Field(default=0, ge=0)
+    """bytes per second of blobs that are fetched; 0: no limit"""
+    upload_slots: int = Field(default=4, ge=1, le=64)
+    """answers with pieces that are sent at once; the others wait their turn"""
     chain_poll: float = 1.0
     metrics_address: str | None = None
     """HOST:PORT where /metrics is served over TCP too (no authentication); default: the unix socket only"""

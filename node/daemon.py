@@ -32,7 +32,7 @@ from node.journal import Journal
 from node.keystore import load_or_create, read_password
 from node.logs import set_up_logging
 from node.metrics.observer import open_observer
-from node.network.exchange import BlobExchange
+from node.network.exchange import BlobExchange, Limits
 from node.network.host import Libp2pNetwork
 from node.network.store import BlobStore
 from node.participant import ensure_participant
@@ -166,7 +166,8 @@ class Daemon:
         domain = Domain(profile.chain_id, profile.contracts.swarm)
         board = Board(network, key, domain, number, membership)
         store = await trio.to_thread.run_sync(BlobStore, state.path / "blobs", self.config.store_quota)
-        exchange = BlobExchange(network, store)
+        limits = Limits(self.config.upload_limit, self.config.download_limit, self.config.upload_slots)
+        exchange = BlobExchange(network, store, limits)
         await nursery.start(network.run)
         contact = self.config.announce or network.contacts()[0]
         await ensure_participant(chain, key, self.config, state.path)

@@ -45,7 +45,7 @@ _STEPS, _BITS = range(2)
 _ZERO, _ONE, _SIGN, _TOP = np.uint16(0), np.uint16(1), np.uint16(15), np.uint16(0x8000)
 _NEAR = 7
 _FAR = 15
-_BLOCK = 1 << 19
+_BLOCK = 1 << 18
 _VERY_FEW, _FEW, _MOST = 1 / 400, 1 / 5, 1 / 3
 
 
@@ -129,6 +129,8 @@ def _chunks(size: int) -> Iterator[slice]:
 
 
 def _flat(tensor: U16) -> U16:
+    if tensor.dtype != np.uint16:
+        raise PatchError(f"bit patterns are uint16, not {tensor.dtype}")
     return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1)
 
 
@@ -153,14 +155,14 @@ def _unordered(places: U16) -> U16:
 
 def _encode_chunk(base: U16, target: U16) -> list[bytes]:
     """The smallest of the forms that can be the smallest at this share of changes."""
-    positions = _changed(base, target)
+    positions, old, new = _changes(base, target)
     share = positions.size / base.size
     if not positions.size:
         return [_BYTE.pack(_SAME)]
     forms: list[list[bytes]] = []
-    steps = _ordered(target[positions]) - _ordered(base[positions])
+    steps = _ordered(new) - _ordered(old)
     if share <= _MOST:
-        forms.append(_encode_sparse(positions, steps, target[positions], share < _VERY_FEW))
+        forms.append(_encode_sparse(positions, steps, new, share < _VERY_FEW))
     if share > _FEW:
         every = _ordered(target) - _ordered(base)
         forms.append([_BYTE.pack(_DENSE), *_encode_steps(every, target)])
@@ -169,13 +171,19 @@ def _encode_chunk(base: U16, target: U16) -> list[bytes]:
     return min(forms, key=lambda form: sum(map(len, form)))
 
 
-def _changed(base: U16, target: U16) -> Positions:
-    """Ascending positions where the two differ, found in blocks that fit a processor's cache."""
-    found: list[Positions] = []
+def _changes(base: U16, target: U16) -> tuple[Positions, U16, U16]:
+    """Ascending positions where the two differ, and what stands there in either; in blocks that fit a cache."""
+    positions: list[Positions] = []
+    old: list[U16] = []
+    new: list[U16] = []
     for start in range(0, base.size, _BLOCK):
-        span = slice(start, start + _BLOCK)
-        found.append(np.flatnonzero(base[span] != target[span]) + start)
-    return np.concatenate(found)
+        before, after = base[start : start + _BLOCK], target[start : start + _BLOCK]
+        found = np.flatnonzero(before != after)
+        old.append(before[found])
+        new.append(after[found])
+        found += start
+        positions.append(found)
+    return np.concatenate(positions), np.concatenate(old), np.concatenate(new)
 
 
 def _encode_sparse(positions: Positions, steps: U16, bits: U16, wide: bool) -> list[bytes]:

@@ -12,7 +12,7 @@ import zstandard
 from protocol.errors import ProtocolError
 
 _LENGTHS = struct.Struct("<II")
-_MAX_WINDOW = 1 << 27
+_MAX_WINDOW = 1 << 24
 
 # Our streams have few repeats but skewed symbols: a tiny match finder leaves nearly all of the work to the entropy
 # coder, which is both smaller and faster here than any numbered level.

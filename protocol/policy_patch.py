@@ -8,11 +8,9 @@ lists, before any of it is applied.
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-import msgspec
-
-from protocol.delta import U16, PatchError, encode_patch, max_patch_bytes
+from protocol.delta import PatchError, max_patch_bytes
 from protocol.policy import TensorInfo
 
 _MAGIC = b"INP\x01"
@@ -20,24 +18,14 @@ _HEADER = struct.Struct("<4s32s32sI")
 _LENGTH = struct.Struct("<Q")
 
 
-class PolicyState(msgspec.Struct, frozen=True):
-    """One side of a patch. tensors: views of its image by name; infos: theirs, in name order."""
-
-    root: bytes
-    infos: tuple[TensorInfo, ...]
-    tensors: Mapping[str, U16]
+def policy_patch_header(base_root: bytes, target_root: bytes, tensors: int) -> bytes:
+    """What stands before the first tensor's patch."""
+    return _HEADER.pack(_MAGIC, base_root, target_root, tensors)
 
 
-def encode_policy_patch(base: PolicyState, target: PolicyState) -> Iterator[bytes]:
-    """The file, part by part. Raises PatchError at once if the two do not have the same names and shapes."""
-    if forms(base.infos) != forms(target.infos):
-        raise PatchError("the tensors of the two policies have other names or shapes")
-    yield _HEADER.pack(_MAGIC, base.root, target.root, len(target.infos))
-    for old, new in zip(base.infos, target.infos, strict=True):
-        digests = (old.digest, new.digest)
-        patch = encode_patch(base.tensors[new.name], target.tensors[new.name], digests=digests)
-        yield _LENGTH.pack(len(patch))
-        yield patch
+def framed(patch: bytes) -> tuple[bytes, bytes]:
+    """One tensor's patch as it stands in the file: its length, then itself."""
+    return _LENGTH.pack(len(patch)), patch
 
 
 def split_policy_patch(

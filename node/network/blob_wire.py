@@ -3,7 +3,7 @@
 Requests on `PROTOCOL` (msgpack): AskInfo, AskPieces, AskAny, Tell. Answers: one byte, then
 
     FOUND    for AskInfo a HaveInfo; for Tell a HaveMap; for AskPieces and AskAny
-             u16be count | count x u32be piece | the bytes of those pieces
+             u16be count | u16be milliseconds that it waited for its turn | count x u32be piece | their bytes
     MISSING  nothing: I do not have that
     CHOKED   u16be milliseconds after which asking again makes sense
 
@@ -95,16 +95,20 @@ def read_request(data: bytes) -> Request:
 
 
 def choked(seconds: float) -> bytes:
-    return CHOKED + min(65_535, int(seconds * 1000)).to_bytes(2)
+    return CHOKED + _milliseconds(seconds)
 
 
-def pieces_header(pieces: Sequence[int]) -> bytes:
-    return FOUND + len(pieces).to_bytes(2) + np.asarray(pieces, ">u4").tobytes()
+def pieces_header(pieces: Sequence[int], waited: float) -> bytes:
+    return FOUND + len(pieces).to_bytes(2) + _milliseconds(waited) + np.asarray(pieces, ">u4").tobytes()
+
+
+def _milliseconds(seconds: float) -> bytes:
+    return min(65_535, int(seconds * 1000)).to_bytes(2)
 
 
 def answer_limit(info: BlobInfo, count: int) -> int:
     """Bytes that an answer of `count` pieces may take."""
-    return 3 + 4 * count + min(info.size, count * info.piece_size)
+    return 5 + 4 * count + min(info.size, count * info.piece_size)
 
 
 def read_answer(answer: bytes, peer: Address, root: bytes) -> memoryview:
@@ -121,19 +125,21 @@ def read_answer(answer: bytes, peer: Address, root: bytes) -> memoryview:
 
 def read_pieces(
     body: memoryview, info: BlobInfo, asked: NDArray[np.int64], count: int, peer: Address
-) -> tuple[list[int], memoryview]:
-    """(pieces, their bytes one after another) of an answer. asked: what was asked for, or empty for `count` of any.
+) -> tuple[list[int], memoryview, float]:
+    """(pieces, their bytes one after another, seconds waited) of an answer.
+
+    asked: what was asked for, or empty for `count` of any.
 
     Raises PeerMisbehaved unless it is exactly that.
     """
     number = int.from_bytes(body[:2])
-    if not 1 <= number <= count or len(body) < 2 + 4 * number:
+    if not 1 <= number <= count or len(body) < 4 + 4 * number:
         raise PeerMisbehaved(peer, f"it sent {number} pieces for {count}")
-    pieces: list[int] = np.frombuffer(body[2 : 2 + 4 * number], ">u4").astype(np.int64).tolist()
+    pieces: list[int] = np.frombuffer(body[4 : 4 + 4 * number], ">u4").astype(np.int64).tolist()
     allowed = set(asked.tolist()) if len(asked) else range(len(info.pieces))
     if len(set(pieces)) != number or any(piece not in allowed for piece in pieces):
         raise PeerMisbehaved(peer, "it sent pieces that it was not asked for")
-    data = body[2 + 4 * number :]
+    data = body[4 + 4 * number :]
     if len(data) != sum(info.span(piece)[1] for piece in pieces):
         raise PeerMisbehaved(peer, f"{len(data)} bytes are not {number} pieces")
-    return pieces, data
+    return pieces, data, int.from_bytes(body[2:4]) / 1000

@@ -41,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     upload: float = 0
     download: float = 0
-    slots: int = 8
+    slots: int = 4
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -221,7 +221,7 @@ class BlobExchange:
         seed = self._seeds.get(root)
         chosen = np.asarray(pieces, np.int64)
         try:
-            body = await self._read(root, info, pieces) if pieces else b""
+            body = await self._read(root, info, pieces, turn.waited) if pieces else b""
         except BlobUnavailable:  # evicted, or completed, while we waited
             body = b""
         except BaseException:
@@ -244,9 +244,9 @@ class BlobExchange:
 
         return Answer(body, sent)
 
-    async def _read(self, root: bytes, info: BlobInfo, pieces: list[int]) -> bytes:
+    async def _read(self, root: bytes, info: BlobInfo, pieces: list[int], waited: float) -> bytes:
         """The answer with these pieces."""
-        header, spans = wire.pieces_header(pieces), [info.span(piece) for piece in pieces]
+        header, spans = wire.pieces_header(pieces, waited), [info.span(piece) for piece in pieces]
         transfer = self._fetching(root)
         partial: Partial | None = transfer.partial if transfer else None
         return await (partial.read_spans(spans, header) if partial else self._store.read_spans(root, spans, header))

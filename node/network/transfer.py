@@ -490,11 +490,11 @@ class Transfer:
             return
         info, source = self.partial.info, flight.source
         body = await self._ask_pieces(flight, info)
-        pieces, data = wire.read_pieces(body, info, flight.pieces, flight.count, source)
+        pieces, data, waited = wire.read_pieces(body, info, flight.pieces, flight.count, source)
         good = await self.partial.write_pieces(pieces, data)
         now = trio.current_time()
         new = sum(info.span(piece)[1] for piece in good if not self._download.have[piece])
-        for rival in self._download.landed(flight, good, len(data), now):
+        for rival in self._download.landed(flight, good, len(data), waited, now):
             self._scopes[rival].cancel()
         if good:
             self._desk.got(source, sum(info.span(piece)[1] for piece in good), now)

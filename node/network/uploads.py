@@ -18,9 +18,10 @@ LOOK = 1.0
 
 
 class Turn:
-    """An upload slot; `end` gives it back, and may be called again."""
+    """An upload slot; `end` gives it back, and may be called again. waited: seconds."""
 
-    def __init__(self, end: Callable[[], None]) -> None:
+    def __init__(self, waited: float, end: Callable[[], None]) -> None:
+        self.waited = waited
         self.end = end
 
 
@@ -63,7 +64,7 @@ class Uploads:
         except BaseException:
             self._end(ticket)
             raise
-        return Turn(lambda: self._end(ticket))
+        return Turn(trio.current_time() - ticket.at, lambda: self._end(ticket))
 
     async def _wait(self, granted: trio.Event) -> bool:
         self._grant()

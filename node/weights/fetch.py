@@ -31,8 +31,15 @@ from protocol.messages import PolicyAnnounced, Signed
 from protocol.policy import MAX_MANIFEST_BYTES, MalformedPolicy, PolicyManifest, PolicyPatch, decode_manifest
 
 log = structlog.get_logger()
-FETCH_TIMEOUT = 600.0
-SLOWEST_RATE = 100_000
+FIRST_PATIENCE = 10.0
+"""Seconds that a blob has at the first attempt, and what its size needs at USUAL_RATE; twice that at each further one.
+
+What has arrived stays, so an attempt costs nothing; without an end, a blob that nobody has any more would block the
+other ways.
+"""
+USUAL_RATE = 20_000_000
+LONGEST_PATIENCE = 24 * 3600.0
+MANIFEST_TIMEOUT = 60.0
 RETRY_PAUSE = (0.5, 15.0)
 IN_FLIGHT = 3
 """Steps that are fetched at once."""
@@ -117,12 +124,17 @@ class PolicyFollower:
 
     async def run(self) -> None:
         await trio.to_thread.run_sync(_empty, self._workshop)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_building)
+            await self._restore()
+            nursery.start_soon(self._listen)
+            if self._newest:
+                nursery.start_soon(self._keep_newest, nursery)
+
+    async def _stop_building(self) -> None:
+        """A thread cannot be cancelled; it is told."""
         try:
-            async with trio.open_nursery() as nursery:
-                await self._restore()
-                nursery.start_soon(self._listen)
-                if self._newest:
-                    nursery.start_soon(self._keep_newest, nursery)
+            await trio.sleep_forever()
         finally:
             self._stop.set()
 
@@ -215,13 +227,13 @@ class PolicyFollower:
     async def _pursue(self, signed: Signed) -> None:
         """Try until it is here, a newer one is, or it turns out that it cannot be."""
         step = announcement(signed).step
-        pause = RETRY_PAUSE[0]
+        attempt = 0
         try:
             while not self._superseded(step) and announcement(signed).policy_root not in self._refused:
-                if await self._try(signed):
+                if await self._try(signed, attempt):
                     return
-                await trio.sleep(pause)
-                pause = min(2 * pause, RETRY_PAUSE[1])
+                await trio.sleep(min(RETRY_PAUSE[0] * 2**attempt, RETRY_PAUSE[1]))
+                attempt = min(attempt + 1, 16)
         finally:
             self._pursued.discard(step)
             self._wanted.set()
@@ -232,7 +244,7 @@ class PolicyFollower:
 
     # one policy
 
-    async def _try(self, signed: Signed) -> bool:
+    async def _try(self, signed: Signed, attempt: int = 0) -> bool:
         """Obtain one policy unless somebody else is about to; False if that failed and may be tried again."""
         message = announcement(signed)
         root = message.policy_root
@@ -244,7 +256,7 @@ class PolicyFollower:
             return False
         self._under_way[root] = mine = _UnderWay(message.step)
         try:
-            await self._obtain(signed)
+            await self._obtain(signed, attempt)
             return True
         except (MalformedPolicy, PatchError) as error:
             self._refuse(signed, error.why)
@@ -259,14 +271,14 @@ class PolicyFollower:
             mine.done.set()
         return False
 
-    async def _obtain(self, signed: Signed) -> None:
+    async def _obtain(self, signed: Signed, attempt: int) -> None:
         """Fetch, verify and shelve one policy: the cheapest way first, the next one where that fails."""
         message = announcement(signed)
         manifest = await self._manifest(message, signed.author)
         failure: IntellectError = PolicyUnknown("no policy", "there is no way to it", "wait for the next one")
         for way in ways_to(manifest, self._bases(message.step), self._present):
             try:
-                path = await self._go_making_room(way, manifest, self._sources(signed.author))
+                path = await self._go_making_room(way, manifest, self._sources(signed.author), attempt)
             except (StoreFull, WeightsDiskError, Stopped):
                 raise
             except IntellectError as error:
@@ -290,29 +302,30 @@ class PolicyFollower:
 
     def _present(self, root: bytes) -> int:
         """Bytes of a blob that are here already."""
-        info = self._store.info(root)
-        return info.size if info else 0
+        return self._store.path(root).stat().st_size if self._store.has(root) else 0
 
     async def _hold(self, policy: HeldPolicy) -> None:
         if self._records is not None:
             await trio.to_thread.run_sync(self._records.write, policy, self._shelf.keep)
         self._shelf.put(policy)
 
-    async def _go_making_room(self, way: Way, manifest: PolicyManifest, sources: Sequence[Address]) -> Path:
+    async def _go_making_room(
+        self, way: Way, manifest: PolicyManifest, sources: Sequence[Address], attempt: int
+    ) -> Path:
         while True:
             try:
-                return await self._go(way, manifest, sources)
+                return await self._go(way, manifest, sources, attempt)
             except StoreFull:
                 if not self._shelf.make_room():
                     raise
 
-    async def _go(self, way: Way, manifest: PolicyManifest, sources: Sequence[Address]) -> Path:
+    async def _go(self, way: Way, manifest: PolicyManifest, sources: Sequence[Address], attempt: int) -> Path:
         """The verified image, by one way. Raises IntellectError."""
         needed = [(patch.root, patch.size) for patch in way.patches]
         if way.image:
             needed.append((way.image, manifest.image_size))
         with self._shelf.pinned(root for root, _ in needed):
-            paths = await self._fetch_all(needed, sources)
+            paths = await self._fetch_all(needed, sources, attempt)
             if way.whole:
                 await trio.to_thread.run_sync(verify_file, manifest, paths[way.image])
                 return paths[way.image]
@@ -354,12 +367,14 @@ class PolicyFollower:
                 self._store.evict(root)
                 raise PolicyUnknown("a blob was damaged", f"{path} is not what it was", "check the disk")
 
-    async def _fetch_all(self, blobs: list[tuple[bytes, int]], sources: Sequence[Address]) -> dict[bytes, Path]:
+    async def _fetch_all(
+        self, blobs: list[tuple[bytes, int]], sources: Sequence[Address], attempt: int
+    ) -> dict[bytes, Path]:
         """Side by side; the first failure ends them all."""
         paths: dict[bytes, Path] = {}
 
         async def fetch(root: bytes, size: int) -> None:
-            timeout = FETCH_TIMEOUT + size / SLOWEST_RATE
+            timeout = min(LONGEST_PATIENCE, (FIRST_PATIENCE + size / USUAL_RATE) * 2**attempt)
             paths[root] = await self._blobs.fetch(root, sources, max_size=size, timeout=timeout)
 
         try:
@@ -372,9 +387,16 @@ class PolicyFollower:
 
     async def _manifest(self, message: PolicyAnnounced, author: Address) -> PolicyManifest:
         """The manifest that an announcement names, checked against it. Raises MalformedPolicy."""
-        known = self._manifests.get(message.manifest_root)
-        if known is not None:
-            return known
+        manifest = self._manifests.get(message.manifest_root)
+        if manifest is None:
+            manifest = await self._read_manifest(message, author)
+            self._manifests[message.manifest_root] = manifest
+            while len(self._manifests) > 2 * IN_FLIGHT:
+                del self._manifests[next(iter(self._manifests))]
+        self._check(manifest, message)
+        return manifest
+
+    async def _read_manifest(self, message: PolicyAnnounced, author: Address) -> PolicyManifest:
         if not 0 < message.manifest_size <= MAX_MANIFEST_BYTES:
             raise MalformedPolicy("wrong policy manifest", f"{message.manifest_size} bytes cannot be one")
         data = message.manifest
@@ -383,15 +405,10 @@ class PolicyFollower:
                 raise MalformedPolicy("wrong policy manifest", "the one in the announcement is not the one it names")
         else:
             path = await self._blobs.fetch(
-                message.manifest_root, self._sources(author), max_size=message.manifest_size, timeout=FETCH_TIMEOUT
+                message.manifest_root, self._sources(author), max_size=message.manifest_size, timeout=MANIFEST_TIMEOUT
             )
             data = await trio.to_thread.run_sync(path.read_bytes)
-        manifest = await trio.to_thread.run_sync(decode_manifest, data)
-        self._check(manifest, message)
-        self._manifests[message.manifest_root] = manifest
-        while len(self._manifests) > 2 * IN_FLIGHT:
-            del self._manifests[next(iter(self._manifests))]
-        return manifest
+        return await trio.to_thread.run_sync(decode_manifest, data)
 
     def _check(self, manifest: PolicyManifest, message: PolicyAnnounced) -> None:
         named = (manifest.run_root, manifest.step, manifest.policy_root)

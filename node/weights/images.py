@@ -1,34 +1,41 @@
 """Policy images as files: opened without reading them whole, checked, built from a base and patches.
 
-One tensor at a time is in memory. Everything here hashes or copies: call in a thread. Knows files; knows nothing of
+A few tensors at a time are in memory. Everything here hashes or copies: call in a thread. Knows files; knows nothing of
 peers, and gives nothing away that has not matched its manifest.
 """
 
+import math
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from blake3 import blake3
 
 from node.weights.errors import WeightsError, disk_errors
 from protocol.blobs import BlobInfo
-from protocol.delta import PatchError, apply_patch, digest
+from protocol.delta import PatchError, apply_patch, digest, encode_patch
 from protocol.policy import (
     MalformedPolicy,
     PolicyManifest,
     PolicyPatch,
     TensorInfo,
     decode_image,
-    describe_tensors,
     image_header,
     policy_root,
-    verify_image,
 )
-from protocol.policy_patch import PolicyState, encode_policy_patch, forms, split_policy_patch
+from protocol.policy_patch import forms, framed, policy_patch_header, split_policy_patch
 
+MAX_THREADS = 8
+PARALLEL_BYTES = 32 * 1024**2
+"""Images below this size are worked on by one thread."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 U16 = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
 
 
@@ -43,6 +50,34 @@ class PatchTooLong(Exception):
     """A patch that costs more than it saves."""
 
 
+def in_order(work: Callable[[Item], Result], items: Sequence[Item], size: int) -> Iterator[Result]:
+    """The results of `work`, in the order of `items`: from several threads where `size` bytes are worth them.
+
+    A few results are ready ahead of the one that is taken, no more: they may be whole tensors.
+    """
+    workers = min(MAX_THREADS, os.cpu_count() or 1, len(items))
+    if size < PARALLEL_BYTES or workers < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(workers, thread_name_prefix="weights") as pool:
+        ahead: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                ahead.append(pool.submit(work, item))
+                if len(ahead) > workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+def size_of(infos: Sequence[TensorInfo]) -> int:
+    """Bytes of these tensors."""
+    return 2 * sum(math.prod(info.shape) for info in infos)
+
+
 def mapped(path: Path) -> memoryview:
     """The bytes of a file, paged in as they are looked at; the mapping ends with the last view of it."""
     with path.open("rb") as file:
@@ -53,7 +88,13 @@ def mapped(path: Path) -> memoryview:
 
 def describe_image(path: Path) -> tuple[TensorInfo, ...]:
     """The tensors of an image file. Raises MalformedPolicy."""
-    return describe_tensors(decode_image(mapped(path)))
+    data = mapped(path)
+    tensors = decode_image(data)
+
+    def describe(name: str) -> TensorInfo:
+        return TensorInfo(name, tuple(tensors[name].shape), digest(tensors[name]))
+
+    return tuple(in_order(describe, sorted(tensors), len(data)))
 
 
 def is_canonical(path: Path) -> bool:
@@ -76,7 +117,8 @@ def write_canonical(source: Path, target: Path) -> None:
 
 def verify_file(manifest: PolicyManifest, path: Path) -> None:
     """Raise MalformedPolicy unless the file is exactly the manifest's policy."""
-    verify_image(manifest, mapped(path))
+    if describe_image(path) != manifest.tensors:
+        raise MalformedPolicy("wrong policy image", "its tensors are not those of the manifest")
 
 
 def is_sound(path: Path, info: BlobInfo) -> bool:
@@ -92,21 +134,27 @@ def is_sound(path: Path, info: BlobInfo) -> bool:
 
 def write_patch(
     base: Path, base_infos: tuple[TensorInfo, ...], target: Path, infos: tuple[TensorInfo, ...], out: Path, most: int
-) -> tuple[bytes, bytes]:
-    """Write the patch between two images; returns both policy roots.
+) -> None:
+    """Write the patch between two images.
 
     Raises PatchTooLong beyond `most` bytes, PatchError if their tensors differ in name or shape.
     """
-    before = PolicyState(policy_root(base_infos), base_infos, decode_image(mapped(base)))
-    after = PolicyState(policy_root(infos), infos, decode_image(mapped(target)))
-    size = 0
+    if forms(base_infos) != forms(infos):
+        raise PatchError("the tensors of the two policies have other names or shapes")
+    old, new = decode_image(mapped(base)), decode_image(mapped(target))
+
+    def encode(pair: tuple[TensorInfo, TensorInfo]) -> bytes:
+        before, after = pair
+        return encode_patch(old[before.name], new[after.name], digests=(before.digest, after.digest))
+
     with disk_errors(f"the patch {out}"), out.open("wb") as file:
-        for part in encode_policy_patch(before, after):
-            size += len(part)
-            if size > most:
-                raise PatchTooLong
-            file.write(part)
-    return before.root, after.root
+        size = file.write(policy_patch_header(policy_root(base_infos), policy_root(infos), len(infos)))
+        for patch in in_order(encode, list(zip(base_infos, infos, strict=True)), size_of(infos)):
+            for part in framed(patch):
+                size += len(part)
+                if size > most:
+                    raise PatchTooLong
+                file.write(part)
 
 
 def build_image(
@@ -130,13 +178,18 @@ def build_image(
         split_policy_patch(mapped(path), patch.base_root, patch.target_root, manifest.tensors)
         for patch, path in patches
     ]
+
+    def patched(entry: tuple[int, TensorInfo]) -> U16:
+        place, info = entry
+        if stop is not None and stop.is_set():
+            raise Stopped
+        return _patched(tensors[info.name], [layer[place] for layer in layers], info)
+
     try:
         with disk_errors(f"the policy image {out}"), out.open("wb") as file:
             file.write(image_header(forms(manifest.tensors)))
-            for place, info in enumerate(manifest.tensors):
-                if stop is not None and stop.is_set():
-                    raise Stopped
-                file.write(raw(_patched(tensors[info.name], [layer[place] for layer in layers], info)))
+            for tensor in in_order(patched, list(enumerate(manifest.tensors)), manifest.image_size):
+                file.write(raw(tensor))
     except BaseException:
         out.unlink(missing_ok=True)
         raise

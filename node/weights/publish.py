@@ -132,12 +132,12 @@ class Publisher:
 
     async def _describe(self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]) -> PolicyManifest:
         previous = self._previous.manifest if self._previous and self._previous.step < step else None
-        root = policy_root(tensors)
+        root = await trio.to_thread.run_sync(policy_root, tensors)
         patch = await self._patch(step, info, tensors, root)
         chain = next_chain(previous, patch, info.size, info.size // PATCH_SHARE)
         anchor = self._anchor(step, previous, chain)
         manifest = PolicyManifest(self._run_root, step, root, tensors, info.root, info.size, anchor, chain)
-        manifest.check()
+        await trio.to_thread.run_sync(manifest.check)
         return manifest
 
     def _anchor(self, step: int, previous: PolicyManifest | None, chain: tuple[PolicyPatch, ...]) -> Anchor | None:

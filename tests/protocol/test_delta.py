@@ -205,3 +205,12 @@ def test_the_format_stays_what_it_is() -> None:
         "02000000" "02000000" "f805" "00" "01000000" "01000000" "00" "01000000" "01000000" "7f"
     )  # fmt: skip
     assert blake3(b"").digest() == delta.digest(base[:0])
+
+
+def test_numbers_that_are_no_bit_patterns_are_refused_rather_than_cut_off() -> None:
+    base = np.arange(9, dtype=np.uint16)
+    for other in (np.arange(9), np.zeros(9, np.float32), np.zeros(9, np.int16)):
+        with pytest.raises(PatchError, match="uint16"):
+            encode_patch(base, other)
+        with pytest.raises(PatchError, match="uint16"):
+            apply_patch(other, encode_patch(base, base + np.uint16(1)))

@@ -24,15 +24,17 @@ class Tuning(msgspec.Struct, frozen=True):
     """How much is asked for at once. Sizes in bytes, times in seconds.
 
     request_bytes: the largest request (one piece, if a piece is bigger); request_seconds: how long a request should
-    take; depth: requests in flight per source, at least and at most; spread: requests in flight that are
-    shared out among the sources; copies: sources that may be asked for one piece at a time; late: age after which
+    take; depth: requests in flight per source, at first and at most; source_bytes: bytes in flight per source; queued:
+    how long a request should wait at its source before its turn, at least and at most: less, and its line may run
+    dry; copies: sources that may be asked for one piece at a time; late: age after which
     a request is doubtful; patience: how many times its expected duration a request may take before it is.
     """
 
     request_bytes: int = 2 * 1024**2
     request_seconds: float = 0.25
-    depth: tuple[int, int] = (2, 4)
-    spread: int = 12
+    depth: tuple[int, int] = (2, 24)
+    source_bytes: int = 8 * 1024**2
+    queued: tuple[float, float] = (0.1, 1.0)
     copies: int = 2
     late: float = 2.0
     patience: float = 4.0
@@ -56,7 +58,9 @@ class _Source(Generic[Peer]):
         self.chooses = False
         self.rate = 0.0  # bytes per second of one request, smoothed
         self.closed_until = 0.0
+        self.doubted_at = float("-inf")  # when we last looked for requests of others that it should take over
         self.flights: list[Flight[Peer]] = []
+        self.window = 0.0  # requests that may be in flight
 
 
 class Download(Generic[Peer]):
@@ -121,7 +125,9 @@ class Download(Generic[Peer]):
 
     def add(self, peer: Peer) -> None:
         """Use `peer`, once its map is known."""
-        self._sources.setdefault(peer, _Source(self._count))
+        if peer not in self._sources:
+            self._sources[peer] = _Source(self._count)
+            self._sources[peer].window = self.tuning.depth[0]
 
     def remove(self, peer: Peer) -> list[Flight[Peer]]:
         """Forget a source; returns its requests, which the caller must end."""
@@ -153,11 +159,15 @@ class Download(Generic[Peer]):
     def plan(self, peer: Peer, now: float) -> Flight[Peer] | None:
         """The next request to send to `peer`, None if there is nothing to ask of it now."""
         source = self._sources.get(peer)
-        if source is None or now < source.closed_until or len(source.flights) >= self._depth() or not self._missing:
+        if source is None or now < source.closed_until or not self._missing or not self._room(source):
             return None
         limit = self._request_pieces(source)
-        if self._may_choose(peer, source) and self._opens > 2 * limit * max(1, len(self._sources)):
-            return self._fly(peer, source, np.zeros(0, np.int64), limit, now)
+        if self._may_choose(peer, source):
+            unknown = sum(flight.count for flight in source.flights if not len(flight.pieces))
+            if self._opens - unknown > 2 * limit:
+                return self._fly(peer, source, np.zeros(0, np.int64), limit, now)
+            if unknown:
+                return None  # what we would name now may be what it has chosen
         candidates = np.flatnonzero(source.have & self._open) if self._opens else ()
         if len(candidates):
             pieces = self._rarest(np.asarray(candidates), limit)
@@ -165,9 +175,16 @@ class Download(Generic[Peer]):
             pieces = self._overdue(peer, source, limit, now)
         return self._fly(peer, source, pieces, len(pieces), now) if len(pieces) else None
 
-    def landed(self, flight: Flight[Peer], good: Iterable[int], size: int, now: float) -> list[Flight[Peer]]:
-        """A request was answered: `good` pieces, `size` bytes. Returns other requests that have become pointless."""
+    def landed(
+        self, flight: Flight[Peer], good: Iterable[int], size: int, waited: float, now: float
+    ) -> list[Flight[Peer]]:
+        """A request was answered: `good` pieces, `size` bytes, after it had `waited` for its turn (seconds).
+
+        Returns other requests that have become pointless.
+        """
         source = self._sources.get(flight.source)
+        if source is not None:
+            self._adapt(source, waited)
         if source is not None and size:
             rate = size / max(1e-6, now - flight.since)
             source.rate = 0.7 * source.rate + 0.3 * rate if source.rate else rate
@@ -218,9 +235,20 @@ class Download(Generic[Peer]):
         """Only the one source that has everything: two would choose the same pieces."""
         return source.chooses and all(other == peer or not each.have.all() for other, each in self._sources.items())
 
-    def _depth(self) -> int:
+    def _room(self, source: _Source[Peer]) -> bool:
+        flights = source.flights
+        if not flights:
+            return True
+        return len(flights) < int(source.window) and sum(each.size for each in flights) < self.tuning.source_bytes
+
+    def _adapt(self, source: _Source[Peer], waited: float) -> None:
+        """Keep as many requests at a source that it never runs out of them, and hardly more."""
         least, most = self.tuning.depth
-        return max(least, min(most, self.tuning.spread // max(1, len(self._sources))))
+        short, long = self.tuning.queued
+        if waited < short:
+            source.window = min(most, source.window + 1)
+        elif waited > long:
+            source.window = max(least, source.window - 0.5)
 
     def _request_pieces(self, source: _Source[Peer]) -> int:
         """As many as it delivers in a moment, and fewer towards the end, so that all sources end together."""
@@ -237,6 +265,9 @@ class Download(Generic[Peer]):
 
     def _overdue(self, peer: Peer, source: _Source[Peer], limit: int, now: float) -> NDArray[np.int64]:
         """Pieces that another source is delivering too slowly, and that this one would deliver sooner."""
+        if self._opens and now - source.doubted_at < self.tuning.late / 4:
+            return np.zeros(0, np.int64)
+        source.doubted_at = now
         worst, latest = None, 0.0
         for other, holder in self._sources.items():
             if other == peer:

@@ -57,7 +57,7 @@ class UploadQueue(Generic[Peer]):
     """slots: answers sent at once; per_peer, total: requests that may wait; stalled: seconds that a slot is held."""
 
     def __init__(
-        self, ledger: Ledger[Peer], *, slots: int = 8, per_peer: int = 8, total: int = 128, stalled: float = 8.0
+        self, ledger: Ledger[Peer], *, slots: int = 4, per_peer: int = 24, total: int = 256, stalled: float = 8.0
     ) -> None:
         self._ledger = ledger
         self._slots = slots

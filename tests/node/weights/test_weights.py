@@ -9,10 +9,10 @@ from node.network.store import BlobStore
 from node.weights import fetch, images, ways
 from node.weights.errors import WeightsDiskError
 from node.weights.records import PolicyRecords
+from protocol.delta import PatchError
 from protocol.identity import NodeKey
 from protocol.messages import PolicyAnnounced, seal
 from protocol.policy import MalformedPolicy, decode_image, encode_image, encode_manifest
-from protocol.policy_patch import PolicyState
 from tests.node.weights.little_swarm import DOMAIN, POOL, disk, until
 
 
@@ -367,12 +367,13 @@ def manifest_for(tensors, step: int = 1):
 
 def patch_between(directory, before, after):
     from protocol.policy import PolicyPatch
-    from protocol.policy_patch import encode_policy_patch
 
     old, new = manifest_for(before, 0), manifest_for(after)
-    states = (PolicyState(m.policy_root, m.tensors, t) for m, t in ((old, before), (new, after)))
-    path = directory / "patch"
-    path.write_bytes(b"".join(encode_policy_patch(*states)))
+    paths = [directory / name for name in ("old", "new", "patch")]
+    for path, tensors in zip(paths, (before, after), strict=False):
+        path.write_bytes(encode_image(tensors))
+    images.write_patch(paths[0], old.tensors, paths[1], new.tensors, paths[2], 1 << 30)
+    path = paths[2]
     return PolicyPatch(1, old.policy_root, new.policy_root, b"p" * 32, path.stat().st_size), path
 
 
@@ -395,3 +396,36 @@ def test_the_store_and_the_images_agree_on_what_a_sound_blob_is(tmp_path, run) -
     assert set(decode_image(images.mapped(path))) == {"lm_head.weight", "model.embed.weight", "model.norm.weight"}
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     assert not images.is_sound(path, info)
+
+
+def test_work_on_several_threads_keeps_its_order_and_its_errors(monkeypatch) -> None:
+    monkeypatch.setattr(images.os, "cpu_count", lambda: 4)
+
+    def half(number: int) -> int:
+        if number % 2:
+            raise MalformedPolicy("odd", str(number))
+        return number // 2
+
+    for size in (0, 1 << 40):
+        assert list(images.in_order(half, range(0, 100, 2), size)) == list(range(50))
+        with pytest.raises(MalformedPolicy, match="7"):
+            list(images.in_order(half, [2, 4, 7, 8, 9], size))
+
+
+def test_a_big_image_is_patched_by_several_threads_to_the_same_bytes(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(images, "PARALLEL_BYTES", 0)
+    monkeypatch.setattr(images.os, "cpu_count", lambda: 3)
+    before, after = run.step(), run.step()
+    patch, path = patch_between(tmp_path, before, after)
+    images.build_image(manifest_for(after), tmp_path / "old", [(patch, path)], tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == encode_image(after)
+    with pytest.raises(images.PatchTooLong):
+        infos = [manifest_for(tensors).tensors for tensors in (before, after)]
+        images.write_patch(tmp_path / "old", infos[0], tmp_path / "new", infos[1], tmp_path / "short", 500)
+
+
+def test_policies_of_other_shapes_have_no_patch(run, tmp_path) -> None:
+    before = run.step()
+    after = {name: bits.T.copy() for name, bits in before.items()}
+    with pytest.raises(PatchError, match="shapes"):
+        patch_between(tmp_path, before, after)
