@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -339,6 +340,7 @@ def main() -> int:
 def _train(spool: Spool) -> None:
     settings = decode_settings(spool.settings_path.read_bytes()) if spool.settings_path.exists() else TrainerSettings()
     torch.set_num_threads(settings.threads)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is meant
     world = join_world(settings)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
