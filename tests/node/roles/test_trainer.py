@@ -238,5 +238,6 @@ async def test_steps_are_on_record_with_what_their_batches_were_made_of(tmp_path
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look more often than a node does."""
+    """Look more often than a node does, and fetch one file after the other, so that their order is known."""
     monkeypatch.setattr("node.roles.trainer.POLL", 0.005)
+    monkeypatch.setattr("node.roles.trainer.FETCHERS", 1)
