@@ -153,14 +153,13 @@ class House:
         return [f"{int(name[:2], 16) - 100}{int(name[2:4], 16)}:{name[65:]}" for name in names]
 
     async def live(self, until: int, last: int) -> Trainer:
-        """Run until the batch of step `until` stands, then die."""
+        """Run until the batch of step `until` stands and step `last` is on record, then die."""
         trainer, journal = self.open(last)
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trainer.run)
-                while not self.spool.batch_path(until).exists():
+                while not (self.spool.batch_path(until).exists() and trainer.latest.get("step") == last):
                     await trio.sleep(0.005)
-                await trio.sleep(0.05)
                 nursery.cancel_scope.cancel()
         journal.close()
         return trainer
