@@ -1,8 +1,8 @@
 """Our learner's step beside TRL's GRPO loss: same model, batch, thread count (one) and formula.
 
 `python -m benchmarks.trainer_vs_trl [--quick] [--json FILE]` makes an environment with PyPI's trl in --venv (kept for
-the next time), runs both sides as processes of their own, in turns, and prints tokens per second, their ratio, and peak memory.
-TRL may choose its fastest micro-batch. Losses and gradient norms must agree, or the comparison means nothing.
+the next time), runs both sides as processes of their own, in turns, and prints tokens per second, their ratio, and
+peak memory. TRL may choose its fastest micro-batch. Losses and gradient norms must agree, or nothing is compared.
 """
 
 import argparse
