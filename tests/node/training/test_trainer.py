@@ -172,8 +172,9 @@ def test_another_world_size_goes_on_where_the_first_was_killed(
         fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks end as soon as they notice that their launcher is gone
     work(moved)
     for mine, theirs in zip(outcome(moved)[1:], outcome(straight)[1:], strict=True):
+        close = 1e-6 if mine["step"] == 1 else 1e-5  # the first step begins with the same weights
         for name in ("loss", "grad_norm", "entropy", "mismatch_kl"):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-5), (mine["step"], name)
+            assert mine[name] == pytest.approx(theirs[name], abs=close), (mine["step"], name)
         assert mine["trained_tokens"] == theirs["trained_tokens"]
 
 
