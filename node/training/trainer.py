@@ -103,7 +103,7 @@ class Trainer:
             keep=self._settings.keep_checkpoints,
             written=self._forget_batches,
         )
-        self._judge = Judge(self._run, spool.assets) if self._world.first else None
+        self._judge = Judge(self._run, spool.assets, self._world.device) if self._world.first else None
 
     def train(self) -> None:
         """Work until the run's last step is published."""
@@ -262,9 +262,9 @@ class Trainer:
 class Judge:
     """The first rank's evaluation: held-back problems, answered by the engine that samplers use."""
 
-    def __init__(self, run: RunSpec, assets: Path) -> None:
+    def __init__(self, run: RunSpec, assets: Path, device: torch.device) -> None:
         self._run = run
-        self._engine = TorchEngine(assets / "model")
+        self._engine = TorchEngine(assets / "model", str(device))
         self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
 
     def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:

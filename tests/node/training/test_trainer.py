@@ -113,6 +113,7 @@ def test_a_crash_at_any_write_changes_nothing(
     assert not crashing.batch_path(0).exists() and crashing.batch_path(STEPS - 1).exists()
 
 
+@pytest.mark.timeout(300)
 def test_a_trainer_that_is_killed_at_any_moment_publishes_the_same(make_spool: Callable[[str], Spool]) -> None:
     straight, killed = make_spool("straight"), make_spool("killed")
     work(straight)
@@ -125,7 +126,7 @@ def test_a_trainer_that_is_killed_at_any_moment_publishes_the_same(make_spool: C
         capture_output=True,
         text=True,
         check=True,
-        timeout=110,
+        timeout=280,
     )
     lives = [int(line) for line in done.stdout.split()]
     assert set(lives) == {-signal.SIGKILL, 0} and lives.count(-signal.SIGKILL) >= 6 and lives[-1] == 0, done.stderr
@@ -137,6 +138,7 @@ def test_a_trainer_that_is_killed_at_any_moment_publishes_the_same(make_spool: C
     )
 
 
+@pytest.mark.timeout(300)
 def test_another_world_size_goes_on_where_the_first_was_killed(
     make_spool: Callable[[str], Spool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
