@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli import contract, demo, devnet, join, keys, report, run, status, train
+from cli import contract, demo, devnet, difficulty, join, keys, report, run, status, train
 from cli.errors import describe, exit_code
 from cli.output import print_error
 
@@ -55,6 +55,7 @@ app.command("join", epilog=join.EXAMPLES)(join.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
+run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
 app.add_typer(run.app, name="run")
 app.add_typer(devnet.app, name="devnet")
 app.add_typer(contract.app, name="contract")

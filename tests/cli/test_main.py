@@ -18,7 +18,7 @@ from protocol.errors import IntellectError
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ["demo", "join", "status", "devnet up", "devnet down", "devnet status", "contract faucet", "contract stake"]
 COMMANDS += ["contract register", "contract events", "contract show", "contract pool create", "contract pool show"]
-COMMANDS += ["keys new", "keys show", "train", "report", "run validate", "run show", "run new"]
+COMMANDS += ["keys new", "keys show", "train", "report", "run validate", "run show", "run new", "run difficulty"]
 
 
 @pytest.fixture(autouse=True)
