@@ -356,7 +356,7 @@ def _train(spool: Spool) -> None:
         trainer.train()
     finally:
         trainer.close()
-        leave_world(world)
+    leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
 
 
 if __name__ == "__main__":
