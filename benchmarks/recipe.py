@@ -102,7 +102,9 @@ def main() -> None:
                 EnvironmentSpec(name="sort", args={"digits": a.digits}), out, sampler.tokenizer
             )
             warm_start(out, model, environment, seed=a.seed, target=a.warm_target)
-        learner = Learner(build_model(out), Recipe(learning_rate=a.learning_rate, decay_steps=a.decay), 1.0)
+        learner = Learner(
+            build_model(out), Recipe(learning_rate=a.learning_rate, decay_steps=a.decay, clip_high=0.28), 1.0
+        )
         learner.load_weights(evaluator.read(str(out / "model.safetensors")))
     held_back = [environment.held_back_problem(i) for i in range(128)]
     policies: deque[Weights] = deque([learner.image()], maxlen=a.staleness + 1)
@@ -121,7 +123,9 @@ def main() -> None:
             )
         if not a.quiet:
             print(
-                json.dumps({"step": step + 1, "eval": evaluations[-1], **{k: round(v, 4) for k, v in metrics.items()}})
+                json.dumps(
+                    {"step": step + 1, "eval": evaluations[-1], **{k: round(float(v), 4) for k, v in metrics.items()}}
+                )
             )
     summary = {
         "seed": a.seed,

@@ -69,6 +69,14 @@ class WorkPart(msgspec.Struct, frozen=True):
     last_reward_estimate: float | None = None
 
 
+class AlarmPart(msgspec.Struct, frozen=True):
+    """An alarm that rings now, and the step at which it began."""
+
+    name: str
+    step: int = 0
+    text: str = ""
+
+
 class TrainingPart(msgspec.Struct, frozen=True):
     """reward_eval, reward_train: [step, mean reward]; staleness: steps behind -> rollouts, and 'dropped'."""
 
@@ -82,6 +90,8 @@ class TrainingPart(msgspec.Struct, frozen=True):
     loss: float | None = None
     grad_norm: float | None = None
     entropy: float | None = None
+    alarms: list[AlarmPart] = []
+    ended_by: str | None = None
     done: bool = False
     seconds: float = 0.0
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from node.metrics.observer import Observer
     from node.roles.local import LocalRun, Told
     from node.runfile import CompiledRun, RunFile
+    from node.training.settings import TrainerSettings
 
 MARKER = ".intellect-node-train"
 OURS = (
@@ -157,6 +158,7 @@ def assemble(
     async_level: int,
     engine_command: Sequence[str],
     sinks: str,
+    settings: "TrainerSettings",
     told: "Told",
 ) -> "tuple[LocalRun, Observer]":
     """The run's parts, wired. Raises ConfigError for a sink that is not installed."""
@@ -174,7 +176,7 @@ def assemble(
         desk.directory,
         desk.assets,
         engine=EngineProcess(engine_command, compiled.encoded, desk.assets),
-        learner=TrainerProcess(spool),
+        learner=TrainerProcess(spool, settings=settings),
         spool=spool,
         observer=observer,
         async_level=async_level,

@@ -16,6 +16,7 @@ from cli import (
     contract_economics,
     demo,
     devnet,
+    difficulty,
     join,
     keys,
     report,
@@ -70,6 +71,7 @@ app.command("join", epilog=join.EXAMPLES)(join.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
+run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
 app.add_typer(run.app, name="run")
 app.command("audit", epilog=audit.EXAMPLES)(audit.command)
 app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.command)

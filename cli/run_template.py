@@ -57,7 +57,7 @@ warmup_steps = {warmup_steps}
 decay_steps = {decay_steps}                # 0: constant after the warm-up
 grad_clip = {grad_clip}
 updates_per_step = {updates_per_step}            # optimiser steps that one batch is split into
-max_staleness = {max_staleness}               # versions between the policy that made a token and the learner
+{extra}max_staleness = {max_staleness}               # versions between the policy that made a token and the learner
 seed = 0
 # target_reward = 0.8           # stop when ten evaluations in a row average this
 
@@ -103,7 +103,7 @@ SMALL: dict[str, object] = {
     "group_size": 8, "prompts_per_step": 48, "prompts_per_file": 24, "max_prompt_tokens": 32, "max_output_tokens": 16,
     "temperature": 1.0, "steps": 150, "learning_rate": 3e-4, "warmup_steps": 0, "decay_steps": 150, "grad_clip": 1.0,
     "updates_per_step": 1, "max_staleness": 2, "online": False, "every": 1, "cores": 1, "memory": 2, "gpu": 0,
-    "recipe": "dppo",
+    "recipe": "dppo", "extra": "",
 }  # fmt: skip
 """A tiny model on a CPU."""
 LARGE: dict[str, object] = SMALL | {
@@ -114,9 +114,10 @@ LARGE: dict[str, object] = SMALL | {
 """A model of about a billion parameters or more on GPUs."""
 INTELLECT2: dict[str, object] = LARGE | {
     "recipe": "intellect2", "prompts_per_step": 256, "prompts_per_file": 16, "max_prompt_tokens": 2048,
-    "max_output_tokens": 16384, "temperature": 0.6, "learning_rate": 3e-7, "warmup_steps": 25, "grad_clip": 0.1,
+    "max_output_tokens": 16384, "temperature": 0.6, "learning_rate": 3e-7, "warmup_steps": 3, "grad_clip": 0.1,
     "updates_per_step": 8, "steps": 350, "cores": 8, "memory": 64, "gpu": 80,
     "targets": "2000, 4000, 6000, 8000, 10000",
+    "extra": "reference_kl = 0.001            # KL to the start model\nentropy_bonus = 0.001\n",
 }  # fmt: skip
 """What the INTELLECT-2 report names (arXiv 2505.07291): 256 problems of 16 answers, eight optimiser steps of 512,
 async level 2, hard clipping, length budgets."""
@@ -128,10 +129,7 @@ def template(
 ) -> str:
     """The text of a new run file. kind: a key of KINDS."""
     values = KINDS[kind] | ({"recipe": recipe} if recipe else {})
-    filled = {
-        key: value if isinstance(value, str) and key == "targets" else toml_value(value)
-        for key, value in values.items()
-    }
+    filled = {key: value if key in ("targets", "extra") else toml_value(value) for key, value in values.items()}
     place = {"name": toml_value(name), "model": toml_value(model), "dataset": toml_value(dataset)}
     problems = DATASET if environment == "dataset" else TASK
     parts = [HEAD, problems, ROLLOUT, RECIPE, LENGTH if "targets" in values else "", LIMITS]

@@ -105,6 +105,10 @@ def _facts(status: "DaemonStatus") -> Table:
         training = status.training
         reward = f"{training.reward_eval[-1][1]:.3f}" if training.reward_eval else "-"
         _row(grid, "  training", f"step {training.step}  reward {reward}  {training.queued_rollouts} rollouts queued")
+        if training.ended_by:
+            _row(grid, "  ended", training.ended_by)
+        for alarm in training.alarms:
+            _row(grid, "  alarm", f"{alarm.name} since step {alarm.step}: {alarm.text}")
     if status.verdicts and status.verdicts.accepted + status.verdicts.rejected:
         _row(grid, "  verdicts", f"{status.verdicts.accepted} accepted  {status.verdicts.rejected} rejected")
     audit = status.audit

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cli.desk import Desk
     from node.roles.local import LocalRun
     from node.runfile import CompiledRun, RunFile
+    from node.training.settings import TrainerSettings
 
 EXAMPLES = (
     "Examples:  intellect-node train --run my-run.toml   |   "
@@ -49,6 +50,12 @@ def command(
     log_to: Annotated[
         str, typer.Option("--log", help="Also send metrics to: wandb, tensorboard (comma between).")
     ] = "",
+    trainer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trainer", help="NAME=VALUE, for this machine: world_size=2, micro_batch_tokens=8192 ... May be repeated."
+        ),
+    ] = None,
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
@@ -78,12 +85,13 @@ def command(
             prepare(desk, run_file, base, compiled)
         else:
             compiled = compile_checked(run_file, base)
+        settings = trainer_settings(trainer or [])
         level = _level(async_level, compiled, desk, resume)
         argv = shlex.split(engine_command) if engine_command else [sys.executable, "-m", "node.inference.process"]
         with quiet_children(desk.log) as (out, err):
             view = JsonView(out) if as_json else ProgressView(err, compiled)
             try:
-                summary = train(desk, compiled, level, argv, log_to, view)
+                summary = train(desk, compiled, level, argv, log_to, settings, view)
             except KeyboardInterrupt:
                 print(f"stopped; go on with: intellect-node train --dir {desk.directory} --resume", file=err)
                 raise
@@ -92,7 +100,13 @@ def command(
 
 
 def train(
-    desk: "Desk", compiled: "CompiledRun", level: int, argv: list[str], sinks: str, view: "View"
+    desk: "Desk",
+    compiled: "CompiledRun",
+    level: int,
+    argv: list[str],
+    sinks: str,
+    settings: "TrainerSettings",
+    view: "View",
 ) -> dict[str, Any]:
     """Run until the end or Ctrl-C; returns the summary."""
     import trio
@@ -102,7 +116,9 @@ def train(
 
     desk.log.parent.mkdir(parents=True, exist_ok=True)
     set_up_logging(desk.log.parent, "info")
-    local, observer = assemble(desk, compiled, async_level=level, engine_command=argv, sinks=sinks, told=view.step)
+    local, observer = assemble(
+        desk, compiled, async_level=level, engine_command=argv, sinks=sinks, settings=settings, told=view.step
+    )
     try:
         with view:
             trio.run(_until_signalled, local.run)
@@ -113,6 +129,25 @@ def train(
     finally:
         observer.close()
     return summarise(compiled, local, desk, level)
+
+
+def trainer_settings(words: list[str]) -> "TrainerSettings":
+    """[trainer] of config.toml with the command line's NAME=VALUE words over it. Raises CommandError."""
+    import tomllib
+
+    from node.config import NodeConfig
+    from node.training.settings import read_settings
+
+    values: dict[str, Any] = dict(NodeConfig().trainer)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise CommandError(f"--trainer {word}", "it is not NAME=VALUE", "for example --trainer world_size=2", USAGE)
+        try:
+            values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[name.strip()] = text.strip()
+    return read_settings(values)
 
 
 async def _until_signalled(work: Callable[[], Any]) -> None:

@@ -46,6 +46,12 @@ def told(budget: LengthBudget, prompt: str, target: int) -> str:
     return f"{text} {prompt}" if budget.place == "before" else f"{prompt} {text}"
 
 
+def told_in_evaluation(run: RunSpec, prompt: str, number: int) -> str:
+    """The prompt of held-back problem `number`: the targets in turns, so that it looks as in training."""
+    targets = run.length_budget.targets
+    return told(run.length_budget, prompt, targets[number % len(targets)]) if targets else prompt
+
+
 def output_limit(run: RunSpec, target: int | None) -> int:
     """Most output tokens of an answer with this target."""
     most = run.rollout.max_output_tokens

@@ -85,9 +85,11 @@ def checked_address(address: str) -> str:
     """HOST:PORT, if it can be listened on now; raises ConfigError."""
     host, _, port = address.rpartition(":")
     try:
+        if not 1 <= int(port) <= 65535:
+            raise ValueError("a port is a number from 1 to 65535")
         with socket.create_server((host.strip("[]"), int(port)), family=_family(host)):
             return address
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"metrics cannot be served at {address}",
             str(error),

@@ -132,7 +132,7 @@ def load_dataset(arguments: DatasetArguments, assets: Path, tokenizer: Tokenizer
     held_back: list[Problem] = []
     seen: set[str] = set()
     left_out = 0
-    for line, raw in _rows(path):
+    for line, raw in read_rows(path):
         problem = _problem(raw, path, line, arguments)
         if problem is None:
             left_out += 1
@@ -161,8 +161,8 @@ def _bad(path: Path, line: int, why: str) -> DatasetError:
     return DatasetError("the dataset cannot be used", f"{path}, line {line}: {why}", "correct or remove the row")
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line or row number from 1, row as a dict)."""
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line or row number from 1, row as a dict). Raises DatasetError."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise DatasetError("the dataset cannot be read", f"{path} is larger than 8 GiB", "split the file")

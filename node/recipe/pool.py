@@ -49,11 +49,13 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """A batch and what was left out for it. flat: looked at, without signal, set aside by the online filter."""
+    """A batch and what was left out for it. flat: looked at, without signal, set aside by the online filter; idle:
+    without signal too, and not even looked at, as the batch was full before."""
 
     step: int
     groups: tuple[Group, ...]
     flat: tuple[Group, ...] = ()
+    idle: tuple[Group, ...] = ()
 
     @property
     def rows(self) -> tuple[Any, ...]:
@@ -62,7 +64,7 @@ class Selection(msgspec.Struct, frozen=True):
     @property
     def settled(self) -> tuple[Group, ...]:
         """All groups that this batch has used up, those without signal included: none of them may be used again."""
-        return (*self.groups, *self.flat)
+        return (*self.groups, *self.flat, *self.idle)
 
 
 class RolloutPool:
@@ -114,32 +116,41 @@ class RolloutPool:
         return max(0, self._wanted - sum(group.informative for group in fresh))
 
     def take(self, step: int) -> Selection | None:
-        """The batch of `step`: the oldest policies first; None while groups are missing.
+        """The batch of `step`: the freshest policies first; None while groups are missing.
 
-        Without the online filter the batch has at least `prompts_per_step` groups and, unless surplus is kept, all of
-        the last file. With it, groups without signal are settled together with the batch, and if the refill's limit
-        came first, some of them fill it up.
+        Where more is made than can be learnt from, this keeps learning close to the policy; where less is, everything
+        is used anyway. With the online filter, groups without signal are settled together with the batch, and if the
+        refill's limit came first, some of them fill it up.
         """
         self.drop_stale(step)
         if self.missing(step) > 0:
             return None
-        waiting = sorted(self._groups.values(), key=lambda group: (group.order, group.key))
-        chosen, flat = self._filtered(waiting) if self._filters.online else (waiting[: self._wanted], [])
+        waiting = sorted(self._groups.values(), key=_freshness)
+        if self._filters.online:
+            selection = self._filtered(step, waiting)
+        else:
+            selection = Selection(step, tuple(waiting[: self._wanted]))
         if not self._filters.keep_surplus:
             self._groups.clear()
-        for group in (*chosen, *flat):
+        for group in selection.settled:
             self._groups.pop(group.key, None)
-        return Selection(step, tuple(chosen), tuple(flat))
+        return selection
 
-    def _filtered(self, waiting: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-        """(chosen, without signal). What stands behind the last chosen group is surplus, whatever its signal."""
+    def _filtered(self, step: int, waiting: Sequence[Group]) -> Selection:
+        """Groups with signal that stand behind the last chosen one are surplus."""
         informative = [group for group in waiting if group.informative][: self._wanted]
-        if len(informative) == self._wanted:
-            last = waiting.index(informative[-1])
-            return informative, [group for group in waiting[:last] if not group.informative]
         flat = [group for group in waiting if not group.informative]
+        if len(informative) == self._wanted:
+            seen = waiting[: waiting.index(informative[-1])]
+            looked_at = [group for group in seen if not group.informative]
+            return Selection(step, tuple(informative), tuple(looked_at), tuple(flat[len(looked_at) :]))
         fill = self._wanted - len(informative)
-        return sorted([*informative, *flat[:fill]], key=lambda g: (g.order, g.key)), flat[fill:]
+        return Selection(step, tuple(sorted([*informative, *flat[:fill]], key=_freshness)), tuple(flat[fill:]))
+
+
+def _freshness(group: Group) -> tuple[int, int, Key]:
+    """Newest policy first, then in the order of submission."""
+    return -group.policy_step, group.order[1], group.key
 
 
 def group_id(group: Group) -> str:

@@ -17,7 +17,7 @@ MAX_BATCH_BYTES = 1 << 32
 class BatchHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """step: the rollout step that the batch is for (it turns policy `step` into policy `step + 1`).
 
-    files: the roots of the rollout files in it, as hex: none is ever learnt from twice.
+    files: names of the groups (or whole rollout files) in it, by root: none is ever learnt from twice.
     """
 
     step: int

@@ -200,6 +200,7 @@ class Learner:
         objective = self._objective
         with self._saving():
             logprobs, entropy = self.policy(batch, objective.entropy_bonus > 0)
+        reference = self._reference_logprobs(batch)
         if not rows:  # nothing left for this rank, but the others wait for its part of the collectives
             (logprobs.sum() * 0.0).backward()
             return
@@ -208,14 +209,16 @@ class Learner:
         found = evaluate(objective, inputs)
         per_token = found.loss - objective.entropy_bonus * entropy
         extra: dict[str, Tensor] = {}
-        if self._reference is not None:
-            with torch.no_grad():
-                reference = self._reference(batch)[0]
+        if reference is not None:
             extra["kl"] = reference_kl(logprobs, inputs.sampler_logprobs, reference)
             per_token = per_token + objective.reference_kl * extra["kl"]
         total = (weights * per_token).sum()
         (total * self._world.size).backward()  # FSDP averages over ranks; the weights already count all of them
         tally.add(batch, inputs, found, entropy, total, extra)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        return None if self._reference is None else self._reference(batch)[0]
 
     def _inputs(
         self,

@@ -34,7 +34,7 @@ class PolicyModel(nn.Module):
         ).last_hidden_state
         hidden = states.flatten(0, 1).index_select(0, batch.places)
         head = self.model.get_output_embeddings()
-        size = max(1, self._cells // int(head.out_features))
+        size = max(1, self._cells // int(head.weight.shape[0]))
         if len(hidden) <= size:
             return self._read(head, hidden, batch.drawn, entropy_gradient)
         parts = []

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ import torch  # noqa: E402
 from blake3 import blake3  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from node.environments.base import Environment  # noqa: E402
+from node.environments.base import Environment, Problem  # noqa: E402
 from node.environments.mix import label_of  # noqa: E402
 from node.environments.registry import load_environment  # noqa: E402
 from node.inference.engine import Request  # noqa: E402
@@ -48,6 +49,7 @@ from node.training.performance import measured  # noqa: E402
 from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
 from node.training.spool import Spool, write_whole  # noqa: E402
 from node.training.world import World, compute_dtype, join_world, leave_world  # noqa: E402
+from protocol.budgets import told_in_evaluation  # noqa: E402
 from protocol.errors import IntellectError  # noqa: E402
 from protocol.policy import describe_tensors, encode_image, policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
@@ -101,7 +103,7 @@ class Trainer:
             keep=self._settings.keep_checkpoints,
             written=self._forget_batches,
         )
-        self._judge = Judge(self._run, spool.assets) if self._world.first else None
+        self._judge = Judge(self._run, spool.assets, self._world.device) if self._world.first else None
 
     def train(self) -> None:
         """Work until the run's last step is published."""
@@ -260,9 +262,9 @@ class Trainer:
 class Judge:
     """The first rank's evaluation: held-back problems, answered by the engine that samplers use."""
 
-    def __init__(self, run: RunSpec, assets: Path) -> None:
+    def __init__(self, run: RunSpec, assets: Path, device: torch.device) -> None:
         self._run = run
-        self._engine = TorchEngine(assets / "model")
+        self._engine = TorchEngine(assets / "model", str(device))
         self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
 
     def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
@@ -273,7 +275,7 @@ class Judge:
         place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little")
         drawn = uniforms(blake3(place, derive_key_context=_EVALUATION).digest(), count * limit).reshape(count, limit)
         problems = [self._environment.held_back_problem(i) for i in range(count)]
-        requests = [Request(self._environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
+        requests = [Request(self._prompt(i, p), u) for i, (p, u) in enumerate(zip(problems, drawn, strict=True))]
         completions = self._engine.generate(requests, self._run.rollout.temperature)
         scores = self._environment.score(problems, [completion.output for completion in completions])
         found: dict[str, Any] = {"eval_reward": float(np.mean(scores))}
@@ -284,6 +286,11 @@ class Judge:
                 for label in sorted(set(labels))
             }
         return found
+
+    def _prompt(self, number: int, problem: Problem) -> list[int]:
+        """With the text of a length budget, where the run has budgets: as in training."""
+        text = told_in_evaluation(self._run, problem.prompt, number)
+        return self._environment.prompt_tokens(Problem(problem.problem_id, text, problem.answer))
 
     def close(self) -> None:
         self._environment.close()
@@ -339,6 +346,7 @@ def main() -> int:
 def _train(spool: Spool) -> None:
     settings = decode_settings(spool.settings_path.read_bytes()) if spool.settings_path.exists() else TrainerSettings()
     torch.set_num_threads(settings.threads)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is meant
     world = join_world(settings)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
@@ -348,7 +356,7 @@ def _train(spool: Spool) -> None:
         trainer.train()
     finally:
         trainer.close()
-        leave_world(world)
+    leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
 
 
 if __name__ == "__main__":

@@ -92,3 +92,14 @@ def test_json_is_one_object_with_a_schema_version(daemon: Path, capsys: pytest.C
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema_version"] == 1
     assert [one["node"]["role"] for one in answer["daemons"]] == ["worker"]
+
+
+def test_an_alarm_that_rings_is_shown(
+    daemon: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarm = {"name": "reward_collapse", "step": 7, "value": 0.1, "limit": 0.3, "text": "mean reward 0.1"}
+    training = {"step": 9, "alarms": [alarm], "latest": {"step": 9}, "ended_by": "budget.hours = 2 is used up"}
+    monkeypatch.setitem(STATUS, "training", training)
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert "reward_collapse since step 7: mean reward 0.1" in shown and "budget.hours = 2" in shown

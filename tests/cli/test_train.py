@@ -139,6 +139,21 @@ def test_another_preset_brings_its_own_loss(run_file: Path) -> None:
     assert with_overrides(run, steps=None, seed=None, async_level=None, recipe=None) == run
 
 
+def test_settings_of_the_machine_come_from_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from cli.errors import CommandError
+    from cli.train import trainer_settings
+    from node.training.errors import TrainingError
+
+    monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path))
+    settings = trainer_settings(["micro_batch_tokens=512", "dtype=bfloat16", "packing=false"])
+    assert (settings.micro_batch_tokens, settings.dtype, settings.packing) == (512, "bfloat16", False)
+    with pytest.raises(CommandError, match="NAME=VALUE"):
+        trainer_settings(["packing"])
+    with pytest.raises(TrainingError, match="wrold_size"):
+        trainer_settings(["wrold_size=2"])
+
+
 def test_a_directory_with_other_files_is_left_alone(run_file: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     assert main(["train", "--run", str(run_file), "--dir", str(tmp_path), "--fresh"]) == 3

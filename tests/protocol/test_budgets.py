@@ -1,7 +1,16 @@
 import msgspec
 import pytest
 
-from protocol.budgets import draw_targets, highest_capacity, limits, output_limit, shaped, task_reward, told
+from protocol.budgets import (
+    draw_targets,
+    highest_capacity,
+    limits,
+    output_limit,
+    shaped,
+    task_reward,
+    told,
+    told_in_evaluation,
+)
 from protocol.identity import address_from_bytes
 from protocol.run import EnvironmentSpec, RolloutSpec, RunError, RunSpec, decode_run, encode_run
 from protocol.sections import Alarms, EnvironmentPart, Filters, LengthBudget, Requirement, Requirements
@@ -73,6 +82,12 @@ def test_the_model_is_told_its_budget_where_the_run_says() -> None:
     assert told(BUDGET, "1+1=", 20) == "1+1= Think for 20 tokens before giving a response."
     before = msgspec.structs.replace(BUDGET, place="before", text="{target}!")
     assert told(before, "{target}", 20) == "20! {target}"
+
+
+def test_an_evaluation_asks_for_every_target_in_turn() -> None:
+    asked = [told_in_evaluation(RUN, "p", number) for number in range(4)]
+    assert asked == [told(BUDGET, "p", target) for target in (10, 20, 40, 10)]
+    assert told_in_evaluation(msgspec.structs.replace(RUN, length_budget=LengthBudget()), "p", 1) == "p"
 
 
 def test_a_cut_ends_answers_in_proportion_to_their_target() -> None:

@@ -30,12 +30,12 @@ def test_a_batch_waits_until_it_is_full(make_group) -> None:
     assert numbers(pool.take(0)) == [0, 1, 2] and len(pool) == 0
 
 
-def test_the_oldest_policies_go_first_and_the_rest_is_kept(make_group) -> None:
+def test_the_freshest_policies_go_first_and_the_rest_is_kept(make_group) -> None:
     pool = RolloutPool(run())
-    pool.add(make_group(i, MIXED, policy_step=1) for i in range(3))
     pool.add(make_group(i + 10, MIXED, policy_step=0) for i in range(2))
-    assert numbers(pool.take(2)) == [10, 11, 0]
-    assert pool.rollouts == 4 and pool.missing(3) == 1
+    pool.add(make_group(i, MIXED, policy_step=1) for i in range(2))
+    assert numbers(pool.take(2)) == [0, 1, 10]
+    assert pool.rollouts == 2 and pool.missing(2) == 2 and pool.missing(3) == 3
 
 
 @pytest.mark.parametrize("level", range(9))
@@ -61,8 +61,9 @@ def test_the_online_filter_refills_until_every_group_has_signal(make_group) -> N
     selection = pool.take(0)
     assert numbers(selection) == [1, 3, 4] and all(group.informative for group in selection.groups)
     assert [group.key[1] for group in selection.flat] == [0, 2]
-    assert sorted(group.key[1] for group in selection.settled) == [0, 1, 2, 3, 4]
-    assert pool.rollouts == 4  # 5 and 6 came after the batch was full: surplus for the next step
+    assert [group.key[1] for group in selection.idle] == [5]  # nobody will ever need it
+    assert sorted(group.key[1] for group in selection.settled) == [0, 1, 2, 3, 4, 5]
+    assert pool.rollouts == 2  # 6 came after the batch was full: surplus for the next step
 
 
 def test_a_refill_ends_when_nothing_has_signal(make_group) -> None:

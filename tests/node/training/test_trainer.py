@@ -1,9 +1,14 @@
 """The trainer: it learns, and a crash at any write changes nothing of what it publishes."""
 # ruff: noqa: ASYNC110, ASYNC240 - a test may poll files that another process writes
 
+import fcntl
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,36 +16,42 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+import torch
 import trio
 
 from node.training import checkpoint, spool, trainer
 from node.training.batch import Batch, BatchHeader, BatchRow, decode_batch, encode_batch
+from node.training.checkpoint import Checkpoints, identity
 from node.training.client import TrainerProcess
 from node.training.errors import TrainingError
+from node.training.learner import Learner
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.trainer import Trainer
+from node.training.world import World
 from protocol.run import RunSpec, encode_run
+from tests.node.training.conftest import made_up_rows
 
 STEPS = 7
 
 
-def batch(step: int) -> bytes:
+def batch(step: int, files: tuple[str, ...] = ()) -> bytes:
     """Made-up rollouts that reward the token 5."""
     random = np.random.default_rng(step)
     rows = []
-    for i in range(16):
+    for i in range(19):
         output = [*random.integers(2, 12, size=int(random.integers(1, 6))).tolist(), 1]
         logprobs = (-2.5 + random.normal(size=len(output)) * 0.1).tolist()
         rows.append(BatchRow(i // 4, [3, 4, 12], output, logprobs, float(5 in output), max(0, step - i % 3)))
-    return encode_batch(Batch(BatchHeader(step), tuple(rows)))
+    return encode_batch(Batch(BatchHeader(step, files or (f"file {step}",)), tuple(rows)))
 
 
 @pytest.fixture
-def make_spool(tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path) -> Callable[[str], Spool]:
-    def make(name: str) -> Spool:
-        made = Spool(tmp_path / name)
-        made.prepare(encode_run(tiny_run), tiny_assets)
+def make_spool(tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path) -> Callable[..., Spool]:
+    def make(directory: str, **recipe: object) -> Spool:
+        made = Spool(tmp_path / directory)
+        run = msgspec.structs.replace(tiny_run, recipe=msgspec.structs.replace(tiny_run.recipe, **recipe))
+        made.prepare(encode_run(run), tiny_assets)
         for step in range(STEPS):
             made.write_batch(step, batch(step))
         return made
@@ -101,6 +112,152 @@ def test_a_crash_at_any_write_changes_nothing(
     assert outcome(crashing) == expected
     assert images(crashing) == images(straight) and len(images(straight)) > 5
     assert not crashing.batch_path(0).exists() and crashing.batch_path(STEPS - 1).exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_trainer_that_is_killed_at_any_moment_publishes_the_same(make_spool: Callable[[str], Spool]) -> None:
+    straight, killed = make_spool("straight"), make_spool("killed")
+    work(straight)
+    root = Path(__file__).resolve().parents[3]
+    program = Path(__file__).with_name("dies_at_syncs.py")
+    ends = [1, 4, 7, 11, 8, 13, 5, 17, 20, 11, 2, 0]
+    done = subprocess.run(
+        [sys.executable, str(program), str(killed.root), *map(str, ends)],
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=280,
+    )
+    lives = [int(line) for line in done.stdout.split()]
+    assert set(lives) == {-signal.SIGKILL, 0} and lives.count(-signal.SIGKILL) >= 6 and lives[-1] == 0, done.stderr
+    assert outcome(killed) == outcome(straight)
+    assert images(killed) == images(straight)
+    state = json.loads((max(killed.checkpoints.glob("step-*")) / "state.json").read_bytes())
+    assert state["consumed"] == {f"file {step}": step for step in range(STEPS - 3, STEPS)}, (
+        "those that could come again"
+    )
+
+
+@pytest.mark.timeout(300)
+def test_another_world_size_goes_on_where_the_first_was_killed(
+    make_spool: Callable[..., Spool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sharded processes, killed after five steps; one plain process finishes. The losses agree to 1e-5."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
+    straight, moved = (make_spool(name, name="dppo", reference_kl=0.01) for name in ("straight", "moved"))
+    work(straight)
+    later = {step: moved.batch_path(step).read_bytes() for step in (5, 6)}
+    for step in later:
+        moved.batch_path(step).unlink()
+    settings = TrainerSettings(world_size=2, checkpoint_every=2, micro_batch_tokens=1)  # 19 passes: one is empty
+    moved.settings_path.write_bytes(msgspec.json.encode(settings))
+    log = moved.root / "log"
+    with log.open("wb") as out:
+        pair = subprocess.Popen(
+            [sys.executable, "-m", "node.training.launch", "--spool", str(moved.root)],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            while not (moved.is_complete(5) and (moved.checkpoints / "step-000004" / "state.json").exists()):
+                assert pair.poll() is None, log.read_text()
+                time.sleep(0.05)
+        finally:
+            pair.kill()
+            pair.communicate()
+    assert len(list((moved.checkpoints / "step-000004").glob("*.safetensors"))) == 2, "a file of each rank's shards"
+    for step, data in later.items():
+        moved.write_batch(step, data)
+    with (moved.root / "trainer-0.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks end as soon as they notice that their launcher is gone
+    work(moved)
+    for mine, theirs in zip(outcome(moved)[1:], outcome(straight)[1:], strict=True):
+        close = 1e-6 if mine["step"] == 1 else 1e-5  # the first step begins with the same weights
+        for name in ("loss", "grad_norm", "entropy", "mismatch_kl", "kl"):
+            assert mine[name] == pytest.approx(theirs[name], abs=close), (mine["step"], name)
+        assert mine["trained_tokens"] == theirs["trained_tokens"]
+
+
+def test_a_checkpoint_holds_the_moment_at_which_it_was_asked_for(
+    make_learner: Callable[..., Learner], tmp_path: Path
+) -> None:
+    """It is written while training goes on: later steps must not leak into it."""
+    learner, rows = make_learner(), made_up_rows()
+    learner.step(rows, 0)
+    held = {name: tensor.detach().clone() for name, tensor in learner.parameters.items()}
+    checkpoints = Checkpoints(tmp_path, learner, "model", World(), keep=1)
+    checkpoints.save(1, {"a": 0})
+    for step in (1, 2):
+        learner.step(rows, step)
+    checkpoints.wait()
+    other = make_learner()
+    state = Checkpoints(tmp_path, other, "model", World(), keep=1).load_newest()
+    assert state is not None and (state.step, state.updates, state.consumed) == (1, 1, {"a": 0})
+    assert all(torch.equal(tensor, held[name]) for name, tensor in other.parameters.items())
+    assert other.updates == 1
+    torch.manual_seed(1)
+    checkpoints.save(2, {})
+    drawn = torch.rand(1)
+    checkpoints.wait()
+    Checkpoints(tmp_path, other, "model", World(), keep=1).load_newest()
+    assert torch.equal(torch.rand(1), drawn), "the random state comes back too"
+    assert checkpoints.available() == [2], "older ones are pruned"
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_kept(
+    make_learner: Callable[..., Learner], tmp_path: Path
+) -> None:
+    learner = make_learner()
+    checkpoints = Checkpoints(tmp_path, learner, identity(learner, b"one run"), World(), keep=1)
+    checkpoints.save(1, {})
+    checkpoints.wait()
+    other = Checkpoints(tmp_path, learner, identity(learner, b"another run"), World(), keep=1)
+    with pytest.raises(TrainingError, match="does not belong to this run"):
+        other.load_newest()
+    path = tmp_path / "step-000001" / "state.json"
+    path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":9'))
+    with pytest.raises(TrainingError) as caught:
+        checkpoints.load_newest()
+    assert "version 9" in caught.value.why and path.exists()
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(make_spool: Callable[[str], Spool]) -> None:
+    where = make_spool("spool")
+    work(where)
+    files = [path for path in where.checkpoints.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    for stranger in ("evil.pt", ".metadata"):
+        newest = max(where.checkpoints.glob("step-*"))
+        (newest / stranger).write_bytes(b"\x80\x04.")
+        work(where)
+        assert not (newest / stranger).exists(), "what is not in the state's list makes a checkpoint unsound"
+
+
+def test_lost_checkpoints_are_an_error_and_not_an_endless_wait(make_spool: Callable[[str], Spool]) -> None:
+    where = make_spool("spool")
+    work(where)
+    shutil.rmtree(where.checkpoints)
+    where.checkpoints.mkdir()
+    with pytest.raises(TrainingError, match="cannot go on where it stopped"):
+        work(where)
+
+
+@pytest.mark.parametrize("fault", ["stale", "future", "again", "twice"])
+def test_rollouts_are_learnt_from_once_and_while_they_are_fresh(make_spool: Callable[[str], Spool], fault: str) -> None:
+    where = make_spool("spool")
+    rows = decode_batch(batch(3)).rows
+    files: tuple[str, ...] = ("new",)
+    if fault in ("stale", "future"):
+        rows = tuple(msgspec.structs.replace(row, policy_step=0 if fault == "stale" else 4) for row in rows)
+    else:
+        files = ("file 2",) if fault == "again" else ("new", "new")
+    where.write_batch(3, encode_batch(Batch(BatchHeader(3, files), rows)))
+    with pytest.raises(TrainingError, match="batch of step 3"):
+        work(where)
+    assert where.newest_step() == 3
 
 
 def test_a_rotten_checkpoint_is_passed_over(make_spool: Callable[[str], Spool]) -> None:

@@ -1,0 +1,149 @@
+"""The trainer on a GPU: tokens per second, MFU, memory, and where the time goes, on a model of 0.5 to 1.5 B parameters.
+
+`torchrun --standalone --nproc-per-node=N -m benchmarks.trainer_gpu [--size 0.6b|1.5b] [--json FILE]` (or plain
+`python -m` for one GPU) builds a Qwen3 from a config, with random weights, and learns from random rollouts with bf16
+layers, float32 master weights and activation checkpointing. `--tiny` is the same on a CPU, to see that it runs.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from node.training.batch import BatchRow
+from node.training.checkpoint import Checkpoints
+from node.training.learner import Learner
+from node.training.performance import measured, peak_flops
+from node.training.settings import TrainerSettings
+from node.training.trainer import Stopwatch
+from node.training.world import join_world, leave_world
+from protocol.recipe import preset
+
+SHAPES = {  # hidden, layers, heads, key heads, intermediate, vocabulary
+    "tiny": (128, 2, 4, 2, 256, 512),
+    "0.6b": (1024, 28, 16, 8, 3072, 151_936),
+    "1.5b": (1536, 28, 12, 2, 8960, 151_936),
+}
+
+
+def make_model(size: str) -> Any:
+    hidden, layers, heads, key_heads, intermediate, vocabulary = SHAPES[size]
+    config = AutoConfig.for_model(
+        "qwen3",
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=hidden // heads,
+        intermediate_size=intermediate,
+        vocab_size=vocabulary,
+        tie_word_embeddings=True,
+        max_position_embeddings=1 << 16,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.eval()
+    return model
+
+
+def make_rows(tokens: int, longest: int, vocabulary: int, seed: int) -> list[BatchRow]:
+    """Groups of 8 until about `tokens` are reached; lengths between a quarter and all of `longest`."""
+    random = np.random.default_rng(seed)
+    rows: list[BatchRow] = []
+    total = 0
+    while total < tokens or len(rows) % 8:
+        size = int(random.integers(longest // 4, longest))
+        output = random.integers(0, vocabulary, size=size).tolist()
+        logprobs = np.full(size, -np.log(vocabulary)).tolist()
+        rows.append(BatchRow(len(rows) // 8, output[:64], output, logprobs, float(len(rows) % 2), 0))
+        total += size + 63
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=["0.6b", "1.5b"], default="0.6b")
+    parser.add_argument("--tiny", "--quick", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=1 << 18, help="of one step")
+    parser.add_argument("--longest", type=int, default=8192, help="output tokens")
+    parser.add_argument("--micro-batch-tokens", type=int, default=1 << 15)
+    parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
+    parser.add_argument("--bf16-logits", action="store_true", help="output head in bf16 too")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    a = parser.parse_args(arguments)
+    tokens, longest, steps = (1024, 64, 2) if a.tiny else (a.tokens, a.longest, a.steps)
+    settings = TrainerSettings(
+        device="cpu" if a.tiny else "cuda",
+        dtype="bfloat16",
+        micro_batch_tokens=512 if a.tiny else a.micro_batch_tokens,
+        activation_checkpointing=not a.no_checkpointing,
+        fp32_logits=not a.bf16_logits,
+        logit_cells=1 << 20 if a.tiny else 1 << 29,
+        deterministic=False,
+    )
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high")
+    world = join_world(settings)
+    model = make_model("tiny" if a.tiny else a.size)
+    learner = Learner(model, preset("dppo", learning_rate=1e-6), 1.0, settings, world, longest)
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        shared = Path(scratch) if world.size == 1 else Path(tempfile.gettempdir()) / "intellect-node-trainer-gpu"
+        shared.mkdir(exist_ok=True)
+        checkpoints = Checkpoints(shared, learner, "benchmark", world, keep=1)
+        for step in range(steps):
+            watch = Stopwatch(world.device)
+            with watch("step"):
+                told = learner.step(make_rows(tokens, longest, learner.vocabulary, step), step, watch)
+            with watch("publish"):
+                learner.image()
+            if step == steps - 1:
+                with watch("checkpoint, until training goes on"):
+                    checkpoints.save(step, {})
+                started = time.monotonic()
+                checkpoints.wait()
+                watch.seconds["checkpoint, in the background"] = round(time.monotonic() - started, 3)
+            busy = watch.seconds["forward_backward"] + watch.seconds["optimizer"]
+            mean = told["fed_tokens"] / max(told["tokens"], 1) * told["length_mean"]
+            speed = measured(model, told["fed_tokens"], mean, busy, world.device, world.size, 0.0)
+            kept = {name: told[name] for name in ("padding_share", "loss", "fed_tokens")}
+            runs.append({**speed, **kept, "seconds": watch.seconds})
+    leave_world(world)
+    if world.first:
+        report(runs, model, world.size, world.device, settings, a.json)
+
+
+def report(
+    runs: list[dict[str, Any]],
+    model: Any,
+    ranks: int,
+    device: torch.device,
+    settings: TrainerSettings,
+    target: Path | None,
+) -> None:
+    """The median step by speed; the first one warms up."""
+    best = sorted(runs[1:], key=lambda run: run["tokens_per_second"])[len(runs[1:]) // 2]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    mfu = f"{best['mfu']:.1%}" if "mfu" in best else f"unknown (peak of {name}: {peak_flops(device, 0.0)})"
+    print(f"{parameters / 1e9:.3f} B parameters on {ranks} x {name}, bf16, fp32 logits {settings.fp32_logits}")
+    peak = best["peak_memory_bytes"] / 2**30
+    print(f"tokens/s {best['tokens_per_second']:.0f}   MFU {mfu}   peak memory {peak:.2f} GiB")
+    print(f"attention padding {best['padding_share']:.1%}")
+    for part, seconds in {**best["seconds"], **runs[-1]["seconds"]}.items():
+        print(f"  {part:36}{seconds:9.3f} s")
+    if target:
+        target.write_text(
+            json.dumps({"device": name, "ranks": ranks, "parameters": parameters, "steps": runs}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()

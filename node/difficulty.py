@@ -1,0 +1,91 @@
+"""How hard each problem of a data set is for the run's start model: pass@k by sampling, for the offline filter.
+
+Knows the run's engine and environment; leaves files and progress to its caller. Computes: not for the event loop.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from safetensors.torch import load_file
+
+from node.environments.base import Environment, Problem
+from node.environments.registry import load_environment
+from node.inference.engine import Request
+from node.inference.errors import ModelError
+from node.inference.torch_engine import TorchEngine, build_model, image_names
+from protocol.run import RunSpec
+from protocol.sampling import uniforms
+
+_SEED = "intellect-node difficulty draw v1"
+AT_ONCE = 16
+"""Problems that are sampled together."""
+
+
+def _start_weights(model_dir: Path) -> dict[str, torch.Tensor]:
+    """The model's own weights as samplers of policy 0 have them: rounded to bf16. Raises ModelError."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(model_dir.glob("*.safetensors")):
+        tensors |= load_file(path)
+    missing = [name for name in image_names(build_model(model_dir)) if name not in tensors]
+    if missing:
+        raise ModelError(
+            "the start model cannot be loaded",
+            f"{model_dir}: tensor {missing[0]!r} is missing ({len(missing)} in all)",
+            "use a complete model directory in Hugging Face form",
+        )
+    return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+
+
+class Difficulty:
+    """The start model and the problems of a run. assets: directory of its files."""
+
+    def __init__(self, run: RunSpec, assets: Path) -> None:
+        self._run = run
+        self._engine = TorchEngine(assets / "model")
+        self._engine.load(_start_weights(assets / "model"))
+        self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
+
+    @property
+    def count(self) -> int:
+        """Problems of both kinds: to train on, and held back."""
+        return self._environment.size + self._environment.held_back
+
+    def problems(self) -> Iterator[Problem]:
+        """All of them, those to train on first."""
+        yield from (self._environment.problem(number) for number in range(self._environment.size))
+        yield from (self._environment.held_back_problem(number) for number in range(self._environment.held_back))
+
+    def rates(self, problems: Iterable[Problem], samples: int) -> Iterator[tuple[str, float]]:
+        """(problem id, share of `samples` answers that are right), in order; the same at every call."""
+        batch: list[Problem] = []
+        for problem in problems:
+            batch.append(problem)
+            if len(batch) == AT_ONCE:
+                yield from self._measure(batch, samples)
+                batch = []
+        if batch:
+            yield from self._measure(batch, samples)
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def _measure(self, problems: list[Problem], samples: int) -> Iterator[tuple[str, float]]:
+        limit = self._run.rollout.max_output_tokens
+        requests = [
+            Request(prompt, drawn)
+            for problem in problems
+            for prompt in [self._environment.prompt_tokens(problem)]
+            for drawn in self._numbers(problem, samples, limit)
+        ]
+        completions = self._engine.generate(requests, self._run.rollout.temperature)
+        asked = [problem for problem in problems for _ in range(samples)]
+        scores = self._environment.score(asked, [completion.output for completion in completions])
+        for place, problem in enumerate(problems):
+            own = scores[place * samples : (place + 1) * samples]
+            yield problem.problem_id, sum(score > 0.5 for score in own) / samples
+
+    def _numbers(self, problem: Problem, samples: int, limit: int):  # noqa: ANN202 - float64[samples, limit]
+        seed = blake3(problem.problem_id.encode(), derive_key_context=_SEED).digest()
+        return uniforms(seed, samples * limit).reshape(samples, limit)

@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+
+RUN = """
+name = "rated"
+model = "model"
+dataset = "train.jsonl"
+[environment]
+name = "dataset"
+args = { held_back_share = 0.3 }
+[rollout]
+group_size = 2
+prompts_per_step = 2
+prompts_per_file = 2
+max_output_tokens = 3
+[verification]
+toploc_k = 16
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    pytest.importorskip("torch")
+    from node.training.warmstart import create_model
+
+    create_model(tmp_path / "model", "0123456789+=", seed=3, hidden=64, layers=1)
+    rows = [
+        {
+            "problem_id": f"p{i}",
+            "prompt": f"{i}+1=",
+            "task_type": "verifiable_math",
+            "verification_info": json.dumps({"ground_truth": str(i + 1)}),
+            "source": "made up",
+        }
+        for i in range(20)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path / "run.toml"
+
+
+def rate(run_file: Path, *flags: str) -> tuple[int, Path]:
+    out = run_file.parent / "rated.jsonl"
+    return main(["run", "difficulty", str(run_file), "--out", str(out), "--samples", "4", *flags]), out
+
+
+def test_every_problem_gets_its_rate_and_the_filter_reads_it(run_file: Path, capfd) -> None:
+    code, out = rate(run_file, "--json")
+    assert code == 0
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["problem_id"] for row in rows] == [f"p{i}" for i in range(20)]  # held-back ones too, in order
+    assert all(row["solve_rate"] in (0, 0.25, 0.5, 0.75, 1) and row["source"] == "made up" for row in rows)
+    assert said["problems"] == 20 and sum(said["shares"].values()) == pytest.approx(1)
+    assert not out.with_name("rated.jsonl.measured").exists()
+
+    for row in rows:
+        row["solve_rate"] = 1.0 if row["problem_id"] in ("p1", "p2", "p3") else 0.5
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    filtered = RUN.replace("train.jsonl", "rated.jsonl").replace(
+        "held_back_share = 0.3", 'held_back_share = 0.3, solve_rate_field = "solve_rat", solve_rate_max = 0.8'
+    )
+    run_file.write_text(filtered)
+    assert main(["run", "validate", str(run_file)]) == 6
+    assert "did you mean 'solve_rate'" in capfd.readouterr().err
+    run_file.write_text(filtered.replace('"solve_rat"', '"solve_rate"'))
+    assert main(["run", "validate", str(run_file), "--json"]) == 0
+    (part,) = json.loads(capfd.readouterr().out.splitlines()[-1])["facts"]["parts"]
+    assert (part["problems"] + part["held_back"], part["left_out"]) == (17, 3)
+
+
+def test_an_interrupted_measurement_goes_on_with_the_same_numbers(run_file: Path) -> None:
+    _, out = rate(run_file)
+    expected = out.read_bytes()
+    from node.runfile import compile_run
+
+    head = json.dumps({"run": compile_run(run_file).root.hex(), "samples": 4})
+    known = [json.dumps([f"p{i}", json.loads(expected.splitlines()[i])["solve_rate"]]) for i in range(5)]
+    out.with_name("rated.jsonl.measured").write_text("\n".join([head, *known, '["p5", 0.']))
+    assert rate(run_file)[0] == 0
+    assert out.read_bytes() == expected
+
+
+def test_the_runs_own_data_is_not_overwritten(run_file: Path, capfd) -> None:
+    data = run_file.parent / "train.jsonl"
+    before = data.read_bytes()
+    assert main(["run", "difficulty", str(run_file), "--out", str(data)]) == 2
+    assert data.read_bytes() == before and "will not overwrite" in capfd.readouterr().err
