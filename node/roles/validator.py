@@ -352,7 +352,7 @@ class Validator:
         node = heard.message.commitment.node
         odds = f"odds of e^{standing.log_odds:.1f} that it is {standing.against} after {standing.files} files"
         believed = set(self._station.jury.ballots.electorate())
-        if standing.level >= Level.CONVICTED and self._records.seconded(node, found.evidence.verifier, believed):
+        if standing.level >= Level.CONVICTED and self._records.seconded(node, self._verifier(found), believed):
             return Outcome.SLASH, Reason.CONVICTED, odds
         if found.reason != Reason.NONE:
             return found.outcome, found.reason, found.detail
@@ -421,7 +421,7 @@ class Validator:
             checked=pack_groups(found.checked, groups),
             rewards=found.rewards,
             logprobs=found.logprobs,
-            verifier=found.evidence.verifier or self._verifier,
+            verifier=self._verifier(found),
         )
         if not found.report_path:
             return message
@@ -432,9 +432,9 @@ class Validator:
         report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
         return message
 
-    @property
-    def _verifier(self) -> str:
-        return getattr(self._engine, "engine_name", "")[:64]
+    def _verifier(self, found: Inspected) -> str:
+        """The class of engine that looked, for the rule that two classes must agree."""
+        return (found.evidence.verifier or getattr(self._engine, "engine_name", ""))[:64]
 
     def _note(self, heard: Heard, outcome: int, reason: int, detail: str) -> None:
         commitment = heard.message.commitment

@@ -12,6 +12,7 @@ from node.roles.lottery import Lot
 from node.roles.validator import Candidate, Validator
 from node.swarm.ballots import FileState
 from protocol.checks import Fault, Reason
+from protocol.decision import Level, Standing
 from protocol.errors import ProtocolError
 from protocol.messages import VerdictIssued, WorkPublished
 from protocol.statements import Outcome
@@ -347,4 +348,41 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
                 validator._annulment.note(WORKER.address, message, leaves[:1])
         await trio.sleep(60)
         assert [judge.annulled for judge in court.judges] == [[(bad, 7, Reason.ACTIVATIONS, 3)]] * 3
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("classes", "stake"), [(("a", "b"), True), (("a", "a"), False)])
+async def test_a_conviction_by_odds_needs_two_classes_of_engines(
+    autojump_clock, monkeypatch, classes: tuple[str, str], stake: bool
+) -> None:
+    convicted = Standing(level=Level.CONVICTED, log_odds=25.0, against="int8", files=9)
+    monkeypatch.setattr("node.roles.records.standing", lambda record, spec: convicted)
+    court = Court([Validator, Validator])
+    for engine, name in zip(court.engines, classes, strict=True):
+        engine.engine_name = name
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for index in range(3):
+            root = await court.commit(index=index)
+            await trio.sleep(10)
+            assert court.trainer.jury.ballots.state(root) is FileState.REJECTED  # pay is lost either way
+        assert {(node, reason) for node, reason, _ in court.slashed()} == (
+            {(WORKER.address, Reason.CONVICTED)} if stake else set()
+        )
+        nursery.cancel_scope.cancel()
+
+
+async def test_suspicion_costs_pay_and_never_the_stake(autojump_clock, monkeypatch) -> None:
+    suspected = Standing(level=Level.SUSPECT, log_odds=10.0, against="int8", files=3)
+    monkeypatch.setattr("node.roles.records.standing", lambda record, spec: suspected)
+    court = Court([Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for index in range(3):
+            await court.commit(index=index)
+        await trio.sleep(60)
+        reasons = {one.message.verdict.reason for one in court.trainer.board.messages(VerdictIssued)}
+        assert reasons == {Reason.SUSPECTED}
+        assert court.slashed() == []
+        assert court.trainer.jury.ballots.disputes_raised == 0
         nursery.cancel_scope.cancel()
