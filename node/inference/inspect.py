@@ -249,7 +249,7 @@ def _write_report(order: Inspect, data: bytes, found: Findings) -> bool:
         for row, prefill in zip(found.rows, found.prefills, strict=True)
         if row.group not in found.undecided
     )
-    if not rows:
+    if not rows or not order.report_path:
         return False
     root = order.file_root or describe(data).root
     header = ReportHeader(root.hex(), order.policy_root.hex())
