@@ -34,7 +34,7 @@ LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
 REMEMBERED = 256
-"""Files of all workers whose state is looked at again."""
+"""Own files whose state is looked at again."""
 
 
 class EngineChild(Protocol):
@@ -186,7 +186,9 @@ class Worker:
         known: OrderedDict[bytes, FileState] = OrderedDict()
         while True:
             with trio.move_on_after(VERDICT_POLL):  # some things only time decides
-                known.setdefault(await told.receive(), FileState.OPEN)
+                root = await told.receive()
+                if self._station.jury.ballots.worker_of(root) == self._station.key.address:
+                    known.setdefault(root, FileState.OPEN)
             for root, before in list(known.items()):
                 state = self._station.jury.ballots.state(root)
                 if state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
