@@ -217,7 +217,8 @@ def _evidence(
         proofs, tokens = proof_count(len(row.output), cuts.toploc_batch), len(row.output)
         samples.append(SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens]))
         proof, token = proof + proofs, token + tokens
-    return Judge(cuts.decision, cuts.toploc_k).evidence(samples, session.engine.name)
+    engine = session.engine.name
+    return Judge(cuts.decision, cuts.toploc_k, engine.partition("/")[2]).evidence(samples, engine)
 
 
 def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
