@@ -42,7 +42,7 @@ async def test_a_pledge_stands_before_its_window_and_holds_after_a_restart() -> 
     journal = InlineJournal()
     first = await lottery(journal, Posted())
     assert [pledge.window for pledge in first.pledges] == [0, 1]
-    assert first.pledges[0].rate == as_rate(needed_share(2 * 4 * 32, RUN.audit))
+    assert first.pledges[0].rate == as_rate(needed_share(4 * 32, RUN.audit))  # one file a step
     again = await lottery(journal, Posted())
     assert again.pledges == first.pledges
     assert again.draw(ROOT, 3, 10**6, False) == first.draw(ROOT, 3, 10**6, False)
