@@ -106,7 +106,11 @@ class Jury:
         log.warning("validators.disagree", root=dispute.root.hex()[:16], what=dispute.finding.what)
         if not self._may_raise or not self._first_of(dispute.root):
             return
-        await self._board.post(DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw))
+        message = DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw)
+        try:
+            await self._board.post(message)
+        except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
+            log.warning("dispute.not_raised", root=dispute.root.hex()[:16], why=error.why)
 
     def _first_of(self, root: bytes) -> bool:
         if root in self._raised:

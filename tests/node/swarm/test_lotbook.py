@@ -85,18 +85,24 @@ def test_only_pledges_from_before_a_window_count() -> None:
 
 
 def test_a_kept_lot_earns_credit_and_one_told_too_early_does_not() -> None:
-    made = book(8)
-    made.beat(beat(0, 1, 4))
+    made = book()
+    made.beat(beat(0, 1))
+    for step in range(9):
+        made.policy(policy(step), step)
+    made.beat(beat(4, 5, 900))
     file = b"\x05" * 32
     made.verdict(verdict(0, file, drawn_groups(secret(0), file, GROUPS, RATE)))
     assert made.reveal(reveal(0)) is None
     assert made.reveal(reveal(4)) is None
     assert (made.kept, made.early, made.broken) == (1, 1, 0)
+    assert made.pledged_share(900, {VALIDATOR}) == 0.0  # nobody can pledge for all time and crowd out others
 
 
 def test_a_lot_that_was_not_kept_is_shown_by_three_envelopes() -> None:
-    made = book(8)
+    made = book()
     made.beat(beat(0))
+    for step in range(9):
+        made.policy(policy(step), step)
     file = b"\x05" * 32
     drawn = drawn_groups(secret(0), file, GROUPS, RATE)
     assert len(drawn) > 1
