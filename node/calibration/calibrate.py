@@ -103,9 +103,16 @@ def calibrate(
     return derive(run, measured, plan.seed, progress), measured
 
 
-def measure(run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress) -> Measured:
+def look_at_honest_work(run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress) -> Looks:
+    """Everybody's honest work in the eyes of everybody, and nothing else."""
+    return measure(run, model, environment, plan, progress, cheats=False).honest
+
+
+def measure(
+    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool = True
+) -> Measured:
     """Everybody's work in the eyes of everybody."""
-    honest, cheating = _work(run, model, environment, plan, progress)
+    honest, cheating = _work(run, model, environment, plan, progress, cheats=cheats)
     rows, temperature = run.verification.toploc_batch, run.rollout.temperature
     measured = Measured()
     done, total = 0, len(plan.settings) * (len(honest) + len(cheating))
@@ -146,7 +153,7 @@ def ways_of_cheating(weights: Weights, learning_rate: float, previous: Weights |
 
 
 def _work(
-    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress
+    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool
 ) -> tuple[dict[str, Work], dict[str, Work]]:
     k, rows, temperature = run.verification.toploc_k, run.verification.toploc_batch, run.rollout.temperature
     requests = requests_of(run, environment, plan.samples, plan.seed)
@@ -162,7 +169,7 @@ def _work(
         mixed = [*alone, *made[few:]]
         honest[f"{settings.dtype}/{settings.attention}"] = hand_over(requests, mixed, k, rows)
         progress("making honest work", number + 1, len(plan.settings))
-        if number == 0:
+        if number == 0 and cheats:
             previous = None if plan.previous is None else engine.read(str(plan.previous))
             ways = ways_of_cheating(weights, run.recipe.learning_rate, previous)
             for done, (name, way) in enumerate(ways.items()):
