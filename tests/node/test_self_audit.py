@@ -13,11 +13,12 @@ from node.inference.produce import produce
 from node.inference.session import Session, torch_engine
 from node.inference.wire import Produce
 from node.self_audit import audit_file
+from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.policy import decode_image, describe_tensors, encode_image, policy_root
 from protocol.rollout import decode, encode
-from protocol.run import RunSpec
+from protocol.run import RunSpec, encode_run
 from protocol.statements import Outcome
 from tests.cheats.own_problems import OwnProblems
 
@@ -126,3 +127,26 @@ def test_the_command_ends_with_the_documented_codes(
     assert main(["audit", str(broken), "--run", str(run)]) == 6
     assert "malformed" in capsys.readouterr().out
     assert main(["audit", str(tmp_path / "missing"), "--run", str(run), "--json"]) == 3
+
+
+def test_a_nodes_state_directory_is_enough(
+    honest: Path, tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path, capsys: Any
+) -> None:
+    """What a daemon leaves there: the run as a blob, its assets, policies and rollouts among other blobs."""
+    encoded = encode_run(tiny_run)
+    root = describe(encoded).root.hex()
+    store = tmp_path / "blobs" / "complete"
+    store.mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / root[:16]).symlink_to(tiny_assets, target_is_directory=True)
+    image = image_of(tiny_assets)[0].read_bytes()
+    canonical = encode_image(decode_image(image))
+    rollout = honest.read_bytes()
+    for data in (encoded, canonical, rollout):
+        (store / describe(data).root.hex()).write_bytes(data)
+        (store / f"{describe(data).root.hex()}.info").write_bytes(b"piece list")
+    assert main(["audit", describe(rollout).root.hex(), "--state-dir", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"]
+    (store / describe(canonical).root.hex()).unlink()
+    assert main(["audit", describe(rollout).root.hex(), "--state-dir", str(tmp_path)]) == 3
+    assert main(["audit", str(honest)]) == 2
