@@ -10,40 +10,39 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.errors import RUN
+from cli.errors import RUN, USAGE, CommandError
 from cli.output import clean, console, print_json
 
 if TYPE_CHECKING:
     from node.self_audit import SelfAudit
 
 EXAMPLES = (
-    "Examples:  intellect-node audit rollout.arrow --run run.toml   |   "
-    "intellect-node audit rollout.arrow --run run.toml --policy policy-12.safetensors --json"
+    "Examples:  intellect-node audit rollout.arrow --run run.toml --policy policy-12.safetensors   |   "
+    "intellect-node audit 9f86d0.. --state-dir nodes/worker-1 --json"
 )
+ROOT_DIGITS = 64
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="A rollout file (Arrow), as the worker would commit to it.")],
-    run: Annotated[Path, typer.Option("--run", help="The run file (TOML).")],
+    file: Annotated[str, typer.Argument(help="A rollout file, or with --state-dir the root of one in its store.")],
+    run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", help="A node's state directory: its run, and the policies it holds.")
+    ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="The policy's bf16 image (safetensors); default: the run's start model.")
+        Path | None,
+        typer.Option(help="The policy's bf16 image; default: found in the state directory, or the run's start model."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Check a rollout file as a validator would, before committing to it.
 
-    Exit code 0 if it would be accepted, 6 if it would be rejected. Reasons are those of the validators' verdicts.
+    Exit code 0 if it would be accepted, 6 if it would be refused. Reasons are those of the validators' verdicts.
     """
-    from node.problems import place_files
-    from node.runfile import compile_run
-    from node.self_audit import audit_file
-
-    compiled = compile_run(run)
-    image = policy or _start_model(compiled.files)
-    with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder, _telling(as_json):
-        assets = Path(folder)
-        place_files(compiled, assets)
-        result = audit_file(file, compiled.spec, assets, image)
+    if (run is None) == (state_dir is None):
+        raise CommandError("which run?", "give either --run or --state-dir", "see intellect-node audit --help", USAGE)
+    with _telling(as_json):
+        result = _from_state(file, state_dir, policy) if state_dir else _from_run(Path(file), run, policy)
     if as_json:
         print_json(as_dict(result))
     else:
@@ -52,8 +51,29 @@ def command(
         raise typer.Exit(RUN)
 
 
-def _start_model(files: dict[str, Path]) -> Path:
-    return next(path for name, path in sorted(files.items()) if name.endswith(".safetensors"))
+def _from_run(file: Path, run: Path | None, policy: Path | None) -> "SelfAudit":
+    from node.problems import place_files
+    from node.runfile import compile_run
+    from node.self_audit import audit_file
+
+    assert run is not None  # noqa: S101 - the command has asked
+    compiled = compile_run(run)
+    start = next(path for name, path in sorted(compiled.files.items()) if name.endswith(".safetensors"))
+    with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
+        place_files(compiled, Path(folder))
+        return audit_file(file, compiled.spec, Path(folder), policy or start)
+
+
+def _from_state(file: str, state_dir: Path, policy: Path | None) -> "SelfAudit":
+    from node.self_audit import audit_file, named_policy
+    from node.state_files import StateFiles
+
+    state = StateFiles(state_dir)
+    spec, assets = state.run()
+    path = state.blob(file) if len(file) == ROOT_DIGITS and not Path(file).exists() else Path(file)
+    named = named_policy(path, spec)
+    image = policy or (state.policy(named) if named else assets / "model")
+    return audit_file(path, spec, assets, image)
 
 
 @contextmanager

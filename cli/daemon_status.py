@@ -64,6 +64,7 @@ class WorkPart(msgspec.Struct, frozen=True):
     files_committed: int = 0
     files_accepted: int = 0
     files_rejected: int = 0
+    rejected_by_reason: dict[str, int] = {}
     tokens_per_second: float = 0.0
     units: int = 0
     last_reward_estimate: float | None = None

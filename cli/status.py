@@ -99,6 +99,7 @@ def _facts(status: "DaemonStatus") -> Table:
             grid,
             "  work",
             f"{work.files_committed} files committed  {work.files_accepted} accepted  {work.files_rejected} rejected"
+            f"{_reasons(work.rejected_by_reason)}"
             f"  {work.tokens_per_second:,.0f} tokens/s  {work.units:,} units",
         )
     if status.training:
@@ -122,6 +123,10 @@ def _facts(status: "DaemonStatus") -> Table:
     for contact in status.node.contacts[:2]:
         _row(grid, "  contact", contact)
     return grid
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    return f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})" if counts else ""
 
 
 def _row(grid: Table, name: str, text: str) -> None:

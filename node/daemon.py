@@ -183,7 +183,7 @@ class Daemon:
         blobs = BlobDoor(store, exchange, HttpBlobs(store), first, lambda: _gateways(membership))
         run_ = await self._obtain_run(role, pool.run_root, blobs, membership, key.address, state.path)
         keep = run_.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
-        jury = Jury(board, membership, run_.spec, number, pool.threshold)
+        jury = Jury(board, membership, run_.spec, number, pool.threshold, journal)
         nursery.start_soon(jury.run)
         station = Station(
             key, domain, number, run_, board, blobs, journal, membership, PolicyShelf(keep, store), pool.threshold, jury

@@ -92,6 +92,16 @@ def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit
     )
 
 
+def named_policy(file: Path, run: RunSpec) -> str:
+    """The root (hex) of the policy that a file's header names; empty if the file cannot be read as one."""
+    with file.open("rb") as opened:
+        data = opened.read(MAX_FILE_BYTES + 1)
+    try:
+        return decode(data, run.rollout.samples_per_file).header.policy_root
+    except MalformedRollout:
+        return ""
+
+
 def _refused(fault: Fault, root: str) -> SelfAudit:
     return SelfAudit(fault.outcome, fault.reason, fault.detail, fault.group, root, "", "", -1, 0, 0, 0.0, 0.0, {})
 

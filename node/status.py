@@ -204,6 +204,7 @@ class StatusPage:
             "files_committed": sum(counts.values()),
             "files_accepted": counts.get("accepted", 0),
             "files_rejected": counts.get("rejected", 0),
+            "rejected_by_reason": dict(actor.refused) if isinstance(actor, Worker) else {},
             "units": actor.units if isinstance(actor, Worker) else 0,
             "tokens_per_second": self.rate,
             "last_reward_estimate": actor.last_reward if isinstance(actor, Worker) else None,

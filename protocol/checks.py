@@ -76,6 +76,14 @@ STATISTICAL = frozenset({Reason.ACTIVATIONS, Reason.SAMPLING})
 """Reasons that rest on floating-point arithmetic."""
 
 
+def reason_name(reason: int) -> str:
+    """The name of a reason, whatever number a stranger wrote."""
+    try:
+        return Reason(reason).name.lower()
+    except ValueError:
+        return f"reason {reason}"
+
+
 class Fault(msgspec.Struct, frozen=True):
     """detail: one line for people; group: where it was seen, -1 for the whole file."""
 

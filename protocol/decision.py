@@ -5,8 +5,8 @@ One checked file gives, for every way of cheating that the run was calibrated fo
 (Page's CUSUM, Biometrika 41, 1954), so that years of honest work buy no licence to cheat.
 
 What is promised. Take any one way of cheating, and an honest worker whose statistics follow one of the honest
-tables, or change between them from sample to sample. Then each factor has expectation at most 1:
-- the honest likelihood is the *largest* over the honest tables, which only makes the ratio smaller;
+tables, the same one throughout a file. Then the ratio of each file has expectation at most 1:
+- it is the *smallest* over the honest tables, whichever is the right one;
 - activations and sampling of one sample depend on each other, so their ratios are averaged, not multiplied:
   the mean of two numbers of expectation <= 1 has expectation <= 1, however they depend;
 - a cheat may cheat in some samples only: for a share f of them the ratio of a sample is (1 - f) + f * ratio, and a
@@ -16,6 +16,9 @@ For such factors the expected number of files until the sum passes ln A is at le
 Statist. 42, 1971); with n ways of cheating the bound is ln A + ln n. So an honest worker is suspected at most
 once in 1/false_positive files on average, and odds of slash_odds : 1 take at least slash_odds files on average.
 The floor is Wald's lower bound, ln(false_negative / (1 - false_positive)).
+
+Beside the calibrated ways stands one that nobody thought of, `anything`: every bin equally likely. And what no
+honest sample showed is the less likely the farther it lies from what they did show.
 
 Pure arithmetic: knows nothing of models, files or stakes. What a standing leads to is decided elsewhere.
 """
@@ -41,7 +44,8 @@ MAX_TABLES = 32
 
 _BINADE = 128.0
 """Mantissa steps in a factor of two: what a differing exponent counts."""
-_SMOOTHING = 0.5
+_SMOOTHING, _FALL = 0.5, 0.25
+ANYTHING = "anything"
 _TOKEN_CAP = math.log(20.0)
 _PROOF_CAP = math.log(100.0)
 _SAMPLE_CAP = math.log(100.0)
@@ -111,14 +115,19 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return bool(self.honest)
 
     @property
+    def ways(self) -> tuple[str, ...]:
+        """Every way of cheating that is looked for; none without tables."""
+        return (*sorted(self.cheating), ANYTHING) if self.calibrated else ()
+
+    @property
     def suspect_bound(self) -> float:
         """Log odds at which a worker is suspected."""
-        return math.log(1 / self.false_positive) + math.log(max(1, len(self.cheating)))
+        return math.log(1 / self.false_positive) + math.log(max(1, len(self.ways)))
 
     @property
     def slash_bound(self) -> float:
         """Log odds at which a stake may be touched."""
-        return math.log(self.slash_odds) + math.log(max(1, len(self.cheating)))
+        return math.log(self.slash_odds) + math.log(max(1, len(self.ways)))
 
     @property
     def floor(self) -> float:
@@ -212,7 +221,7 @@ def after(record: Record, evidence: Evidence, spec: DecisionSpec) -> Record:
     """The record once `evidence` is added. Ways of cheating that the run does not list are ignored."""
     cap = math.log(spec.file_cap)
     odds: dict[str, float] = {}
-    for name in sorted(spec.cheating):
+    for name in spec.ways:
         ratio = evidence.log_ratios.get(name, 0.0)
         ratio = 0.0 if math.isnan(ratio) else min(ratio, cap)
         odds[name] = max(spec.floor, record.log_odds.get(name, 0.0) + ratio)
@@ -221,7 +230,7 @@ def after(record: Record, evidence: Evidence, spec: DecisionSpec) -> Record:
 
 def standing(record: Record, spec: DecisionSpec) -> Standing:
     """What the record amounts to."""
-    known = {name: odds for name, odds in record.log_odds.items() if name in spec.cheating}
+    known = {name: odds for name, odds in record.log_odds.items() if name in spec.ways}
     if not known:
         return Standing(Level.OPEN, 0.0, "", record.files)
     against = max(known, key=lambda name: (known[name], name))
@@ -270,26 +279,25 @@ def count(samples: Sequence[SampleStatistics], k: int) -> Table:
 
 
 class Judge:
-    """Turns a file's statistics into evidence, by the tables of one run. k: points per proof."""
+    """Turns a file's statistics into evidence, by the tables of one run.
 
-    def __init__(self, spec: DecisionSpec, k: int) -> None:
-        self._spec, self._k = spec, k
-        self.names = tuple(spec.cheating)
-        self._by_proof = self._terms([table.proofs for table in spec.honest.values()], 0, _PROOF_CAP)
-        self._by_token = self._terms([table.tokens for table in spec.honest.values()], 1, _TOKEN_CAP)
+    k: points per proof; verifier: `dtype/attention` of the engine that measures. Of the honest tables, named
+    "worker>verifier", those of this verifier count; all of them, if it was not calibrated.
+    """
 
-    def _terms(self, honest: Sequence[Sequence[int]], which: int, cap: float) -> F64:
-        """float64[cheats, honest tables, bins]: what one proof or token in a bin adds to a log ratio."""
-        cheats = [(table.proofs, table.tokens)[which] for table in self._spec.cheating.values()]
-        if not cheats:
-            return np.zeros((0, 0, 0))
-        ratios = np.stack([_log_share(counts) for counts in cheats])[:, None] - np.stack(
-            [_log_share(counts) for counts in honest]
-        )
-        return np.minimum(ratios, cap)
+    def __init__(self, spec: DecisionSpec, k: int, verifier: str = "") -> None:
+        self._spec, self._k, self.names = spec, k, spec.ways
+        own = {name: table for name, table in spec.honest.items() if verifier and name.endswith(f">{verifier}")}
+        honest = own or spec.honest
+        self.honest_names = tuple(honest)
+        cheats = [spec.cheating[name] for name in self.names if name != ANYTHING]
+        self._by_proof = _terms([t.proofs for t in cheats], [t.proofs for t in honest.values()], _PROOF_CAP)
+        self._by_token = _terms([t.tokens for t in cheats], [t.tokens for t in honest.values()], _TOKEN_CAP)
 
     def evidence(self, samples: Sequence[SampleStatistics], verifier: str = "") -> Evidence:
-        """What the samples of one file say together."""
+        """What the samples of one file say together. verifier: the name that the evidence carries."""
+        if not self.names:
+            return Evidence({})
         ratios = self.of_file(self.of_samples(samples))
         proofs = sum(len(sample.errors) for sample in samples)
         tokens = sum(int(sample.distances.size) for sample in samples)
@@ -297,37 +305,46 @@ class Judge:
         return Evidence(log_ratios, len(samples), proofs, tokens, verifier)
 
     def of_samples(self, samples: Sequence[SampleStatistics]) -> F64:
-        """float64[samples, cheats]: log ratio of each sample if it was cheated; at most the sample's cap."""
-        if not self.names:
-            return np.zeros((len(samples), 0))
+        """float64[samples, cheats, honest tables]: log ratio of each sample if it was cheated; at most the cap."""
         proofs = np.zeros((len(samples), PROOF_BINS))
         tokens = np.zeros((len(samples), TOKEN_BINS))
         for i, sample in enumerate(samples):
             proofs[i] = np.bincount(proof_bins(sample.errors, self._k), minlength=PROOF_BINS)
             tokens[i] = np.bincount(token_bins(sample.distances), minlength=TOKEN_BINS)
-        total: F64 = np.zeros((len(samples), len(self.names)))
-        known: F64 = np.zeros((len(samples), 1))
+        total: F64 = np.zeros((len(samples), len(self.names), len(self.honest_names)))
+        known: F64 = np.zeros((len(samples), 1, 1))
         for counts, terms in ((proofs, self._by_proof), (tokens, self._by_token)):
-            summed: F64 = counts @ terms.transpose(0, 2, 1)  # [cheats, samples, honest tables]
-            against_honest = summed.min(axis=2).T  # the likeliest honest table
-            seen: F64 = (counts.sum(axis=1) > 0).astype(np.float64)[:, None]
-            total = total + seen * np.exp(np.minimum(against_honest * self._spec.temper, _SAMPLE_CAP))
+            summed: F64 = (counts @ terms.transpose(0, 2, 1)).transpose(1, 0, 2)
+            seen: F64 = (counts.sum(axis=1) > 0).astype(np.float64)[:, None, None]
+            total = total + seen * np.exp(np.minimum(summed * self._spec.temper, _SAMPLE_CAP))
             known = known + seen
         mean: F64 = np.where(known > 0, total / np.maximum(known, 1.0), 1.0)
         return np.log(np.maximum(mean, _LEAST_RATIO))
 
     def of_file(self, samples: F64) -> F64:
-        """samples: float64[samples, cheats] -> float64[cheats]: log of the mean over the shares of cheated samples."""
-        shares = np.array(self._spec.shares)[:, None, None]
+        """samples: float64[samples, cheats, honest tables] -> float64[cheats]: the smallest over the honest tables of
+        the log of the mean over the shares of cheated samples, capped."""
+        shares = np.array(self._spec.shares)[:, None, None, None]
         sums: F64 = np.log((1 - shares) + shares * np.exp(samples)).sum(axis=1)
-        if not sums.size:
-            return np.zeros(samples.shape[1], dtype=np.float64)
         highest: F64 = sums.max(axis=0)
         mean: F64 = highest + np.log(np.exp(sums - highest).sum(axis=0) / len(sums))
-        capped: F64 = np.minimum(mean, math.log(self._spec.file_cap))
+        capped: F64 = np.minimum(mean.min(axis=1), math.log(self._spec.file_cap))
         return capped
 
 
+def _terms(cheats: Sequence[Sequence[int]], honest: Sequence[Sequence[int]], cap: float) -> F64:
+    """float64[cheats + 1, honest tables, bins]: what one proof or token in a bin adds to a log ratio."""
+    if not honest:
+        return np.zeros((1, 0, 0))
+    bins = len(honest[0])
+    likely = np.stack([*(_log_share(counts) for counts in cheats), np.full(bins, -math.log(bins))])
+    return np.minimum(likely[:, None] - np.stack([_log_share(counts) for counts in honest]), cap)
+
+
 def _log_share(counts: Sequence[int]) -> F64:
-    values = np.array(counts, dtype=np.float64) + _SMOOTHING
+    """Log probabilities of the bins; an empty one beside a full one has half a count, the next an eighth, and so on."""
+    values = np.array(counts, dtype=np.float64)
+    full = np.flatnonzero(values)
+    away = np.abs(np.arange(values.size)[:, None] - full).min(axis=1)
+    values = np.where(values > 0, values, _SMOOTHING * _FALL ** (away - 1.0))
     return np.log(values / values.sum())

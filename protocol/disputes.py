@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 
 import msgspec
 
-from protocol.checks import HEARSAY, OBJECTIVE, Reason
+from protocol.checks import HEARSAY, OBJECTIVE, reason_name
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import VerdictIssued
@@ -70,7 +70,7 @@ def _objective(message: VerdictIssued) -> bool:
 
 
 def _accusation(accepting: VerdictIssued, accusing: VerdictIssued, groups: int) -> Finding:
-    reason = _name(accusing.verdict.reason)
+    reason = reason_name(accusing.verdict.reason)
     looked = unpack_groups(accepting.checked, groups) or ()
     if _objective(accusing):
         what = f"one accepted what the other accuses of {reason}, which all can see"
@@ -116,13 +116,6 @@ def values_complete(message: VerdictIssued, groups: int, most: int) -> bool:
     if looked is None or len(message.rewards) != 4 * groups or len(message.logprobs) != 4 * len(looked):
         return False
     return all(math.isfinite(mean) and mean <= 0.0 for mean in group_means(message, groups).values())
-
-
-def _name(reason: int) -> str:
-    try:
-        return Reason(reason).name.lower()
-    except ValueError:
-        return f"reason {reason}"
 
 
 class Ruling(Enum):

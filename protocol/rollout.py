@@ -2,8 +2,8 @@
 """The rollout file (what a worker commits to) and the report (what a validator recomputed): Arrow IPC streams.
 
 A rollout file carries tokens and proofs, and no reward, log-prob or advantage: nobody would believe them.
-Files come from strangers. The decoder accepts one schema, one uncompressed record batch and lists within
-bounds, and checks all of that before Arrow allocates anything.
+Files come from strangers. The decoder accepts one schema and one uncompressed record batch within bounds, and reads
+them by itself (arrow_stream.py): Arrow's own reader can be made to crash.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
+from protocol.arrow_stream import MAX_METADATA, MalformedStream, read_stream
 from protocol.codec import decode_json
 from protocol.errors import ProtocolError
 from protocol.identity import Address
@@ -146,65 +147,19 @@ def encode_table(schema: pa.Schema, header: bytes, rows: Sequence[msgspec.Struct
     return sink.getvalue().to_pybytes()
 
 
-def decode_table(data: bytes, schema: pa.Schema, max_rows: int, max_bytes: int) -> tuple[bytes, list[dict]]:
+def decode_table(
+    data: bytes, schema: pa.Schema, max_rows: int, max_bytes: int, max_metadata: int = MAX_METADATA
+) -> tuple[bytes, list[dict]]:
     """(header bytes, rows as dicts) of a stream with exactly this schema; raises MalformedRollout."""
     if len(data) > max_bytes:
         raise MalformedRollout("malformed file", f"{len(data)} bytes is more than {max_bytes}")
+    columns = [(field.name, _kind(field.type)) for field in schema]
     try:
-        return _decode_stream(data, schema, max_rows)
-    except (pa.ArrowException, ValueError, TypeError, IndexError, EOFError, OSError, StopIteration) as error:
-        raise MalformedRollout("malformed file", str(error)[:200]) from error
+        return read_stream(data, columns, _HEADER_KEY, max_rows, max_metadata)
+    except MalformedStream as error:
+        raise MalformedRollout("malformed file", error.why) from None
 
 
-def _decode_stream(data: bytes, schema: pa.Schema, max_rows: int) -> tuple[bytes, list[dict]]:
-    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
-    stamped = pa.ipc.read_schema(messages.read_next_message())
-    metadata = stamped.metadata or {}
-    if not stamped.equals(schema) or set(metadata) != {_HEADER_KEY}:
-        raise MalformedRollout("malformed file", "its columns are not those of the format")
-    message = messages.read_next_message()
-    if message.type != "record batch" or _is_compressed(message.metadata):
-        raise MalformedRollout("malformed file", "it must hold one plain record batch")
-    batch = pa.ipc.read_record_batch(message, stamped)
-    if batch.num_rows > max_rows:
-        raise MalformedRollout("malformed file", f"{batch.num_rows} rows instead of at most {max_rows}")
-    batch.validate(full=True)
-    if any(_null_count(column) for column in batch.columns):
-        raise MalformedRollout("malformed file", "it has nulls")
-    return metadata[_HEADER_KEY], batch.to_pylist()
-
-
-def _null_count(column: pa.Array) -> int:
-    inner = column.flatten().null_count if pa.types.is_list(column.type) else 0
-    return column.null_count + inner
-
-
-def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether a record batch message names a codec (field 3 of the flatbuffer RecordBatch, Arrow's Message.fbs).
-
-    pyarrow offers no way to ask, and decompression would allocate whatever the sender claims.
-    """
-    raw = metadata.to_pybytes()
-    header_at = _field(raw, _u32(raw, 0), 2)
-    if header_at is None:
-        raise MalformedRollout("malformed file", "a message without a header")
-    batch_at = header_at + _u32(raw, header_at)
-    return _field(raw, batch_at, 3) is not None
-
-
-def _field(raw: bytes, table: int, index: int) -> int | None:
-    """Position of a flatbuffer table's field, None if absent."""
-    vtable = table - int.from_bytes(raw[table : table + 4], "little", signed=True)
-    slot = vtable + 4 + 2 * index
-    if vtable < 0 or slot + 2 > len(raw):
-        raise MalformedRollout("malformed file", "a broken message")
-    if 4 + 2 * index >= int.from_bytes(raw[vtable : vtable + 2], "little"):
-        return None
-    offset = int.from_bytes(raw[slot : slot + 2], "little")
-    return table + offset if offset else None
-
-
-def _u32(raw: bytes, at: int) -> int:
-    if not 0 <= at <= len(raw) - 4:
-        raise MalformedRollout("malformed file", "a broken message")
-    return int.from_bytes(raw[at : at + 4], "little")
+def _kind(of: pa.DataType) -> str:
+    """A column's type as arrow_stream names it."""
+    return f"list<{of.value_type}>" if pa.types.is_list(of) else str(of)

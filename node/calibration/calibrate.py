@@ -89,7 +89,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Measured:
-    """Raw statistics by kind; names of honest ones are 'worker>verifier'."""
+    """Raw statistics; the names are 'worker>verifier' and 'cheat>verifier'."""
 
     honest: Looks = field(default_factory=dict)
     cheating: Looks = field(default_factory=dict)
@@ -103,9 +103,16 @@ def calibrate(
     return derive(run, measured, plan.seed, progress), measured
 
 
-def measure(run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress) -> Measured:
+def look_at_honest_work(run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress) -> Looks:
+    """Everybody's honest work in the eyes of everybody, and nothing else."""
+    return measure(run, model, environment, plan, progress, cheats=False).honest
+
+
+def measure(
+    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool = True
+) -> Measured:
     """Everybody's work in the eyes of everybody."""
-    honest, cheating = _work(run, model, environment, plan, progress)
+    honest, cheating = _work(run, model, environment, plan, progress, cheats=cheats)
     rows, temperature = run.verification.toploc_batch, run.rollout.temperature
     measured = Measured()
     done, total = 0, len(plan.settings) * (len(honest) + len(cheating))
@@ -116,7 +123,9 @@ def measure(run: RunSpec, model: Path, environment: Environment, plan: Plan, pro
             measured.honest[f"{name}>{settings.dtype}/{settings.attention}"] = look_at(engine, work, temperature, rows)
             progress("looking at work", done := done + 1, total)
         for name, work in cheating.items():
-            measured.cheating.setdefault(name, []).extend(look_at(engine, work, temperature, rows))
+            measured.cheating[f"{name}>{settings.dtype}/{settings.attention}"] = look_at(
+                engine, work, temperature, rows
+            )
             progress("looking at work", done := done + 1, total)
     return measured
 
@@ -144,7 +153,7 @@ def ways_of_cheating(weights: Weights, learning_rate: float, previous: Weights |
 
 
 def _work(
-    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress
+    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool
 ) -> tuple[dict[str, Work], dict[str, Work]]:
     k, rows, temperature = run.verification.toploc_k, run.verification.toploc_batch, run.rollout.temperature
     requests = requests_of(run, environment, plan.samples, plan.seed)
@@ -160,7 +169,7 @@ def _work(
         mixed = [*alone, *made[few:]]
         honest[f"{settings.dtype}/{settings.attention}"] = hand_over(requests, mixed, k, rows)
         progress("making honest work", number + 1, len(plan.settings))
-        if number == 0:
+        if number == 0 and cheats:
             previous = None if plan.previous is None else engine.read(str(plan.previous))
             ways = ways_of_cheating(weights, run.recipe.learning_rate, previous)
             for done, (name, way) in enumerate(ways.items()):
@@ -208,18 +217,25 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
     trial = _tables(bounds, first, k)
     temper, expectation = _fitting_temper(trial, second.honest, k)
     trial = msgspec.structs.replace(trial, temper=temper)
-    files = [*second.honest.items(), *second.cheating.items()]
+    before_first = {name: samples for name, samples in second.cheating.items() if name in _of_first_verifier(measured)}
+    files = [*second.honest.items(), *before_first.items()]
     outcomes: dict[str, Outcome] = {}
     for done, (name, samples) in enumerate(files):
-        outcomes[name] = outcome(run, cuts, trial, samples, seed)
+        outcomes[name] = outcome(run, cuts, trial, name, samples, seed)
         progress("replaying decisions", done + 1, len(files))
     decision = msgspec.structs.replace(_tables(bounds, measured, k), temper=temper)
     return Calibration(
         msgspec.structs.replace(cuts, decision=decision),
         expectation,
         {name: outcomes[name] for name in second.honest},
-        {name: outcomes[name] for name in second.cheating},
+        {name.partition(">")[0]: outcomes[name] for name in before_first},
     )
+
+
+def _of_first_verifier(measured: Measured) -> set[str]:
+    """The cheats as the first engine sees them: enough for a report."""
+    first = next(iter(measured.cheating), "").partition(">")[2]
+    return {name for name in measured.cheating if name.endswith(f">{first}")}
 
 
 def _halves(measured: Measured, seed: int) -> tuple[Measured, Measured]:
@@ -239,7 +255,10 @@ def _halves(measured: Measured, seed: int) -> tuple[Measured, Measured]:
 
 def _tables(bounds: DecisionSpec, measured: Measured, k: int) -> DecisionSpec:
     honest = {name: count(samples, k) for name, samples in measured.honest.items()}
-    cheating = {name: count(samples, k) for name, samples in measured.cheating.items()}
+    ways: Looks = {}
+    for name, samples in measured.cheating.items():
+        ways.setdefault(name.partition(">")[0], []).extend(samples)
+    cheating = {name: count(samples, k) for name, samples in ways.items()}
     return msgspec.structs.replace(bounds, honest=_usable(honest), cheating=_usable(cheating))
 
 
@@ -257,14 +276,16 @@ def _fitting_temper(spec: DecisionSpec, honest: Looks, k: int) -> tuple[float, f
     temper = TEMPERS[-1]
     for temper in TEMPERS:
         judge = Judge(msgspec.structs.replace(spec, temper=temper), k)
-        worst = max(_mean_ratio(judge, samples) for samples in honest.values())
+        worst = max(_mean_ratio(judge, name, samples) for name, samples in honest.items())
         if worst <= 1.0:
             break
     return temper, worst
 
 
-def _mean_ratio(judge: Judge, samples: Sequence[SampleStatistics]) -> float:
-    return float(np.exp(judge.of_samples(samples)).mean(axis=0).max())
+def _mean_ratio(judge: Judge, name: str, samples: Sequence[SampleStatistics]) -> float:
+    """Of the named kind of honest work, against its own table."""
+    own = np.exp(judge.of_samples(samples)[:, :, judge.honest_names.index(name)])
+    return float(own.mean(axis=0).max())
 
 
 def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
@@ -308,13 +329,13 @@ def _files(run: RunSpec, samples: int, seed: int, files: int) -> np.ndarray:
 
 
 def outcome(
-    run: RunSpec, cuts: VerificationSpec, spec: DecisionSpec, samples: Sequence[SampleStatistics], seed: int
+    run: RunSpec, cuts: VerificationSpec, spec: DecisionSpec, name: str, samples: Sequence[SampleStatistics], seed: int
 ) -> Outcome:
-    """Replay the decision on files of these samples."""
+    """Replay the decision on files of these samples. name: 'worker>verifier' or 'cheat>verifier'."""
     k = cuts.toploc_k
     distances = np.concatenate([sample.distances for sample in samples])
     errors = [error for sample in samples for error in sample.errors]
-    judge = Judge(spec, k)
+    judge = Judge(spec, k, name.partition(">")[2])
     ratios = judge.of_samples(samples)
     files = _files(run, len(samples), seed, DRAWN_FILES)
     evidence = [Evidence(dict(zip(judge.names, judge.of_file(ratios[file]).tolist(), strict=True))) for file in files]

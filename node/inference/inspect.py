@@ -229,7 +229,8 @@ def _evidence(
         proofs, tokens = proof_count(len(row.output), cuts.toploc_batch), len(row.output)
         samples.append(SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens]))
         proof, token = proof + proofs, token + tokens
-    return Judge(cuts.decision, cuts.toploc_k).evidence(samples, session.engine.name)
+    engine = session.engine.name
+    return Judge(cuts.decision, cuts.toploc_k, engine.partition("/")[2]).evidence(samples, engine)
 
 
 def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
@@ -261,7 +262,7 @@ def _write_report(order: Inspect, data: bytes, found: Findings) -> bool:
         for row, prefill in zip(found.rows, found.prefills, strict=True)
         if row.group not in found.undecided
     )
-    if not rows:
+    if not rows or not order.report_path:
         return False
     root = order.file_root or describe(data).root
     header = ReportHeader(root.hex(), order.policy_root.hex())

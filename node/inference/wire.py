@@ -82,7 +82,8 @@ class Produced(_Message, frozen=True):
 
 class Inspect(_Message, frozen=True):
     """Check a rollout file against its commitment. file_root: its blob's root, computed from the bytes if empty;
-    groups: which ones to put through the model, None for all. Everything that needs no model is checked of all."""
+    report_path: where to write the recomputed values, empty for nowhere; groups: which ones to put through the
+    model, None for all. Everything that needs no model is checked of all."""
 
     policy_root: bytes
     node: str

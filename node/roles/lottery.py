@@ -4,6 +4,7 @@ Pledges are in the journal before anybody hears them, so that a restart repeats 
 from the secret; which rate was used stands in the verdict.
 """
 
+import math
 import secrets
 import time
 
@@ -156,9 +157,9 @@ class Lottery:
 
     def _promise(self) -> float:
         """The share to pledge for a window to come."""
-        workers = {node for _, node in self._arrived}
-        files = self._run.rollout.files_per_step * self._audit.window / max(1, len(workers))
-        groups = max(1, round(files * self._run.rollout.prompts_per_file))
+        per_step = self._run.rollout.files_per_step
+        workers = len({node for _, node in self._arrived}) or per_step  # unknown: so many that each makes one file
+        groups = math.ceil(per_step / workers) * self._audit.window * self._run.rollout.prompts_per_file
         return pledged_share(self.load(), groups, 1, self._audit)
 
     async def _reveal(self) -> None:

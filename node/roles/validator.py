@@ -23,7 +23,7 @@ from node.roles.records import Records
 from node.roles.tribunal import Judge, Tribunal
 from node.roles.worker import EngineChild
 from node.weights.fetch import PolicyFollower
-from protocol.checks import Fault, Reason, slot_of
+from protocol.checks import Fault, Reason, check_membership, slot_of
 from protocol.decision import Level, Standing
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
@@ -53,6 +53,8 @@ TRIES = 3
 RETRY_PAUSE = 5.0
 RECHECK_POLL = 1.0
 REMEMBERED = 4096
+MOST_ASKED = 16
+"""Files that are fetched at one time because the trainer asked."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -102,6 +104,7 @@ class Validator:
         self._annulment = Annulment(station, judge, self._committed)
         self._queues: dict[Address, trio.MemorySendChannel[Heard]] = {}
         self._rechecked: set[bytes] = set()
+        self._asked = 0
         own = station.key.address
         self.lottery = Lottery(station.run.spec, station.pool, own, station.journal, station.board)
         self.rate = Rate()
@@ -117,7 +120,7 @@ class Validator:
             nursery.start_soon(self._annulment.run)
             nursery.start_soon(self._follow_policies)
             nursery.start_soon(self._listen, nursery)
-            nursery.start_soon(self._heed_requests)
+            nursery.start_soon(self._heed_requests, nursery)
             nursery.start_soon(self._heed_disputes)
             nursery.start_soon(self._heed_others)
             await self._judge_files(nursery)
@@ -157,7 +160,7 @@ class Validator:
         except trio.WouldBlock:
             self.outcomes["skipped"] += 1
 
-    async def _heed_requests(self) -> None:
+    async def _heed_requests(self, nursery: trio.Nursery) -> None:
         """The trainer waits for a verdict: ours again, or the file on top of the pile."""
         async for signed in self._station.board.subscribe(CheckRequested):
             message = signed.message
@@ -169,8 +172,13 @@ class Validator:
                 continue
             assert isinstance(wanted, RolloutCommitted)  # noqa: S101 - the board let nothing else pass
             heard = self._docket.find(wanted.commitment.file_root)
-            if heard is not None:
-                self._desk.hurry(await self._fetch_file(heard))
+            if heard is not None and self._asked < MOST_ASKED:
+                self._asked += 1
+                nursery.start_soon(self._hurry, heard)
+
+    async def _hurry(self, heard: Heard) -> None:
+        self._desk.hurry(await self._fetch_file(heard))
+        self._asked -= 1
 
     async def _heed_disputes(self) -> None:
         """Look again, at everything, wherever two validators disagree."""
@@ -250,7 +258,10 @@ class Validator:
             if candidate.already:
                 await self._station.board.post_raw(candidate.already)
                 continue
-            if not self._station.membership.is_member(candidate.heard.message.commitment.node):
+            node = candidate.heard.message.commitment.node
+            gone = check_membership(node, self._station.membership.is_member(node))
+            if gone:
+                log.info("rollout.ignored", node=node, why=gone.detail)
                 continue
             try:
                 await self._judge_file(candidate)
@@ -352,7 +363,7 @@ class Validator:
         node = heard.message.commitment.node
         odds = f"odds of e^{standing.log_odds:.1f} that it is {standing.against} after {standing.files} files"
         believed = set(self._station.jury.ballots.electorate())
-        if standing.level >= Level.CONVICTED and self._records.seconded(node, found.evidence.verifier, believed):
+        if standing.level >= Level.CONVICTED and self._records.seconded(node, self._verifier(found), believed):
             return Outcome.SLASH, Reason.CONVICTED, odds
         if found.reason != Reason.NONE:
             return found.outcome, found.reason, found.detail
@@ -421,7 +432,7 @@ class Validator:
             checked=pack_groups(found.checked, groups),
             rewards=found.rewards,
             logprobs=found.logprobs,
-            verifier=found.evidence.verifier or self._verifier,
+            verifier=self._verifier(found),
         )
         if not found.report_path:
             return message
@@ -432,9 +443,9 @@ class Validator:
         report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
         return message
 
-    @property
-    def _verifier(self) -> str:
-        return getattr(self._engine, "engine_name", "")[:64]
+    def _verifier(self, found: Inspected) -> str:
+        """The class of engine that looked, for the rule that two classes must agree."""
+        return (found.evidence.verifier or getattr(self._engine, "engine_name", ""))[:64]
 
     def _note(self, heard: Heard, outcome: int, reason: int, detail: str) -> None:
         commitment = heard.message.commitment

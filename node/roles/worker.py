@@ -5,7 +5,7 @@ Its own rewards are for its log only. What it has committed to is in the journal
 
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from node.roles.annulment import encode_leaves
 from node.roles.common import LoadedPolicies, Rate, Station
 from node.swarm.ballots import FileState
 from node.weights.keeper import HeldPolicy
+from protocol.checks import reason_name
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import Heartbeat, RolloutCommitted, WorkPublished
@@ -35,7 +36,7 @@ LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
 REMEMBERED = 256
-"""Files of all workers whose state is looked at again."""
+"""Own files whose state is looked at again."""
 
 
 class EngineChild(Protocol):
@@ -72,6 +73,7 @@ class Worker:
         self.last_reward: float | None = None
         self.finished = False
         self.counts: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()
         self.units = 0
         self._first_step = -1
         self._arrived_step = -1
@@ -199,7 +201,9 @@ class Worker:
         known: OrderedDict[bytes, FileState] = OrderedDict()
         while True:
             with trio.move_on_after(VERDICT_POLL):  # some things only time decides
-                known.setdefault(await told.receive(), FileState.OPEN)
+                root = await told.receive()
+                if self._station.jury.ballots.worker_of(root) == self._station.key.address:
+                    known.setdefault(root, FileState.OPEN)
             for root, before in list(known.items()):
                 state = self._station.jury.ballots.state(root)
                 if state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
@@ -211,8 +215,17 @@ class Worker:
     async def _note_verdict(self, root: bytes, accepted: bool) -> None:
         if not accepted:
             await self._journal.do(self._journal.revoke_file, root)
+            self._note_reasons(root)
         await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
         self.counts = await self._journal.do(self._journal.file_counts)
+
+    def _note_reasons(self, root: bytes) -> None:
+        """Why a file was refused, in the validators' words: what its worker's owner must know."""
+        votes = self._station.jury.ballots.rejecting(root)
+        reasons = {reason_name(vote.verdict.reason) for vote in votes.values()} or {"disputed"}
+        self.refused.update(reasons)
+        details = sorted({vote.detail for vote in votes.values() if vote.detail})
+        log.warning("rollout.refused", root=root.hex()[:16], reasons=sorted(reasons), details=details[:3])
 
     async def _watch_trainer(self) -> None:
         async for signed in self._station.board.subscribe(Heartbeat):

@@ -7,12 +7,12 @@ and the two envelopes that show it are kept as evidence. Knows nothing of engine
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
 
-from protocol.disputes import Conflict, Finding, Resolution, Ruling, compare, resolve, values_complete
+from protocol.disputes import Finding, Resolution, Ruling, compare, hearsay, resolve, values_complete
 from protocol.identity import Address
 from protocol.messages import MAX_VALUES, Signed, VerdictIssued
 from protocol.run import RunSpec
@@ -110,6 +110,8 @@ class Ballots:
         finding = compare(first, second, self._groups, self._audit.logprob_tolerance)
         if finding is None or dispute[0].author == dispute[1].author:
             return False
+        if any(one.author in self.quarantined for one in dispute):
+            return False  # it has said enough
         for one in dispute:
             self.add(one)
         self._open(self._case(first.verdict.file_root))
@@ -134,11 +136,10 @@ class Ballots:
             return FileState.REJECTED
         if case.disputed:
             return FileState.DISPUTED
-        needed = self.needed(case.heard)
-        accepting, rejecting = (len(self._side(case, accept)) for accept in (True, False))
-        if accepting >= needed and accepting >= rejecting:
+        accepting, rejecting = self._side(case, True), self._side(case, False)
+        if len(accepting) >= self._needed(case, rejecting) and len(accepting) >= len(rejecting):
             return FileState.ACCEPTED
-        return FileState.REJECTED if rejecting >= needed else FileState.OPEN
+        return FileState.REJECTED if len(rejecting) >= self._needed(case, {}) else FileState.OPEN
 
     def accepting(self, root: bytes) -> dict[Address, VerdictIssued]:
         """The believed verdicts that accept a file, re-checks first where there are any."""
@@ -165,12 +166,13 @@ class Ballots:
         waited = self._clock() - case.heard >= self._audit.verdict_seconds
         return waited or all(validator in said for validator in self.electorate())
 
-    def needed(self, heard: float) -> int:
-        """How many verdicts decide a file first heard of at `heard`: the quorum; once silent validators have been
-        waited for, as many as are alive, at least one."""
-        if self._clock() - heard < self._audit.verdict_seconds:
+    def _needed(self, case: _Case, rejecting: Mapping[Address, Signed]) -> int:
+        """How many verdicts decide a file: the quorum; once silent validators have been waited for, as many as are
+        alive, at least one. Who rejects by hearsay then counts as if it had not spoken."""
+        if self._clock() - case.heard < self._audit.verdict_seconds:
             return self._quorum
-        return max(1, min(self._quorum, len(self.electorate())))
+        abstaining = {author for author, one in rejecting.items() if hearsay(_verdict(one))}
+        return max(1, min(self._quorum, len(set(self.electorate()) - abstaining)))
 
     def electorate(self) -> list[Address]:
         """The validators that are alive, believed and not silent."""
@@ -184,10 +186,16 @@ class Ballots:
         """Roots of the files that wait for re-checks."""
         return [root for root, case in self._cases.items() if case.disputed and case.ruled is None]
 
-    def conflicting(self, root: bytes) -> tuple[Signed, ...]:
-        """Every believed verdict on a file, for whoever must judge it again."""
+    def worker_of(self, root: bytes) -> Address | None:
+        """Whose file it is, as the first verdict on it says."""
         case = self._cases.get(root)
-        return tuple(one for author, one in case.votes.items() if author not in self.quarantined) if case else ()
+        first = next(iter(case.votes.values()), None) if case else None
+        return _verdict(first).verdict.node if first else None
+
+    def restore(self, quarantined: Sequence[Quarantined]) -> None:
+        """Those who were not believed before a restart."""
+        for one in quarantined:
+            self._quarantine(one.validator, one.why, one.evidence)
 
     # inside
 
@@ -276,8 +284,3 @@ class Ballots:
 def _verdict(signed: Signed) -> VerdictIssued:
     assert isinstance(signed.message, VerdictIssued)  # noqa: S101 - what the caller subscribed to
     return signed.message
-
-
-def is_blamed(finding: Finding) -> bool:
-    """Whether a conflict means that one of the two is wrong."""
-    return finding.kind is Conflict.CONTRADICTION

@@ -7,10 +7,12 @@ again watches. Raises disputes that it is the first to see (validators and the t
 from collections import OrderedDict
 from collections.abc import Callable
 
+import msgspec
 import structlog
 import trio
 
-from node.swarm.ballots import Ballots, Dispute
+from node.journal import Journal
+from node.swarm.ballots import Ballots, Dispute, Quarantined
 from node.swarm.board import Board
 from node.swarm.lotbook import BrokenPromise, LotBook
 from node.swarm.membership import Membership
@@ -29,14 +31,19 @@ from protocol.run import RunSpec
 
 log = structlog.get_logger()
 WATCHED = 1024
+QUARANTINE = "quarantined_validators"
 REMEMBERED = 4096
 
 
 class Jury:
-    """One per node. may_raise: whether this node's word opens a dispute."""
+    """One per node. journal: remembers who is not believed, with the evidence, over a restart."""
 
-    def __init__(self, board: Board, membership: Membership, run: RunSpec, pool: int, quorum: int) -> None:
+    def __init__(
+        self, board: Board, membership: Membership, run: RunSpec, pool: int, quorum: int, journal: Journal
+    ) -> None:
         self._board = board
+        self._journal = journal
+        self._judged = trio.Event()
         self._membership = membership
         self._pool = pool
         own = membership.own
@@ -59,6 +66,9 @@ class Jury:
 
     async def run(self) -> None:
         """Listen until cancelled."""
+        kept = await self._journal.do(self._journal.recall, QUARANTINE)
+        if kept is not None:
+            self.ballots.restore(msgspec.msgpack.decode(kept, type=list[Quarantined]))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
             nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self._on_commitment)
@@ -66,6 +76,15 @@ class Jury:
             nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
             nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
             nursery.start_soon(self._follow_verdicts)
+            nursery.start_soon(self._remember)
+
+    async def _remember(self) -> None:
+        """Keep the evidence against validators."""
+        while True:
+            await self._judged.wait()
+            self._judged = trio.Event()
+            kept = msgspec.msgpack.encode(list(self.ballots.quarantined.values()))
+            await self._journal.do(self._journal.remember, QUARANTINE, kept)
 
     async def _follow(self, messages: trio.MemoryReceiveChannel[Signed], act: Callable[[Signed], None]) -> None:
         async for signed in messages:
@@ -87,7 +106,11 @@ class Jury:
         log.warning("validators.disagree", root=dispute.root.hex()[:16], what=dispute.finding.what)
         if not self._may_raise or not self._first_of(dispute.root):
             return
-        await self._board.post(DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw))
+        message = DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw)
+        try:
+            await self._board.post(message)
+        except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
+            log.warning("dispute.not_raised", root=dispute.root.hex()[:16], why=error.why)
 
     def _first_of(self, root: bytes) -> bool:
         if root in self._raised:
@@ -140,6 +163,7 @@ class Jury:
         for validator in self.ballots.quarantined.keys() - before:
             why = self.ballots.quarantined[validator].why
             log.warning("validator.quarantined", validator=validator, why=why)
+            self._judged.set()
 
     def _notify(self, root: bytes) -> None:
         for channel in self._watchers:

@@ -17,6 +17,7 @@ from protocol.statements import Outcome
 
 KEPT_WINDOWS = 64
 KEPT_VERDICTS = 4096
+NEAR_WINDOWS = 3
 OVERDUE_WINDOWS = 8
 """Windows of verdicts without the secret that decided their lots, after which their author is believed no more."""
 
@@ -87,7 +88,10 @@ class LotBook:
         """Note a validator's pledges; two different ones for a window are a broken promise."""
         message = signed.message
         assert isinstance(message, Heartbeat)  # noqa: S101 - the subscription's type
+        current = window_of(max(self.newest_step, 0), self._audit)
         for pledge in message.lots:
+            if abs(pledge.window - current) > NEAR_WINDOWS:
+                continue  # nobody can crowd out others with pledges for ever
             known = self._pledged.get((signed.author, pledge.window))
             if known is None:
                 in_time = self.newest_step < pledge.window * self._audit.window

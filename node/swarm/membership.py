@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from node.swarm.board import Board
-from protocol.checks import Reason
+from protocol.checks import reason_name
 from protocol.identity import Address
 from protocol.liveness import Members, MemberState, heartbeat_interval
 from protocol.messages import Heartbeat
@@ -41,10 +41,7 @@ class SlashRecord(msgspec.Struct, frozen=True):
     @property
     def reason_name(self) -> str:
         """The name of the reason, whatever number the chain holds."""
-        try:
-            return Reason(self.reason).name.lower()
-        except ValueError:
-            return f"reason {self.reason}"
+        return reason_name(self.reason)
 
 
 class Membership:

@@ -12,6 +12,8 @@ from protocol.rollout import MalformedRollout, decode_table, encode_table
 
 MAX_BATCH_ROWS = 1 << 20
 MAX_BATCH_BYTES = 1 << 32
+MAX_HEADER_BYTES = 1 << 24
+"""The names of all groups stand in the header."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +87,7 @@ def encode_batch(batch: Batch) -> bytes:
 def decode_batch(data: bytes) -> Batch:
     """Raises TrainingError if the bytes are not a batch. Whether its rows make sense: node.training.rows."""
     try:
-        header, rows = decode_table(data, _SCHEMA, MAX_BATCH_ROWS, MAX_BATCH_BYTES)
+        header, rows = decode_table(data, _SCHEMA, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES)
         return Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
     except (MalformedRollout, msgspec.MsgspecError) as error:
         raise _broken(str(error)) from None

@@ -27,6 +27,13 @@ STATUS = {
     "network": {"name": "local", "chain_id": 31337, "pool": 1, "block": 9, "rpc_ok": True},
     "run": {"name": "[bold]x\u001b[31m", "run_root": "aa", "step": 3, "steps_total": 150, "policies_held": 2},
     "stake": {"bonded_wei": str(100 * 10**18), "slashed_wei": "0"},
+    "audit": {
+        "window": 2,
+        "power": 0.41,
+        "power_wanted": 0.95,
+        "checked_share": 0.03,
+        "quarantined": [{"address": "x"}],
+    },
     "swarm": [{"address": "0x" + "cd" * 20, "role": "trainer", "state": "healthy", "step": 3, "connected": True}],
     "work": {"files_committed": 5, "files_accepted": 4, "files_rejected": 1, "tokens_per_second": 1234.5, "units": 99},
     "training": None,
@@ -74,7 +81,18 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_daemons_are_found_without_being_told_where(daemon: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 0
     shown = capsys.readouterr().out
-    for expected in ("worker", "step 3/150", "100 bonded", "4 accepted", "1,234", "0xcdcd..cdcd", "up 1 min 01 s"):
+    assert "power 0.410" in shown and "below the run's 0.95" in shown
+    for expected in (
+        "worker",
+        "step 3/150",
+        "100 bonded",
+        "4 accepted",
+        "1,234",
+        "0xcdcd..cdcd",
+        "up 1 min 01 s",
+        "power 0.410",
+        "below",
+    ):
         assert expected in shown, expected
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from protocol import decision
 from protocol.decision import (
+    ANYTHING,
     PROOF_BINS,
     PROOF_EDGES,
     TOKEN_BINS,
@@ -63,7 +64,7 @@ def test_cheats_are_suspected_then_convicted() -> None:
     for source in SPEC.cheating.values():
         random, judge, worker = np.random.default_rng(1), Judge(SPEC, K), Decision(SPEC)
         levels = [worker.update(judge.evidence(draw(random, source))).level for _ in range(8)]
-        assert worker.standing.against in SPEC.cheating and worker.standing.odds > 1e9
+        assert worker.standing.against in SPEC.ways and worker.standing.odds > 1e9
         assert levels[-1] == Level.CONVICTED and levels.index(Level.SUSPECT) >= 1
 
 
@@ -79,9 +80,9 @@ def test_honest_workers_are_cleared_and_never_suspected() -> None:
 def test_the_ratio_of_honest_samples_has_expectation_at_most_one() -> None:
     """The inequality that the bound on false accusations rests on, for every pair of tables."""
     random, judge = np.random.default_rng(3), Judge(SPEC, K)
-    for source in SPEC.honest.values():
+    for name, source in SPEC.honest.items():
         ratios = np.exp(judge.of_samples(draw(random, source, samples=4000, tokens=3)))
-        assert ratios.mean(axis=0).max() <= 1.02
+        assert ratios.mean(axis=0)[:, judge.honest_names.index(name)].max() <= 1.02
 
 
 def test_a_cheat_in_one_sample_of_ten_is_still_found() -> None:
@@ -117,9 +118,24 @@ def test_a_long_honest_history_is_no_licence_to_cheat() -> None:
 def test_records_survive_the_journal_and_unknown_or_broken_evidence_counts_for_nothing() -> None:
     worker = Decision(SPEC, Record({"int8": 3.0, "of another run": 99.0}, files=2))
     worker.update(Evidence({"int8": math.nan, "invented": 50.0, "garbage": math.inf}))
-    assert worker.record.log_odds == {"int8": 3.0, "garbage": math.log(SPEC.file_cap)}
+    assert worker.record.log_odds == {"int8": 3.0, "garbage": math.log(SPEC.file_cap), ANYTHING: 0.0}
     again = msgspec.json.decode(msgspec.json.encode(worker.record), type=Record)
     assert Decision(SPEC, again).standing == worker.standing
+
+
+def test_what_nobody_thought_of_is_found_as_anything() -> None:
+    """Proofs unlike any in the tables, tokens in order: as if activations were not numbers."""
+    strange = [SampleStatistics((ProofErrors(K, 2.0**64, 2.0**64),), np.zeros(20)) for _ in range(8)]
+    worker, judge = Decision(SPEC), Judge(SPEC, K)
+    for _ in range(5):
+        worker.update(judge.evidence(strange))
+    assert worker.standing.level == Level.CONVICTED
+
+
+def test_a_verifier_counts_the_honest_tables_of_its_own_engine() -> None:
+    spec = msgspec.structs.replace(SPEC, honest={"a>x": HONEST, "b>y": HONEST_BF16, "a>y": HONEST})
+    assert Judge(spec, K, "y").honest_names == ("b>y", "a>y")
+    assert Judge(spec, K, "other").honest_names == ("a>x", "b>y", "a>y")
 
 
 def test_without_tables_nobody_has_a_standing() -> None:

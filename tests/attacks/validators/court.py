@@ -180,7 +180,7 @@ class Seat:
         validators = tuple(one.address for one in court.validator_keys)
         self.membership = Membership(key.address, self.network, TRAINER.address, validators)
         self.board = Board(self.network, key, DOMAIN, POOL, self.membership)
-        self.jury = Jury(self.board, self.membership, court.run, POOL, court.quorum)
+        self.jury = Jury(self.board, self.membership, court.run, POOL, court.quorum, InlineJournal())
         self.pledges: Callable[[], tuple[LotPledge, ...]] = tuple
         self.alive = trio.CancelScope()
 

@@ -1,5 +1,6 @@
 """Validators that accuse falsely, stamp, keep silent or contradict: none costs an honest worker its stake."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,12 +12,15 @@ from node.roles.docket import Heard
 from node.roles.lottery import Lot
 from node.roles.validator import Candidate, Validator
 from node.swarm.ballots import FileState
+from node.swarm.jury import Jury
 from protocol.checks import Fault, Reason
+from protocol.decision import Level, Standing
 from protocol.errors import ProtocolError
-from protocol.messages import VerdictIssued, WorkPublished
+from protocol.identity import NodeKey
+from protocol.messages import RolloutCommitted, VerdictIssued, WorkPublished
 from protocol.statements import Outcome
 from protocol.work import leaf, merkle_root
-from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, TruthfulEngine, changed
+from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, Seat, TruthfulEngine, changed
 
 WRONG_DRAW = Fault(Reason.WRONG_DRAW, "solves easy problems")
 BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)
@@ -347,4 +351,78 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
                 validator._annulment.note(WORKER.address, message, leaves[:1])
         await trio.sleep(60)
         assert [judge.annulled for judge in court.judges] == [[(bad, 7, Reason.ACTIVATIONS, 3)]] * 3
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("classes", "stake"), [(("a", "b"), True), (("a", "a"), False)])
+async def test_a_conviction_by_odds_needs_two_classes_of_engines(
+    autojump_clock, monkeypatch, classes: tuple[str, str], stake: bool
+) -> None:
+    convicted = Standing(level=Level.CONVICTED, log_odds=25.0, against="int8", files=9)
+    monkeypatch.setattr("node.roles.records.standing", lambda record, spec: convicted)
+    court = Court([Validator, Validator])
+    for engine, name in zip(court.engines, classes, strict=True):
+        engine.engine_name = name
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for index in range(3):
+            root = await court.commit(index=index)
+            await trio.sleep(10)
+            assert court.trainer.jury.ballots.state(root) is FileState.REJECTED  # pay is lost either way
+        assert {(node, reason) for node, reason, _ in court.slashed()} == (
+            {(WORKER.address, Reason.CONVICTED)} if stake else set()
+        )
+        nursery.cancel_scope.cancel()
+
+
+async def test_suspicion_costs_pay_and_never_the_stake(autojump_clock, monkeypatch) -> None:
+    suspected = Standing(level=Level.SUSPECT, log_odds=10.0, against="int8", files=3)
+    monkeypatch.setattr("node.roles.records.standing", lambda record, spec: suspected)
+    court = Court([Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for index in range(3):
+            await court.commit(index=index)
+        await trio.sleep(60)
+        reasons = {one.message.verdict.reason for one in court.trainer.board.messages(VerdictIssued)}
+        assert reasons == {Reason.SUSPECTED}
+        assert court.slashed() == []
+        assert court.trainer.jury.ballots.disputes_raised == 0
+        nursery.cancel_scope.cancel()
+
+
+class Hearsayer(Validator):
+    """Claims of every file that it was never delivered."""
+
+    async def _deliver(self, message: RolloutCommitted) -> Path | None:
+        await trio.lowlevel.checkpoint()
+        return None
+
+
+async def test_who_rejects_by_hearsay_alone_stops_nobody(autojump_clock) -> None:
+    court = Court([Hearsayer, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        root = await court.commit()
+        await trio.sleep(10)
+        assert court.trainer.jury.ballots.state(root) is FileState.OPEN
+        await trio.sleep(30)
+        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert not any(court.quarantined())
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_restart_does_not_make_a_liar_credible(autojump_clock) -> None:
+    court = Court([Contradictory, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await court.commit()
+        await trio.sleep(10)
+        blank = Seat(court, NodeKey(b"\x21" * 32), "worker")  # has heard nothing
+        again = Jury(blank.board, blank.membership, court.run, 1, 2, court.trainer.jury._journal)
+        nursery.start_soon(again.run)
+        await trio.sleep(0.01)
+        (one,) = again.ballots.quarantined.values()
+        assert one.validator == VALIDATORS[0].address
+        assert len(one.evidence) == 2
         nursery.cancel_scope.cancel()

@@ -158,5 +158,8 @@ def test_answers_are_compared_as_mathematics_and_within_bounds() -> None:
             ("\\sqrt{4}", ("2",)),
         ]
         assert scorer.match(questions) == [True, True, False, False, False, True]
+        assert scorer.gave_up == 1
+        assert scorer.match(questions[:3]) == [True, True, False]
+        assert scorer.gave_up == 2  # it still does not know, though it remembers
     finally:
         scorer.close()

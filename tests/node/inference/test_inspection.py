@@ -12,7 +12,9 @@ from node.inference.inspect import inspect
 from node.inference.produce import produce
 from node.inference.session import Session, torch_engine
 from node.inference.wire import Inspect, Inspected, Produce, Produced
+from protocol import freshness
 from protocol.checks import Reason, subject_of
+from protocol.draw import draw_problems
 from protocol.envelope import ENVELOPE_BYTES, seal
 from protocol.identity import NodeKey
 from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
@@ -168,3 +170,63 @@ def test_no_damage_to_the_bytes_makes_the_inspector_fail(honest: Session, produc
                 damaged[int(random.integers(min(len(damaged), 2000 if trial % 2 else len(damaged))))] ^= 255
         path.write_bytes(bytes(damaged))
         assert judge(honest, path, produced.units).outcome in (Outcome.ACCEPT, Outcome.REJECT, Outcome.SLASH)
+
+
+def test_only_the_drawn_groups_go_through_the_model(honest: Session, produced: Produced, tmp_path: Path) -> None:
+    report_path = str(tmp_path / "report")
+    seen = judge(honest, produced.path, produced.units, groups=(1,), report_path=report_path)
+    assert (seen.outcome, seen.checked) == (Outcome.ACCEPT, (1,))
+    assert {row.group for row in decode_report(Path(report_path).read_bytes(), 8).rows} == {1}
+    assert len(seen.rewards) == 2 * 4  # rewards are recomputed of every group
+    assert len(seen.logprobs) == 4
+    unseen = judge(honest, produced.path, produced.units, groups=(), report_path=str(tmp_path / "none"))
+    assert (unseen.outcome, unseen.checked, unseen.report_path) == (Outcome.ACCEPT, (), "")
+
+
+def test_a_fault_is_seen_where_it_is_looked_for(
+    make: Callable[[type[Session]], Session], honest: Session, produced: Produced, tmp_path: Path
+) -> None:
+    """The second group of the file comes from other weights."""
+    made = produce(make(OtherWeights), order(tmp_path / "cheat.arrow"))
+    ours, theirs = (decode(Path(path).read_bytes(), 8) for path in (produced.path, made.path))
+    rows = ours.rows[:4] + theirs.rows[4:]
+    key = freshness.challenge(ROOT, NODE, 5, freshness.content_digest(rows))
+    header = msgspec.structs.replace(ours.header, freshness=honest.answer(ROOT, key))
+    path = tmp_path / "mixed.arrow"
+    path.write_bytes(encode(RolloutBatch(header, rows)))
+    units = sum(len(row.output) for row in rows)
+    assert judge(honest, path, units, groups=(0,), report_path="").outcome == Outcome.ACCEPT
+    seen = judge(honest, path, units, groups=(1,), report_path="")
+    assert seen.reason in (Reason.ACTIVATIONS, Reason.SAMPLING)
+    assert seen.group == (1 if seen.reason == Reason.ACTIVATIONS else -1)
+
+
+def test_scoring_that_takes_too_long_is_nobodys_fault(
+    honest: Session, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first group cannot be scored in time, the second not at all: neither is trained on."""
+    now = iter([0.0, 0.0, 0.0, 1e6])  # the look begins, the budget begins, first group, second group
+    monkeypatch.setattr("node.inference.inspect.time.monotonic", lambda: next(now, 1e6))
+
+    class Slow:
+        gave_up = 0
+
+        def score(self, problems: Any, outputs: Any) -> list[float]:
+            self.gave_up += 1
+            return [0.0] * len(outputs)
+
+        def prompt_tokens(self, problem: Any) -> list[int]:
+            return honest_environment.prompt_tokens(problem)
+
+    honest_environment = honest.environment
+    monkeypatch.setattr(honest, "environment", Slow())
+    monkeypatch.setattr(honest, "problems", lambda *place: _problems(honest_environment, honest, *place))
+    seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
+    assert seen.outcome == Outcome.ACCEPT
+    assert seen.rewards == bytes(8)
+    assert seen.report_path == ""
+
+
+def _problems(environment: Any, session: Session, policy_root: bytes, node: Any, index: int) -> list[Any]:
+    numbers = draw_problems(policy_root, node, index, session.run.rollout.prompts_per_file, environment.size)
+    return [environment.problem(number) for number in numbers]

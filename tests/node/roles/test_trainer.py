@@ -14,9 +14,11 @@ from node.journal import Journal
 from node.metrics.observer import Observer
 from node.recipe.ledger import Ledger
 from node.roles.trainer import Trainer
+from node.swarm.ballots import FileState
 from node.training.batch import decode_batch
 from node.training.spool import Spool, write_whole
-from protocol.identity import address_from_bytes
+from protocol.identity import Address, address_from_bytes
+from protocol.lots import pack_groups
 from protocol.messages import RolloutCommitted, Signed, VerdictIssued
 from protocol.policy import encode_image
 from protocol.rollout import (
@@ -32,6 +34,7 @@ from protocol.rollout import (
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec, encode_run
 from protocol.sections import Filters
 from protocol.statements import Outcome, Verdict, WorkCommitment
+from protocol.values import mean_logprobs, reward_tags
 
 WORKER = address_from_bytes(b"\x05" * 20)
 VALIDATOR = address_from_bytes(b"\x06" * 20)
@@ -48,13 +51,30 @@ def policy(step: int) -> bytes:
 
 
 class Swarm:
-    """Board and blobs: what was said, and who hears it."""
+    """Board, blobs and jury: what was said, and who hears it. Every file here is accepted by one validator."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._said: list[Signed] = []
         self._listeners: list = []
         self.fetched: list[bytes] = []
+        self._votes: dict[bytes, VerdictIssued] = {}
+        self._watchers: list[trio.MemorySendChannel[bytes]] = []
+
+    @property
+    def ballots(self) -> "Swarm":
+        return self
+
+    def state(self, root: bytes) -> FileState:
+        return FileState.ACCEPTED if root in self._votes else FileState.OPEN
+
+    def accepting(self, root: bytes) -> dict[Address, VerdictIssued]:
+        return {VALIDATOR: self._votes[root]} if root in self._votes else {}
+
+    def watch(self):
+        send, receive = trio.open_memory_channel(100)
+        self._watchers.append(send)
+        return receive
 
     def subscribe(self, kind: type):
         send, receive = trio.open_memory_channel(100)
@@ -94,8 +114,19 @@ class Swarm:
         promise = WorkCommitment(1, WORKER, policy(step), index, root, 12)
         verdict = Verdict(1, WORKER, policy(step), index, root, int(Outcome.ACCEPT), 0)
         self.say(Signed(WORKER, RolloutCommitted(pool=1, commitment=promise, signature=b"", size=len(file)), b""))
-        vote = VerdictIssued(pool=1, verdict=verdict, signature=b"", report_root=report_root, report_size=len(report))
-        self.say(Signed(VALIDATOR, vote, b""))
+        by_group = {g: [np.array(row.logprobs, np.float32) for row in values if row.group == g] for g in range(3)}
+        self._votes[root] = VerdictIssued(
+            pool=1,
+            verdict=verdict,
+            signature=b"",
+            report_root=report_root,
+            report_size=len(report),
+            checked=pack_groups(range(3), 3),
+            rewards=reward_tags([row.reward for row in values], 2, ()),
+            logprobs=mean_logprobs(by_group),
+        )
+        for channel in self._watchers:
+            channel.send_nowait(root)
         return root
 
 
@@ -138,6 +169,7 @@ class House:
             journal=journal,
             shelf=SimpleNamespace(put=lambda held: None),
             quorum=1,
+            jury=self.swarm,
         )
         publisher = SimpleNamespace(publish=self._publish)
         observer = Observer(self.run, self.folder)
@@ -239,4 +271,4 @@ async def test_steps_are_on_record_with_what_their_batches_were_made_of(tmp_path
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than a node does, and fetch one file after the other, so that their order is known."""
     monkeypatch.setattr("node.roles.trainer.POLL", 0.005)
-    monkeypatch.setattr("node.roles.trainer.FETCHERS", 1)
+    monkeypatch.setattr("node.roles.intake.FETCHERS", 1)

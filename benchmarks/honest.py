@@ -1,0 +1,86 @@
+"""How often honest work is refused or suspected: proofs across attention kernels, compute types and batch sizes.
+
+    python -m benchmarks.honest [--models small,large] [--quick] [--json FILE]
+
+Every engine that the regime permits makes honest work (a quarter of it one sample at a time, the rest in batches), and
+every one looks at all of it, under rules that were calibrated on other problems. A file here is as many samples as the
+run's files have, drawn from the work at random; a worker is a sequence of 50 such files.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.proof_models import WORK, Subject, subjects
+from benchmarks.verification_lab import REGIMES, engines, rules, save, show
+from node.calibration.calibrate import Plan, look_at_honest_work
+from protocol.checks import check_activations, check_sampling
+from protocol.decision import Decision, Evidence, Judge, Level, SampleStatistics
+from protocol.run import VerificationSpec
+
+SAMPLES = {"small": 384, "large": 48}
+FILES, WORKERS, FILES_EACH = 50, 40, 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="small,large")
+    parser.add_argument("--samples", type=int, default=0, help="per engine; default 384 small, 48 large")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the samples")
+    parser.add_argument("--work", type=Path, default=WORK)
+    parser.add_argument("--json", type=Path)
+    a = parser.parse_args()
+    result: dict[str, Any] = {"rows": [], "proofs": 0, "false positives": 0}
+    for subject in subjects(a.work, a.models.split(",")):
+        for regime in REGIMES:
+            samples = (a.samples or SAMPLES[subject.name]) // (4 if a.quick else 1)
+            plan = Plan(engines(subject, regime), samples, seed=7)
+            looks = look_at_honest_work(subject.run, subject.model, subject.environment(), plan, lambda *_: None)
+            verification = rules(subject, regime, a.work, a.quick)
+            result["rows"] += [_row(subject, regime, name, seen, verification) for name, seen in looks.items()]
+    result["proofs"] = sum(row["proofs"] for row in result["rows"])
+    result["false positives"] = sum(row["proofs cut"] for row in result["rows"])
+    show(result["rows"], "honest work (worker > verifier)")
+    print(f"\n{result['proofs']} honest proofs, {result['false positives']} beyond the hard cuts")
+    save(a.json, result)
+
+
+def _row(
+    subject: Subject, regime: str, name: str, samples: list[SampleStatistics], verification: VerificationSpec
+) -> dict[str, Any]:
+    errors = [error for sample in samples for error in sample.errors]
+    judge = Judge(verification.decision, verification.toploc_k, name.partition(">")[2])
+    ratios = judge.of_samples(samples)
+    random = np.random.default_rng(0)
+    chosen = random.integers(len(samples), size=(FILES, subject.run.rollout.samples_per_file))
+    evidence = [Evidence(dict(zip(judge.names, judge.of_file(ratios[one]).tolist(), strict=True))) for one in chosen]
+    return {
+        "model": subject.name,
+        "permitted": regime,
+        "work": name,
+        "proofs": len(errors),
+        "proofs cut": sum(check_activations([error], verification) is not None for error in errors),
+        "most exponents": max(error.exponent_mismatches for error in errors),
+        "mantissa mean, max": max(error.mantissa_mean for error in errors),
+        "files cut": f"{sum(_cut([samples[i] for i in one], verification) for one in chosen)}/{FILES}",
+        "workers suspected": f"{_suspected(verification, evidence)}/{WORKERS}",
+    }
+
+
+def _cut(file: list[SampleStatistics], verification: VerificationSpec) -> bool:
+    return check_sampling(np.concatenate([sample.distances for sample in file]), verification) is not None
+
+
+def _suspected(verification: VerificationSpec, evidence: list[Evidence]) -> int:
+    random, suspected = np.random.default_rng(1), 0
+    for _ in range(WORKERS):
+        worker = Decision(verification.decision)
+        levels = [worker.update(evidence[int(i)]).level for i in random.integers(len(evidence), size=FILES_EACH)]
+        suspected += max(levels) >= Level.SUSPECT
+    return suspected
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What a node's state directory holds of its run, found without the daemon: run, assets, policies, blobs.
+
+Reads only; a daemon may be running in the directory.
+"""
+
+from pathlib import Path
+
+from node.errors import StateError
+from protocol.blobs import describe
+from protocol.policy import MalformedPolicy, decode_image, describe_tensors, policy_root
+from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
+
+_SMALLEST_IMAGE = 64
+
+
+class StateFiles:
+    """Raises StateError with what is missing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._blobs = directory / "blobs" / "complete"
+
+    def run(self) -> tuple[RunSpec, Path]:
+        """The run that the node worked for last, and the directory of its assets."""
+        folders = sorted((self.directory / "run").glob("*"), key=lambda path: path.stat().st_mtime)
+        for folder in reversed(folders):
+            for blob in self._blobs.glob(f"{folder.name}*"):
+                if blob.suffix == "" and blob.stat().st_size <= MAX_RUN_BYTES:
+                    data = blob.read_bytes()
+                    if describe(data).root.hex() == blob.name:
+                        return decode_run(data), folder
+        raise StateError(
+            f"no run in {self.directory}", "a node that has joined a pool keeps it there", "name the run file: --run"
+        )
+
+    def policy(self, root: str) -> Path:
+        """The image of a policy, by the hex digits of its root."""
+        for blob in sorted(self._blobs.glob("*"), key=lambda path: -path.stat().st_mtime):
+            if blob.suffix == "" and _is_image(blob) and _root_of(blob) == root:
+                return blob
+        raise StateError(
+            f"the policy {root[:16]}… is not in {self.directory}",
+            "a node keeps the newest few only",
+            "name its image: --policy FILE",
+        )
+
+    def blob(self, root: str) -> Path:
+        """A complete blob by the hex digits of its root."""
+        path = self._blobs / root
+        if not path.is_file():
+            raise StateError(
+                f"no blob {root[:16]}… in {self.directory}", "it was never there or was evicted", "fetch it"
+            )
+        return path
+
+
+def _is_image(path: Path) -> bool:
+    """A quick look: the header of safetensors."""
+    with path.open("rb") as file:
+        start = file.read(_SMALLEST_IMAGE)
+    return len(start) == _SMALLEST_IMAGE and start[8:24] == b'{"__metadata__":'
+
+
+def _root_of(path: Path) -> str:
+    try:
+        return policy_root(describe_tensors(decode_image(path.read_bytes()))).hex()
+    except MalformedPolicy:
+        return ""

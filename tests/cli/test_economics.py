@@ -1,0 +1,35 @@
+"""`contract economics`: the numbers follow from the run and add up."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cli.main import main
+
+
+def ask(capsys: Any, *flags: str) -> dict[str, Any]:
+    assert main(["contract", "economics", "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_default_run_makes_honesty_pay_with_stake_and_without(capsys: Any) -> None:
+    told = ask(capsys)
+    assert told["run"] == "sort"
+    assert told["groups_per_window"] == 192  # one file of 24 groups per policy, 8 policies
+    assert told["objective_fault"]["detection"] >= 0.95
+    assert told["objective_fault"]["honest_pays"] and told["statistical_fault"]["honest_pays"]
+    assert int(told["objective_fault"]["penalty_wei"]) - int(told["pay_wei"]) == 100 * 10**18
+    gain, q = int(told["objective_fault"]["gain_wei"]), told["objective_fault"]["detection"]
+    assert int(told["objective_fault"]["break_even_wei"]) == pytest.approx(gain * (1 - q) / q, rel=1e-6)
+
+
+def test_where_nobody_looks_cheating_pays(capsys: Any) -> None:
+    told = ask(capsys, "--checked", "0")
+    assert not told["objective_fault"]["honest_pays"]
+    assert told["objective_fault"]["break_even_wei"] is None
+
+
+def test_people_read_a_table(capsys: Any) -> None:
+    assert main(["contract", "economics", "--slash", "5"]) == 0
+    assert "honesty pays" in capsys.readouterr().out

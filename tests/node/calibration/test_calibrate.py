@@ -1,0 +1,103 @@
+"""Calibration on a tiny model: what it measures, what it writes, and that the decision follows from it."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from node.calibration import alternatives
+from node.calibration.calibrate import Calibration, Measured, Plan, calibrate
+from node.calibration.plot import plot
+from node.calibration.write import write_cuts
+from node.environments.registry import load_environment
+from node.inference.settings import EngineSettings
+from node.inference.tokenizer import LocalTokenizer
+from node.inference.torch_engine import TorchEngine
+from node.runfile import compile_run, load_run_file
+from protocol.run import RunSpec
+
+RUN_FILE = """# mine
+name = "tiny"
+model = "model"  # where it lies
+
+[environment]
+name = "sort"
+args = { digits = 3 }
+
+[verification]
+toploc_k = 32 # as agreed
+quorum = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def calibrated(tiny_run: RunSpec, tiny_assets: Path) -> tuple[Calibration, Measured]:
+    rollout = msgspec.structs.replace(tiny_run.rollout, max_output_tokens=12)
+    run = msgspec.structs.replace(tiny_run, rollout=rollout)
+    environment = load_environment(run.environment, tiny_assets, LocalTokenizer(tiny_assets / "model"))
+    settings = [EngineSettings(), EngineSettings(dtype="bfloat16", attention="eager")]
+    return calibrate(run, tiny_assets / "model", environment, Plan(settings, samples=32), lambda *_: None)
+
+
+def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, Measured]) -> None:
+    result, _ = calibrated
+    same = result.honest["float32/sdpa>float32/sdpa"]
+    assert same.proof_distance < 0.1 and same.sampling < 1e-6
+    assert result.honest["bfloat16/eager>float32/sdpa"].proof_distance > same.proof_distance
+    assert result.cheating["int4"].proof_distance > 10
+    assert result.cheating["garbage"].sampling > 0.1
+    assert all(outcome.cut == 0 and outcome.false_alarms == 0 for outcome in result.honest.values())
+    assert result.cheating["garbage"].cut == result.cheating["int4"].cut == 1
+    assert result.cheating["int4"].suspected is not None and result.cheating["int4"].convicted is not None
+    assert result.cheating["int4"].suspected < result.cheating["int4"].convicted
+
+
+def test_the_cuts_stand_in_the_run_file_and_its_comments_stay(
+    calibrated: tuple[Calibration, Measured], tiny_assets: Path, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "run.toml", tmp_path / "calibrated.toml"
+    source.write_text(RUN_FILE)
+    (tmp_path / "model").symlink_to(tiny_assets / "model")
+    verification = calibrated[0].verification
+    for _ in range(2):  # again over its own result: nothing piles up
+        write_cuts(source, target, verification)
+        source = target
+    text = target.read_text()
+    assert "# mine" in text and "# where it lies" in text and "# as agreed" in text
+    read = load_run_file(target).verification
+    assert read == msgspec.structs.replace(verification, quorum=2)
+    assert compile_run(target).spec.verification.decision.calibrated
+    assert text.count("[verification.decision]") == 1
+
+
+def test_the_plot_is_a_picture(calibrated: tuple[Calibration, Measured], tmp_path: Path) -> None:
+    plot(calibrated[1], 32, "tiny", tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cheaper_weights_are_near_the_right_ones_and_not_equal() -> None:
+    random = torch.Generator().manual_seed(0)
+    weights = {"a.weight": torch.randn(64, 200, generator=random), "norm.weight": torch.ones(64)}
+    errors = {}
+    for name, change in (("int8", alternatives.int8), ("fp8", alternatives.fp8), ("int4", alternatives.int4)):
+        cheap = change(weights)
+        assert torch.equal(cheap["norm.weight"], weights["norm.weight"])
+        errors[name] = float((cheap["a.weight"] - weights["a.weight"]).abs().mean())
+    assert 0 < errors["int8"] < errors["fp8"] < errors["int4"] < 0.3
+    moved = alternatives.stepped(weights, 1e-2)["a.weight"] - weights["a.weight"]
+    assert 0.008 < float(moved.abs().mean()) < 0.02
+
+
+@pytest.mark.parametrize("settings", [EngineSettings(attention="eager"), EngineSettings(dtype="bfloat16")])
+def test_other_engines_tell_nearly_the_same_story(tiny_assets: Path, settings: EngineSettings) -> None:
+    from node.inference.engine import Finished
+
+    sequences = [Finished([4, 5, 6], [7, 8, 9, 10, 4, 1])]
+    engines = [TorchEngine(tiny_assets / "model"), TorchEngine(tiny_assets / "model", settings)]
+    for engine in engines:
+        engine.load(engine.read(str(tiny_assets / "model" / "model.safetensors")))
+    one, other = (engine.prefill(sequences, 1.0)[0] for engine in engines)
+    assert np.abs(one.lo - other.lo).max() < 0.02
+    assert engines[1].dtype == settings.dtype and engines[1].name == settings.name

@@ -1,0 +1,140 @@
+"""The meter of the swarm's power, and promises that are seen to be broken."""
+
+import msgspec
+
+from node.swarm.lotbook import OVERDUE_WINDOWS, LotBook
+from protocol.audit import RATE_ONE, AuditSpec
+from protocol.identity import NodeKey
+from protocol.lots import LotPledge, drawn_groups, pack_groups, secret_hash, window_secret
+from protocol.messages import Heartbeat, LotsRevealed, Signed, VerdictIssued
+from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from protocol.statements import Outcome, Verdict
+
+VALIDATOR, WORKER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
+GROUPS = 16
+RUN = RunSpec(
+    name="t",
+    environment=EnvironmentSpec(name="sort"),
+    rollout=RolloutSpec(prompts_per_step=16, prompts_per_file=GROUPS),
+    recipe=Recipe(max_staleness=1),
+    audit=AuditSpec(window=2),
+)
+RATE = RATE_ONE // 2
+
+
+def secret(window: int) -> bytes:
+    return window_secret(b"\x09" * 32, 1, window)
+
+
+def policy(step: int) -> bytes:
+    return step.to_bytes(32)
+
+
+def beat(*windows: int, rate: int = RATE) -> Signed:
+    lots = tuple(LotPledge(w, secret_hash(secret(w), VALIDATOR, 1, w), rate) for w in windows)
+    message = Heartbeat(
+        pool=1, sequence=1, role="validator", state="", contact="", policy_step=0, interval=1.0, lots=lots
+    )
+    return Signed(VALIDATOR, message, b"beat %d" % rate)
+
+
+def verdict(step: int, file: bytes, groups: tuple[int, ...], **change) -> Signed:
+    statement = Verdict(1, WORKER, policy(step), 0, file, Outcome.ACCEPT, 0)
+    message = VerdictIssued(
+        pool=1, verdict=statement, signature=b"", window=step // 2, rate=RATE, checked=pack_groups(groups, GROUPS)
+    )
+    return Signed(VALIDATOR, msgspec.structs.replace(message, **change), b"verdict")
+
+
+def reveal(window: int) -> Signed:
+    return Signed(VALIDATOR, LotsRevealed(pool=1, window=window, secret=secret(window)), b"reveal")
+
+
+def book(newest: int = 0) -> LotBook:
+    made = LotBook(RUN, 1)
+    for step in range(newest + 1):
+        made.policy(policy(step), step)
+    return made
+
+
+def test_power_is_what_was_really_recomputed_of_the_worker_that_was_checked_least() -> None:
+    made = book(1)
+    for n in range(4):
+        made.verdict(verdict(0, bytes([n]) * 32, tuple(range(GROUPS))))
+    made.committed(OTHER, policy(1), b"\x77" * 32)
+    powers = {row.node: row for row in made.powers(0)}
+    assert powers[WORKER].groups == powers[WORKER].checked == 64
+    assert powers[WORKER].power == 1.0
+    assert powers[OTHER].power == 0.0
+
+
+def test_two_validators_that_look_at_different_groups_add_up() -> None:
+    made = book(1)
+    made.verdict(verdict(0, bytes(32), (0, 1, 2, 3)))
+    made.verdict(verdict(0, bytes(32), (3, 4, 5)))
+    (row,) = made.powers(0)
+    assert row.checked == 6
+
+
+def test_only_pledges_from_before_a_window_count() -> None:
+    made = book(1)
+    made.beat(beat(0, 1))
+    assert made.pledged_share(0, {VALIDATOR}) == 0.0
+    assert made.pledged_share(1, {VALIDATOR}) == 0.5
+    assert made.pledged_share(1, {OTHER}) == 0.0
+
+
+def test_a_kept_lot_earns_credit_and_one_told_too_early_does_not() -> None:
+    made = book()
+    made.beat(beat(0, 1))
+    for step in range(9):
+        made.policy(policy(step), step)
+    made.beat(beat(4, 5, 900))
+    file = b"\x05" * 32
+    made.verdict(verdict(0, file, drawn_groups(secret(0), file, GROUPS, RATE)))
+    assert made.reveal(reveal(0)) is None
+    assert made.reveal(reveal(4)) is None
+    assert (made.kept, made.early, made.broken) == (1, 1, 0)
+    assert made.pledged_share(900, {VALIDATOR}) == 0.0  # nobody can pledge for all time and crowd out others
+
+
+def test_a_lot_that_was_not_kept_is_shown_by_three_envelopes() -> None:
+    made = book()
+    made.beat(beat(0))
+    for step in range(9):
+        made.policy(policy(step), step)
+    file = b"\x05" * 32
+    drawn = drawn_groups(secret(0), file, GROUPS, RATE)
+    assert len(drawn) > 1
+    made.verdict(verdict(0, file, drawn[1:]))
+    broken = made.reveal(reveal(0))
+    assert broken is not None
+    assert broken.validator == VALIDATOR
+    assert broken.evidence == (beat(0).raw, b"reveal", b"verdict")
+
+
+def test_one_window_has_one_pledge() -> None:
+    made = book()
+    assert made.beat(beat(1)) is None
+    assert made.beat(beat(1)) is None
+    broken = made.beat(beat(1, rate=1))
+    assert broken is not None and "two pledges" in broken.why
+
+
+def test_a_verdict_by_the_lot_of_another_window_is_no_lot() -> None:
+    made = book(5)
+    broken = made.verdict(verdict(0, bytes(32), (), window=-1))
+    assert broken is not None
+    assert made.verdict(verdict(0, bytes(32), (), window=-1, recheck=True)) is None
+
+
+def test_secrets_that_are_never_told_end_the_belief_in_their_owner() -> None:
+    made = book()
+    seen = []
+    for step in range(2 * 3 * OVERDUE_WINDOWS):
+        made.policy(policy(step), step)
+        made.beat(beat(step // 2, step // 2 + 1))
+        seen.append(made.verdict(verdict(step, policy(step), tuple(range(GROUPS)))))
+    first = next(step for step, broken in enumerate(seen) if broken is not None)
+    assert first > 2 * OVERDUE_WINDOWS  # patience first: a reveal can be late or lost
+    assert "did not reveal" in seen[first].why
