@@ -138,6 +138,23 @@ def leave_unfinished(scene: Any, amount: int) -> None:
     trio.run(die)
 
 
+def test_a_consent_that_is_too_old_is_refused(scene: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.send("me", "stake", "50")
+    state = tmp_path / "node"
+    scene.cli("keys", "new", "--state-dir", str(state), "--json")
+    consent = ["contract", "node", "consent", scene.me, "--state-dir", str(state), "--network", NETWORK]
+    given = tmp_path / "consent.json"
+    given.write_text(json.dumps(scene.cli(*consent, "--valid", "1m")))
+    scene.wait(120)
+    register = ["contract", "node", "register", "--consent", str(given), "--network", NETWORK, "--yes"]
+    assert main([*register, "--key", "me"]) == 4
+    assert "the signature is too old" in capsys.readouterr().err
+    assert main([*register, "--key", "poor"]) == 3
+    assert "for another provider" in capsys.readouterr().err
+    given.write_text(json.dumps(scene.cli(*consent, "--valid", "1h")))
+    assert main([*register, "--key", "me"]) == 0
+
+
 def test_another_chain_behind_the_profile_is_refused(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:
     other = msgspec.structs.replace(load_profile(NETWORK, home=scene.home), name="other", chain_id=8453)
     write_profile(user_profile_path("other", scene.home), other)
