@@ -44,6 +44,7 @@ def bonded(scene: Any) -> int:
     return int(scene.look("show", scene.me)["bonded_wei"])
 
 
+@pytest.mark.timeout(480)
 def test_the_whole_story_can_be_told_on_the_command_line(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     cache = Path(request.config.cache.mkdir("anvil"))  # type: ignore[union-attr]
     with light_keys(), stage(tmp_path / "home", cache, quick=True) as scene:
