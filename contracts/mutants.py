@@ -92,12 +92,16 @@ def _is_statement(code: str) -> bool:
     plain = code.strip()
     if not plain.endswith(";") or plain.startswith(("return", "uint", "address", "bytes", "bool", "Terms", "Stake ")):
         return False
-    if plain.startswith(("Case ", "Counters ", "Commitment ", "Member ", "Node ", "(uint", "error", "delete", "mapping")):
+    if plain.startswith(
+        ("Case ", "Counters ", "Commitment ", "Member ", "Node ", "(uint", "error", "delete", "mapping")
+    ):
         return plain.startswith("delete")
     return plain.count("(") == plain.count(")") and not plain.startswith((")", "}"))
 
 
-def run(forge: Path, environment: Mapping[str, str], folder: Path, only: Callable[[str], bool] | None = None) -> list[str]:
+def run(
+    forge: Path, environment: Mapping[str, str], folder: Path, only: Callable[[str], bool] | None = None
+) -> list[str]:
     """The names of mutants that live and are not explained. Prints one line for each of them as it is found."""
     rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -111,7 +115,9 @@ def run(forge: Path, environment: Mapping[str, str], folder: Path, only: Callabl
         jobs = [(forge, environment, folder / str(i), mutant) for i, mutant in enumerate(chosen)]
         fates = list(pool.map(lambda job: _fate(*job), jobs))
     living = [mutant.name for mutant, fate in zip(chosen, fates, strict=True) if fate == "lives"]
-    print(f"mutants: {len(chosen)}, killed {fates.count('killed')}, no program at all {fates.count('invalid')},", end=" ")
+    print(
+        f"mutants: {len(chosen)}, killed {fates.count('killed')}, no program at all {fates.count('invalid')},", end=" "
+    )
     print(f"alive and explained {sum(name in EXPLAINED for name in living)}")
     return [name for name in living if name not in EXPLAINED]
 

@@ -33,7 +33,10 @@ class CheckFailed(IntellectError):
 
 
 def find_forge() -> Path:
-    """The pinned forge, installed now if need be (npm, about 85 MB); elsewhere the one in PATH. Raises JavaScriptError."""
+    """The pinned forge, installed now if need be (npm, about 85 MB); where there is none, the one in PATH.
+
+    Raises JavaScriptError.
+    """
     package = _PACKAGES.get((platform.system(), platform.machine()))
     if package is None:
         found = shutil.which("forge")
