@@ -59,15 +59,17 @@ class Bench:
     def __init__(self, web3: Web3, deployer: NodeKey) -> None:
         self.web3 = web3
         self.contracts = Contracts(web3, deploy(web3, deployer, DeployParams()).addresses)
-        blocks = range(int(web3.eth.block_number) + 1)
-        self.deployment = sum(int(web3.eth.get_block(number)["gasUsed"]) for number in blocks)
+        blocks: list[Any] = [web3.eth.get_block(number) for number in range(int(web3.eth.block_number) + 1)]
+        self.deployment = sum(int(block["gasUsed"]) for block in blocks)
         self.domain = Domain(CHAIN_ID, self.contracts.addresses.swarm)
 
     def rpc(self, method: str, *params: Any) -> Any:
-        return self.web3.provider.make_request(method, list(params))["result"]  # type: ignore[arg-type]
+        answer: Any = self.web3.provider.make_request(method, list(params))  # type: ignore[arg-type]
+        return answer["result"]
 
     def now(self) -> int:
-        return int(self.web3.eth.get_block("latest")["timestamp"])
+        latest: Any = self.web3.eth.get_block("latest")
+        return int(latest["timestamp"])
 
     def wait_until(self, timestamp: int) -> None:
         self.rpc("evm_setNextBlockTimestamp", timestamp)
