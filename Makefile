@@ -14,12 +14,13 @@ BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint format install clean
+.PHONY: help demo test test-contracts lint format install clean
 
 help:
 	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
 	@echo "make test    all tests"
 	@echo "make lint    ruff and pyright"
+	@echo "make test-contracts  Solidity: rebuild, tests, slither, mutants (ARGS=\"build forge slither\")"
 	@echo "make clean   remove the environment and what the demo left"
 
 demo: $(VENV)/.ready-train
@@ -27,6 +28,9 @@ demo: $(VENV)/.ready-train
 
 test: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+test-contracts: $(VENV)/.ready-dev
+	@$(BIN)/python -m contracts.verify $(ARGS)
 
 lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff check .

@@ -686,7 +686,8 @@ class Contracts:
     def node_info(self, node: Address) -> NodeInfo:
         owner, *rest = self.swarm.functions.nodeInfo(node).call()
         nonce = self.swarm.functions.nonces(node).call()
-        return NodeInfo(node, None if owner == NOBODY else owner, *rest, nonce)
+        units, pool, lease_until, registered = rest
+        return NodeInfo(node, None if owner == NOBODY else owner, units, pool, lease_until, registered, nonce)
 
     def member_states(self, pool: int, nodes: Sequence[Address]) -> list[MemberState]:
         values = self.swarm.functions.memberInfos(pool, list(nodes)).call()
@@ -705,7 +706,8 @@ class Contracts:
 
     def case(self, case: int) -> CaseInfo:
         provider, final_at, state, *rest = self.vault.functions.caseInfo(case).call()
-        return CaseInfo(case, provider, final_at, CaseState(state), *rest)
+        appealed, from_bonded, from_unbonding = rest
+        return CaseInfo(case, provider, final_at, CaseState(state), appealed, from_bonded, from_unbonding)
 
     def required_stake(self, provider: Address, more_units: int = 0) -> int:
         """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""

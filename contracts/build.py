@@ -19,8 +19,6 @@ CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court")
 SIZE_LIMIT = 24_576
 """Bytes of deployed code that Ethereum accepts (EIP-170)."""
 COMPILE_SECONDS = 180
-EXPECTED_WARNINGS = frozenset({"2394"})
-"""2394: transient storage. OpenZeppelin's re-entrancy guard clears its slot at the end of every call."""
 
 SETTINGS: dict[str, Any] = {
     "optimizer": {"enabled": True, "runs": 400},
@@ -64,8 +62,7 @@ def _run_compiler(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_complaints(output: dict[str, Any]) -> None:
-    errors = [entry for entry in output.get("errors", []) if entry.get("errorCode") not in EXPECTED_WARNINGS]
-    complaints = [entry["formattedMessage"] for entry in errors]
+    complaints = [entry["formattedMessage"] for entry in output.get("errors", [])]
     if complaints:
         raise BuildError("the contracts do not compile cleanly", "\n".join(complaints), "mend the sources")
 

@@ -54,10 +54,13 @@ async def commit(
     from node.chain.simulate import Step
 
     info = await chain.pool(pool)
+    worth, paid = units * info.reward_per_unit, min(units * info.reward_per_unit, info.escrow)
     says = (
-        f"{units:,} units of work are claimed for epoch {epoch}, worth up to {ether(units * info.reward_per_unit)} "
-        f"tokens of pool {pool}, due after its window. Claiming work that was not done costs your provider's stake."
+        f"{units:,} units of work are claimed for epoch {epoch}: {ether(paid)} tokens of pool {pool}, due after its "
+        "window. Claiming work that was not done costs your provider's stake."
     )
+    if paid < worth:
+        says += f" The pool has too little money: {ether(worth - paid)} tokens' worth of it is never paid."
     call = chain.contracts.commit_work(pool, epoch, root, units)
     return Plan(says, f"epoch {epoch} is committed with {units:,} units", [Step("commit work", call)])
 

@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/ReentrancyGuardTransient.sol";
+import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
 import {ATTESTED, Counters, ENDED, INVITED, PAUSED, WORKED, newCounters} from "./Counters.sol";
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
@@ -15,7 +15,7 @@ import {Nodes} from "./Nodes.sol";
 ///
 /// Money is counted in work units: a unit is worth `rewardPerUnit` as long as the pool lives. Epoch e begins at
 /// startedAt + e * epochSeconds and matures `window` seconds after its end.
-abstract contract Pools is Nodes, ReentrancyGuardTransient {
+abstract contract Pools is Nodes, ReentrancyGuard {
     using SafeERC20 for IERC20;
 
     struct PoolParams {
@@ -187,6 +187,7 @@ abstract contract Pools is Nodes, ReentrancyGuardTransient {
         Counters pool = _openPool(id);
         uint256 rate = _terms[id].rewardPerUnit;
         if (rate == 0) revert NoReward(id);
+        // slither-disable-next-line divide-before-multiply -- whole units are what is meant
         uint256 units = amount / rate;
         if (units == 0) revert ZeroAmount();
         pool = pool.fund(units);

@@ -4,7 +4,7 @@ pragma solidity 0.8.37;
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
-import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/ReentrancyGuardTransient.sol";
+import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
 import {IStakeRule} from "./IStakeRule.sol";
 
 /// @title StakeVault
@@ -17,7 +17,7 @@ import {IStakeRule} from "./IStakeRule.sol";
 /// `freeze` follows from judges. The amount leaves the stake at once and stays here for `appealSeconds` (as long
 /// again once the provider appeals). Until then the arbiter can have it given back; from then on anybody may
 /// `finalize` it. No reporter is paid, so that nobody who judges gains by it. The arbiter can do nothing else.
-contract StakeVault is ReentrancyGuardTransient {
+contract StakeVault is ReentrancyGuard {
     using SafeERC20 for IERC20;
 
     struct Params {
@@ -174,6 +174,7 @@ contract StakeVault is ReentrancyGuardTransient {
 
     /// @notice `bond` with an EIP-2612 permit of the caller for this vault. A permit that somebody has already
     /// carried here does no harm: the allowance decides.
+    // slither-disable-next-line reentrancy-benign -- guarded, and the token is the only contract called
     function bondWithPermit(address provider, uint256 amount, uint256 deadline, uint8 v, bytes32 r, bytes32 s)
         external
         nonReentrant
@@ -237,12 +238,12 @@ contract StakeVault is ReentrancyGuardTransient {
     function freeze(address provider, uint256 amount)
         external
         onlySwarm
-        returns (uint256 caseId, uint256 taken, uint64 finalAt)
+        returns (uint256 caseId, uint256 taken)
     {
         (uint96 fromBonded, uint96 fromUnbonding) = _take(provider, amount);
         taken = uint256(fromBonded) + fromUnbonding;
         caseId = ++caseCount;
-        finalAt = uint64(block.timestamp) + appealSeconds;
+        uint64 finalAt = uint64(block.timestamp) + appealSeconds;
         _frozen[provider] += uint96(taken);
         _cases[caseId] = Case(provider, finalAt, State.Frozen, false, fromBonded, fromUnbonding);
         emit StakeFrozen(caseId, provider, taken, finalAt);
@@ -302,6 +303,7 @@ contract StakeVault is ReentrancyGuardTransient {
 
     /// @notice Whether nothing can undo the case any more; a slash without a case (0) is final.
     function isFinal(uint256 caseId) external view returns (bool) {
+        // slither-disable-next-line incorrect-equality,timestamp -- a state, not an amount
         return caseId == 0 || _cases[caseId].state == State.Final;
     }
 

@@ -41,12 +41,13 @@ contract Swarm is Work {
     function punishByJudgement(uint256 id, address node, uint8 reason, bytes32 fileRoot, address reporter)
         external
         onlyCourt
+        nonReentrant
     {
         if (!_members[id][node].joined) revert NotMember(id, node);
         if (block.timestamp >= _overAt(id, _pool(id))) revert PoolOver(id);
         Member storage member = _evict(id, node);
         address provider = _nodes[node].provider;
-        (uint256 caseId, uint256 taken,) = vault.freeze(provider, _terms[id].slashAmount);
+        (uint256 caseId, uint256 taken) = vault.freeze(provider, _terms[id].slashAmount);
         member.caseId = uint64(caseId);
         emit Slashed(id, node, provider, reason, taken, reporter, fileRoot, caseId);
     }
@@ -55,6 +56,7 @@ contract Swarm is Work {
     function punishByEvidence(uint256 id, address node, uint8 reason, bytes32 fileRoot, address reporter)
         external
         onlyCourt
+        nonReentrant
     {
         address provider = _nodes[node].provider;
         if (provider == address(0)) revert NodeUnknown(node);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/ReentrancyGuardTransient.sol";
+import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
 import {TestToken} from "../src/TestToken.sol";
 import {StakeVault} from "../src/StakeVault.sol";
 import {Base} from "./Base.sol";
@@ -84,7 +84,7 @@ contract ReentrancyTest is Base {
 
     function _blocked() private view {
         eq(attacker.calls(), 1);
-        yes(bytes4(attacker.answer()) == ReentrancyGuardTransient.ReentrancyGuardReentrantCall.selector, "the guard");
+        yes(bytes4(attacker.answer()) == ReentrancyGuard.ReentrancyGuardReentrantCall.selector, "the guard");
     }
 
     function test_withdrawing_while_withdrawing() public {

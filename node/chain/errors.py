@@ -149,6 +149,8 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "NoProposal": ("no validators were proposed", "propose some: intellect-node contract pool validators"),
     "TooEarly": ("it is too early", "wait until that second"),
     "NoReward": ("the pool pays nothing for work", "fund another pool: this one's rate is 0"),
+    "EscrowTooLarge": ("the pool cannot hold that much", "fund it with less"),
+    "EmptyRoot": ("a root of zeros stands for no work", "commit the epoch's Merkle root"),
     "SlashTooHigh": ("a slash may not take that much", "give a smaller --slash; see: contract params"),
     # members
     "NotMember": ("the node is not a member of the pool", "join the pool first"),

@@ -38,6 +38,8 @@ FEE_TRIES = 4
 UNDERPRICED_FACTOR = 1.5
 REPLACED_LOOKS = 3
 """Looks in a row at a used number without a receipt of ours, before it is believed: endpoints may lag."""
+ENDPOINT_LAG = 15.0
+"""Seconds that one endpoint may be behind another."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -112,7 +114,8 @@ class Sender:
         self._locks: dict[str, trio.Lock] = {}
         self._own: set[tuple[str, int]] = set()
         """(sender, nonce) that a task of this process waits for."""
-        self._tended: dict[str, float] = {}
+        self._used: dict[str, tuple[int, float]] = {}
+        """sender -> (the number after our last mined one, when)."""
 
     async def send(self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str) -> Any:
         """Returns web3's receipt of a successful transaction.
@@ -130,6 +133,7 @@ class Sender:
             receipt = await self._wait(sent, key, action)
         finally:
             self._own.discard((sender, sent.nonce))
+        self._used[sender] = (sent.nonce + 1, time.monotonic())
         if receipt["status"] != 1:
             raise await self._run(partial(self._why_reverted, bare, key, action, receipt), abandon=True)
         return receipt
@@ -198,8 +202,14 @@ class Sender:
             raise InsufficientFunds(f"cannot {action}", why, "send the account some of the chain's coin")
 
     def _nonce(self, sender: Address) -> int:
-        """The lowest number that neither the chain's pool nor an unfinished transaction of ours uses."""
+        """The lowest number that neither the chain's pool nor an unfinished transaction of ours uses.
+
+        An endpoint behind the one that told the last receipt may count too few; a while later it is believed.
+        """
         number = self._web3.eth.get_transaction_count(Web3.to_checksum_address(sender), "pending")
+        after, seen = self._used.get(sender, (0, 0.0))
+        if number < after and time.monotonic() - seen < ENDPOINT_LAG:
+            number = after
         ours = {pending.nonce for pending in self._outbox.pending(sender)}
         while number in ours:
             number += 1

@@ -44,6 +44,7 @@ def bonded(scene: Any) -> int:
     return int(scene.look("show", scene.me)["bonded_wei"])
 
 
+@pytest.mark.timeout(480)
 def test_the_whole_story_can_be_told_on_the_command_line(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     cache = Path(request.config.cache.mkdir("anvil"))  # type: ignore[union-attr]
     with light_keys(), stage(tmp_path / "home", cache, quick=True) as scene:
@@ -136,6 +137,23 @@ def leave_unfinished(scene: Any, amount: int) -> None:
         chain.close()
 
     trio.run(die)
+
+
+def test_a_consent_that_is_too_old_is_refused(scene: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.send("me", "stake", "50")
+    state = tmp_path / "node"
+    scene.cli("keys", "new", "--state-dir", str(state), "--json")
+    consent = ["contract", "node", "consent", scene.me, "--state-dir", str(state), "--network", NETWORK]
+    given = tmp_path / "consent.json"
+    given.write_text(json.dumps(scene.cli(*consent, "--valid", "1m")))
+    scene.wait(120)
+    register = ["contract", "node", "register", "--consent", str(given), "--network", NETWORK, "--yes"]
+    assert main([*register, "--key", "me"]) == 4
+    assert "the signature is too old" in capsys.readouterr().err
+    assert main([*register, "--key", "poor"]) == 3
+    assert "for another provider" in capsys.readouterr().err
+    given.write_text(json.dumps(scene.cli(*consent, "--valid", "1h")))
+    assert main([*register, "--key", "me"]) == 0
 
 
 def test_another_chain_behind_the_profile_is_refused(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ def test_every_contract_fits_into_the_size_limit() -> None:
 
 
 def test_the_lock_files_pin_contents_and_name_no_host() -> None:
-    for path in (HERE / "package-lock.json", HERE.parent / "node" / "chain" / "anvil" / "package-lock.json"):
+    folders = (HERE, HERE / "forge", HERE.parent / "node" / "chain" / "anvil")
+    for path in (folder / "package-lock.json" for folder in folders):
         packages = json.loads(path.read_text())["packages"]
         assert all("resolved" not in entry for entry in packages.values())
         assert all(name == "" or "integrity" in entry for name, entry in packages.items())

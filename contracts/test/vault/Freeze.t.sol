@@ -12,11 +12,11 @@ contract FreezeTest is Base {
         vm.prank(provider);
         vault.unbond(10 ether);
         vm.prank(address(swarm));
-        (uint256 id, uint256 taken, uint64 until) = vault.freeze(provider, 25 ether);
+        (uint256 id, uint256 taken) = vault.freeze(provider, 25 ether);
         eq(id, 1);
         eq(taken, 25 ether);
-        eq(until, block.timestamp + APPEAL);
-        finalAt = until;
+        eq(vault.caseInfo(1).finalAt, block.timestamp + APPEAL);
+        finalAt = vault.caseInfo(1).finalAt;
     }
 
     function test_what_is_frozen_leaves_the_stake_at_once() public view {

@@ -11,9 +11,10 @@ import pytest
 import trio
 
 from node.chain.client import ChainClient
-from node.chain.devnet import Devnet, DevnetOptions
+from node.chain.devnet import Devnet, DevnetOptions, play_account
 from node.chain.devnet_state import StateCopies
 from node.chain.errors import ChainError, DevnetError
+from node.chain.faucet import FAUCET_CAP
 from node.chain.profile import load_profile, local_profile_path
 from protocol.identity import NodeKey
 
@@ -43,6 +44,8 @@ async def test_a_killed_chain_comes_back_with_its_blocks_on_its_port(
         client, rich = connect(profile), NodeKey.generate()
         await devnet.fund(rich.address, coin=10**18, token=5)
         assert (await client.balances(rich.address)).coin == 10**18
+        player = play_account(tmp_path / "net")
+        assert player is not None and (await client.balances(player.address)).token == FAUCET_CAP
         head = await client.block()
         await saved_up_to(devnet, head.number)
         old = devnet.anvil_pid

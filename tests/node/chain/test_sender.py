@@ -172,6 +172,17 @@ async def test_a_number_that_another_program_used_is_told_and_nothing_happened(
     assert await sending.got() == 5
 
 
+async def test_an_endpoint_that_counts_too_few_does_not_make_us_use_a_number_twice(
+    sending: Sending, meddler: Any
+) -> None:
+    client = sending.client(meddler.url)
+    await client.faucet(sending.gets, 5)
+    meddler.before["eth_getTransactionCount"] = {"result": "0x0"}
+    await client.faucet(sending.gets, 6)
+    assert await sending.got() == 11
+    assert sending.fates() == [Fate.MINED, Fate.MINED]
+
+
 async def test_too_low_a_fee_is_raised_at_once(sending: Sending, meddler: Any) -> None:
     meddler.before[SEND] = {"error": {"code": -32000, "message": "transaction underpriced"}}
     meddler.times = 1

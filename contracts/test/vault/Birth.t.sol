@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Base} from "../Base.sol";
+import {StakeVault} from "../../src/StakeVault.sol";
+
+contract BirthTest is Base {
+    function _good() private view returns (StakeVault.Params memory) {
+        return StakeVault.Params(1, 1, treasury, arbiter, 2_000, 8_000, 1);
+    }
+
+    function create(address token_, StakeVault.Params memory params) external returns (StakeVault) {
+        return StakeVault(_create("StakeVault", abi.encode(token_, params)));
+    }
+
+    function _refused(address token_, StakeVault.Params memory params) private {
+        (bool made,) = address(this).call(abi.encodeCall(this.create, (token_, params)));
+        yes(!made, "refused");
+    }
+
+    function test_the_shares_may_be_all_of_a_slash_and_no_more() public {
+        StakeVault made = this.create(address(token), _good());
+        eq(made.reporterBps(), 2_000);
+        eq(made.burnBps(), 8_000);
+        eq(made.maxSlash(), 1);
+        eq(made.unbondingPeriod(), 1);
+        eq(made.appealSeconds(), 1);
+        eq(made.treasury(), treasury);
+        eq(made.arbiter(), arbiter);
+        StakeVault.Params memory params = _good();
+        params.burnBps = 8_001;
+        _refused(address(token), params);
+        params = _good();
+        params.reporterBps = 2_001;
+        params.burnBps = 0;
+        _refused(address(token), params);
+    }
+
+    function test_nobody_and_nothing_are_refused() public {
+        _refused(address(0), _good());
+        for (uint256 i = 0; i < 5; ++i) {
+            StakeVault.Params memory params = _good();
+            if (i == 0) params.treasury = address(0);
+            if (i == 1) params.arbiter = address(0);
+            if (i == 2) params.unbondingPeriod = 0;
+            if (i == 3) params.appealSeconds = 0;
+            if (i == 4) params.maxSlash = 0;
+            _refused(address(token), params);
+        }
+    }
+
+    function test_the_swarm_is_named_once_by_the_deployer() public {
+        StakeVault made = this.create(address(token), _good());
+        vm.prank(anybody);
+        vm.expectPartialRevert(StakeVault.OnlyDeployer.selector);
+        made.setSwarm(anybody);
+        vm.expectPartialRevert(StakeVault.ZeroAddress.selector);
+        made.setSwarm(address(0));
+        made.setSwarm(anybody);
+        eq(made.swarm(), anybody);
+        vm.expectPartialRevert(StakeVault.SwarmAlreadySet.selector);
+        made.setSwarm(provider);
+    }
+
+    function test_before_there_is_a_swarm_all_of_a_stake_may_leave() public {
+        StakeVault made = this.create(address(token), _good());
+        _give(anybody, 5, address(made));
+        vm.prank(anybody);
+        made.bond(anybody, 5);
+        vm.prank(anybody);
+        made.unbond(5);
+        eq(made.bondedOf(anybody), 0);
+    }
+}

@@ -1,0 +1,137 @@
+"""All checks of the contracts: `python -m contracts.verify [build|forge|slither|mutants ...]`, by default all four.
+
+Knows the tools and installs them where they are missing: forge from npm's lock file in `forge/`, slither into a
+virtual environment of its own in `.tools/`. What each check finds is its own business.
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+from contracts import build, mutants
+from contracts.javascript import JavaScriptError, install_locked, node_command
+from protocol.errors import IntellectError
+
+HERE = Path(__file__).resolve().parent
+TOOLS = HERE / ".tools"
+SLITHER = "slither-analyzer==0.11.6"
+SECONDS = 1800
+_PACKAGES = {
+    ("Linux", "x86_64"): "forge-linux-amd64",
+    ("Darwin", "arm64"): "forge-darwin-arm64",
+}
+
+
+class CheckFailed(IntellectError):
+    """A check found something."""
+
+
+def find_forge() -> Path:
+    """The pinned forge, installed now if need be (npm, about 85 MB); where there is none, the one in PATH.
+
+    Raises JavaScriptError.
+    """
+    package = _PACKAGES.get((platform.system(), platform.machine()))
+    if package is None:
+        found = shutil.which("forge")
+        if found:
+            return Path(found)
+        why = f"there is no ready-made one for {platform.system()} on {platform.machine()}"
+        raise JavaScriptError("forge was not found", why, "install Foundry and put forge into PATH")
+    binary = HERE / "forge" / "node_modules" / "@foundry-rs" / package / "bin" / "forge"
+    if not binary.is_file():
+        install_locked(HERE / "forge")
+    return binary
+
+
+def environment(forge: Path) -> dict[str, str]:
+    """With forge and node in PATH: slither calls the one, the compiler's wrapper the other."""
+    path = [str(forge.parent), str(Path(node_command()[0]).parent), os.environ.get("PATH", "")]
+    return {**os.environ, "PATH": os.pathsep.join(path), "FOUNDRY_DISABLE_NIGHTLY_WARNING": "1"}
+
+
+def check_build() -> None:
+    """The checked-in artifacts are what the sources compile to, byte for byte."""
+    artifacts = build.compile_sources()
+    stale = build.differing(artifacts)
+    if stale:
+        raise CheckFailed("stale artifacts", ", ".join(stale), "run: python -m contracts.build")
+    print(f"build: {len(artifacts)} artifacts are what the sources compile to")
+
+
+def check_forge() -> None:
+    """The Solidity tests, fuzzed, with invariants; on the checked-in artifacts."""
+    forge = find_forge()
+    result = subprocess.run([str(forge), "test"], cwd=HERE, env=environment(forge), timeout=SECONDS, check=False)
+    if result.returncode != 0:
+        raise CheckFailed("a Solidity test failed", f"forge ended with {result.returncode}", "read the lines above")
+
+
+def check_slither() -> None:
+    """Static analysis: no findings, and no ERROR lines either, because then slither has not seen everything."""
+    forge = find_forge()
+    command = [str(_find_slither()), ".", "--compile-force-framework", "foundry", "--foundry-compile-all"]
+    result = subprocess.run(
+        [*command, "--config-file", "slither.config.json"],
+        cwd=HERE,
+        env=environment(forge),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    said = result.stdout + result.stderr
+    blind = "ERROR" in said or "Error" in said or ", 0 result(s) found" not in said
+    if blind:
+        raise CheckFailed("slither is not content", said[-6000:], "mend the sources, or say there why it is right")
+    print("slither:", next(line for line in said.splitlines() if "result(s) found" in line))
+
+
+def _find_slither() -> Path:
+    folder = TOOLS / "slither"
+    binary = folder / "bin" / "slither"
+    if not binary.is_file():
+        venv.create(folder, with_pip=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", SLITHER]
+        subprocess.run(pip, timeout=SECONDS, check=True)
+    return binary
+
+
+def check_mutants() -> None:
+    """Every small change to the money paths is noticed by a Solidity test, or explained."""
+    forge = find_forge()
+    survivors = mutants.run(forge, environment(forge), TOOLS / "mutants")
+    if survivors:
+        raise CheckFailed(
+            f"{len(survivors)} mutants live", "\n".join(survivors), "write the test that kills them, or explain them"
+        )
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "build": check_build,
+    "forge": check_forge,
+    "slither": check_slither,
+    "mutants": check_mutants,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m contracts.verify", description="Checks the contracts.")
+    parser.add_argument("checks", nargs="*", choices=[*CHECKS, []], help="which ones; all by default")
+    for name in parser.parse_args().checks or CHECKS:
+        try:
+            CHECKS[name]()
+        except IntellectError as error:
+            print(f"{error.what}\n  why: {error.why}\n  do:  {error.remedy}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
