@@ -21,6 +21,8 @@ from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
 
+PATIENCE = 30.0
+"""Seconds that peers have before the announced gateways are asked."""
 LAST_CHANCE = 10.0
 """Seconds that the announced gateways have at least, however long the swarm has tried."""
 
@@ -28,7 +30,9 @@ LAST_CHANCE = 10.0
 class Swarm(Protocol):
     """Blobs from peers."""
 
-    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path: ...
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path: ...
 
 
 class BlobDoor:
@@ -50,25 +54,37 @@ class BlobDoor:
         self._announced = announced
         self._locks: dict[bytes, tuple[trio.Lock, int]] = {}
 
-    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path:
-        """The verified file of `root`. timeout: seconds. Raises NetworkError, StoreFull."""
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path:
+        """The verified file of `root`. timeout: seconds; priority: see BlobExchange. Raises NetworkError, StoreFull."""
         deadline = trio.current_time() + timeout
         with self._lock(root) as lock:
             async with lock:  # one way at a time writes a blob's partial file
                 if self._store.has(root):
                     return self._store.path(root)
                 path = await self._by_http(root, self._first, max_size, deadline) if self._first else None
-                if path is not None:
-                    return path
-                left = max(deadline - trio.current_time(), 0.1)
-                try:
-                    return await self._swarm.fetch(root, sources, max_size=max_size, timeout=left)
-                except NetworkError:
-                    last = trio.current_time() + LAST_CHANCE
-                    path = await self._by_http(root, self._announced(), max_size, max(deadline, last))
-                    if path is None:
-                        raise
-                    return path
+                return path or await self._by_swarm(root, sources, max_size, deadline, priority)
+
+    async def _by_swarm(
+        self, root: bytes, sources: Sequence[Address], max_size: int, deadline: float, priority: int
+    ) -> Path:
+        """From peers; where members announce gateways, those are asked once the peers took long, or gave up."""
+
+        async def ask(until: float) -> Path:
+            left = max(until - trio.current_time(), 0.1)
+            return await self._swarm.fetch(root, sources, max_size=max_size, timeout=left, priority=priority)
+
+        try:
+            return await ask(min(deadline, trio.current_time() + PATIENCE) if self._announced() else deadline)
+        except NetworkError:
+            gateways = self._announced()
+            path = await self._by_http(root, gateways, max_size, max(deadline, trio.current_time() + LAST_CHANCE))
+            if path is not None:
+                return path
+            if not gateways or trio.current_time() >= deadline:
+                raise
+        return await ask(deadline)
 
     async def _by_http(self, root: bytes, sources: Sequence[HttpSource], max_size: int, deadline: float) -> Path | None:
         if not sources:

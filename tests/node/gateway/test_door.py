@@ -34,8 +34,10 @@ class Ways:
     async def add(self, source: Path | bytes) -> BlobInfo:
         raise NotImplementedError
 
-    async def fetch(self, root: bytes, sources: Sequence[object], *, max_size: int, timeout: float) -> Path:
-        del max_size, timeout
+    async def fetch(
+        self, root: bytes, sources: Sequence[object], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path:
+        del max_size, timeout, priority
         way = "swarm" if not sources or isinstance(sources[0], str) else str(sources[0])
         self.tried.append(way)
         await trio.lowlevel.checkpoint()
