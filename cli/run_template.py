@@ -92,7 +92,7 @@ tokens = 0
 [alarms]                        # named events, shown in the status; 0 switches one off
 window = 10
 entropy_rise = 2.0
-mismatch = 0.1
+mismatch = 0.25
 grad_norm = 10.0
 reward_drop = 0.5
 no_signal = 10

@@ -134,7 +134,7 @@ class Alarms(Section, frozen=True):
 
     window: int = 10
     entropy_rise: float = 2.0
-    mismatch: float = 0.1
+    mismatch: float = 0.25
     grad_norm: float = 10.0
     reward_drop: float = 0.5
     no_signal: int = 10

@@ -26,7 +26,7 @@ def test_entropy_that_falls_and_then_rises_rings_once() -> None:
 
 
 def test_a_mismatch_between_sampler_and_trainer_rings() -> None:
-    assert rung(series("mismatch_kl", 0.01, 0.01, 0.01, 0.5, 0.5)) == [("mismatch", 3)]
+    assert rung(series("mismatch_kl", 0.01, 0.01, 0.01, 0.5, 0.5)) == [("mismatch", 4)]
 
 
 def test_gradients_far_above_the_usual_ring() -> None:
