@@ -33,7 +33,7 @@ from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 from protocol.statements import Domain
 
 log = structlog.get_logger()
-HEARD_WITHIN = 30.0
+HEARD_WITHIN = 60.0
 ASSET_TIMEOUT = 600.0
 FIRST_SILENCE = 1.5
 """Seconds without a newer announcement after which the newest one heard of is taken for the newest there is."""
