@@ -11,6 +11,7 @@ import msgspec
 import structlog
 import trio
 
+from contracts.bindings import Member
 from node.assets import image_limit
 from node.chain.client import ChainClient
 from node.chain.profile import NetworkProfile
@@ -33,7 +34,8 @@ from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 from protocol.statements import Domain
 
 log = structlog.get_logger()
-HEARD_WITHIN = 30.0
+HEARD_WITHIN = 60.0
+MEMBERS_WITHIN = 20.0
 ASSET_TIMEOUT = 600.0
 FIRST_SILENCE = 1.5
 """Seconds without a newer announcement after which the newest one heard of is taken for the newest there is."""
@@ -88,7 +90,7 @@ class Visitor:
         try:
             await chain.connect()
             pool = await chain.pool(self._pool)
-            members = [member for member in await chain.members(self._pool) if not (member.evicted or member.left)]
+            members = await self._members(chain)
         finally:
             chain.close()
         if not members:
@@ -127,6 +129,17 @@ class Visitor:
             assets = await self._assets(blobs, run, membership)
             nursery.cancel_scope.cancel()
         return Visit(policy, pool.manager, run, assets)
+
+    async def _members(self, chain: ChainClient) -> list[Member]:
+        """Those who are in; a pool or a local chain that has just started may need a moment to show them."""
+        members: list[Member] = []
+        with trio.move_on_after(MEMBERS_WITHIN):
+            while True:
+                members = [one for one in await chain.members(self._pool) if not (one.evicted or one.left)]
+                if members:
+                    break
+                await trio.sleep(1.0)
+        return members
 
     async def _run(self, blobs: BlobDoor, root: bytes, membership: Membership) -> RunSpec:
         path = await blobs.fetch(root, membership.addresses(), max_size=MAX_RUN_BYTES, timeout=HEARD_WITHIN)

@@ -143,6 +143,8 @@ class _Contact:
         self.seeking = False
 
     def missed(self, now: float) -> None:
+        if now < self.retry_at:
+            return  # requests that were under way together count once
         self.retry_at = now + min(MISSED[1], MISSED[0] * 2.0 ** min(self.misses, 16))
         self.misses += 1
 
@@ -461,7 +463,8 @@ class Transfer:
                 await self._deliver(flight)
             except Exception as error:
                 self._missed(flight, error)
-                self._judge(flight.source, error)
+                if len(flight.pieces) or not isinstance(error, BlobUnavailable):  # it chooses no longer: no fault
+                    self._judge(flight.source, error)
         self._ask(flight.source)
         if self._done():
             self._wake()

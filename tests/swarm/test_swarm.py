@@ -94,7 +94,8 @@ def leftovers(directory: Path) -> list[str]:
 
 def fetch_as_a_visitor(directory: Path, scratch: Path) -> dict:
     """What `weights fetch` says of the newest policy, without joining; `weights verify` must agree."""
-    pool = ["--network", str(directory / "home" / "devnet" / "network.toml"), "--pool", "1"]
+    number = (directory / "pool").read_text().strip()
+    pool = ["--network", str(directory / "home" / "devnet" / "network.toml"), "--pool", number]
     place = ["--out", str(scratch / "model"), "--cache", str(scratch / "cache")]
     command = [sys.executable, "-m", "cli", "weights"]
     fetched = subprocess.run([*command, "fetch", *place, *pool, "--json"], cwd=ROOT, capture_output=True, text=True)
