@@ -54,7 +54,7 @@ def _row(
     judge = Judge(verification.decision, verification.toploc_k, name.partition(">")[2])
     ratios = judge.of_samples(samples)
     random = np.random.default_rng(0)
-    chosen = random.integers(len(samples), size=(FILES, subject.run.rollout.samples_per_file))
+    chosen = random.integers(len(samples), size=(FILES, subject.run.rollout.prompts_per_file))
     evidence = [Evidence(dict(zip(judge.names, judge.of_file(ratios[one]).tolist(), strict=True))) for one in chosen]
     return {
         "model": subject.name,

@@ -136,10 +136,10 @@ def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None
     )
     alarms = sum(outcome.false_alarms for outcome in result.honest.values())
     out.print(
-        f"decision: temper {decision.temper:g}, held-out mean ratio of honest samples {result.expectation:.3f} "
-        f"(must be at most 1), {alarms} honest workers suspected"
+        f"decision: mean ratio of held-out honest samples at most {result.expectation:.3g}, allowance "
+        f"{decision.allowance:.3g} per problem, {alarms} honest workers suspected"
     )
-    if result.expectation > 1 or alarms:
+    if alarms:
         out.print("[yellow]honest work is not told apart well: use more --samples, or permit fewer engines[/]")
     if plot is not None:
         out.print(f"plot: {plot}")

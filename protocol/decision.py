@@ -11,6 +11,8 @@ tables, the same one throughout a file. Then the ratio of each file has expectat
   the mean of two numbers of expectation <= 1 has expectation <= 1, however they depend;
 - a cheat may cheat in some samples only: for a share f of them the ratio of a sample is (1 - f) + f * ratio, and a
   file's ratio is the mean over several f of the product over its samples;
+- samples of one problem depend on each other (often they are equal), so their ratios are averaged, too;
+- tables are estimates: every ratio is divided by the largest expectation that they may have given (`allowance`);
 - every cap cuts from above, which again only makes it smaller. One outlier cannot convict.
 For such factors the expected number of files until the sum passes ln A is at least A (Lorden, Ann. Math.
 Statist. 42, 1971); with n ways of cheating the bound is ln A + ln n. So an honest worker is suspected at most
@@ -75,7 +77,8 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     false_negative: with which probability Wald's test may take a cheat for honest;
     slash_odds: odds to one, below which no stake is touched; shares: of a cheat's samples that are cheated, each
     as likely as the others; file_cap: the largest ratio that one file can contribute; temper: exponent <= 1 of
-    every sample's ratio, which makes up for dependence among its tokens (calibrate measures it);
+    every sample's ratio; allowance: subtracted from its logarithm, for what the tables may be wrong by and tokens may
+    depend on each other (calibrate measures it);
     honest, cheating: tables by name.
     """
 
@@ -85,6 +88,7 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     shares: tuple[float, ...] = (0.03, 0.2, 1.0)
     file_cap: float = 1e3
     temper: float = 1.0
+    allowance: float = 0.0
     honest: dict[str, Table] = {}
     cheating: dict[str, Table] = {}
 
@@ -105,6 +109,7 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             ("shares", all(0 < share <= 1 for share in self.shares), "must lie above 0 and be at most 1"),
             ("file_cap", 2 <= self.file_cap <= 1e3, "must be 2 to 1000, so that no three files decide"),
             ("temper", 0 < self.temper <= 1, "must lie above 0 and be at most 1"),
+            ("allowance", 0 <= self.allowance <= 20, "must be 0 to 20"),
             ("honest", len(self.honest) <= MAX_TABLES, f"at most {MAX_TABLES} tables"),
             ("cheating", len(self.cheating) <= MAX_TABLES, f"at most {MAX_TABLES} tables"),
             ("honest", bool(self.honest) == bool(self.cheating), "honest and cheating tables come together"),
@@ -144,10 +149,12 @@ def _check_table(name: str, table: Table) -> None:
 
 
 class SampleStatistics(msgspec.Struct, frozen=True):
-    """What one prefill says about one sample. errors: one per proof; distances: float64[output tokens]."""
+    """What one prefill says about one sample. errors: one per proof; distances: float64[output tokens]; group: the
+    problem that it shares with others of its file, -1 if it stands alone."""
 
     errors: tuple[ProofErrors, ...]
     distances: F64
+    group: int = -1
 
 
 class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -298,7 +305,7 @@ class Judge:
         """What the samples of one file say together. verifier: the name that the evidence carries."""
         if not self.names:
             return Evidence({})
-        ratios = self.of_file(self.of_samples(samples))
+        ratios = self.of_file(_by_group(self.of_samples(samples), [sample.group for sample in samples]))
         proofs = sum(len(sample.errors) for sample in samples)
         tokens = sum(int(sample.distances.size) for sample in samples)
         log_ratios = {name: float(ratio) for name, ratio in zip(self.names, ratios, strict=True)}
@@ -319,7 +326,7 @@ class Judge:
             total = total + seen * np.exp(np.minimum(summed * self._spec.temper, _SAMPLE_CAP))
             known = known + seen
         mean: F64 = np.where(known > 0, total / np.maximum(known, 1.0), 1.0)
-        return np.log(np.maximum(mean, _LEAST_RATIO))
+        return np.log(np.maximum(mean, _LEAST_RATIO)) - self._spec.allowance
 
     def of_file(self, samples: F64) -> F64:
         """samples: float64[samples, cheats, honest tables] -> float64[cheats]: the smallest over the honest tables of
@@ -330,6 +337,14 @@ class Judge:
         mean: F64 = highest + np.log(np.exp(sums - highest).sum(axis=0) / len(sums))
         capped: F64 = np.minimum(mean.min(axis=1), math.log(self._spec.file_cap))
         return capped
+
+
+def _by_group(samples: F64, groups: Sequence[int]) -> F64:
+    """float64[samples, ...] log ratios -> float64[groups, ...]: the log of each group's mean ratio."""
+    places: dict[int, list[int]] = {}
+    for i, group in enumerate(groups):
+        places.setdefault(group if group >= 0 else -1 - i, []).append(i)
+    return np.log(np.stack([np.exp(samples[chosen]).mean(axis=0) for chosen in places.values()])) if places else samples
 
 
 def _terms(cheats: Sequence[Sequence[int]], honest: Sequence[Sequence[int]], cap: float) -> F64:

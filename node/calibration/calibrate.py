@@ -44,9 +44,9 @@ HONEST_MARGIN = 1.5
 FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
 FAR_TOKENS, FAR = 5, 0.1
 """A file of honest tokens may have this many so far outside on top of what was seen: rare flips are not gross."""
-TEMPERS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.1)
+STANDARD_ERRORS = 4.0
 MOST_FILES = 200
-TRIALS = 20
+TRIALS = 10
 DRAWN_FILES = 40
 
 
@@ -67,8 +67,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """verification: the section to write; expectation: the largest held-out mean ratio of honest samples, at most 1
-    if the tables keep their promise; honest, cheating: by name."""
+    """verification: the section to write; expectation: the largest that the mean ratio of honest samples may be, by
+    those that did not make the tables; what exceeds 1 is divided out (`allowance`); honest, cheating: by name."""
 
     verification: VerificationSpec
     expectation: float
@@ -179,13 +179,12 @@ def _work(
 
 
 def requests_of(run: RunSpec, environment: Environment, samples: int, seed: int) -> list[Request]:
-    """The run's own problems, each a few times, as a file would ask for them."""
+    """The run's own problems, each once: answers to one problem say little new about an engine."""
     random = np.random.default_rng(seed)
-    group = min(run.rollout.group_size, samples)
-    problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=-(-samples // group))]
+    problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=samples)]
     limit = run.rollout.max_output_tokens
     drawn = uniforms(random.bytes(32), samples * limit).reshape(samples, limit)
-    return [Request(environment.prompt_tokens(problems[i // group]), u) for i, u in enumerate(drawn)]
+    return [Request(environment.prompt_tokens(problems[i]), u) for i, u in enumerate(drawn)]
 
 
 def _cheat(
@@ -215,15 +214,16 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
     cuts = hard_cuts(run, measured.honest, seed)
     bounds = run.verification.decision
     trial = _tables(bounds, first, k)
-    temper, expectation = _fitting_temper(trial, second.honest, k)
-    trial = msgspec.structs.replace(trial, temper=temper)
+    expectation = _largest_expectation(trial, second.honest, k)
+    allowance = math.log(max(1.0, expectation))
+    trial = msgspec.structs.replace(trial, allowance=allowance)
     before_first = {name: samples for name, samples in second.cheating.items() if name in _of_first_verifier(measured)}
     files = [*second.honest.items(), *before_first.items()]
     outcomes: dict[str, Outcome] = {}
     for done, (name, samples) in enumerate(files):
         outcomes[name] = outcome(run, cuts, trial, name, samples, seed)
         progress("replaying decisions", done + 1, len(files))
-    decision = msgspec.structs.replace(_tables(bounds, measured, k), temper=temper)
+    decision = msgspec.structs.replace(_tables(bounds, measured, k), allowance=allowance)
     return Calibration(
         msgspec.structs.replace(cuts, decision=decision),
         expectation,
@@ -270,22 +270,14 @@ def _usable(tables: dict[str, Table]) -> dict[str, Table]:
     }
 
 
-def _fitting_temper(spec: DecisionSpec, honest: Looks, k: int) -> tuple[float, float]:
-    """The mildest exponent at which honest held-out samples have mean ratios of at most 1, and that mean."""
-    worst = math.inf
-    temper = TEMPERS[-1]
-    for temper in TEMPERS:
-        judge = Judge(msgspec.structs.replace(spec, temper=temper), k)
-        worst = max(_mean_ratio(judge, name, samples) for name, samples in honest.items())
-        if worst <= 1.0:
-            break
-    return temper, worst
-
-
-def _mean_ratio(judge: Judge, name: str, samples: Sequence[SampleStatistics]) -> float:
-    """Of the named kind of honest work, against its own table."""
-    own = np.exp(judge.of_samples(samples)[:, :, judge.honest_names.index(name)])
-    return float(own.mean(axis=0).max())
+def _largest_expectation(spec: DecisionSpec, honest: Looks, k: int) -> float:
+    """An upper confidence bound: held-out mean ratio against one's own table, plus STANDARD_ERRORS of it."""
+    judge, largest = Judge(msgspec.structs.replace(spec, allowance=0.0), k), 0.0
+    for name, samples in honest.items():
+        ratios = np.exp(judge.of_samples(samples)[:, :, judge.honest_names.index(name)])
+        bound = ratios.mean(axis=0) + STANDARD_ERRORS * ratios.std(axis=0) / math.sqrt(max(1, len(samples)))
+        largest = max(largest, float(bound.max()))
+    return largest
 
 
 def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
@@ -337,7 +329,7 @@ def outcome(
     errors = [error for sample in samples for error in sample.errors]
     judge = Judge(spec, k, name.partition(">")[2])
     ratios = judge.of_samples(samples)
-    files = _files(run, len(samples), seed, DRAWN_FILES)
+    files = _files(run, len(samples), seed, DRAWN_FILES)[:, : run.rollout.prompts_per_file]  # one answer per problem
     evidence = [Evidence(dict(zip(judge.names, judge.of_file(ratios[file]).tolist(), strict=True))) for file in files]
     suspected: list[float] = []
     convicted: list[float] = []

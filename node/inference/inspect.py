@@ -227,7 +227,9 @@ def _evidence(
     proof, token = 0, 0
     for row in rows:
         proofs, tokens = proof_count(len(row.output), cuts.toploc_batch), len(row.output)
-        samples.append(SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens]))
+        samples.append(
+            SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens], row.group)
+        )
         proof, token = proof + proofs, token + tokens
     engine = session.engine.name
     return Judge(cuts.decision, cuts.toploc_k, engine.partition("/")[2]).evidence(samples, engine)

@@ -48,10 +48,11 @@ def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, M
     assert result.honest["bfloat16/eager>float32/sdpa"].proof_distance > same.proof_distance
     assert result.cheating["int4"].proof_distance > 10
     assert result.cheating["garbage"].sampling > 0.1
-    assert all(outcome.cut == 0 and outcome.false_alarms == 0 for outcome in result.honest.values())
-    assert result.cheating["garbage"].cut == result.cheating["int4"].cut == 1
+    assert all(outcome.false_alarms == 0 for outcome in result.honest.values())
+    assert result.cheating["garbage"].cut == 1 and result.cheating["int4"].cut > 0.8
     assert result.cheating["int4"].suspected is not None and result.cheating["int4"].convicted is not None
     assert result.cheating["int4"].suspected < result.cheating["int4"].convicted
+    assert result.verification.decision.allowance == pytest.approx(max(0.0, np.log(result.expectation)))
 
 
 def test_the_cuts_stand_in_the_run_file_and_its_comments_stay(
