@@ -11,7 +11,7 @@ from cli.output import console, ether, print_json
 
 if TYPE_CHECKING:
     from protocol.economics import Balance, Terms
-    from protocol.run import EnvironmentSpec, RunSpec
+    from protocol.run import RunSpec
 
 TOKEN = 10**18
 EXAMPLE = (
@@ -37,7 +37,7 @@ def economics(
     from node.runfile import load_run_file
     from protocol.audit import needed_share
     from protocol.economics import balance
-    from protocol.run import RunSpec
+    from protocol.run import EnvironmentSpec, RunSpec
 
     file = load_run_file(run or OWN_RUN)
     kind = EnvironmentSpec(name=file.environment.name if file.environment else "mix")  # costs do not depend on it

@@ -36,11 +36,17 @@ def _strangers(
         if key not in fields:
             yield table, str(key), tuple(fields)
             continue
-        inner = _struct_of(fields[key].type)
-        tables = value if isinstance(value, list) else [value]
-        for one in tables:
+        inner, below = _struct_of(fields[key].type), _below(table, key)
+        for name, one in _tables(value, fields[key].type):
             if inner is not None and isinstance(one, Mapping):
-                yield from _strangers(one, inner, _below(table, key))
+                yield from _strangers(one, inner, _below(below, name) if name else below)
+
+
+def _tables(value: Any, annotation: Any) -> list[tuple[str, Any]]:
+    """(name, table) of each table in a value: named ones in a `dict[str, T]`, nameless ones in a list or alone."""
+    if typing.get_origin(annotation) is dict and isinstance(value, Mapping):
+        return [(str(name), one) for name, one in value.items()]
+    return [("", one) for one in (value if isinstance(value, list) else [value])]
 
 
 def _sentence(table: str, key: str, fields: tuple[str, ...], known: Known) -> str:
@@ -56,7 +62,7 @@ def _sentence(table: str, key: str, fields: tuple[str, ...], known: Known) -> st
 
 
 def _struct_of(annotation: Any) -> type[msgspec.Struct] | None:
-    """The struct in `T`, `T | None` or `tuple[T, ...]`, if there is one."""
+    """The struct in `T`, `T | None`, `tuple[T, ...]` or `dict[str, T]`, if there is one."""
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         return annotation
     for part in typing.get_args(annotation):

@@ -189,5 +189,9 @@ class _Reporting:
         self._exchange = exchange
         self._report = report
 
-    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path:
-        return await self._exchange.fetch(root, sources, max_size=max_size, timeout=timeout, progress=self._report)
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path:
+        return await self._exchange.fetch(
+            root, sources, max_size=max_size, timeout=timeout, priority=priority, progress=self._report
+        )

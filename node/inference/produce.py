@@ -78,9 +78,7 @@ def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> 
     ]
 
 
-def _rows(
-    session: Session, header: RolloutHeader, tasks: Tasks, completions: Sequence[Completion]
-) -> list[SampleRow]:
+def _rows(session: Session, header: RolloutHeader, tasks: Tasks, completions: Sequence[Completion]) -> list[SampleRow]:
     cuts, size = session.run.verification, session.run.rollout.group_size
     proofs = prove_all([completion.rows for completion in completions], cuts.toploc_k, cuts.toploc_batch)
     rows: list[SampleRow] = []

@@ -138,7 +138,7 @@ class Annulment:
     def _quorum(self, root: bytes) -> tuple[int, list[bytes]]:
         """The reason that most believed validators reject a file for (outcome 1), and their signatures."""
         votes = self._station.jury.ballots.rejecting(root).values()
-        plain = [vote for vote in votes if vote.verdict.outcome == Outcome.REJECT]
+        plain = [vote for vote in votes if vote.verdict.outcome == Outcome.REJECT and vote.signature]
         if not plain:
             return 0, []
         reason = Counter(vote.verdict.reason for vote in plain).most_common(1)[0][0]

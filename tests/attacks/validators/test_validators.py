@@ -246,6 +246,12 @@ async def test_a_fault_that_only_one_lot_drew_is_seen_by_all_in_the_end(autojump
                 assert court.trainer.jury.ballots.state(root) is FileState.REJECTED
                 break
         assert split
+        for_the_contract: dict[str, set[bool]] = {}
+        for one in court.trainer.board.messages(VerdictIssued):
+            assert isinstance(one.message, VerdictIssued)
+            if one.message.verdict.file_root == root and one.message.signature:
+                for_the_contract.setdefault(one.author, set()).add(one.message.verdict.outcome == Outcome.ACCEPT)
+        assert all(len(words) == 1 for words in for_the_contract.values())  # both would cost an honest stake
         assert not any(court.quarantined())
         assert court.slashed() == []
         nursery.cancel_scope.cancel()

@@ -49,7 +49,9 @@ class Door:
     def __init__(self, wire: Wire, own: Address, store: BlobStore) -> None:
         self._wire, self._own, self._store = wire, own, store
 
-    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path:
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path:
         if root in self._wire.held_back:
             await self._wire.held_back[root].wait()
         await trio.lowlevel.checkpoint()
