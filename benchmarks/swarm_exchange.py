@@ -1,13 +1,14 @@
 """How long a swarm of real nodes takes over links of a given rate, beside a star and a tree on the same links.
 
-    python -m benchmarks.swarm_exchange [--quick] [--json FILE] [--peers 4,8,16] [--mib 256] [--own-limits]
+    python -m benchmarks.swarm_exchange [--quick] [--json FILE] [--peers 4,8,16] [--mib 256] [--rate 0.25]
 
 Every node is a process with its own network namespace, whose link the kernel shapes (veth, tc tbf; needs root), or,
 without that, with the exchange's own upload and download limits. Peers 50 Mbit/s up and 250 down, the origin 250
-up: low enough that two cores are not the bottleneck. All peers learn the blob's name at the same moment; the
-time is until the last one has it verified on disk. Bound: max(b / u_s, b / d_min, N b / (u_s + sum u_i)), with b the
-blob's bytes. Star: everybody fetches from the origin alone. Tree: two children per node, pieces passed on
-as they come. Star and tree move a smaller blob and are scaled up, as their time is proportional.
+up, all times --rate: low enough that two cores, which do the work of all nodes, are not the bottleneck. All peers
+learn the blob's name at the same moment; the time is until the last one has it verified on disk. Bound:
+max(b / u_s, b / d_min, N b / (u_s + sum u_i)), with b the blob's bytes. Star: everybody fetches from the origin
+alone. Tree: two children per node, pieces passed on as they come. Star and tree move a smaller blob and are scaled
+up, as their time is proportional.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +156,14 @@ async def distribute(children: list[Child], shape: str, size: int, seed: int) ->
     return {"first": times[0], "median": statistics.median(times), "last": times[-1]}
 
 
-def bound(peers: int, size: int) -> float:
+def bound(peers: int, size: int, rate: float) -> float:
     """Seconds, of the fluid limit."""
     total = ORIGIN_UP + peers * PEER_UP
-    return size / MBIT * max(1 / ORIGIN_UP, 1 / DOWN, peers / total)
+    return size / MBIT / rate * max(1 / ORIGIN_UP, 1 / DOWN, peers / total)
 
 
-async def measure(peers: int, size: int, small: int, *, shape: bool) -> list[dict[str, Any]]:
-    rates = [(ORIGIN_UP, DOWN), *[(PEER_UP, DOWN)] * peers]
+async def measure(peers: int, size: int, small: int, *, shape: bool, rate: float) -> list[dict[str, Any]]:
+    rates = [(rate * ORIGIN_UP, rate * DOWN), *[(rate * PEER_UP, rate * DOWN)] * peers]
     folder = Path(tempfile.mkdtemp(prefix="swarm-"))
     children: list[Child] = []
     rows = []
@@ -173,9 +175,10 @@ async def measure(peers: int, size: int, small: int, *, shape: bool) -> list[dic
             await all_do(children, [("meet", contacts)] * len(children))
             for name, amount in (("swarm", size), ("star", small), ("tree", small)):
                 times = await distribute(children, name, amount, seed=peers)
-                least = bound(peers, amount)
+                least = bound(peers, amount, rate)
                 scaled = {key: value * size / amount for key, value in times.items()}
-                row = {"peers": peers, "shape": name, "mib": amount / MIB, "bound": bound(peers, size), **scaled}
+                row = {"peers": peers, "shape": name, "mib": amount / MIB, "rate": rate, **scaled}
+                row["bound"] = bound(peers, size, rate)
                 rows.append({**row, "over_bound": times["last"] / least, "links": "tc" if shape else "own limits"})
                 print(
                     f"{peers:5d}  {name:6s} {amount / MIB:5.0f} {row['bound']:8.1f} {scaled['first']:8.1f}"
@@ -201,6 +204,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peers", default="4,8,16")
     parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--rate", type=float, default=0.25, help="of all links; 1: 250 and 50 Mbit/s up")
     parser.add_argument("--own-limits", action="store_true", help="no namespaces: the exchange's own rate limits")
     parser.add_argument("--node", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -215,9 +219,12 @@ def main() -> None:
     small = (8 if options.quick else min(options.mib, 32)) * MIB
     shape = not options.own_limits and can_shape()
     how = "shaped by the kernel (tc tbf, a namespace per node)" if shape else "the exchange's own limits on loopback"
-    print(f"{size / MIB:.0f} MiB; origin {ORIGIN_UP:g} Mbit/s up, peers {PEER_UP:g} up and {DOWN:g} down; links: {how}")
+    origin, up, down = (options.rate * each for each in (ORIGIN_UP, PEER_UP, DOWN))
+    print(f"{size / MIB:.0f} MiB; origin {origin:g} Mbit/s up, peers {up:g} up and {down:g} down; links: {how}")
     print("peers  shape    MiB  bound s  first s median s   last s  last/bound")
-    rows = [row for count in counts for row in trio.run(lambda n=count: measure(n, size, small, shape=shape))]
+    rows: list[dict[str, Any]] = []
+    for count in counts:
+        rows += trio.run(partial(measure, count, size, small, shape=shape, rate=options.rate))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 
