@@ -14,7 +14,6 @@ up, as their time is proportional.
 import argparse
 import json
 import os
-import random
 import shutil
 import statistics
 import sys
@@ -24,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import structlog
 import trio
 
@@ -67,7 +67,7 @@ async def _obey(order: list[Any], network: Libp2pNetwork, store: BlobStore, exch
                 await trio.sleep(0.05)
         return "met"
     if verb == "make":
-        return (await store.add(random.Random(rest[1]).randbytes(rest[0]))).root.hex()  # noqa: S311
+        return (await store.add(np.random.default_rng(rest[1]).bytes(rest[0]))).root.hex()
     if verb == "fetch":
         started = trio.current_time()
         sources = [Address(each) for each in rest[1]]
