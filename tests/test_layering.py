@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 
 def sources(package: str) -> list[Path]:
-    return [path for path in sorted((ROOT / package).rglob("*.py")) if "node_modules" not in path.parts]
+    return [path for path in sorted((ROOT / package).rglob("*.py")) if not {"node_modules", "cache"} & {*path.parts}]
 
 
 def module_name(path: Path) -> str:
