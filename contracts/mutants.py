@@ -47,7 +47,28 @@ SWAPS = (
 QUICK = {"FOUNDRY_FUZZ_RUNS": "32", "FOUNDRY_INVARIANT_RUNS": "2", "FOUNDRY_INVARIANT_DEPTH": "120"}
 SECONDS = 240
 
-EXPLAINED: dict[str, str] = {}
+_SAME = "the smaller of two equal numbers is either of them"
+_NOTHING_MOVES = "differs only where the amount is nothing, and then nothing is moved"
+_SECOND_LINE = "cannot fail while the sums agree, which the invariants check; there for the day when they do not"
+EXPLAINED: dict[str, str] = {
+    "StakeVault.sol: uint256 left = amount < maxSlash ? amount : maxSlash; => "
+    "uint256 left = amount <= maxSlash ? amount : maxSlash;": _SAME,
+    "StakeVault.sol: fromUnbonding = uint96(left < stake.unbonding ? left : stake.unbonding); => "
+    "fromUnbonding = uint96(left <= stake.unbonding ? left : stake.unbonding);": _SAME,
+    "StakeVault.sol: fromBonded = uint96(left < stake.bonded ? left : stake.bonded); => "
+    "fromBonded = uint96(left <= stake.bonded ? left : stake.bonded);": _SAME,
+    "Work.sol: uint32 reserved = units < pool.free() ? units : uint32(pool.free()); => "
+    "uint32 reserved = units <= pool.free() ? units : uint32(pool.free());": _SAME,
+    "Work.sol: uint32 left = units < work.units ? work.units - units : 0; => "
+    "uint32 left = units <= work.units ? work.units - units : 0;": _SAME,
+    "Work.sol: if (reserved > left) { => if (reserved >= left) {": _NOTHING_MOVES,
+    "StakeVault.sol: if (burned > 0) token.safeTransfer(BURNED, burned); => "
+    "if (burned >= 0) token.safeTransfer(BURNED, burned);": _NOTHING_MOVES,
+    "StakeVault.sol: if (rest > 0) token.safeTransfer(treasury, rest); => "
+    "if (rest >= 0) token.safeTransfer(treasury, rest);": _NOTHING_MOVES,
+    "Counters.sol: assert(units <= c.reserved()); => (nothing)": _SECOND_LINE,
+}
+"""The only mutants that may live: name -> why no test can tell them from the original."""
 
 
 class Mutant(NamedTuple):
