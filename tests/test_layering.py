@@ -25,7 +25,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 
 def sources(package: str) -> list[Path]:
-    return [path for path in sorted((ROOT / package).rglob("*.py")) if not {"node_modules", "cache"} & {*path.parts}]
+    found = sorted((ROOT / package).rglob("*.py"))
+    return [path for path in found if not {"node_modules", "cache"} & {*path.relative_to(ROOT).parts}]
 
 
 def module_name(path: Path) -> str:
