@@ -66,6 +66,8 @@ EXPLAINED: dict[str, str] = {
     "if (burned >= 0) token.safeTransfer(BURNED, burned);": _NOTHING_MOVES,
     "StakeVault.sol: if (rest > 0) token.safeTransfer(treasury, rest); => "
     "if (rest >= 0) token.safeTransfer(treasury, rest);": _NOTHING_MOVES,
+    "Swarm.sol: if (compensation > 0) token.safeTransfer(provider, compensation); => "
+    "if (compensation >= 0) token.safeTransfer(provider, compensation);": _NOTHING_MOVES,
     "Counters.sol: assert(units <= c.reserved()); => (nothing)": _SECOND_LINE,
 }
 """The only mutants that may live: name -> why no test can tell them from the original."""

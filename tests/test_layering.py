@@ -26,7 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 def sources(package: str) -> list[Path]:
     found = sorted((ROOT / package).rglob("*.py"))
-    return [path for path in found if not {"node_modules", "cache"} & {*path.relative_to(ROOT).parts}]
+    return [path for path in found if not {"node_modules", "cache", ".tools"} & {*path.relative_to(ROOT).parts}]
 
 
 def module_name(path: Path) -> str:
