@@ -1,5 +1,7 @@
 """All checks of the contracts: `python -m contracts.verify [build|forge|slither|mutants ...]`, by default all four.
 
+`--only TEXT` tries those mutants whose name has the text in it: `verify mutants --only "Pools.sol: terms."`.
+
 Knows the tools and installs them where they are missing: forge from npm's lock file in `forge/`, slither into a
 virtual environment of its own in `.tools/`. What each check finds is its own business.
 """
@@ -103,10 +105,10 @@ def _find_slither() -> Path:
     return binary
 
 
-def check_mutants() -> None:
-    """Every small change to the money paths is noticed by a Solidity test, or explained."""
+def check_mutants(only: str = "") -> None:
+    """Every small change to the money paths is noticed by a Solidity test, or explained. `only`: part of its name."""
     forge = find_forge()
-    survivors = mutants.run(forge, environment(forge), TOOLS / "mutants")
+    survivors = mutants.run(forge, environment(forge), TOOLS / "mutants", only)
     if survivors:
         raise CheckFailed(
             f"{len(survivors)} mutants live", "\n".join(survivors), "write the test that kills them, or explain them"
@@ -124,9 +126,12 @@ CHECKS: dict[str, Callable[[], None]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m contracts.verify", description="Checks the contracts.")
     parser.add_argument("checks", nargs="*", choices=[*CHECKS, []], help="which ones; all by default")
-    for name in parser.parse_args().checks or CHECKS:
+    parser.add_argument("--only", metavar="TEXT", default="", help="only mutants with this text in their name")
+    args = parser.parse_args()
+    checks = CHECKS | {"mutants": lambda: check_mutants(args.only)}
+    for name in args.checks or checks:
         try:
-            CHECKS[name]()
+            checks[name]()
         except IntellectError as error:
             print(f"{error.what}\n  why: {error.why}\n  do:  {error.remedy}", file=sys.stderr)
             return 1

@@ -27,7 +27,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 
 def sources(package: str) -> list[Path]:
-    return [path for path in sorted((ROOT / package).rglob("*.py")) if "node_modules" not in path.parts]
+    found = sorted((ROOT / package).rglob("*.py"))
+    return [path for path in found if not {"node_modules", "cache", ".tools"} & {*path.relative_to(ROOT).parts}]
 
 
 def module_name(path: Path) -> str:

@@ -91,6 +91,7 @@ abstract contract Members is Pools {
     function memberInfo(uint256 id, address node) public view returns (MemberInfo memory info) {
         Member memory member = _members[id][node];
         Node memory entry = _nodes[node];
+        // slither-disable-next-line incorrect-equality -- a number of a pool, not an amount
         bool present = entry.pool == id && id != 0;
         info.provider = member.joined ? entry.provider : address(0);
         info.leaseUntil = present ? entry.leaseUntil : 0;

@@ -17,6 +17,7 @@ interface Vm {
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function addr(uint256 key) external pure returns (address);
     function expectRevert() external;
+    function expectRevert(bytes calldata data) external;
     function expectPartialRevert(bytes4 selector) external;
     function assume(bool condition) external pure;
     function readFile(string calldata path) external view returns (string memory);
@@ -289,6 +290,10 @@ abstract contract Base {
 
     function _bounded(uint256 x, uint256 low, uint256 high) internal pure returns (uint256) {
         return low + x % (high - low + 1);
+    }
+
+    function _same(string memory left, string memory right) internal pure returns (bool) {
+        return keccak256(bytes(left)) == keccak256(bytes(right));
     }
 
     function eq(uint256 left, uint256 right) internal pure {

@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {Base, Sign} from "../Base.sol";
 import {Court} from "../../src/Court.sol";
 import {Members} from "../../src/Members.sol";
+import {Nodes} from "../../src/Nodes.sol";
 import {Pools} from "../../src/Pools.sol";
 import {StakeVault} from "../../src/StakeVault.sol";
 import {Verdict, WorkCommitment} from "../../src/Statements.sol";
@@ -78,6 +79,33 @@ contract SlashTest is Base {
         vm.prank(arbiter);
         vm.expectPartialRevert(StakeVault.AppealOver.selector);
         swarm.overturn(pool, node);
+    }
+
+    function test_whoever_is_slashed_is_in_no_pool_and_has_no_lease() public {
+        _slash(_file(0, 1));
+        eq(swarm.nodeInfo(node).pool, 0);
+        eq(swarm.nodeInfo(node).leaseUntil, 0);
+        eq(swarm.memberInfo(pool, node).leaseUntil, 0);
+        eq(swarm.memberInfo(pool, node).slashedAt, block.timestamp);
+        eq(swarm.memberInfo(pool, node).caseId, 1);
+    }
+
+    function test_a_slash_in_one_pool_leaves_the_membership_in_another() public {
+        uint256 id = _open(_params());
+        vm.prank(node);
+        swarm.join(id, "");
+        _slash(_file(0, 1));
+        eq(swarm.nodeInfo(node).pool, id);
+        eq(swarm.nodeInfo(node).leaseUntil, block.timestamp + LEASE);
+        yes(!swarm.memberInfo(id, node).evicted, "not there");
+    }
+
+    /// The Court asks first, and the Swarm does not rely on it.
+    function test_nobody_stands_behind_an_unknown_key_so_nothing_is_taken() public {
+        vm.prank(address(court));
+        vm.expectRevert(abi.encodeWithSelector(Nodes.NodeUnknown.selector, anybody));
+        swarm.punishByEvidence(pool, anybody, 4, ROOT, anybody);
+        yes(!swarm.memberInfo(pool, anybody).evicted, "no trace");
     }
 
     function test_a_key_is_slashed_once_per_pool() public {

@@ -31,6 +31,40 @@ contract ManagerTest is Base {
         swarm.setPoolRun(pool, bytes32(uint256(5)));
     }
 
+    function test_bootnodes_are_kept_within_their_length_and_until_the_end() public {
+        vm.prank(manager);
+        swarm.setBootnodes(pool, "/ip4/1.2.3.4/tcp/1");
+        yes(_same(_info().bootnodes, "/ip4/1.2.3.4/tcp/1"), "kept");
+        vm.prank(manager);
+        vm.expectRevert(abi.encodeWithSelector(Pools.TextTooLong.selector, 1025, 1024));
+        swarm.setBootnodes(pool, string(new bytes(1025)));
+        vm.prank(manager);
+        swarm.setBootnodes(pool, string(new bytes(1024)));
+        vm.prank(manager);
+        swarm.endPool(pool);
+        vm.prank(manager);
+        vm.expectRevert(abi.encodeWithSelector(Pools.PoolOver.selector, pool));
+        swarm.setBootnodes(pool, "");
+    }
+
+    function test_a_pool_says_since_when_it_stands_still() public {
+        uint256 paused = block.timestamp + 7;
+        vm.warp(paused);
+        vm.prank(manager);
+        swarm.pausePool(pool);
+        yes(_info().paused, "paused");
+        eq(_info().stoppedAt, paused);
+        vm.warp(paused + 5);
+        vm.prank(manager);
+        swarm.resumePool(pool);
+        yes(!_info().paused, "resumed");
+        eq(_info().stoppedAt, 0);
+        vm.prank(manager);
+        swarm.endPool(pool);
+        yes(_info().ended, "ended");
+        eq(_info().stoppedAt, paused + 5);
+    }
+
     function test_a_pause_stops_joins_at_once_and_work_from_the_next_epoch_on() public {
         vm.prank(manager);
         swarm.pausePool(pool);

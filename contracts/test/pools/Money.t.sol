@@ -58,6 +58,25 @@ contract PoolMoneyTest is Base {
         eq(swarm.poolInfo(id).startedAt, block.timestamp);
     }
 
+    function test_what_is_reserved_counts_towards_the_limit_of_the_escrow() public {
+        Pools.PoolParams memory params = _params();
+        params.rewardPerUnit = 1;
+        pool = _open(params);
+        _fund(pool, 1000);
+        vm.prank(node);
+        swarm.join(pool, "");
+        _commit(0, ROOT, 400);
+        uint256 room = uint256(type(uint56).max) - 1000;
+        _give(manager, room + 1, address(swarm));
+        vm.prank(manager);
+        vm.expectRevert(abi.encodeWithSelector(EscrowTooLarge.selector, room + 1));
+        swarm.fundPool(pool, room + 1);
+        vm.prank(manager);
+        swarm.fundPool(pool, room);
+        eq(_info().escrow, room + 600);
+        eq(_info().reserved, 400);
+    }
+
     function test_sweeping_returns_what_no_work_claims_then_the_bond_and_never_the_reserved() public {
         _commit(0, ROOT, 1000);
         vm.expectPartialRevert(Pools.PoolStillOpen.selector);

@@ -3,6 +3,14 @@ pragma solidity 0.8.37;
 
 import {Base} from "../Base.sol";
 import {StakeVault} from "../../src/StakeVault.sol";
+import {TestToken} from "../../src/TestToken.sol";
+
+/// A token of which there can be as much as the vault counts.
+contract RichToken is TestToken {
+    function mintAny(address to, uint256 amount) external {
+        _mint(to, amount);
+    }
+}
 
 contract BondTest is Base {
     function testFuzz_bonding_moves_exactly_the_tokens(uint96 amount) public {
@@ -29,6 +37,20 @@ contract BondTest is Base {
         vault.bond(address(0), 1);
         vm.expectPartialRevert(StakeVault.AmountTooLarge.selector);
         vault.bond(provider, uint256(type(uint96).max) + 1);
+    }
+
+    function test_a_stake_holds_up_to_the_last_wei_that_its_type_counts() public {
+        RichToken rich = new RichToken();
+        _deploy(address(rich));
+        rich.mintAny(anybody, type(uint256).max);
+        vm.prank(anybody);
+        rich.approve(address(vault), type(uint256).max);
+        vm.prank(anybody);
+        vault.bond(provider, type(uint96).max);
+        eq(vault.bondedOf(provider), type(uint96).max);
+        vm.prank(anybody);
+        vm.expectRevert();
+        vault.bond(provider, 1);
     }
 
     function test_a_permit_needs_no_earlier_approval() public {

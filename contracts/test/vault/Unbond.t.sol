@@ -16,6 +16,12 @@ contract UnbondTest is Base {
         eq(_stake().withdrawableAt, block.timestamp + UNBONDING);
     }
 
+    function test_the_refusal_says_what_would_be_left_and_what_is_needed() public {
+        vm.prank(provider);
+        vm.expectRevert(abi.encodeWithSelector(StakeVault.StakeTooLow.selector, provider, 20 ether - 1, 20 ether));
+        vault.unbond(80 ether + 1);
+    }
+
     function test_all_of_it_once_no_node_is_left() public {
         vm.prank(provider);
         swarm.removeNode(node);

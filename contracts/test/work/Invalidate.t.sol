@@ -113,6 +113,24 @@ contract InvalidateTest is Base {
         court.invalidateEpoch(pool, node, 0, 13, verdicts);
     }
 
+    /// The Court asks first, and the Swarm does not rely on it.
+    function test_what_is_mature_is_taken_by_none_of_the_ways() public {
+        _commit(0, ROOT, 1000);
+        vm.warp(_matures(0) - 1);
+        yes(swarm.openRoot(pool, node, 0) == bytes20(ROOT), "open");
+        vm.warp(_matures(0));
+        bytes memory mature = abi.encodeWithSelector(Work.AlreadyMature.selector, uint64(0), _matures(0));
+        vm.expectRevert(mature);
+        swarm.openRoot(pool, node, 0);
+        vm.prank(address(court));
+        vm.expectRevert(mature);
+        swarm.takeLeaf(pool, node, 0, ROOT, 1, 8);
+        vm.prank(address(court));
+        vm.expectRevert(mature);
+        swarm.takeEpoch(pool, node, 0, 8);
+        eq(_work(0).units, 1000);
+    }
+
     function settleOne(uint64 epoch) external {
         _settle(epoch);
     }

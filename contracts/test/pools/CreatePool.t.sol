@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Base} from "../Base.sol";
+import {Pools} from "../../src/Pools.sol";
+
+contract CreatePoolTest is Base {
+    function test_every_term_is_kept_as_it_was_told() public {
+        Pools.PoolParams memory params = _params();
+        params.requirementRoot = bytes32(uint256(0x44));
+        params.runURI = "https://example.org/run.toml";
+        params.bootnodes = "/ip4/1.2.3.4/tcp/1\n/ip4/1.2.3.4/tcp/2";
+        params.invited = true;
+        Pools.PoolInfo memory info = swarm.poolInfo(_open(params));
+        yes(info.runRoot == params.runRoot, "run");
+        yes(info.requirementRoot == params.requirementRoot, "requirement");
+        yes(_same(info.runURI, params.runURI), "URI");
+        yes(_same(info.bootnodes, params.bootnodes), "bootnodes");
+        yes(info.invited && !info.attested, "flags");
+        yes(!info.paused && !info.ended && !info.hasWork, "fresh");
+        eq(info.manager, manager);
+        eq(info.rewardPerUnit, RATE);
+        eq(info.slashAmount, SLASH);
+        eq(info.maxUnitsPerEpoch, 100_000);
+        eq(info.stoppedAt, 0);
+    }
+
+    function test_the_clock_is_kept_as_it_was_told() public view {
+        eq(_info().startedAt, 1_700_000_000);
+        eq(_info().window, WINDOW);
+        eq(_info().epochSeconds, EPOCH);
+        eq(_info().leaseSeconds, LEASE);
+    }
+
+    function test_a_pool_without_a_manager_or_without_work_is_refused() public {
+        Pools.PoolParams memory params = _params();
+        params.manager = address(0);
+        _refused(params, abi.encodeWithSelector(Pools.ZeroAddress.selector));
+        params = _params();
+        params.maxUnitsPerEpoch = 0;
+        _refused(params, abi.encodeWithSelector(Pools.ZeroAmount.selector));
+    }
+
+    function test_texts_may_be_as_long_as_said_and_no_longer() public {
+        Pools.PoolParams memory params = _params();
+        params.runURI = string(new bytes(256));
+        params.bootnodes = string(new bytes(1024));
+        _open(params);
+        params.runURI = string(new bytes(257));
+        _refused(params, abi.encodeWithSelector(Pools.TextTooLong.selector, 257, 256));
+        params.runURI = "";
+        params.bootnodes = string(new bytes(1025));
+        _refused(params, abi.encodeWithSelector(Pools.TextTooLong.selector, 1025, 1024));
+    }
+
+    function test_no_pool_takes_more_than_the_vault_lets_it() public {
+        Pools.PoolParams memory params = _params();
+        params.slashAmount = 60 ether;
+        _open(params);
+        params.slashAmount = 60 ether + 1;
+        _refused(params, abi.encodeWithSelector(Pools.SlashTooHigh.selector, 60 ether + 1, 60 ether));
+    }
+
+    function test_a_stake_that_leaves_outlasts_the_window_by_no_second_less() public {
+        Pools.PoolParams memory params = _params();
+        params.window = uint32(UNBONDING) - EPOCH;
+        _open(params);
+        params.window += 1;
+        _refused(params, abi.encodeWithSelector(Pools.WindowExceedsUnbonding.selector, UNBONDING + 1, UNBONDING));
+    }
+
+    function test_senseless_times_are_refused_and_the_last_sensible_ones_are_not() public {
+        _openWith(2, EPOCH, EPOCH);
+        _openWith(2, 1, type(uint24).max);
+        _refusedTimes(1, EPOCH, EPOCH);
+        _refusedTimes(WINDOW, 0, LEASE);
+        _refusedTimes(WINDOW, EPOCH, EPOCH - 1);
+        _refusedTimes(WINDOW, EPOCH, uint32(type(uint24).max) + 1);
+        _refusedTimes(uint32(type(uint24).max) + 1, EPOCH, LEASE);
+        _refusedTimes(WINDOW, uint32(type(uint24).max) + 1, uint32(type(uint24).max) + 1);
+    }
+
+    function _openWith(uint32 window, uint32 epoch, uint32 lease) private {
+        Pools.PoolInfo memory info = swarm.poolInfo(_open(_timed(window, epoch, lease)));
+        eq(info.window, window);
+        eq(info.epochSeconds, epoch);
+        eq(info.leaseSeconds, lease);
+    }
+
+    function _refusedTimes(uint32 window, uint32 epoch, uint32 lease) private {
+        _refused(_timed(window, epoch, lease), abi.encodeWithSelector(Pools.BadTimes.selector, window, epoch, lease));
+    }
+
+    function _timed(uint32 window, uint32 epoch, uint32 lease) private view returns (Pools.PoolParams memory params) {
+        params = _params();
+        (params.window, params.epochSeconds, params.leaseSeconds) = (window, epoch, lease);
+    }
+
+    function _refused(Pools.PoolParams memory params, bytes memory error_) private {
+        _give(manager, POOL_BOND, address(swarm));
+        vm.prank(manager);
+        vm.expectRevert(error_);
+        swarm.createPool(params);
+    }
+}
