@@ -3,6 +3,7 @@
 Needs root, `ip` and `tc` for the first; where they are missing the exchange's own upload and download limits stand in.
 """
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 SUBNET = "10.213.77"
 LATENCY_MS = 100
+_serial = itertools.count()
 
 
 class Link:
@@ -44,7 +46,7 @@ def links(rates: Sequence[tuple[float, float]], *, shape: bool) -> Iterator[list
     if not shape:
         yield [Link((), "127.0.0.1", up, down, shaped=False) for up, down in rates]
         return
-    bridge = f"swarm{os.getpid() % 10_000}"
+    bridge = f"sw{os.getpid() % 10_000}x{next(_serial)}"
     with ExitStack() as stack:
         _do("ip", "link", "add", bridge, "type", "bridge")
         stack.callback(_try, "ip", "link", "del", bridge)
@@ -54,6 +56,7 @@ def links(rates: Sequence[tuple[float, float]], *, shape: bool) -> Iterator[list
             name = f"{bridge}n{number}"
             _do("ip", "netns", "add", name)
             stack.callback(_try, "ip", "netns", "del", name)
+            stack.callback(_try, "ip", "link", "del", f"{name}o")  # a namespace takes its time to let go of it
             made.append(_join(bridge, name, number, up, down))
         yield made
 
