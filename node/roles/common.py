@@ -22,7 +22,9 @@ from protocol.statements import Domain
 class Blobs(Protocol):
     """Blobs by root, ours and other people's."""
 
-    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path: ...
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path: ...
     async def add(self, source: Path | bytes) -> BlobInfo: ...
 
 

@@ -71,7 +71,9 @@ class SharedBlobs:
     def __init__(self) -> None:
         self.missing: set[bytes] = set()
 
-    async def fetch(self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float) -> Path:
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path:
         if root in self.missing:
             await trio.sleep(timeout)
             raise Trouble("no such blob", "nobody has it", "wait")

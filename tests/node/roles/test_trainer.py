@@ -90,7 +90,7 @@ class Swarm:
             if isinstance(signed.message, kind):
                 send.send_nowait(signed)
 
-    async def fetch(self, root: bytes, sources, *, max_size: int, timeout: float) -> Path:
+    async def fetch(self, root: bytes, sources, *, max_size: int, timeout: float, priority: int = 0) -> Path:
         self.fetched.append(root)
         return self._folder / root.hex()
 
