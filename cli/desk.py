@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -66,23 +66,11 @@ class Desk:
         """What the learner and the engine write."""
         return self.directory / "logs" / "processes.log"
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """Only one process trains in a directory; raises CommandError for the second."""
-        from node.locks import FileLock
+        from cli.directory_lock import directory_lock
 
-        self.directory.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.directory / ".lock")
-        if not lock.acquire():
-            raise CommandError(
-                f"another training runs in {self.directory}",
-                f"its process {lock.holder} holds {lock.path}",
-                "wait for it, stop it with Ctrl-C, or use another directory: --dir DIR",
-            )
-        try:
-            yield
-        finally:
-            lock.release()
+        return directory_lock(self.directory, "training")
 
     def claim(self, *, fresh: bool) -> None:
         """Make an empty directory ours, or clear an old run of ours if `fresh`. Raises CommandError otherwise."""

@@ -1,7 +1,6 @@
 """`intellect-node train`: a run at one desk: the learner and one engine, without chain or peers."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -112,6 +111,7 @@ def train(
     import trio
 
     from cli.desk import assemble
+    from cli.signals import until_signalled
     from node.logs import set_up_logging
 
     desk.log.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def train(
     )
     try:
         with view:
-            trio.run(_until_signalled, local.run)
+            trio.run(until_signalled, local.run)
     except BaseExceptionGroup as group:
         from cli.errors import unwrap
 
@@ -148,28 +148,6 @@ def trainer_settings(words: list[str]) -> "TrainerSettings":
         except tomllib.TOMLDecodeError:
             values[name.strip()] = text.strip()
     return read_settings(values)
-
-
-async def _until_signalled(work: Callable[[], Any]) -> None:
-    """SIGINT and SIGTERM cancel the work; its cleaning up is not cut short."""
-    import signal
-
-    import trio
-
-    received: list[int] = []
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-
-            async def heed() -> None:
-                async for number in signals:
-                    received.append(number)
-                    nursery.cancel_scope.cancel()
-
-            nursery.start_soon(heed)
-            await work()
-            nursery.cancel_scope.cancel()
-    if received:
-        raise KeyboardInterrupt
 
 
 def with_overrides(

@@ -3,7 +3,6 @@
 Everything that is started is stopped, whichever way the story ends: processes first, then the chain.
 """
 
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,15 @@ import trio
 from cli.api import get_status_async, socket_of
 from cli.demo.cast import DemoOptions, cast, join_command
 from cli.demo.chain import DemoChain, open_chain
-from cli.demo.lock import directory_lock
 from cli.demo.prepare import Stage, prepare
 from cli.demo.report import write_report
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant, Snapshot, Tracker
 from cli.demo.supervise import Program, Supervisor, child_environment
 from cli.demo.view import View
+from cli.directory_lock import directory_lock
 from cli.errors import RUN, CommandError
+from cli.signals import until_signalled
 from cli.events import event_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,20 +159,9 @@ def _check_resume(options: DemoOptions, scene: Scene) -> None:
 
 
 async def _until_signalled(story: Callable[[], Awaitable[None]], view: View) -> None:
-    """Run the story; SIGINT and SIGTERM cancel it, and its cleaning up is not cut short."""
-    received: list[int] = []
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-
-            async def heed() -> None:
-                async for number in signals:
-                    received.append(number)
-                    view.say("stopping: first the nodes, then the chain")
-                    nursery.cancel_scope.cancel()
-
-            nursery.start_soon(heed)
-            await story()
-            nursery.cancel_scope.cancel()
-    if received:
+    """Run the story, and tell how a signal ends it."""
+    try:
+        await until_signalled(story, lambda: view.say("stopping: first the nodes, then the chain"))
+    except KeyboardInterrupt:
         view.say("stopped; nothing is left running (--resume goes on from here)")
-        raise KeyboardInterrupt
+        raise

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.demo.cast import DemoOptions, cast, join_command
-from cli.demo.lock import directory_lock
+from cli.directory_lock import directory_lock
 from cli.demo.runs import render_run, write_run
 from cli.demo.scene import Scene
 from cli.demo.story import demo_environment
