@@ -26,7 +26,7 @@ from node.gateway.errors import BadSource
 from node.gateway.fetch import HttpBlobs
 from node.gateway.server import Gateway, ServedPolicy
 from node.gateway.sources import HttpSource, parse_source
-from node.hardware import choose_role, inspect_hardware
+from node.hardware import Hardware, choose_role, inspect_hardware
 from node.inference.client import EngineProcess
 from node.journal import Journal
 from node.keystore import load_or_create, read_password
@@ -159,7 +159,9 @@ class Daemon:
         if number is None:
             raise ConfigError("no pool to join", "neither --pool nor the network profile names one", "give --pool N")
         pool = await chain.pool(number)
-        role = await self._role(key.address, pool.manager, pool.validators)
+        hardware = await trio.to_thread.run_sync(inspect_hardware)
+        log.info("hardware.found", summary=hardware.summary)
+        role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
         self.status.place(profile, number, role)
         network = Libp2pNetwork(key, self.config.listen)
         membership = Membership(key.address, network, pool.manager, pool.validators)
@@ -194,14 +196,9 @@ class Daemon:
         try:
             with trio.CancelScope() as scope:
                 nursery.start_soon(self._stop_when_evicted, membership, scope)
-                await self._play(role, station, store, exchange, chain, state.path)
+                await self._play(role, hardware, station, store, exchange, chain, state.path)
         finally:
             await self._leave(chain, number, membership)
-
-    async def _role(self, own: Address, trainer: Address, validators: tuple[Address, ...]) -> Role:
-        hardware = await trio.to_thread.run_sync(inspect_hardware)
-        log.info("hardware.found", summary=hardware.summary)
-        return choose_role(self.config.role, own, trainer, validators, hardware)
 
     async def _obtain_run(
         self, role: Role, root: bytes, blobs: Blobs, membership: Membership, own: Address, directory: Path
@@ -218,10 +215,16 @@ class Daemon:
         return await obtain_run(root, blobs, members, directory / "run")
 
     async def _play(
-        self, role: Role, station: Station, store: BlobStore, exchange: BlobExchange, chain: ChainClient, path: Path
+        self,
+        role: Role,
+        hardware: Hardware,
+        station: Station,
+        store: BlobStore,
+        exchange: BlobExchange,
+        chain: ChainClient,
+        path: Path,
     ) -> None:
         """Play the role until cancelled."""
-        hardware = await trio.to_thread.run_sync(inspect_hardware)
         check_requirements(station.run.spec, role, hardware)
         if role == "trainer":
             await self._train(station, store, path)
