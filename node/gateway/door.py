@@ -4,6 +4,7 @@ last the gateways that members announce in their signed heartbeats (for a node t
 Whatever one way brought stays in the store's partial file, and the next way goes on from there.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,9 @@ from protocol.identity import Address
 log = structlog.get_logger(__name__)
 
 PATIENCE = 30.0
-"""Seconds that peers have before the announced gateways are asked."""
+"""Seconds of a turn: of the peers, then of the announced gateways."""
+MAX_GATEWAYS = 4
+"""Announced gateways asked in one turn, chosen anew each time."""
 LAST_CHANCE = 10.0
 """Seconds that the announced gateways have at least, however long the swarm has tried."""
 
@@ -69,22 +72,21 @@ class BlobDoor:
     async def _by_swarm(
         self, root: bytes, sources: Sequence[Address], max_size: int, deadline: float, priority: int
     ) -> Path:
-        """From peers; where members announce gateways, those are asked once the peers took long, or gave up."""
-
-        async def ask(until: float) -> Path:
-            left = max(until - trio.current_time(), 0.1)
-            return await self._swarm.fetch(root, sources, max_size=max_size, timeout=left, priority=priority)
-
-        try:
-            return await ask(min(deadline, trio.current_time() + PATIENCE) if self._announced() else deadline)
-        except NetworkError:
-            gateways = self._announced()
-            path = await self._by_http(root, gateways, max_size, max(deadline, trio.current_time() + LAST_CHANCE))
-            if path is not None:
-                return path
-            if not gateways or trio.current_time() >= deadline:
-                raise
-        return await ask(deadline)
+        """From peers; where members announce gateways both take turns, so that none can stall the others."""
+        while True:
+            gateways = _some(self._announced())
+            turn = min(deadline, trio.current_time() + PATIENCE) if gateways else deadline
+            left = max(turn - trio.current_time(), 0.1)
+            try:
+                return await self._swarm.fetch(root, sources, max_size=max_size, timeout=left, priority=priority)
+            except NetworkError:
+                now = trio.current_time()
+                ends = now + min(PATIENCE, max(deadline - now, LAST_CHANCE))
+                path = await self._by_http(root, gateways, max_size, ends)
+                if path is not None:
+                    return path
+                if now < turn or trio.current_time() >= deadline:
+                    raise  # no source can be had, or the time is over
 
     async def _by_http(self, root: bytes, sources: Sequence[HttpSource], max_size: int, deadline: float) -> Path | None:
         if not sources:
@@ -107,3 +109,8 @@ class BlobDoor:
             self._locks[root] = (lock, users)
             if not users:
                 del self._locks[root]
+
+
+def _some(gateways: Sequence[HttpSource]) -> Sequence[HttpSource]:
+    """At most MAX_GATEWAYS of them: anybody may announce one."""
+    return random.sample(gateways, min(len(gateways), MAX_GATEWAYS))  # noqa: S311 - a choice, not a secret

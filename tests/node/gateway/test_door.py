@@ -79,3 +79,34 @@ async def test_two_who_want_one_blob_fetch_it_once() -> None:
         for _ in range(2):
             nursery.start_soon(lambda: both.fetch(ROOT, [], max_size=1, timeout=5))
     assert ways.tried == ["http://first", "swarm"]
+
+
+class Stalling(Ways):
+    """A swarm that takes its time and never delivers; gateways that do the same, until the last turn."""
+
+    turns: list[tuple[str, float]]
+
+    async def fetch(self, root: bytes, sources: Sequence[object], **how: float) -> Path:
+        by_swarm = isinstance(sources[0], str)
+        self.turns.append(("swarm" if by_swarm else "http", how["timeout"]))
+        assert len(sources) <= 4
+        await trio.sleep(how["timeout"])
+        if by_swarm:
+            raise BlobUnavailable(root, "not in time")
+        if len(self.turns) < 4:
+            raise SourceFailed("no", "not in time")
+        return self.path(root)
+
+
+async def test_gateways_that_stall_take_no_more_than_their_turn(autojump_clock) -> None:
+    ways = Stalling()
+    ways.turns = []
+    crowd = [HttpSource(f"http://{n}") for n in range(1000)]
+    door = BlobDoor(ways, ways, ways, (), lambda: crowd)  # type: ignore[arg-type]
+    await door.fetch(ROOT, [Address("0x1")], max_size=1, timeout=100)
+    assert [(who, round(seconds)) for who, seconds in ways.turns] == [
+        ("swarm", 30),
+        ("http", 30),
+        ("swarm", 30),
+        ("http", 10),
+    ]
