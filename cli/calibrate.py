@@ -129,7 +129,7 @@ def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None
     for colour, remark, outcomes in sections:
         table.add_section()
         for name, outcome in outcomes.items():
-            table.add_row(f"[{colour}]{name.replace('>', ' > ')}{remark}[/]", *_cells(outcome))
+            table.add_row(f"[{colour}]{_plain(name, result)}{remark}[/]", *_cells(outcome))
     out.print(table)
     out.print(f"permitted engines: {', '.join(cuts.engines)}")
     out.print(
@@ -147,6 +147,14 @@ def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None
     if plot is not None:
         out.print(f"plot: {plot}")
     out.print("run file not written (--dry-run)" if target is None else f"written: {target}")
+
+
+def _plain(name: str, result: "Calibration") -> str:
+    """A row's name, without the hardware where all was measured on the same."""
+    hardware = {part.partition("/")[0] for pair in result.honest for part in pair.split(">")}
+    if len(hardware) == 1:
+        name = name.replace(f"{hardware.pop()}/", "")
+    return name.replace(">", " > ")
 
 
 def _cells(outcome: "Outcome") -> list[str]:

@@ -314,8 +314,9 @@ def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
     """Cuts that no honest proof or file came near: HONEST_MARGIN times the largest seen, per pair of classes; of pairs
     that were not measured, the loosest of all."""
     pairs = {name: _cuts_of(run, samples, seed) for name, samples in honest.items()}
-    loosest = {name: max(getattr(cuts, name) for cuts in pairs.values()) for name in Cuts.__struct_fields__}
-    return msgspec.structs.replace(run.verification, **loosest, pairs=pairs)
+    loosest = Cuts(**{name: max(getattr(cuts, name) for cuts in pairs.values()) for name in Cuts.__struct_fields__})
+    tighter = {name: cuts for name, cuts in pairs.items() if cuts != loosest}
+    return msgspec.structs.replace(run.verification, **msgspec.structs.asdict(loosest), pairs=tighter)
 
 
 def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cuts:
