@@ -355,7 +355,8 @@ def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cu
 
 def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> tuple[float, float]:
     """(mean, share outside) that files of these samples stay below with room to spare."""
-    files = [np.concatenate([samples[i].distances for i in file]) for file in _files(run, len(samples), seed, SAMPLED_FILES)]
+    chosen = _files(run, len(samples), seed, SAMPLED_FILES)
+    files = [np.concatenate([samples[i].distances for i in file]) for file in chosen]
     tokens = min(file.size for file in files)
     means, outsides = zip(*(sampling_statistics(file) for file in files), strict=True)
     spare = (FAR_TOKENS if max(means) > 0 else FAR_TOKENS_OF_EQUALS) / tokens
