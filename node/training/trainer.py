@@ -46,6 +46,7 @@ from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
+from node.training.length import without_length  # noqa: E402
 from node.training.performance import measured  # noqa: E402
 from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
 from node.training.spool import Spool, write_whole  # noqa: E402
@@ -57,14 +58,16 @@ from protocol.run import RunSpec, decode_run  # noqa: E402
 from protocol.sampling import uniforms  # noqa: E402
 
 POLL_SECONDS = 0.01
+PARTS = ("wait", "load", "forward_backward", "optimizer", "publish")
 _EVALUATION = "intellect-node evaluation draw v1"
 
 
 class Stopwatch:
-    """Wall seconds of one step, by name."""
+    """Wall seconds of one step, by name. The parts that every step has are there from the start: one without signal
+    spends nothing on its gradient, and says so."""
 
     def __init__(self, device: torch.device) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._device = device
 
     @contextmanager
@@ -83,8 +86,7 @@ class Trainer:
         self._spool = spool
         self._settings = settings or TrainerSettings()
         self._world = world or World()
-        encoded = spool.run_path.read_bytes()
-        self._run: RunSpec = decode_run(encoded)
+        self._run: RunSpec = decode_run(spool.run_path.read_bytes())
         recipe, rollout = self._run.recipe, self._run.rollout
         model_dir = spool.assets / "model"
         self._learner = Learner(
@@ -99,7 +101,7 @@ class Trainer:
         self._checkpoints = Checkpoints(
             spool.checkpoints,
             self._learner,
-            identity(self._learner, encoded),
+            identity(self._learner, without_length(self._run)),
             self._world,
             keep=self._settings.keep_checkpoints,
             written=self._forget_batches,
