@@ -34,7 +34,6 @@ import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from blake3 import blake3  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
 
 from node.environments.base import Environment, Problem  # noqa: E402
 from node.environments.mix import label_of  # noqa: E402
@@ -49,7 +48,9 @@ from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
 from node.training.performance import measured  # noqa: E402
 from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
+from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool, write_whole  # noqa: E402
+from node.training.start_weights import StartWeights  # noqa: E402
 from node.training.world import World, compute_dtype, join_world, leave_world  # noqa: E402
 from protocol.budgets import told_in_evaluation  # noqa: E402
 from protocol.errors import IntellectError  # noqa: E402
@@ -88,9 +89,9 @@ class Trainer:
         self._world = world or World()
         self._run: RunSpec = decode_run(spool.run_path.read_bytes())
         recipe, rollout = self._run.recipe, self._run.rollout
-        model_dir = spool.assets / "model"
+        self._start_weights = StartWeights(spool.assets / "model")
         self._learner = Learner(
-            build_model(model_dir),
+            self._new_model(),
             recipe,
             rollout.temperature,
             self._settings,
@@ -138,13 +139,17 @@ class Trainer:
     def _stopwatch(self) -> Stopwatch:
         return Stopwatch(self._world.device)
 
+    def _new_model(self) -> Any:
+        with without_memory(self._world):
+            return build_model(self._spool.assets / "model")
+
     # From where
 
     def _start(self) -> int:
         """Restore the newest checkpoint, or begin with policy 0; returns the step to go on with."""
-        model_dir = self._spool.assets / "model"
+        self._start_weights.check(self._learner.parameters)
         if self._learner.needs_reference:
-            self._learner.set_reference(build_model(model_dir), _initial_weights(model_dir, self._learner))
+            self._learner.set_reference(self._new_model(), self._start_weights)
         state = self._checkpoints.load_newest()
         step = 0 if state is None else state.step
         if state is not None:
@@ -157,7 +162,7 @@ class Trainer:
                 "restore the checkpoints of this state directory from a copy",
             )
         if state is None:
-            self._learner.load_weights(_initial_weights(model_dir, self._learner))
+            self._learner.load_weights(self._start_weights)
             self._publish(0, {}, self._stopwatch())
         return step
 
@@ -305,21 +310,6 @@ def _wait_for(path: Path) -> bytes:
             return path.read_bytes()
         except FileNotFoundError:
             time.sleep(POLL_SECONDS)
-
-
-def _initial_weights(model_dir: Path, learner: Learner) -> dict[str, torch.Tensor]:
-    """The model's own weights, rounded to bf16: policy 0. Raises TrainingError."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path in sorted(model_dir.glob("*.safetensors")):
-        tensors |= load_file(path)
-    for name, parameter in learner.parameters.items():
-        if name not in tensors or tensors[name].shape != parameter.shape:
-            raise TrainingError(
-                "the start model cannot be loaded",
-                f"{model_dir}: tensor {name!r} is missing or has another shape",
-                "use a complete model directory in Hugging Face form",
-            )
-    return {name: tensors[name].to(torch.bfloat16) for name in learner.parameters}
 
 
 def _unusable(step: int, why: str) -> TrainingError:

@@ -1,0 +1,66 @@
+"""Sharded models begin without memory, and are filled from the start model's files tensor by tensor."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from node.inference.torch_engine import build_model
+from node.training.errors import TrainingError
+from node.training.sharding import without_memory
+from node.training.start_weights import StartWeights
+from node.training.world import World
+
+
+@pytest.fixture
+def directory(tiny_assets: Path, tmp_path: Path) -> Path:
+    """The tiny model, in two files."""
+    shutil.copytree(tiny_assets / "model", tmp_path / "model")
+    whole = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(whole)
+    names = sorted(tensors)
+    for number, part in enumerate((names[:3], names[3:])):
+        save_file({name: tensors[name] for name in part}, tmp_path / "model" / f"part-{number}.safetensors")
+    whole.unlink()
+    return tmp_path / "model"
+
+
+def test_a_sharded_model_is_built_without_memory_and_with_its_buffers(tiny_assets: Path) -> None:
+    sharded = SimpleNamespace(mesh=object())
+    with without_memory(sharded):  # type: ignore[arg-type]
+        model = build_model(tiny_assets / "model")
+    assert all(parameter.is_meta and parameter.requires_grad for parameter in model.parameters())
+    plain = build_model(tiny_assets / "model")
+    for (name, mine), (_, theirs) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
+        assert torch.equal(mine, theirs), name
+    with without_memory(World()):
+        assert not any(parameter.is_meta for parameter in build_model(tiny_assets / "model").parameters())
+
+
+def test_every_tensor_is_read_from_the_file_that_has_it(directory: Path, tiny_assets: Path) -> None:
+    expected = load_file(tiny_assets / "model" / "model.safetensors")
+    found = StartWeights(directory)
+    assert set(found) == set(expected) and len(found) == len(expected)
+    found.check(dict(build_model(directory).named_parameters()))
+    assert all(found[name].dtype == torch.bfloat16 for name in found)
+    assert all(torch.equal(found[name], tensor.to(torch.bfloat16)) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("fault", ["missing", "shape", "broken"])
+def test_files_that_do_not_fit_the_model_are_an_error(directory: Path, fault: str) -> None:
+    parameters = dict(build_model(directory).named_parameters())
+    part = directory / "part-0.safetensors"
+    tensors = load_file(part)
+    name = sorted(tensors)[0]
+    if fault == "missing":
+        save_file({key: tensor for key, tensor in tensors.items() if key != name}, part)
+    elif fault == "shape":
+        save_file({**tensors, name: tensors[name][:-1].contiguous()}, part)
+    else:
+        part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(TrainingError, match="start model cannot be loaded") as caught:
+        StartWeights(directory).check(parameters)
+    assert ("part-0" if fault == "broken" else name) in caught.value.why
