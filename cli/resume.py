@@ -111,11 +111,8 @@ def _placed(run: "RunFile", file: Path) -> "RunFile":
 
 
 def _refuse_another_past(run: "RunFile", level: int, wishes: Wishes) -> None:
-    changed = [
-        f"--{name}"
-        for name, value in (("seed", wishes.seed), ("recipe", wishes.recipe))
-        if value is not None and with_overrides(run, Wishes(**{name: value})) != run
-    ]
+    alone = {"seed": Wishes(seed=wishes.seed), "recipe": Wishes(recipe=wishes.recipe)}
+    changed = [f"--{name}" for name, wish in alone.items() if with_overrides(run, wish) != run]
     if wishes.async_level not in (None, level):
         changed.append(f"--async-level (it is {level})")
     if changed:

@@ -29,7 +29,8 @@ def without_memory(world: World) -> Iterator[None]:
     if world.mesh is None:
         yield
         return
-    hook = register_module_parameter_registration_hook(_on_meta)
+    on_meta: Any = _on_meta  # what it returns is registered instead, which torch documents and does not annotate
+    hook = register_module_parameter_registration_hook(on_meta)
     try:
         yield
     finally:

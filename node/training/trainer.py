@@ -46,6 +46,7 @@ from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
+from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
 from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
@@ -344,11 +345,12 @@ def _train(spool: Spool) -> None:
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
         torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
-    trainer = Trainer(spool, settings, world)
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
+    with out_of_memory_says_what_to_lower(settings):
+        trainer = Trainer(spool, settings, world)
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
 
 
