@@ -1,5 +1,6 @@
 """Sharded models begin without memory, and are filled from the start model's files tensor by tensor."""
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from node.inference.torch_engine import build_model
 from node.training.errors import TrainingError
+from node.training.learner import Learner
+from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
 from node.training.start_weights import StartWeights
-from node.training.world import World
+from node.training.world import World, join_world, leave_world
+from protocol.recipe import Recipe
+from tests.node.training.conftest import LIMIT, made_up_rows
 
 
 @pytest.fixture
@@ -38,6 +43,33 @@ def test_a_sharded_model_is_built_without_memory_and_with_its_buffers(tiny_asset
         assert torch.equal(mine, theirs), name
     with without_memory(World()):
         assert not any(parameter.is_meta for parameter in build_model(tiny_assets / "model").parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_it_learns_what_a_model_with_memory_from_the_start_learns(
+    tiny_assets: Path, tmp_path: Path, tied: bool
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_assets / "model", directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+    settings = TrainerSettings(device="cpu", dtype="bfloat16")  # one process, sharded over itself
+    world = join_world(settings)
+    try:
+        found = []
+        for start in (World(), world):
+            with without_memory(start):
+                model = build_model(directory)
+            learner = Learner(model, Recipe(), 1.0, settings, world, LIMIT)
+            learner.load_weights(StartWeights(directory))
+            metrics = learner.step(made_up_rows(), 0)
+            assert metrics["grad_norm"] > 0
+            same = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+            found.append((metrics["loss"], metrics["grad_norm"], same, learner.image()))
+    finally:
+        leave_world(world)
+    assert found[0][:3] == found[1][:3] and found[0][2] is tied
+    assert all(torch.equal(tensor, found[1][3][name]) for name, tensor in found[0][3].items())
 
 
 def test_every_tensor_is_read_from_the_file_that_has_it(directory: Path, tiny_assets: Path) -> None:
