@@ -44,7 +44,7 @@ def test_a_fresh_start_removes_what_the_last_demo_left_and_nothing_else(tmp_path
 def test_the_cast_is_one_trainer_one_validator_the_workers_and_the_cheat(tmp_path: Path) -> None:
     names = [one.name for one in cast(DemoOptions(tmp_path, workers=3))]
     assert names == ["trainer", "worker 1", "worker 2", "worker 3", "validator", "cheat"]
-    assert not [one for one in cast(DemoOptions(tmp_path, cheat=None)) if one.cheat]
+    assert not [one for one in cast(DemoOptions(tmp_path, cheats=())) if one.cheat]
 
 
 def test_only_the_cheat_is_told_another_engine_and_only_the_trainer_the_run(tmp_path: Path) -> None:
