@@ -35,7 +35,7 @@ from protocol.messages import (
     seal,
     topic,
 )
-from protocol.statements import Domain, signer_of
+from protocol.statements import Domain, Outcome, signer_of
 
 log = structlog.get_logger()
 M = TypeVar(
@@ -177,8 +177,8 @@ class Board:
                 allowed = allowed and signer_of(self._domain, commitment, signature) == author
             case VerdictIssued(verdict=verdict, signature=signature, recheck=recheck):
                 allowed = self._authority.is_validator(author)
-                changed_mind = recheck and not signature  # counts in the dispute, and can be shown to no contract
-                allowed = allowed and (changed_mind or signer_of(self._domain, verdict, signature) == author)
+                among_us = not signature and (recheck or verdict.outcome == Outcome.ACCEPT)  # can be shown to no contract
+                allowed = allowed and (among_us or signer_of(self._domain, verdict, signature) == author)
             case WorkPublished():
                 allowed = self._authority.is_member(author)
             case LotsRevealed():
