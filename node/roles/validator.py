@@ -431,15 +431,16 @@ class Validator:
         return accepts and len(found.checked) < groups
 
     async def _takes_back(self, verdict: Verdict) -> bool:
-        """Whether this node signed the contrary of `verdict` for the contract before. Acceptance and rejection of one file under one
-        key cost the stake on chain, so who learns better in a dispute says so to the swarm only."""
+        """Whether this node signed the contrary of `verdict` for the contract before. Acceptance and rejection of one
+        file under one key cost the stake on chain, so who learns better in a dispute says so to the swarm only."""
         journal = self._station.journal
         raw = await journal.do(journal.said, "verdict", verdict.file_root)
         if raw is None:
             return False
         before = self._station.board.opened(raw).message
         assert isinstance(before, VerdictIssued)  # noqa: S101 - what this slot holds
-        return bool(before.signature) and (before.verdict.outcome == Outcome.ACCEPT) != (verdict.outcome == Outcome.ACCEPT)
+        changed = (before.verdict.outcome == Outcome.ACCEPT) != (verdict.outcome == Outcome.ACCEPT)
+        return changed and bool(before.signature)
 
     async def _with_values(self, message: VerdictIssued, found: Inspected, lot: Lot | None) -> VerdictIssued:
         """The verdict with what was recomputed, and the report as a blob if the file is accepted."""

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected
+from node.roles.annulment import checked_leaves, encode_leaves
 from node.roles.docket import Heard
 from node.roles.lottery import Lot
 from node.roles.validator import Candidate, Validator
@@ -351,10 +352,11 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         leaves = ((good, 100), (bad, 100))
         root = merkle_root([leaf(WORKER.address, one, units) for one, units in leaves])
         message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
+        named = (WORKER.address, message)
         for validator in court.validators:
-            validator._annulment.note(WORKER.address, message, leaves)
+            validator._annulment.note(WORKER.address, message, checked_leaves(*named, encode_leaves(leaves)))
             with pytest.raises(ProtocolError, match="root"):
-                validator._annulment.note(WORKER.address, message, leaves[:1])
+                checked_leaves(*named, encode_leaves(leaves[:1]))
         await trio.sleep(60)
         assert [judge.annulled for judge in court.judges] == [[(bad, 7, Reason.ACTIVATIONS, 3)]] * 3
         nursery.cancel_scope.cancel()

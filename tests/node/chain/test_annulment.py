@@ -47,7 +47,7 @@ class KeptBlobs(SharedBlobs):
         return path if path.exists() else await super().fetch(root, *rest, **named)  # noqa: ASYNC240
 
     async def add(self, source: Path | bytes) -> BlobInfo:
-        data = source if isinstance(source, bytes) else source.read_bytes()
+        data = source if isinstance(source, bytes) else source.read_bytes()  # noqa: ASYNC240
         info = describe(data)
         (self._folder / info.root.hex()).write_bytes(data)
         return info
@@ -130,7 +130,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
     monkeypatch: pytest.MonkeyPatch,
     mock_clock: MockClock,
 ) -> None:
-    """Two of three draw other groups and accept; the worker puts the file on chain; the third, late, drew the bad one."""
+    """Two of three draw other groups and accept; the worker puts the file on chain; the third drew the bad one."""
     hall = Hall(profile, connect, folder)
     played = await hall.open(monkeypatch)
     mock_clock.rate = FASTER
@@ -163,6 +163,6 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
     work = await hall.chain.work(hall.pool, WORKER.address, epoch)
     assert (work.units, work.voided) == (100, False)  # exactly the bad file's
     assert await hall.stakes() == before  # a late insight costs nobody's stake
-    said = [one.message for one in played.trainer.board.messages(VerdictIssued)]
+    said: list[Any] = [one.message for one in played.trainer.board.messages(VerdictIssued)]
     signed = {one.verdict.outcome for one in said if one.signature and one.verdict.file_root == bad}
     assert len(signed) == 1  # nobody can be shown to have told the contract both
