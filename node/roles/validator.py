@@ -426,9 +426,9 @@ class Validator:
     def _looked_in_part(self, verdict: Verdict, found: Inspected | Fault) -> bool:
         """Whether this accepts a file of which not every group was recomputed. The contract is told 'good' only by who
         looked at everything: who has said so there can help nobody any more when another lot finds the fault."""
-        groups = self._station.run.spec.rollout.prompts_per_file
-        accepts = isinstance(found, Inspected) and verdict.outcome == Outcome.ACCEPT
-        return accepts and len(found.checked) < groups
+        if not isinstance(found, Inspected) or verdict.outcome != Outcome.ACCEPT:
+            return False
+        return len(found.checked) < self._station.run.spec.rollout.prompts_per_file
 
     async def _takes_back(self, verdict: Verdict) -> bool:
         """Whether this node signed the contrary of `verdict` for the contract before. Acceptance and rejection of one

@@ -177,7 +177,7 @@ class Board:
                 allowed = allowed and signer_of(self._domain, commitment, signature) == author
             case VerdictIssued(verdict=verdict, signature=signature, recheck=recheck):
                 allowed = self._authority.is_validator(author)
-                among_us = recheck or verdict.outcome == Outcome.ACCEPT  # may be said to members only, not to a contract
+                among_us = recheck or verdict.outcome == Outcome.ACCEPT  # may be said to members alone
                 unsigned = among_us and not signature
                 allowed = allowed and (unsigned or signer_of(self._domain, verdict, signature) == author)
             case WorkPublished():
