@@ -1,7 +1,7 @@
 """Every cheat and several lying validators in live swarms: real daemons, libp2p, contracts on a local chain.
 
     python -m benchmarks.live_attacks [--cheats a,b,..] [--liars a,b,..] [--validators 3] [--per-swarm 4]
-                                      [--steps 8] [--quick] [--json FILE] [--work DIR]
+                                      [--steps 8] [--quick] [--json FILE] [--resume] [--work DIR]
 
 Each swarm is a demo (`intellect-node demo --validators N --cheat .. --liar ..`) with a trainer, two honest workers and
 several cheats at once, or with one validator that lies, is killed or freezes. What came of it is read from the nodes'
@@ -64,18 +64,30 @@ def main() -> None:
     parser.add_argument("--per-swarm", type=int, default=4, help="cheats that take part at the same time")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="four cheats, two liars")
+    parser.add_argument("--resume", action="store_true", help="play only what the JSON file does not have yet")
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()
     names = _asked(a.cheats, list(cheats()), QUICK if a.quick else None)
     lies = _asked(a.liars, [*liars(), *SIGNALS], ("false-accuser", "killed") if a.quick else None)
     run = prepare(a.work, a.steps)
-    table: dict[str, Any] = {"validators": a.validators, "quorum": quorum_of(a.validators), "cheats": [], "liars": []}
-    for number, some in enumerate(_parts(chosen(names, cheats(), "cheat"), a.per_swarm)):
+    table: dict[str, Any] = {
+        "validators": a.validators,
+        "quorum": quorum_of(a.validators),
+        "cheats": [],
+        "liars": [],
+        "swarms": [],
+    }
+    if a.resume and a.json and a.json.exists():
+        table = json.loads(a.json.read_text())
+    played_before = {row["cheat"] for row in table["cheats"]}
+    wanted = [name for name in chosen(names, cheats(), "cheat") if cheats()[name] not in played_before]
+    for number, some in enumerate(_parts(wanted, a.per_swarm), start=len(table["swarms"])):
         played = play(a.work / f"cheats-{number}", run["plain"], a.validators, some)
         table["cheats"] += [cheat_row(played, part) for part in played.cast if part.role == "worker" and part.cheat]
-        table.setdefault("swarms", []).append(swarm_row(played))
+        table["swarms"].append(swarm_row(played))
         _save(a.json, table)
+    lies = [lie for lie in lies if lie not in {row["lie"] for row in table["liars"]}]
     for lie in lies:
         played = play(a.work / f"liar-{lie}", run["windows"], a.validators, BESIDE, lie)
         table["liars"].append(liar_row(played, lie) | swarm_row(played))
