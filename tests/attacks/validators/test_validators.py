@@ -316,6 +316,7 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         await trio.sleep(30)
         for step in range(1, 5):
             await court.announce(step)
+        await trio.sleep(15)
         late = await court.commit(step=0, key=OTHER)
         missing = await court.commit(step=4)
         court.blobs.missing.add(missing)
