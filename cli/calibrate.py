@@ -30,7 +30,7 @@ def command(
     plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
     dtypes: Annotated[str, typer.Option(help="Types that the run's engines may compute in.")] = "float32,bfloat16",
     attentions: Annotated[str, typer.Option(help="Attention kernels that they may use.")] = "sdpa,eager",
-    device: Annotated[str, typer.Option(help="Where to compute, e.g. cpu or cuda.")] = "cpu",
+    devices: Annotated[str, typer.Option(help="Where to compute, e.g. cpu or cpu,cuda.")] = "cpu",
     samples: Annotated[int, typer.Option(min=16, max=1 << 16, help="Samples of each kind of work.")] = 256,
     previous: Annotated[
         Path | None, typer.Option(help="Weights of an earlier step (model.safetensors), to measure real staleness.")
@@ -51,7 +51,7 @@ def command(
     from node.problems import place_files
     from node.runfile import compile_run
 
-    settings = _settings(dtypes, attentions, device)
+    settings = _settings(dtypes, attentions, devices)
     compiled = compile_run(run)
     plan = Plan(settings, samples, seed, previous)
     with tempfile.TemporaryDirectory(prefix="intellect-calibrate-") as folder, _progress(as_json) as progress:
@@ -73,7 +73,7 @@ def command(
         _show(result, target, plot)
 
 
-def _settings(dtypes: str, attentions: str, device: str):  # noqa: ANN202 - list of EngineSettings
+def _settings(dtypes: str, attentions: str, devices: str):  # noqa: ANN202 - list of EngineSettings
     from node.inference.settings import ATTENTIONS, DTYPES, EngineSettings
 
     chosen = [(one.strip(), other.strip()) for one in dtypes.split(",") for other in attentions.split(",")]
@@ -81,7 +81,8 @@ def _settings(dtypes: str, attentions: str, device: str):  # noqa: ANN202 - list
         if dtype not in DTYPES or attention not in ATTENTIONS:
             known = f"types: {', '.join(DTYPES)}; kernels: {', '.join(ATTENTIONS)}"
             raise CommandError("no such engine", f"{dtype!r} with {attention!r}", known, USAGE)
-    return [EngineSettings(device, dtype, attention) for dtype, attention in dict.fromkeys(chosen)]
+    places = dict.fromkeys(device.strip() for device in devices.split(","))
+    return [EngineSettings(device, dtype, attention) for device in places for dtype, attention in dict.fromkeys(chosen)]
 
 
 @contextlib.contextmanager
@@ -125,25 +126,36 @@ def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None
     table.add_column("work", overflow="fold")
     for name in ("proofs", "sampling", "outside", "cut", "suspected", "convicted"):
         table.add_column(name, justify="right", no_wrap=True)
-    for kind, outcomes in (("honest", result.honest), ("cheating", result.cheating)):
+    sections = (("green", "", result.honest), ("red", "", result.cheating), ("red", ", second look", result.crossed))
+    for colour, remark, outcomes in sections:
         table.add_section()
         for name, outcome in outcomes.items():
-            table.add_row(f"[{'green' if kind == 'honest' else 'red'}]{name.replace('>', ' > ')}[/]", *_cells(outcome))
+            table.add_row(f"[{colour}]{_plain(name, result)}{remark}[/]", *_cells(outcome))
     out.print(table)
+    out.print(f"permitted engines: {', '.join(cuts.engines)}")
     out.print(
-        f"hard cuts: {cuts.exponent_mismatches} exponents, mantissa mean {cuts.mantissa_mean:g}, median "
+        f"loosest hard cuts: {cuts.exponent_mismatches} exponents, mantissa mean {cuts.mantissa_mean:g}, median "
         f"{cuts.mantissa_median:g}, sampling mean {cuts.sampling_mean:g}, outside {cuts.sampling_outside:.2%}"
     )
     alarms = sum(outcome.false_alarms for outcome in result.honest.values())
+    allowance = max(table.allowance for table in decision.honest.values())
     out.print(
-        f"decision: mean ratio of held-out honest samples at most {result.expectation:.3g}, allowance "
-        f"{decision.allowance:.3g} per problem, {alarms} honest workers suspected"
+        f"decision: mean ratio of held-out honest samples at most {max(result.expectation.values()):.3g}, allowances "
+        f"up to {allowance:.3g}, {alarms} honest workers suspected"
     )
     if alarms:
         out.print("[yellow]honest work is not told apart well: use more --samples, or permit fewer engines[/]")
     if plot is not None:
         out.print(f"plot: {plot}")
     out.print("run file not written (--dry-run)" if target is None else f"written: {target}")
+
+
+def _plain(name: str, result: "Calibration") -> str:
+    """A row's name, without the hardware where all was measured on the same."""
+    hardware = {part.partition("/")[0] for pair in result.honest for part in pair.split(">")}
+    if len(hardware) == 1:
+        name = name.replace(f"{hardware.pop()}/", "")
+    return name.replace(">", " > ")
 
 
 def _cells(outcome: "Outcome") -> list[str]:
