@@ -15,6 +15,7 @@ from node.chain.faucet import DevnetFaucet
 from node.chain.keeper import CaseKeeper
 from node.chain.profile import NetworkProfile
 from node.chain.setup import prepare_participant
+from node.inference.wire import Reply, Request
 from node.recipe.capacity import CapacityGauge
 from node.roles.common import Run, Station
 from node.roles.lottery import Lot
@@ -29,10 +30,22 @@ from protocol.statements import Domain
 from tests.attacks.validators import court
 from tests.attacks.validators.court import GROUPS, VALIDATORS, WORKER, Court, SharedBlobs, TruthfulEngine
 
-FASTER = 20.0  # the court's clock; the chain keeps its own time
+FASTER, FAST = 50.0, 4.0  # the court's clock while it assembles, and then; the chain keeps its own time
 EPOCH = 10
 BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)
-SLOW = 12.0  # seconds that one validator takes to look
+PATIENCE = 3600.0  # seconds of the court's clock: nothing in this story is decided by time
+
+
+class Held(TruthfulEngine):
+    """An engine that gives no answer before it is let go."""
+
+    def __init__(self, bad: dict[bytes, Fault]) -> None:
+        super().__init__(bad)
+        self.let_go = trio.Event()
+
+    async def ask(self, request: Request, *, timeout: float) -> Reply:
+        await self.let_go.wait()
+        return await super().ask(request, timeout=timeout)
 
 
 class KeptBlobs(SharedBlobs):
@@ -86,8 +99,9 @@ class Hall:
         monkeypatch.setattr(court, "POOL", self.pool)
         monkeypatch.setattr(court, "RecordingJudge", lambda: next(keepers))
         monkeypatch.setattr(court, "SharedBlobs", lambda: KeptBlobs(self.folder))
-        seconds = (0.01, 0.01, SLOW)
-        return Court([Validator] * 3, engine=lambda i, bad: TruthfulEngine(bad, seconds=seconds[i]), window=64)
+        engines = (TruthfulEngine, TruthfulEngine, Held)
+        times = {"verdict_seconds": PATIENCE, "delivery_seconds": PATIENCE}
+        return Court([Validator] * 3, engine=lambda i, bad: engines[i](bad), window=64, **times)
 
     def worker(self, played: Court) -> Worker:
         seat = played.workers[0]
@@ -140,6 +154,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
     before = await hall.stakes()
     async with trio.open_nursery() as nursery:
         await played.open(nursery)
+        mock_clock.rate = FAST
         worker = hall.worker(played)
         nursery.start_soon(worker._follow_verdicts)
         journal, ballots = worker._journal, played.trainer.jury.ballots
@@ -156,7 +171,10 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
         work = await hall.chain.work(hall.pool, WORKER.address, epoch)
         assert (work.units, work.voided) == (200, False)
 
-        with trio.fail_after(60 * FASTER):
+        late = played.engines[2]
+        assert isinstance(late, Held)
+        late.let_go.set()
+        with trio.fail_after(PATIENCE):
             await until(lambda: sum(one._annulment.annulled for one in played.validators) > 0)
         nursery.cancel_scope.cancel()
     assert ballots.state(bad) is FileState.REJECTED and ballots.state(good) is FileState.ACCEPTED
