@@ -5,6 +5,7 @@ Cheats are test code and need torch, so the catalogue is read, not imported: nam
 
 import ast
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def engine_module(cheat: str) -> list[str]:
 
 
 def _chosen(word: str, known: Mapping[str, str], what: str) -> str:
-    if slug(word) in known:
-        return slug(word)
+    if _word(word) in known:
+        return _word(word)
     if not known:
         raise CommandError(
             f"there is no {what} here",
@@ -51,7 +52,7 @@ def _chosen(word: str, known: Mapping[str, str], what: str) -> str:
             "add --no-cheat" if what == "cheat" else f"leave --{what} out",
             RUN,
         )
-    near = difflib.get_close_matches(slug(word), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(_word(word), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     raise CommandError(f"there is no {what} {word!r}", f"known are: {', '.join(known)}", f"{hint}take one of them", USAGE)
 
@@ -64,5 +65,10 @@ def _names(path: Path, table: str) -> dict[str, str]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == table:
             assert isinstance(node.value, ast.Dict)  # noqa: S101 - as it is written there
             keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
-            return {slug(str(key)): str(key) for key in keys}
+            return {_word(str(key)): str(key) for key in keys}
     return {}
+
+
+def _word(name: str) -> str:
+    """'int8, says bf16' -> 'int8-says-bf16'"""
+    return re.sub("-+", "-", slug(name))
