@@ -89,7 +89,7 @@ async def _perform(
 
 def _program(one: Participant, scene: Scene, stage: Stage, environment: dict[str, str]) -> Program:
     command = join_command(one, scene, stage.profile, stage.pool)
-    return Program(one.name, command, environment, scene.log(one.name), scene.directory)
+    return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
 
 
 async def _listen(one: Participant, scene: Scene, tracker: Tracker) -> None:
