@@ -30,7 +30,7 @@ class Desk:
     generation = 1
 
     def __init__(self, run: bytes, assets: Path) -> None:
-        self._server = Server(torch_engine, Session)
+        self._server = Server(lambda _: torch_engine, Session)
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self.asked: list[str] = []
 
