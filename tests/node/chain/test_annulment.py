@@ -100,7 +100,7 @@ class Hall:
         monkeypatch.setattr(court, "RecordingJudge", lambda: next(keepers))
         monkeypatch.setattr(court, "SharedBlobs", lambda: KeptBlobs(self.folder))
         engines = (TruthfulEngine, TruthfulEngine, Held)
-        times = {"verdict_seconds": PATIENCE, "delivery_seconds": PATIENCE}
+        times: dict[str, Any] = {"verdict_seconds": PATIENCE, "delivery_seconds": PATIENCE}
         return Court([Validator] * 3, engine=lambda i, bad: engines[i](bad), window=64, **times)
 
     def worker(self, played: Court) -> Worker:
