@@ -87,9 +87,11 @@ class VerdictIssued(_Message, frozen=True):
     What makes verdicts comparable: window, rate: of the lot; checked: bitmap of the groups that went through the
     model; rewards: per group 4 bytes of BLAKE3 over its recomputed rewards (4 zero bytes: scoring took too long);
     logprobs: per checked group the mean log-probability of its output tokens, float32 little-endian; group: where
-    the fault lies, -1 for the whole file; recheck: judged again after a dispute, every group
-    (unsigned for the contract, signature b"", where it takes the own first verdict back); standing: what the
+    the fault lies, -1 for the whole file; recheck: judged again after a dispute, every group; standing: what the
     author thinks of the worker by now (decision.Level); verifier: the class of engine that it looks with.
+
+    signature: over the verdict, EIP-712, for the contract; b"" where it takes the own first verdict back, and where
+    it accepts a file of which it did not recompute every group.
     """
 
     verdict: Verdict

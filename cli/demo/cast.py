@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.demo.cheats import engine_module
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant
-
-CHEATS = {"own-problems": "tests.cheats.own_problems", "other-weights": "tests.cheats.other_weights"}
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the user asked for. cheat: None for an honest swarm; steps: None for the run file's own."""
+    """What the user asked for. cheats: of workers, none for an honest swarm; liars: of the first validators; steps:
+    None for the run file's own."""
 
     directory: Path
     workers: int = 2
-    cheat: str | None = "own-problems"
+    validators: int = 1
+    cheats: tuple[str, ...] = ("own-problems",)
+    liars: tuple[str, ...] = ()
     steps: int | None = None
     seed: int = 0
     run_file: Path | None = None
@@ -26,10 +28,20 @@ class DemoOptions:
 
 
 def cast(options: DemoOptions) -> tuple[Participant, ...]:
-    """One trainer, one validator, the workers, and the cheat."""
+    """One trainer, the workers, the validators, and the cheats, each a worker of its own."""
     workers = [Participant(f"worker {i + 1}", "worker") for i in range(options.workers)]
-    cheats = [Participant("cheat", "worker", options.cheat)] if options.cheat else []
-    return (Participant("trainer", "trainer"), *workers, Participant("validator", "validator"), *cheats)
+    lies = [*options.liars, *[None] * options.validators][: options.validators]
+    validators = [
+        Participant(name, "validator", lie) for name, lie in zip(_numbered("validator", len(lies)), lies, strict=True)
+    ]
+    names = _numbered("cheat", len(options.cheats))
+    cheats = [Participant(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
+    return (Participant("trainer", "trainer"), *workers, *validators, *cheats)
+
+
+def quorum_of(validators: int) -> int:
+    """How many of a demo's validators decide: more than half."""
+    return validators // 2 + 1
 
 
 def join_command(part: Participant, scene: Scene, profile: Path, pool: int) -> Sequence[str]:
@@ -39,5 +51,9 @@ def join_command(part: Participant, scene: Scene, profile: Path, pool: int) -> S
     if part.role == "trainer":
         command += ["--run", str(scene.run_file)]
     if part.cheat:
-        command += ["--engine-command", f"{shlex.quote(sys.executable)} -m {CHEATS[part.cheat]}"]
+        command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
     return command
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name} {i + 1}" for i in range(count)]

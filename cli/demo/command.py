@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,21 +15,22 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "Examples:  intellect-node demo   |   intellect-node demo --no-cheat --workers 3 --steps 40   |   "
-    "intellect-node demo --seed 7 --json   |   intellect-node demo --run my-run.toml"
+    "intellect-node demo --seed 7 --json   |   intellect-node demo --run my-run.toml   |   "
+    "intellect-node demo --validators 3 --cheat int4 --cheat zip-bomb"
 )
 SMALLEST = 60  # columns and, with 20 lines, the least terminal for the live view
 
 
-class Cheat(StrEnum):
-    """How the cheating worker cheats."""
-
-    own_problems = "own-problems"
-    other_weights = "other-weights"
-
-
 def command(
     workers: Annotated[int, typer.Option(min=1, max=32, help="Honest workers.")] = 2,
-    cheat: Annotated[Cheat, typer.Option(help="How the cheating worker cheats.")] = Cheat.own_problems,
+    validators: Annotated[int, typer.Option(min=1, max=8, help="Validators; more than half of them decide.")] = 1,
+    cheat: Annotated[
+        list[str] | None,
+        typer.Option(help="How a cheating worker cheats (own-problems); any of tests/cheats, one worker for each given."),
+    ] = None,
+    liar: Annotated[
+        list[str] | None, typer.Option(help="How a validator lies: false-accuser, rubber-stamp, silent ...")
+    ] = None,
     no_cheat: Annotated[bool, typer.Option("--no-cheat", help="Only honest nodes.")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the run's own.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the start model and the training.")] = 0,
@@ -50,15 +50,24 @@ def command(
     import trio
 
     from cli.demo.cast import DemoOptions
+    from cli.demo.cheats import cheats, chosen, liars
     from cli.demo.story import run_demo
 
     if not fresh and run is not None:
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
-    _check_parts(None if no_cheat else cheat.value)
+    wanted = () if no_cheat else chosen(cheat or ["own-problems"], cheats(), "cheat")
+    lies = chosen(liar or (), liars(), "liar")
+    if len(lies) > validators:
+        raise CommandError(
+            "more liars than validators", f"{len(lies)} of {validators}", f"--validators {2 * len(lies) + 1}", USAGE
+        )
+    _check_parts()
     options = DemoOptions(
         directory=directory,
         workers=workers,
-        cheat=None if no_cheat else cheat.value,
+        validators=validators,
+        cheats=wanted,
+        liars=lies,
         steps=steps,
         seed=seed,
         run_file=run,
@@ -105,12 +114,20 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
         f" {summary['verdicts']['rejected']} rejected"
     )
     names = {member["address"]: member["name"] for member in summary["members"]}
+    if summary["validators"] > 1:
+        say(
+            f"{summary['quorum']} of {summary['validators']} validators decided;"
+            f" {summary['disputes'].get('raised', 0)} disputes between them"
+        )
+    for address, why in summary["quarantined"].items():
+        say(f"{names.get(address, 'a validator')} {address} is not believed any more: {why}")
     for address, transaction in summary["slashed"].items():
         say(f"{names.get(address, 'a node')} {address} lost its stake in transaction {transaction}")
     say(f"\nreport: {directory / 'report'}  (reward.png, reward.svg, metrics.jsonl, events.jsonl, model/)")
     say(
         "\n[dim]try next:[/]\n"
         "  intellect-node demo --cheat other-weights      a cheat with another model: rejected, unpaid\n"
+        "  intellect-node demo --validators 3             three of them, and two must agree\n"
         "  intellect-node demo --no-cheat --workers 3     honest people only\n"
         "  intellect-node demo --run my-run.toml          your model, your data\n"
         "  intellect-node devnet up                       build the swarm yourself, node by node (README)"
@@ -122,11 +139,9 @@ def _can_draw() -> bool:
     return sys.stdout.isatty() and size.width >= SMALLEST and size.height >= 20
 
 
-def _check_parts(cheat: str | None) -> None:
+def _check_parts() -> None:
     """What a demo needs besides the core; said before anything starts."""
     import importlib.util
-
-    from cli.demo.story import ROOT
 
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         raise CommandError(
@@ -134,10 +149,6 @@ def _check_parts(cheat: str | None) -> None:
             "intellect-node was installed without its extra [train]",
             "pip install 'intellect-node[train]', or in a clone: make demo",
             RUN,
-        )
-    if cheat and not (ROOT / "tests" / "cheats").is_dir():
-        raise CommandError(
-            "there is no cheat here", "cheats are test code, which only a clone of the project has", "add --no-cheat", RUN
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from cli.demo.cast import DemoOptions
+from cli.demo.cast import DemoOptions, cast, quorum_of
 from cli.demo.chain import DemoChain
 from cli.demo.runs import write_run
 from cli.demo.scene import Scene
@@ -48,14 +48,14 @@ async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environm
     async with trio.open_nursery() as nursery:
         if options.run_file is None:
             nursery.start_soon(teach_start_model, options, scene, environment, view)
-        nursery.start_soon(_make_keys, scene, addresses)
+        nursery.start_soon(_make_keys, options, scene, addresses)
     compiled = await trio.to_thread.run_sync(compile_run, scene.run_file)
     await trio.to_thread.run_sync(check_run, compiled)
     terms = PoolTerms(
         run_root=compiled.root,
         trainer=_address(addresses["trainer"]),
-        validators=(_address(addresses["validator"]),),
-        threshold=1,
+        validators=tuple(_address(addresses[one.name]) for one in cast(options) if one.role == "validator"),
+        threshold=quorum_of(options.validators),
         epoch_seconds=EPOCH_SECONDS,
         window=WINDOW_SECONDS,
     )
@@ -77,9 +77,9 @@ async def teach_start_model(options: DemoOptions, scene: Scene, environment: dic
         view.say(f"the start model is right in {accuracy:.0%} of its tries")
 
 
-async def _make_keys(scene: Scene, addresses: dict[str, str]) -> None:
+async def _make_keys(options: DemoOptions, scene: Scene, addresses: dict[str, str]) -> None:
     """The keys of those whom the pool names; the others make their own when they start."""
-    for name in ("trainer", "validator"):
+    for name in (one.name for one in cast(options) if one.role != "worker"):
         key = await trio.to_thread.run_sync(lambda d=scene.state_dir(name): open_node_key(d, create=True))
         addresses[name] = key.address
 

@@ -43,6 +43,10 @@ def summarise(snapshot: Snapshot, *, seed: int | None, report: Path | None) -> d
             }
             for row in snapshot.rows
         ],
+        "validators": len(snapshot.validators),
+        "quorum": snapshot.quorum,
+        "disputes": dict(snapshot.disputes),
+        "quarantined": {one.validator: one.why for one in snapshot.quarantined},
         "slashed": {slash.node: slash.transaction for slash in snapshot.slashed},
         "verdicts": {
             "accepted": snapshot.verdicts.accepted,

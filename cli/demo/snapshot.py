@@ -6,14 +6,15 @@ Pure: statuses come in, a `Snapshot` goes out. The view, the report and the summ
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cli.daemon_status import DaemonStatus, SlashPart, TrainingPart, VerdictsPart
+from cli.daemon_status import DaemonStatus, SlashPart, TrainingPart, VerdictPart, VerdictsPart
 
 WINDOW = 10  # steps that the summary's first and last reward are means over
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One process of the demo. cheat: which cheat it is, None for the honest; address: empty until it told."""
+    """One process of the demo. cheat: how it cheats (a worker) or lies (a validator), None for the honest; address:
+    empty until it told."""
 
     name: str
     role: str
@@ -32,7 +33,8 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the swarm table."""
+    """One line of the swarm table. files_accepted, files_rejected: of a worker, by the pool's quorum; of a validator, as
+    it judged; reasons: for which a worker's files were refused."""
 
     participant: Participant
     process: ProcessState
@@ -42,6 +44,28 @@ class Row:
     files_accepted: int = 0
     files_rejected: int = 0
     error: str | None = None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How the demo's validators judged one file, as far as they told. node: the worker's address."""
+
+    node: str
+    step: int
+    index: int
+    accepting: int = 0
+    rejecting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Disbelief:
+    """A validator whom others do not believe any more. by: how many honest nodes; seconds: elapsed when first seen."""
+
+    validator: str
+    why: str
+    by: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +87,10 @@ class Snapshot:
     rows: tuple[Row, ...] = ()
     verdicts: VerdictsPart = VerdictsPart()
     slashed: tuple[SlashPart, ...] = ()
+    quorum: int = 1
+    tallies: tuple[Tally, ...] = ()
+    quarantined: tuple[Disbelief, ...] = ()
+    disputes: Mapping[str, int] = field(default_factory=dict)
     training: TrainingPart | None = None
     training_seconds: float = 0.0
     done: bool = False
@@ -86,7 +114,27 @@ class Snapshot:
 
     @property
     def cheats(self) -> tuple[Row, ...]:
+        """Workers that cheat and validators that lie."""
         return tuple(row for row in self.rows if row.participant.cheat)
+
+    @property
+    def validators(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.participant.role == "validator")
+
+    def tally_of(self, verdict: VerdictPart) -> Tally | None:
+        """How the validators judged the file that a verdict is about."""
+        key = (verdict.node.lower(), verdict.step, verdict.index)
+        return next((one for one in self.tallies if (one.node, one.step, one.index) == key), None)
+
+    def first_rejection(self, participant: Participant) -> Tally | None:
+        """The first file of a worker that most of those who judged it rejected."""
+        mine = [one for one in self.tallies if one.node == participant.address.lower()]
+        return next((one for one in mine if one.rejecting > one.accepting), None)
+
+    def disbelief_in(self, participant: Participant) -> Disbelief | None:
+        """Whether others stopped believing a validator."""
+        address = participant.address.lower()
+        return next((one for one in self.quarantined if one.validator.lower() == address), None)
 
     def slash_of(self, participant: Participant) -> SlashPart | None:
         """The slash that hit a participant, or None."""
@@ -97,7 +145,9 @@ class Snapshot:
 class Tracker:
     """Remembers what a single answer forgets: the whole curve, every slash, the last known states."""
 
-    def __init__(self, participants: Iterable[Participant], *, target: float | None, run_name: str) -> None:
+    def __init__(
+        self, participants: Iterable[Participant], *, target: float | None, run_name: str, quorum: int = 1
+    ) -> None:
         self._participants = tuple(participants)
         self._rewards: dict[int, float] = {}
         self._train_rewards: dict[int, float] = {}
@@ -105,13 +155,19 @@ class Tracker:
         self._latest: dict[str, DaemonStatus] = {}
         self._began: float | None = None
         self._ended: float | None = None
-        self._base = Snapshot(target=target, run_name=run_name)
+        self._judged: dict[tuple[str, int, int], dict[str, bool]] = {}
+        self._doubted: dict[str, tuple[str, float]] = {}
+        self._base = Snapshot(target=target, run_name=run_name, quorum=quorum)
 
     def absorb(self, name: str, status: DaemonStatus) -> None:
         """Take in the newest answer of participant `name`."""
         self._latest[name] = status
         for slash in status.slashed:
             self._slashed.setdefault(slash.node.lower(), slash)
+        if status.node.role == "validator" and status.verdicts:
+            for verdict in status.verdicts.recent:
+                key = (verdict.node.lower(), -1 if verdict.step is None else verdict.step, verdict.index)
+                self._judged.setdefault(key, {})[name] = is_acceptance(verdict)
         if status.training:
             self._rewards.update(status.training.reward_eval)
             self._train_rewards.update(status.training.reward_train)
@@ -136,9 +192,23 @@ class Tracker:
             rows=tuple(self._row(one, processes.get(one.name, ProcessState())) for one in self._participants),
             verdicts=_fullest(s.verdicts for s in statuses if s.verdicts),
             slashed=tuple(self._slashed.values()),
+            tallies=tuple(_tally(key, votes) for key, votes in self._judged.items()),
+            quarantined=self._quarantined(elapsed),
+            disputes=_most_disputes(s.audit.disputes for s in statuses if s.audit),
             training=training,
             training_seconds=self._seconds(training, elapsed),
             done=bool(training and training.done),
+        )
+
+    def _quarantined(self, elapsed: float) -> tuple[Disbelief, ...]:
+        """What honest nodes say of the validators that they do not believe."""
+        honest = [self._latest[one.name] for one in self._participants if not one.cheat and one.name in self._latest]
+        said = [(str(one["address"]), str(one["why"])) for s in honest if s.audit for one in s.audit.quarantined]
+        for address, why in said:
+            self._doubted.setdefault(address, (why, elapsed))
+        return tuple(
+            Disbelief(address, why, sum(one == address for one, _ in said), seconds)
+            for address, (why, seconds) in self._doubted.items()
         )
 
     def _seconds(self, training: TrainingPart | None, elapsed: float) -> float:
@@ -154,8 +224,10 @@ class Tracker:
         status = self._latest.get(participant.name)
         if status is None:
             return Row(participant, process, process.state)
-        work = status.work
-        training = status.training
+        work, training, verdicts = status.work, status.training, status.verdicts
+        files = (work.files_accepted, work.files_rejected) if work else (0, 0)
+        if participant.role == "validator" and verdicts:
+            files = (verdicts.accepted, verdicts.rejected)
         speed = work.tokens_per_second if work else None
         if participant.role == "trainer" and training:
             speed = training.tokens_per_second
@@ -165,10 +237,25 @@ class Tracker:
             state=status.node.state if process.state == "running" else process.state,
             step=status.run.step if status.run and status.run.step is not None and status.run.step >= 0 else None,
             tokens_per_second=speed if process.state == "running" else None,
-            files_accepted=work.files_accepted if work else 0,
-            files_rejected=work.files_rejected if work else 0,
+            files_accepted=files[0],
+            files_rejected=files[1],
             error=status.last_error.what if status.last_error else None,
+            reasons=dict(work.rejected_by_reason) if work else {},
         )
+
+
+def is_acceptance(verdict: VerdictPart) -> bool:
+    """Whether a verdict accepts its file."""
+    return verdict.outcome in (0, "accept", "accepted")
+
+
+def _tally(key: tuple[str, int, int], votes: Mapping[str, bool]) -> Tally:
+    return Tally(*key, accepting=sum(votes.values()), rejecting=len(votes) - sum(votes.values()))
+
+
+def _most_disputes(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Every member counts disputes; who saw the most tells the story."""
+    return dict(max(counts, key=lambda one: one.get("raised", 0), default={}))
 
 
 def _fullest(parts: Iterable[VerdictsPart]) -> VerdictsPart:

@@ -11,18 +11,19 @@ import msgspec
 import trio
 
 from cli.api import get_status_async, socket_of
-from cli.demo.cast import DemoOptions, cast, join_command
+from cli.demo.cast import DemoOptions, cast, join_command, quorum_of
 from cli.demo.chain import DemoChain, open_chain
 from cli.demo.prepare import Stage, prepare
 from cli.demo.report import write_report
 from cli.demo.scene import Scene
-from cli.demo.snapshot import Participant, Snapshot, Tracker
+from cli.demo.snapshot import Participant, Row, Snapshot, Tracker
 from cli.demo.supervise import Program, Supervisor, child_environment
 from cli.demo.view import View
 from cli.directory_lock import directory_lock
 from cli.errors import RUN, CommandError
-from cli.signals import until_signalled
 from cli.events import event_rows
+from cli.signals import until_signalled
+from protocol.checks import OBJECTIVE
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 1.0  # seconds between questions to a daemon
@@ -62,7 +63,8 @@ async def _perform(
 ) -> Snapshot:
     """Start the processes, watch them until the run is done, stop them; returns the last moment."""
     participants = cast(options)
-    tracker = Tracker(participants, target=stage.target, run_name=stage.run_name)
+    quorum = quorum_of(options.validators)
+    tracker = Tracker(participants, target=stage.target, run_name=stage.run_name, quorum=quorum)
     supervisor = Supervisor(view.say)
 
     def now(phase: str) -> Snapshot:
@@ -87,7 +89,7 @@ async def _perform(
 
 def _program(one: Participant, scene: Scene, stage: Stage, environment: dict[str, str]) -> Program:
     command = join_command(one, scene, stage.profile, stage.pool)
-    return Program(one.name, command, environment, scene.log(one.name), scene.directory)
+    return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
 
 
 async def _listen(one: Participant, scene: Scene, tracker: Tracker) -> None:
@@ -124,10 +126,15 @@ async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
 
 
 def _fates_are_sealed(snapshot: Snapshot) -> bool:
-    return all(
-        snapshot.slash_of(row.participant) is not None or (row.participant.cheat != "own-problems" and row.files_rejected)
-        for row in snapshot.cheats
-    )
+    return all(_fate_is_sealed(row, snapshot) for row in snapshot.cheats)
+
+
+def _fate_is_sealed(row: Row, snapshot: Snapshot) -> bool:
+    """A liar is not believed; a cheat lost its stake, or its pay where that is all that its fault costs at once."""
+    if row.participant.role == "validator":
+        return snapshot.disbelief_in(row.participant) is not None
+    costs_stake = {reason.name.lower() for reason in OBJECTIVE} & {name.lower() for name in row.reasons}
+    return snapshot.slash_of(row.participant) is not None or bool(row.files_rejected and not costs_stake)
 
 
 async def _report(options: DemoOptions, scene: Scene, chain: DemoChain, last: Snapshot) -> dict[str, Any]:
@@ -150,6 +157,14 @@ def demo_environment(scene: Scene) -> dict[str, str]:
 
 
 def _check_resume(options: DemoOptions, scene: Scene) -> None:
+    judges = [one.name for one in cast(options) if one.role == "validator"]
+    strangers = [name for name in judges if not scene.state_dir(name).is_dir()]
+    if options.resume and scene.can_resume and strangers:
+        raise CommandError(
+            "the demo to go on with has other validators",
+            f"its pool does not name {strangers[0]}",
+            "give --validators as it was when the demo began, or start a fresh one",
+        )
     if options.resume and not scene.can_resume:
         raise CommandError(
             "there is no demo to go on with",

@@ -28,7 +28,7 @@ HOPELESS = (USAGE, CONFIGURATION, RUN)  # starting again would end the same way
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run. log: receives standard output and error, appended."""
+    """What to run. log: receives standard output and error, appended; optional: the others do without it."""
 
     name: str
     command: Sequence[str]
@@ -36,6 +36,7 @@ class Program:
     log: Path
     directory: Path
     restart: bool = True
+    optional: bool = False
 
 
 @dataclass(slots=True)
@@ -112,7 +113,12 @@ class Supervisor:
             self._told(f"{name} ended ({_exit_text(code)})")
             return
         if code in HOPELESS or child.restarts >= self._restarts:
-            raise _given_up(child, code)
+            error = _given_up(child, code)
+            if not child.program.optional:
+                raise error
+            child.gone = True
+            self._told(f"{error.what}; going on without it")
+            return
         child.restarts += 1
         child.restart_at = now + min(0.5 * 2 ** (child.restarts - 1), 8.0)
         self._told(f"{name} died ({_exit_text(code)}); starting it again ({child.restarts} of {self._restarts})")

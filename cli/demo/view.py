@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cli.daemon_status import VerdictPart
 from cli.demo.plot import plot, running_mean
-from cli.demo.snapshot import Row, Snapshot
+from cli.demo.snapshot import Row, Snapshot, is_acceptance
 from cli.output import clean, duration, ether, short
 
 TALLEST = 12  # lines of the plot
@@ -26,7 +26,7 @@ SIDE = 36
 
 _STATE_STYLES = {
     "working": "green", "idle": "cyan", "finished": "bold green", "syncing": "yellow", "starting": "yellow", "restarting": "yellow",
-    "running": "cyan", "draining": "dim", "stopped": "dim", "evicted": "bold red", "failed": "bold red",
+    "running": "cyan", "draining": "dim", "stopped": "dim", "evicted": "bold red", "quarantined": "bold red", "failed": "bold red",
 }
 
 
@@ -99,6 +99,11 @@ class PlainView:
             if slash.node not in self._told:
                 self._told.add(slash.node)
                 self._write(plain_slash(snapshot, slash.node))
+        for one in snapshot.quarantined:
+            if one.validator not in self._told:
+                self._told.add(one.validator)
+                name = snapshot.names.get(one.validator.lower(), one.validator)
+                self._write(f"- {name} is not believed any more: {clean(one.why, 200)}")
         if snapshot.done or snapshot.elapsed - self._last >= self._every:
             self._last = snapshot.elapsed
             self._write(plain_line(snapshot))
@@ -136,8 +141,10 @@ def plain_slash(snapshot: Snapshot, node: str) -> str:
     """One line about a slash."""
     slash = next(one for one in snapshot.slashed if one.node == node)
     name = snapshot.names.get(node.lower(), short(node))
+    row = next((row for row in snapshot.cheats if row.participant.address.lower() == node.lower()), None)
     return (
-        f"- {name} {node} was slashed {ether(int(slash.amount_wei))} tokens for {_reason(slash.reason)}:"
+        f"- {name} {node} was slashed {ether(int(slash.amount_wei))} tokens for {_reason(slash.reason)}"
+        f"{_agreement(row, snapshot) if row else ''}:"
         f" transaction {slash.transaction}"
     )
 
@@ -177,19 +184,22 @@ def _verdicts(snapshot: Snapshot, lines: int) -> RenderableType:
     head = Text.assemble(
         (f"{verdicts.accepted}", "bold green"), " accepted  ", (f"{verdicts.rejected}", "bold red"), " rejected",
     )
-    recent = [_verdict_line(verdict, snapshot.names) for verdict in verdicts.recent[:lines]]
+    recent = [_verdict_line(verdict, snapshot) for verdict in verdicts.recent[:lines]]
     recent += [Text("") for _ in range(lines - len(recent))]
     return Panel(
         Group(head, *recent), title="verdicts", title_align="left", width=SIDE, box=box.ROUNDED, border_style="dim"
     )
 
 
-def _verdict_line(verdict: VerdictPart, names: dict[str, str]) -> Text:
-    accepted = verdict.outcome in (0, "accept", "accepted")
-    name = names.get(verdict.node.lower(), short(verdict.node))
+def _verdict_line(verdict: VerdictPart, snapshot: Snapshot) -> Text:
+    accepted = is_acceptance(verdict)
+    name = snapshot.names.get(verdict.node.lower(), short(verdict.node))
     text = f"{name} #{verdict.index}"
     if not accepted:
         text += f" {_reason(verdict.reason)}"
+    tally = snapshot.tally_of(verdict)
+    if tally and len(snapshot.validators) > 1:
+        text = f"{tally.accepting if accepted else tally.rejecting}/{len(snapshot.validators)} {text}"
     line = Text.assemble(("ok " if accepted else "no ", "green" if accepted else "red"), text)
     line.truncate(32, overflow="ellipsis")
     return line
@@ -222,15 +232,18 @@ def _swarm(snapshot: Snapshot, width: int) -> RenderableType:
 
 def _cells(row: Row, snapshot: Snapshot) -> dict[str, RenderableType]:
     state = "evicted" if snapshot.slash_of(row.participant) else row.state
-    worker = row.participant.role == "worker"
+    if snapshot.disbelief_in(row.participant):
+        state = "quarantined"
+    judged = len(snapshot.validators) > 1 and row.participant.role == "validator"
+    counted = row.participant.role == "worker" or judged
     return {
         "node": Text(row.participant.name, style="red" if row.participant.cheat else ""),
         "address": Text(short(row.participant.address), style="dim"),
         "state": Text(state, style=_STATE_STYLES.get(state, "")),
         "step": "" if row.step is None else str(row.step),
         "tokens/s": "" if not row.tokens_per_second else f"{row.tokens_per_second:,.0f}",
-        "accepted": str(row.files_accepted) if worker else "",
-        "rejected": str(row.files_rejected) if worker else "",
+        "accepted": str(row.files_accepted) if counted else "",
+        "rejected": str(row.files_rejected) if counted else "",
         "restarts": str(row.process.restarts) if row.process.restarts else "",
     }
 
@@ -244,7 +257,10 @@ def _fate(snapshot: Snapshot, width: int) -> RenderableType:
             lines.append(Text(f"{name} was slashed: {_reason(slash.reason)}", style="bold red"))
     block = snapshot.block if snapshot.block is not None else "-"
     pool = snapshot.pool if snapshot.pool is not None else "-"
-    lines.append(Text(f"chain {snapshot.chain_id or '-'}   pool {pool}   block {block}", style="dim"))
+    jury = ""
+    if len(snapshot.validators) > 1:
+        jury = f"   quorum {snapshot.quorum} of {len(snapshot.validators)}   disputes {snapshot.disputes.get('raised', 0)}"
+    lines.append(Text(f"chain {snapshot.chain_id or '-'}   pool {pool}   block {block}{jury}", style="dim"))
     return Panel(
         Group(*lines), title="on chain", title_align="left", width=width, box=box.ROUNDED, border_style="dim"
     )
@@ -253,15 +269,39 @@ def _fate(snapshot: Snapshot, width: int) -> RenderableType:
 def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
     """What became of a cheat."""
     name = (row.participant.name, "red")
+    if row.participant.role == "validator":
+        return [_fate_of_liar(row, snapshot)]
     slash = snapshot.slash_of(row.participant)
     if slash:
         stake = (f"{ether(int(slash.amount_wei))} tokens", "bold")
-        caught = Text.assemble(name, " caught: ", (_reason(slash.reason), "bold"), ", stake of ", stake)
+        caught = Text.assemble(name, " caught: ", (_reason(slash.reason), "bold"))
+        caught.append(_agreement(row, snapshot))
+        caught.append(", stake of ").append(*stake)
         caught.append(f" taken in block {slash.block}")
         return [caught, Text(f"transaction {slash.transaction}", style="dim", no_wrap=True)]
     if row.files_rejected:
-        return [Text.assemble(name, f" ({row.participant.cheat}) earns nothing: {row.files_rejected} files rejected")]
+        return [Text.assemble(name, f" ({row.participant.cheat}) earns nothing: {row.files_rejected} files rejected")
+                .append(_agreement(row, snapshot))]
     return [Text.assemble(name, f" ({row.participant.cheat}) is at large")]
+
+
+def _fate_of_liar(row: Row, snapshot: Snapshot) -> Text:
+    """What became of a validator that lies."""
+    name = (row.participant.name, "red")
+    doubt = snapshot.disbelief_in(row.participant)
+    if doubt is None:
+        return Text.assemble(name, f" ({row.participant.cheat}) is still believed")
+    honest = sum(not one.participant.cheat for one in snapshot.rows)
+    text = f" ({row.participant.cheat}) is not believed by {doubt.by} of {honest} honest nodes: "
+    return Text.assemble(name, text, (clean(doubt.why, 80), "bold"))
+
+
+def _agreement(row: Row, snapshot: Snapshot) -> str:
+    """How many of several validators rejected a cheat's file; nothing where there is one."""
+    tally = snapshot.first_rejection(row.participant)
+    if tally is None or len(snapshot.validators) < 2:
+        return ""
+    return f" by {tally.rejecting} of {len(snapshot.validators)} validators"
 
 
 def _reason(reason: int | str) -> str:

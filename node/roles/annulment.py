@@ -13,7 +13,9 @@ import msgspec
 import structlog
 import trio
 
+from node.chain.errors import Reverted
 from node.roles.common import Station
+from node.roles.turns import seconds_to_wait
 from node.swarm.ballots import FileState
 from protocol.codec import decode_msgpack
 from protocol.errors import IntellectError, ProtocolError
@@ -28,7 +30,14 @@ FETCH_TIMEOUT = 30.0
 MAX_LEAVES = 65_536
 MAX_LEAVES_BYTES = 48 * MAX_LEAVES
 KEPT = 1024
+KEPT_LEAVES = 65_536
+"""Of one worker: it crowds out its own old epochs, not those of others."""
+QUEUE = 16
+BREATH = 256
+"""Leaves that are looked at in one go."""
 TRIES = 5
+DONE = ("AlreadyInvalidated", "AlreadyMature", "NothingCommitted", "WorkIsVoided")
+"""What the contract answers when there is nothing (left) to take."""
 
 Leaf = tuple[bytes, int]
 """(file root, units)."""
@@ -67,6 +76,14 @@ def decode_leaves(data: bytes) -> tuple[Leaf, ...]:
     return tuple(leaves)
 
 
+def checked_leaves(node: Address, message: WorkPublished, data: bytes) -> tuple[Leaf, ...]:
+    """The leaves of an epoch; raises ProtocolError if they are malformed or not those of its root."""
+    leaves = decode_leaves(data)
+    if merkle_root([leaf(node, root, units) for root, units in leaves]) != message.root:
+        raise ProtocolError("wrong leaves", "they do not hash to the epoch's root")
+    return leaves
+
+
 class Annulment:
     """Runs beside a validator's judging. find: the commitment to a file, by its root."""
 
@@ -78,45 +95,75 @@ class Annulment:
         self._find = find
         self._epochs: OrderedDict[tuple[Address, int], _Epoch] = OrderedDict()
         self._tried: Counter[bytes] = Counter()
+        self._due: OrderedDict[bytes, float] = OrderedDict()
+        self._queues: dict[Address, trio.MemorySendChannel[WorkPublished]] = {}
         self.annulled = 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._collect)
+            nursery.start_soon(self._collect, nursery)
             while True:
                 await trio.sleep(POLL)
                 for epoch in list(self._epochs.values()):
                     await self._look_through(epoch)
 
-    async def _collect(self) -> None:
+    async def _collect(self, nursery: trio.Nursery) -> None:
         async for signed in self._station.board.subscribe(WorkPublished):
             message = signed.message
             assert isinstance(message, WorkPublished)  # noqa: S101 - the subscription's type
+            queue = self._queues.get(signed.author)
+            if queue is None:
+                queue, work = trio.open_memory_channel[WorkPublished](QUEUE)
+                self._queues[signed.author] = queue
+                nursery.start_soon(self._fetch_all, signed.author, work)
             try:
-                path = await self._station.blobs.fetch(
-                    message.leaves_root,
-                    [signed.author],
-                    max_size=min(message.leaves_size, MAX_LEAVES_BYTES),
-                    timeout=FETCH_TIMEOUT,
-                )
-                leaves = decode_leaves(await trio.to_thread.run_sync(path.read_bytes))
-                self.note(signed.author, message, leaves)
-            except IntellectError as error:
-                log.info("leaves.unusable", node=signed.author, epoch=message.epoch, why=error.why)
+                queue.send_nowait(message)
+            except trio.WouldBlock:
+                log.info("leaves.skipped", node=signed.author, epoch=message.epoch)
+
+    async def _fetch_all(self, node: Address, work: trio.MemoryReceiveChannel[WorkPublished]) -> None:
+        """One worker's leaves, in order: who does not deliver them holds up nobody else's."""
+        async for message in work:
+            await self._fetch(node, message)
+
+    async def _fetch(self, node: Address, message: WorkPublished) -> None:
+        try:
+            path = await self._station.blobs.fetch(
+                message.leaves_root,
+                [node],
+                max_size=min(message.leaves_size, MAX_LEAVES_BYTES),
+                timeout=FETCH_TIMEOUT,
+            )
+            leaves = await trio.to_thread.run_sync(lambda: checked_leaves(node, message, path.read_bytes()))
+            self.note(node, message, leaves)
+        except (IntellectError, OSError) as error:
+            log.info("leaves.unusable", node=node, epoch=message.epoch, why=str(error))
 
     def note(self, node: Address, message: WorkPublished, leaves: tuple[Leaf, ...]) -> None:
-        """Keep the leaves of an epoch; raises ProtocolError if they are not those of its root."""
-        if merkle_root([leaf(node, root, units) for root, units in leaves]) != message.root:
-            raise ProtocolError("wrong leaves", "they do not hash to the epoch's root")
+        """Keep the leaves of an epoch, once they are known to be those of its root."""
         self._epochs[node, message.epoch] = _Epoch(node, message.epoch, leaves)
+        mine = [key for key in self._epochs if key[0] == node]
+        while len(mine) > 1 and sum(len(self._epochs[key].leaves) for key in mine) > KEPT_LEAVES:
+            del self._epochs[mine.pop(0)]
         while len(self._epochs) > KEPT:
             self._epochs.popitem(last=False)
 
     async def _look_through(self, epoch: _Epoch) -> None:
         ballots = self._station.jury.ballots
         for place, (root, _) in enumerate(epoch.leaves):
-            if self._tried[root] < TRIES and ballots.state(root) is FileState.REJECTED and ballots.undisputed(root):
+            if place % BREATH == 0:
+                await trio.lowlevel.checkpoint()
+            rejected = ballots.state(root) is FileState.REJECTED and ballots.undisputed(root)
+            if rejected and self._tried[root] < TRIES and self._is_our_turn(root):
                 await self._annul(epoch, place, root)
+
+    def _is_our_turn(self, root: bytes) -> bool:
+        now = trio.current_time()
+        if root not in self._due:
+            self._due[root] = now + seconds_to_wait(self._station, root)
+        while len(self._due) > MAX_LEAVES:
+            self._due.popitem(last=False)
+        return now >= self._due[root]
 
     async def _annul(self, epoch: _Epoch, place: int, root: bytes) -> None:
         message = self._find(root)
@@ -129,6 +176,8 @@ class Annulment:
         try:
             await self._canceller.invalidate(message.commitment, epoch.number, path, reason, signatures)
         except IntellectError as error:
+            if isinstance(error, Reverted) and error.name in DONE:
+                self._tried[root] = TRIES
             log.warning("work.not_invalidated", node=epoch.node, epoch=epoch.number, why=error.why)
             return
         self._tried[root] = TRIES
@@ -137,7 +186,8 @@ class Annulment:
 
     def _quorum(self, root: bytes) -> tuple[int, list[bytes]]:
         """The reason that most believed validators reject a file for (outcome 1), and their signatures."""
-        votes = self._station.jury.ballots.rejecting(root).values()
+        in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
+        votes = [vote for author, vote in self._station.jury.ballots.rejecting(root).items() if in_office(author)]
         plain = [vote for vote in votes if vote.verdict.outcome == Outcome.REJECT and vote.signature]
         if not plain:
             return 0, []

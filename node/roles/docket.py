@@ -4,7 +4,7 @@ Ages and gaps are counted from what was heard *then*. A validator that has just 
 files were that it finds, nor which ones it missed: it holds neither against anybody.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import msgspec
@@ -17,10 +17,14 @@ from protocol.statements import WorkCommitment
 REMEMBERED = 8192
 BACKLOG_SECONDS = 20.0
 """After a start: what is heard in this time may be old news."""
+GRACE_SECONDS = 10.0
+"""For so long after a policy was heard of, files that arrive may have been committed to before it: messages of two
+authors overtake each other, and on a busy machine by seconds."""
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """at: clock; newest_step: of the policies known at that moment; backlog: found on arrival, so of unknown age."""
+    """at: clock; newest_step: of the policies known for long enough at that moment; backlog: found on arrival, so of
+    unknown age."""
 
     message: RolloutCommitted
     at: float
@@ -40,12 +44,15 @@ class Docket:
         self._indices: OrderedDict[tuple[str, bytes], set[int]] = OrderedDict()
         self._owners: OrderedDict[bytes, Slot] = OrderedDict()
         self._policies: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        self._recent: deque[tuple[float, int]] = deque()
         self.newest_step = -1
+        """of the policies that everybody has had the time to hear of"""
 
     def policy(self, root: bytes, step: int) -> None:
         """The trainer announced a policy."""
-        self._policies.setdefault(root, (step, self._clock()))
-        self.newest_step = max(self.newest_step, step)
+        if root not in self._policies:
+            self._policies[root] = (step, self._clock())
+            self._recent.append((self._clock(), step))
         while len(self._policies) > 4096:
             self._policies.popitem(last=False)
 
@@ -62,6 +69,8 @@ class Docket:
         if slot in self._slots:
             return None
         now = self._clock()
+        while self._recent and now - self._recent[0][0] >= GRACE_SECONDS:
+            self.newest_step = max(self.newest_step, self._recent.popleft()[1])
         heard = Heard(message, now, self.newest_step, now - self._opened < BACKLOG_SECONDS)
         self._slots[slot] = self._roots[commitment.file_root] = heard
         self._indices.setdefault((commitment.node, commitment.policy_root), set()).add(commitment.index)

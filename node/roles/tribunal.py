@@ -13,6 +13,7 @@ import trio
 
 from node.roles.annulment import Canceller
 from node.roles.common import Station
+from node.roles.turns import seconds_to_wait
 from node.swarm.ballots import FileState
 from protocol.checks import OBJECTIVE, Reason
 from protocol.errors import IntellectError
@@ -106,11 +107,13 @@ class Tribunal:
         if message is None or message.commitment.node != verdict.node:
             self._executed.discard(verdict.node)
             return
+        await trio.sleep(seconds_to_wait(self._station, verdict.file_root))
         for attempt in range(TRIES):
             if not self._station.membership.is_member(verdict.node):
                 return
             accusing = self._station.jury.ballots.accusations(verdict.file_root, verdict.reason)
-            signatures = [vote.signature for vote in accusing.values()]
+            in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
+            signatures = [vote.signature for author, vote in accusing.items() if in_office(author)]
             try:
                 await self._judge.slash(message.commitment, message.signature, verdict.reason, signatures)
                 return

@@ -403,11 +403,11 @@ class Validator:
             outcome,
             reason,
         )
-        takes_back = await self._takes_back(verdict)
+        unsigned = self._looked_in_part(verdict, found) or await self._takes_back(verdict)
         message = VerdictIssued(
             pool=commitment.pool,
             verdict=verdict,
-            signature=b"" if takes_back else sign(self._station.key, self._station.domain, verdict),
+            signature=b"" if unsigned else sign(self._station.key, self._station.domain, verdict),
             detail=detail[:MAX_DETAIL],
             group=found.group,
             recheck=recheck,
@@ -433,16 +433,24 @@ class Validator:
             seconds=round(seconds, 3),
         )
 
+    def _looked_in_part(self, verdict: Verdict, found: Inspected | Fault) -> bool:
+        """Whether this accepts a file of which not every group was recomputed. The contract is told 'good' only by who
+        looked at everything: who has said so there can help nobody any more when another lot finds the fault."""
+        if not isinstance(found, Inspected) or verdict.outcome != Outcome.ACCEPT:
+            return False
+        return len(found.checked) < self._station.run.spec.rollout.prompts_per_file
+
     async def _takes_back(self, verdict: Verdict) -> bool:
-        """Whether this node signed the contrary of `verdict` before. Acceptance and rejection of one file under one
-        key cost the stake on chain, so who learns better in a dispute says so to the swarm only."""
+        """Whether this node signed the contrary of `verdict` for the contract before. Acceptance and rejection of one
+        file under one key cost the stake on chain, so who learns better in a dispute says so to the swarm only."""
         journal = self._station.journal
         raw = await journal.do(journal.said, "verdict", verdict.file_root)
         if raw is None:
             return False
         before = self._station.board.opened(raw).message
         assert isinstance(before, VerdictIssued)  # noqa: S101 - what this slot holds
-        return (before.verdict.outcome == Outcome.ACCEPT) != (verdict.outcome == Outcome.ACCEPT)
+        changed = (before.verdict.outcome == Outcome.ACCEPT) != (verdict.outcome == Outcome.ACCEPT)
+        return changed and bool(before.signature)
 
     async def _with_values(self, message: VerdictIssued, found: Inspected, lot: Lot | None) -> VerdictIssued:
         """The verdict with what was recomputed, and the report as a blob if the file is accepted."""

@@ -9,6 +9,7 @@ and the two envelopes that show it are kept as evidence. Knows nothing of engine
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from itertools import combinations
 
 import msgspec
 
@@ -80,8 +81,11 @@ class Ballots:
         self._clock = clock
         self._cases: OrderedDict[bytes, _Case] = OrderedDict()
         self._strikes: dict[Address, int] = {}
+        self._shown: dict[Address, list[bytes]] = {}
         self._missed: dict[Address, int] = {}
         self.quarantined: dict[Address, Quarantined] = {}
+        self.on_quarantine: Callable[[Quarantined], None] = lambda one: None
+        """Told of everyone who is not believed any more, however that came about."""
         self.disputes_raised = 0
         self.disputes_resolved = 0
 
@@ -183,7 +187,9 @@ class Ballots:
         return self._missed.get(validator, 0) >= SILENT_AFTER
 
     def open_disputes(self) -> list[bytes]:
-        """Roots of the files that wait for re-checks."""
+        """Roots of the files that wait for re-checks; those whose time is over are closed by asking."""
+        for case in self._open_cases():
+            self._settle(case)
         return [root for root, case in self._cases.items() if case.disputed and case.ruled is None]
 
     def worker_of(self, root: bytes) -> Address | None:
@@ -194,8 +200,7 @@ class Ballots:
 
     def restore(self, quarantined: Sequence[Quarantined]) -> None:
         """Those who were not believed before a restart."""
-        for one in quarantined:
-            self._quarantine(one.validator, one.why, one.evidence)
+        self.quarantined.update({one.validator: one for one in quarantined})
 
     # inside
 
@@ -237,6 +242,7 @@ class Ballots:
                 found.append(Dispute(_verdict(signed).verdict.file_root, other, signed, finding))
         if found:
             self._open(case)
+            self._settle(case)  # the re-checks may have come before
         return found
 
     def _open(self, case: _Case) -> None:
@@ -259,7 +265,10 @@ class Ballots:
             return
         votes = {author: _verdict(one) for author, one in case.votes.items()}
         rechecks = {a: _verdict(one) for a, one in case.rechecks.items() if a not in self.quarantined}
-        electorate = len(set(self.electorate()) | set(rechecks))
+        spoke = {
+            author for author in votes if author not in self.quarantined
+        }  # whoever has just come knows nobody alive
+        electorate = len(set(self.electorate()) | spoke | set(rechecks))
         result = resolve(votes, rechecks, electorate, self._groups, self._audit.logprob_tolerance)
         if result is None and self._clock() - case.opened > 2 * self._audit.verdict_seconds:
             result = resolve(votes, rechecks, len(rechecks), self._groups, self._audit.logprob_tolerance)
@@ -271,14 +280,30 @@ class Ballots:
         self.disputes_resolved += 1
         for validator, finding in result.wrong.items():
             self._strikes[validator] = self._strikes.get(validator, 0) + 1
+            shown = self._shown.setdefault(validator, [])  # of all strikes: others must come to the same count
+            shown += [one.raw for one in (*case.votes.values(), *case.rechecks.values())]
             if finding.objective or self._strikes[validator] >= STRIKES:
-                said = [*case.votes.values(), *case.rechecks.values()]
-                self._quarantine(validator, finding.what, tuple(one.raw for one in said))
+                self._quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
 
     def _quarantine(self, validator: Address, why: str, evidence: tuple[bytes, ...]) -> None:
         if validator in self.quarantined or len(self.quarantined) >= EVIDENCE:
             return
-        self.quarantined[validator] = Quarantined(validator, why, self._clock(), evidence)
+        one = self.quarantined[validator] = Quarantined(validator, why, self._clock(), evidence)
+        self.on_quarantine(one)
+        for case in self._open_cases():
+            self._withdraw(case)
+
+    def _open_cases(self) -> list[_Case]:
+        return [case for case in self._cases.values() if case.disputed and case.ruled is None]
+
+    def _withdraw(self, case: _Case) -> None:
+        """End a dispute that only somebody led who is not believed any more: who knew that before never opened it, and
+        would not look again."""
+        believed = [_verdict(one) for author, one in case.votes.items() if author not in self.quarantined]
+        tolerance = self._audit.logprob_tolerance
+        if not any(compare(a, b, self._groups, tolerance) for a, b in combinations(believed, 2)):
+            case.disputed = False
+            self.disputes_resolved += 1
 
 
 def _verdict(signed: Signed) -> VerdictIssued:

@@ -7,7 +7,7 @@ per member, the newest policies, and everything else by age and count.
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -35,7 +35,7 @@ from protocol.messages import (
     seal,
     topic,
 )
-from protocol.statements import Domain, signer_of
+from protocol.statements import Domain, Outcome, signer_of
 
 log = structlog.get_logger()
 M = TypeVar(
@@ -59,6 +59,7 @@ MAX_MESSAGES = 4096
 MAX_AGE = 240.0
 KEPT_POLICIES = 32
 SUBSCRIBER_BUFFER = 512
+MAX_PINNED = 2048
 
 
 class Authority(Protocol):
@@ -106,6 +107,7 @@ class Board:
         self._pool = pool
         self._authority = authority
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._pinned: OrderedDict[bytes, None] = OrderedDict()
         self._latest_beat: dict[Address, bytes] = {}
         self._subscribers: list[tuple[type, trio.MemorySendChannel[Signed]]] = []
         self.counts: Counter[str] = Counter()
@@ -145,6 +147,14 @@ class Board:
         self._take(open_envelope(self._domain, self._pool, raw))
         await self._wire.publish(self._topic, raw)
 
+    def pin(self, envelopes: Sequence[bytes]) -> None:
+        """Keep these for good, so that whoever comes later finds them: what shows that a validator lied."""
+        for raw in envelopes:
+            self._pinned[_id(raw)] = None
+            self._accept(self._key.address, raw)
+        while len(self._pinned) > MAX_PINNED:
+            self._pinned.popitem(last=False)
+
     # receiving
 
     async def _drain(self) -> None:
@@ -177,8 +187,9 @@ class Board:
                 allowed = allowed and signer_of(self._domain, commitment, signature) == author
             case VerdictIssued(verdict=verdict, signature=signature, recheck=recheck):
                 allowed = self._authority.is_validator(author)
-                changed_mind = recheck and not signature  # counts in the dispute, and can be shown to no contract
-                allowed = allowed and (changed_mind or signer_of(self._domain, verdict, signature) == author)
+                among_us = recheck or verdict.outcome == Outcome.ACCEPT  # may be said to members alone
+                unsigned = among_us and not signature
+                allowed = allowed and (unsigned or signer_of(self._domain, verdict, signature) == author)
             case WorkPublished():
                 allowed = self._authority.is_member(author)
             case LotsRevealed():
@@ -239,6 +250,8 @@ class Board:
             if isinstance(message, PolicyAnnounced):
                 if message.step < floor:
                     del self._kept[name]
+            elif name in self._pinned:
+                continue
             elif kept.at < oldest_kept or len(self._kept) > MAX_MESSAGES:
                 del self._kept[name]
             else:
@@ -285,6 +298,7 @@ class Board:
         for raw in missed:
             if len(raw) <= MAX_MESSAGE_BYTES and self._accept(peer, raw):
                 self.counts["caught_up"] += 1
+            await trio.lowlevel.checkpoint()  # each one is two signatures' work
 
     async def _answer_catch_up(self, _asker: Address, data: bytes) -> bytes:
         asked = decode_msgpack(data, CatchUp, limit=16 * MAX_KNOWN, error=MalformedMessage, what="bad catch-up")
@@ -292,9 +306,12 @@ class Board:
         answer: list[bytes] = []
         room = MAX_CATCH_UP_BYTES
         for name, kept in reversed(self._kept.items()):
+            if name in known:
+                continue  # takes no room, or what is older would never be told
             room -= len(kept.signed.raw)
-            if name not in known and room > 0:
-                answer.append(kept.signed.raw)
+            if room < 0:
+                break
+            answer.append(kept.signed.raw)
         return msgspec.msgpack.encode(list(reversed(answer)))
 
 

@@ -50,6 +50,7 @@ class Jury:
         self._may_raise = membership.is_trainer(own) or membership.may_validate(own)
         self.ballots = Ballots(run, quorum, self.validators, trio.current_time)
         self.lots = LotBook(run, pool)
+        self.ballots.on_quarantine = self._tell
         self._watchers: list[trio.MemorySendChannel[bytes]] = []
         self._raised: OrderedDict[bytes, None] = OrderedDict()
 
@@ -69,6 +70,8 @@ class Jury:
         kept = await self._journal.do(self._journal.recall, QUARANTINE)
         if kept is not None:
             self.ballots.restore(msgspec.msgpack.decode(kept, type=list[Quarantined]))
+            for one in self.ballots.quarantined.values():
+                self._board.pin(one.evidence)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
             nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self._on_commitment)
@@ -94,9 +97,7 @@ class Jury:
         async for signed in self._board.subscribe(VerdictIssued):
             message = signed.message
             assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
-            before = set(self.ballots.quarantined)
             disputes = self.ballots.add(signed)
-            self._tell(before)
             self._punish(self.lots.verdict(signed))
             self._notify(message.verdict.file_root)
             for dispute in disputes[:1]:
@@ -146,24 +147,20 @@ class Jury:
         except ProtocolError as error:  # the board checked it; a validator may have left since
             log.debug("dispute.refused", why=error.why)
             return
-        before = set(self.ballots.quarantined)
         if self.ballots.heed(pair):
             root = pair[0].message.verdict.file_root  # type: ignore[union-attr]
             self._first_of(root)
             self._notify(root)
-        self._tell(before)
 
     def _punish(self, broken: BrokenPromise | None) -> None:
         if broken is not None:
-            before = set(self.ballots.quarantined)
             self.ballots.quarantine(broken.validator, broken.why, broken.evidence)
-            self._tell(before)
 
-    def _tell(self, before: set[Address]) -> None:
-        for validator in self.ballots.quarantined.keys() - before:
-            why = self.ballots.quarantined[validator].why
-            log.warning("validator.quarantined", validator=validator, why=why)
-            self._judged.set()
+    def _tell(self, one: Quarantined) -> None:
+        """Somebody is not believed any more: remember it, and keep what shows it where newcomers find it."""
+        log.warning("validator.quarantined", validator=one.validator, why=one.why)
+        self._board.pin(one.evidence)
+        self._judged.set()
 
     def _notify(self, root: bytes) -> None:
         for channel in self._watchers:

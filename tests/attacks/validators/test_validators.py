@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected
+from node.roles.annulment import checked_leaves, encode_leaves
 from node.roles.docket import Heard
 from node.roles.lottery import Lot
 from node.roles.validator import Candidate, Validator
@@ -315,6 +316,7 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         await trio.sleep(30)
         for step in range(1, 5):
             await court.announce(step)
+        await trio.sleep(15)
         late = await court.commit(step=0, key=OTHER)
         missing = await court.commit(step=4)
         court.blobs.missing.add(missing)
@@ -351,10 +353,11 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         leaves = ((good, 100), (bad, 100))
         root = merkle_root([leaf(WORKER.address, one, units) for one, units in leaves])
         message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
+        named = (WORKER.address, message)
         for validator in court.validators:
-            validator._annulment.note(WORKER.address, message, leaves)
+            validator._annulment.note(WORKER.address, message, checked_leaves(*named, encode_leaves(leaves)))
             with pytest.raises(ProtocolError, match="root"):
-                validator._annulment.note(WORKER.address, message, leaves[:1])
+                checked_leaves(*named, encode_leaves(leaves[:1]))
         await trio.sleep(60)
         assert [judge.annulled for judge in court.judges] == [[(bad, 7, Reason.ACTIVATIONS, 3)]] * 3
         nursery.cancel_scope.cancel()

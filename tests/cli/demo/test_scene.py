@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo.cast import DemoOptions, cast, join_command
+from cli.demo.cast import DemoOptions, cast, join_command, quorum_of
+from cli.demo.cheats import cheats, chosen, engine_module, liars
 from cli.directory_lock import directory_lock
 from cli.demo.runs import render_run, write_run
 from cli.demo.scene import Scene
-from cli.demo.story import demo_environment
+from cli.demo.story import _check_resume, demo_environment
 from cli.errors import CommandError
 from node.errors import RunFileError
 from node.runfile import load_run_file
+from tests.cheats.catalogue import CHEATS
+from tests.cheats.liars import LIARS
 
 
 def test_a_second_demo_in_one_directory_is_refused_and_the_lock_is_gone_afterwards(tmp_path: Path) -> None:
@@ -44,7 +47,41 @@ def test_a_fresh_start_removes_what_the_last_demo_left_and_nothing_else(tmp_path
 def test_the_cast_is_one_trainer_one_validator_the_workers_and_the_cheat(tmp_path: Path) -> None:
     names = [one.name for one in cast(DemoOptions(tmp_path, workers=3))]
     assert names == ["trainer", "worker 1", "worker 2", "worker 3", "validator", "cheat"]
-    assert not [one for one in cast(DemoOptions(tmp_path, cheat=None)) if one.cheat]
+    assert not [one for one in cast(DemoOptions(tmp_path, cheats=())) if one.cheat]
+
+
+def test_several_validators_and_cheats_are_numbered_and_more_than_half_decide(tmp_path: Path) -> None:
+    options = DemoOptions(tmp_path, workers=1, validators=3, cheats=("int8", "zip-bomb"), liars=("silent",))
+    assert [(one.name, one.cheat) for one in cast(options)][2:] == [
+        ("validator 1", "silent"), ("validator 2", None), ("validator 3", None),
+        ("cheat 1", "int8"), ("cheat 2", "zip-bomb"),
+    ]
+    assert [quorum_of(n) for n in range(1, 9)] == [1, 2, 2, 3, 3, 4, 4, 5]
+
+
+def test_the_demos_cheats_are_those_of_the_catalogue_and_each_is_given_its_engine() -> None:
+    assert list(cheats().values()) == list(CHEATS)
+    assert list(liars().values()) == list(LIARS)
+    assert engine_module("step-k-1") == ["tests.cheats.catalogue", "step k-1"]
+    assert engine_module("own-problems") == ["tests.cheats.own_problems"]
+    assert engine_module("false-accuser") == ["tests.cheats.liars", "false accuser"]
+
+
+def test_a_cheat_may_be_written_as_in_the_catalogue_and_a_misspelt_one_is_told_the_nearest() -> None:
+    assert chosen(["temperature 0.9", "NaN activations"], cheats(), "cheat") == ("temperature-0-9", "nan-activations")
+    with pytest.raises(CommandError) as caught:
+        chosen(["zipbomb"], cheats(), "cheat")
+    assert "did you mean zip-bomb?" in caught.value.remedy
+
+
+def test_a_demo_is_not_gone_on_with_by_other_validators(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.run_file.touch()
+    scene.pool_file.touch()
+    scene.state_dir("validator").mkdir(parents=True)
+    _check_resume(DemoOptions(tmp_path, resume=True), scene)
+    with pytest.raises(CommandError, match="other validators"):
+        _check_resume(DemoOptions(tmp_path, validators=3, resume=True), scene)
 
 
 def test_only_the_cheat_is_told_another_engine_and_only_the_trainer_the_run(tmp_path: Path) -> None:

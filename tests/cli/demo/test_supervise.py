@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[..., Program]:
-    def make(name: str, source: str, restart: bool = True) -> Program:
+    def make(name: str, source: str, restart: bool = True, optional: bool = False) -> Program:
         return Program(
             name=name,
             command=[sys.executable, "-S", "-c", textwrap.dedent(source)],
@@ -27,6 +27,7 @@ def program(tmp_path: Path) -> Callable[..., Program]:
             log=tmp_path / f"{name}.log",
             directory=tmp_path,
             restart=restart,
+            optional=optional,
         )
 
     return make
@@ -180,3 +181,14 @@ def test_the_last_error_of_a_log_is_found_and_a_log_without_one_has_none(tmp_pat
     log.write_text("Traceback\n")
     assert last_error(log) is None
     assert last_error(tmp_path / "absent") is None
+
+
+async def test_one_that_the_others_can_do_without_may_fail(program: Callable[..., Program]) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(said.append)
+    supervisor.start(program("cheat", "import sys; sys.exit(6)", optional=True))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.watch)
+        await until(lambda: supervisor.states()["cheat"].state == "stopped")
+        nursery.cancel_scope.cancel()
+    assert said == ["cheat died; going on without it"]

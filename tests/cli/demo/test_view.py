@@ -9,20 +9,23 @@ import pytest
 from rich.console import Console
 
 from cli.daemon_status import (
+    AuditPart,
     DaemonStatus,
     NetworkPart,
     NodePart,
     RunPart,
     SlashPart,
     TrainingPart,
+    VerdictPart,
     VerdictsPart,
     WorkPart,
     parse_status,
 )
 from cli.demo.plot import plot, running_mean
+from cli.demo.report import summarise
 from cli.demo.sample import sample_snapshot
 from cli.demo.screenshot import draw
-from cli.demo.snapshot import Participant, ProcessState, Snapshot, Tracker
+from cli.demo.snapshot import Disbelief, Participant, ProcessState, Snapshot, Tally, Tracker
 from cli.demo.view import LiveView, PlainView, render
 from cli.errors import CommandError
 
@@ -55,6 +58,44 @@ def test_the_picture_can_be_drawn_before_anything_is_known() -> None:
 
 def test_a_cheat_that_only_loses_its_pay_is_said_to_earn_nothing() -> None:
     assert "earns nothing: 1 files rejected" in text(replace(sample_snapshot(), slashed=()))
+
+
+def jury_snapshot() -> Snapshot:
+    """Three validators, one of whom lies; two of them rejected the cheat's file."""
+    sample = sample_snapshot()
+    judges = [Participant(f"validator {i}", "validator", "rubber-stamp" if i == 1 else None, f"0x{i}") for i in (1, 2, 3)]
+    rows = [row for row in sample.rows if row.participant.role != "validator"]
+    rows += [replace(sample.rows[3], participant=judge, files_accepted=7) for judge in judges]
+    cheat = sample.rows[4].participant.address
+    return replace(
+        sample, rows=tuple(rows), quorum=2, tallies=(Tally(cheat, 1, 0, accepting=1, rejecting=2),),
+        quarantined=(Disbelief("0x1", "it invented values", by=6, seconds=9.0),), disputes={"raised": 1},
+    )
+
+
+def test_several_validators_are_shown_with_their_quorum_and_who_rejected_the_cheat() -> None:
+    shown = text(jury_snapshot())
+    for expected in (
+        "2/3 cheat #0 wrong draw", "caught: wrong draw by 2 of 3 validators", "quorum 2 of 3", "disputes 1",
+        "validator 1 (rubber-stamp) is not believed by 6 of", "it invented values", "quarantined",
+    ):
+        assert expected in shown, expected
+    summary = summarise(jury_snapshot(), seed=0, report=None)
+    assert (summary["validators"], summary["quorum"], summary["quarantined"]) == (3, 2, {"0x1": "it invented values"})
+
+
+def test_the_tracker_counts_how_each_validator_judged_a_file_and_whom_honest_nodes_doubt() -> None:
+    judges = [Participant(f"validator {i}", "validator") for i in (1, 2)]
+    liar = Participant("validator 3", "validator", "silent")
+    tracker = Tracker([*judges, liar, WORKER], target=None, run_name="sort", quorum=2)
+    audit = AuditPart(quarantined=[{"address": "0xBad", "why": "it lied"}])
+    for judge, outcome in zip([*judges, liar], (2, 2, 0), strict=True):
+        verdicts = VerdictsPart(recent=[VerdictPart("0xAa", 4, 1, outcome, "units", 0.0)])
+        tracker.absorb(judge.name, DaemonStatus(node=NodePart(role="validator"), verdicts=verdicts, audit=audit))
+    snapshot = tracker.snapshot("training", 5.0, ALIVE)
+    assert snapshot.tallies == (Tally("0xaa", 1, 4, accepting=1, rejecting=2),)
+    assert snapshot.first_rejection(WORKER) == snapshot.tallies[0]
+    assert snapshot.quarantined == (Disbelief("0xBad", "it lied", by=2, seconds=5.0),)
 
 
 def test_plain_lines_tell_a_slash_once_and_the_state_every_few_seconds() -> None:

@@ -1,6 +1,6 @@
 """Ages and gaps are counted from what was heard, and a newcomer holds neither against anybody."""
 
-from node.roles.docket import BACKLOG_SECONDS, Docket
+from node.roles.docket import BACKLOG_SECONDS, GRACE_SECONDS, Docket
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.messages import RolloutCommitted, Signed
@@ -40,13 +40,27 @@ def settled(steps: int) -> tuple[Docket, Clock]:
 
 
 def test_age_is_counted_from_when_a_file_was_heard_of() -> None:
-    docket, _ = settled(3)
+    docket, clock = settled(3)
     heard = docket.hear(committed(0))
     assert heard is not None
     for step in range(3, 9):
         docket.policy(policy(step), step)
+    clock.now += GRACE_SECONDS
     assert docket.fault(heard) is None  # it lay in a queue meanwhile
     late = docket.hear(committed(1))
+    assert late is not None
+    fault = docket.fault(late)
+    assert fault is not None and fault.reason is Reason.STALE
+
+
+def test_a_policy_makes_nothing_stale_before_its_news_could_have_reached_the_worker() -> None:
+    docket, clock = settled(3)
+    docket.policy(policy(3), 3)
+    clock.now += GRACE_SECONDS - 1
+    overtaken = docket.hear(committed(0))
+    assert overtaken is not None and docket.fault(overtaken) is None
+    clock.now += 1
+    late = docket.hear(committed(0, index=1))
     assert late is not None
     fault = docket.fault(late)
     assert fault is not None and fault.reason is Reason.STALE

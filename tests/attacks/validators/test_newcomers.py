@@ -1,0 +1,119 @@
+"""Who comes after a validator was found out must come to the same result: what it decides is its own pay."""
+
+from typing import Any
+
+import pytest
+import trio
+
+from node.inference.wire import Inspected
+from node.roles.docket import Heard
+from node.roles.lottery import Lot
+from node.roles.validator import Validator
+from node.swarm.ballots import FileState
+from node.swarm.jury import QUARANTINE
+from protocol.checks import Reason
+from protocol.identity import NodeKey
+from protocol.statements import Outcome
+from tests.attacks.validators.court import VALIDATORS, Court, Seat, changed
+
+NEWCOMER = NodeKey(b"\x21" * 32)
+
+
+class FalseAccuser(Validator):
+    """Says of every file that it solves the wrong problems."""
+
+    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(heard, path, lot)
+        return changed(found, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW), detail="invented")
+
+
+class StatisticalAccuser(Validator):
+    """Says of every file that its activations are another model's."""
+
+    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(heard, path, lot)
+        return changed(found, outcome=int(Outcome.REJECT), reason=int(Reason.ACTIVATIONS), detail="invented", group=0)
+
+
+async def arrive(court: Court, nursery: trio.Nursery) -> Seat:
+    """A worker that nobody has heard of joins the pool."""
+    seat = Seat(court, NEWCOMER, "worker")
+    everybody = [court.trainer, *court.workers, *court.seats]
+    await seat.run(nursery)
+    for other in everybody:
+        other.membership.joined(NEWCOMER.address, seat.network.contacts()[0])
+        seat.membership.joined(other.key.address, other.network.contacts()[0])
+    nursery.start_soon(seat.beat)
+    court.workers.append(seat)
+    await trio.sleep(10)
+    return seat
+
+
+@pytest.mark.parametrize("liar", [FalseAccuser, StatisticalAccuser])
+async def test_a_newcomer_learns_who_is_not_believed_and_is_not_robbed_by_it(
+    autojump_clock, monkeypatch, liar: type[Validator]
+) -> None:
+    monkeypatch.setattr("node.swarm.board.MAX_AGE", 40.0)
+    court = Court([liar, Validator, Validator], verdict_seconds=10.0)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for index in range(4):
+            await court.commit(index=index)
+            await trio.sleep(8)
+        assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
+        await trio.sleep(60)  # nobody tells of it any more
+        await court.announce(1)
+        seat = await arrive(court, nursery)
+        root = await court.commit(step=1, key=NEWCOMER)
+        await trio.sleep(40)  # longer than a dispute that nobody hears of would take to fail
+        assert set(seat.jury.ballots.quarantined) == {VALIDATORS[0].address}
+        assert seat.jury.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_newcomer_catches_up_with_more_than_fits_one_answer(autojump_clock, monkeypatch) -> None:
+    monkeypatch.setattr("node.swarm.board.MAX_CATCH_UP_BYTES", 4096)
+    court = Court([Validator, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        roots = [await court.commit(index=index) for index in range(12)]
+        await trio.sleep(5)
+        seat = await arrive(court, nursery)
+        await trio.sleep(20)
+        assert {seat.jury.ballots.state(root) for root in roots} == {FileState.ACCEPTED}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_dispute_that_nobody_looks_at_ends_without_being_asked_about(autojump_clock) -> None:
+    court = Court([FalseAccuser, Validator], verdict_seconds=10.0)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        root = await court.commit()
+        for validator in court.validators:
+            validator._rechecked.add(root)  # nobody makes a second look
+        await trio.sleep(5)
+        ballots = court.seats[1].jury.ballots
+        assert ballots.open_disputes() == [root]
+        await trio.sleep(60)
+        assert ballots.open_disputes() == [] and ballots.disputes_resolved == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_was_found_out_by_the_clock_alone_is_remembered_over_a_restart(autojump_clock, monkeypatch) -> None:
+    """A dispute that its time decides, with nobody's message, has the same consequences as one that a vote decides."""
+    four = (*VALIDATORS, NodeKey(b"\x22" * 32))
+    monkeypatch.setattr("tests.attacks.validators.court.VALIDATORS", four)
+    court = Court([FalseAccuser, Validator, Validator, Validator], verdict_seconds=10.0)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        root = await court.commit()
+        court.validators[3]._rechecked.add(root)  # it does not look again, so there is no majority of four
+        await trio.sleep(15)
+        assert not court.trainer.jury.ballots.quarantined
+        await trio.sleep(25)
+        ballots = court.trainer.jury.ballots
+        assert ballots.state(root) is FileState.ACCEPTED
+        await trio.sleep(1)
+        assert await court.trainer.jury._journal.do(court.trainer.jury._journal.recall, QUARANTINE)
+        nursery.cancel_scope.cancel()
