@@ -98,7 +98,9 @@ def fetch_as_a_visitor(directory: Path, scratch: Path) -> dict:
     pool = ["--network", str(directory / "home" / "devnet" / "network.toml"), "--pool", number]
     place = ["--out", str(scratch / "model"), "--cache", str(scratch / "cache")]
     command = [sys.executable, "-m", "cli", "weights"]
-    fetched = subprocess.run([*command, "fetch", *place, *pool, "--json"], cwd=ROOT, capture_output=True, text=True)
+    fetched = subprocess.run(
+        [*command, "fetch", *place, *pool, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert fetched.returncode == 0, fetched.stderr
     checked = subprocess.run([*command, "verify", place[1], "--json"], cwd=ROOT, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
@@ -116,9 +118,8 @@ def trainer_of(summary: dict) -> str:
 @pytest.mark.timeout(600)
 def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo, tmp_path: Path) -> None:
     demo.wait_for_step(1)
-    os.kill(demo.pid_of("worker-1"), signal.SIGKILL)
-    demo.wait_for_step(2)
     visited = fetch_as_a_visitor(demo.directory, tmp_path)
+    os.kill(demo.pid_of("worker-1"), signal.SIGKILL)
     status = demo.wait_for_step(3)
     learner = next(one["pid"] for one in status["processes"] if one["name"] == "learner")
     os.kill(learner, signal.SIGKILL)
