@@ -6,10 +6,12 @@ What is called: scripts/fuzz_targets.py. atheris is not among the project's depe
 an environment of its own (build/fuzz-venv, which sees this one's packages) unless it is there. Where no atheris can be
 had, or with --plain, the same targets get mutated honest inputs from a fixed seed, without guidance by coverage.
 A crash, a hang of 10 s, an error other than the parser's own, or more memory than the input's size class ends it:
-every input is traced, and may hold FACTOR bytes for each of its own above SLACK; the process may grow by MEMORY.
+an input may take FACTOR bytes for each of its own above SLACK (looked at in one of TRACED, and in every one that the
+fuzzer kept because it did something new), and the process may grow by MEMORY.
 """
 
 import argparse
+import itertools
 import os
 import random
 import resource
@@ -26,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 VERSION = "3.0.0"
 MAX_INPUT = 8192
+TRACED = 16
 SLACK = 256 * 1024
 FACTOR = 64
 """Python's smallest objects take about 60 bytes, and a parser may make one of each byte."""
@@ -40,14 +43,19 @@ def target(name: str) -> Any:
     return TARGETS[name]
 
 
-def measured(call: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """The same call, with an eye on its memory; only while tracemalloc runs."""
+def measured(call: Callable[[bytes], None], every: int = 1) -> Callable[[bytes], None]:
+    """The same call; the memory that it takes is traced for one input in `every`."""
+    calls = itertools.count()
 
     def watched(data: bytes) -> None:
-        before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        call(data)
-        taken = tracemalloc.get_traced_memory()[1] - before
+        if next(calls) % every:
+            return call(data)
+        tracemalloc.start()
+        try:
+            call(data)
+            _, taken = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
         if taken > SLACK + FACTOR * len(data):
             raise MemoryError(f"{taken} bytes for an input of {len(data)}")
 
@@ -74,6 +82,7 @@ def main() -> None:
         else:
             command = [str(python), __file__, "--inside", "--target", name, "--runs", str(a.runs)]
             subprocess.run(command, check=True, cwd=REPOSITORY)
+            replay(name)
         kind = "mutated" if python is None else "coverage-guided"
         print(f"{name}: {a.runs} {kind} inputs in {time.monotonic() - started:.0f} s, no crash", flush=True)
 
@@ -108,9 +117,8 @@ def guided(name: str, runs: int) -> None:
 
     with atheris.instrument_imports(include=["protocol"]):
         subject = target(name)
-    tracemalloc.start()
-    call = measured(subject.call)
-    corpus = REPOSITORY / "build" / "fuzz-corpus" / name
+    call = measured(subject.call, TRACED)
+    corpus = _corpus(name)
     corpus.mkdir(parents=True, exist_ok=True)
     words = corpus.with_suffix(".dict")
     words.write_text("".join(f'"{_escaped(word)}"\n' for word in subject.words))
@@ -119,8 +127,19 @@ def guided(name: str, runs: int) -> None:
         (corpus / f"honest-{number}").write_bytes(seed)
     most = (1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + MEMORY) >> 20
     limits = [f"-runs={runs}", f"-max_len={MAX_INPUT}", "-timeout=10", f"-rss_limit_mb={most}"]
-    atheris.Setup([sys.argv[0], *limits, f"-dict={words}", "-verbosity=0", str(corpus)], call)
+    atheris.Setup([sys.argv[0], *limits, f"-dict={words}", "-verbosity=0", "-print_final_stats=1", str(corpus)], call)
     atheris.Fuzz()
+
+
+def replay(name: str) -> None:
+    """What the fuzzer kept, once more, with the memory of each input traced."""
+    call = measured(target(name).call)
+    for path in sorted(_corpus(name).iterdir()):
+        call(path.read_bytes())
+
+
+def _corpus(name: str) -> Path:
+    return REPOSITORY / "build" / "fuzz-corpus" / name
 
 
 def _escaped(word: bytes) -> str:
@@ -130,8 +149,7 @@ def _escaped(word: bytes) -> str:
 def plain(name: str, runs: int, seed: int = 0) -> None:
     """Honest inputs with bytes changed, cut, inserted and repeated."""
     subject = target(name)
-    tracemalloc.start()
-    call = measured(subject.call)
+    call = measured(subject.call, TRACED)
     source = random.Random(seed)  # noqa: S311 - a fuzzer, no secret
     for one in subject.honest:
         call(one)

@@ -1,20 +1,11 @@
 """The fuzzers' targets take their honest inputs, and some hundred damaged ones in every run of the suite."""
 
 import random
-import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 
 from scripts.fuzz_proofs import measured, mutated
 from scripts.fuzz_targets import TARGETS
-
-
-@pytest.fixture(autouse=True)
-def traced() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", TARGETS)
