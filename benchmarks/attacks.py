@@ -2,12 +2,16 @@
 
     python -m benchmarks.attacks [--models small,large] [--files 8] [--quick] [--json FILE]
 
-Every cheat of tests/cheats works for the trained model as a swarm's engine would; its files are looked at by an
-honest fp32 validator once, and judged under two sets of rules: the run permits fp32 engines only, or bf16 ones, too.
-`files to suspect/convict` replays the decision with the files in random order (with replacement), median of 50.
+Every cheat of tests/cheats works for the trained model as a swarm's engine would, in two runs: one permits fp32
+engines only (the cheat says that it is one), one permits bf16 ones, too (it says that it is one of those). An honest
+validator whose own engine computes in fp32 looks at each file as it would in the swarm, in the arithmetic that the
+worker states, and a second time in another one. `suspected`/`convicted` replay the decision with the files in random
+order (with replacement), median of 50; `second` is what the other arithmetic alone suspects after: both must
+agree before a stake is touched.
 """
 
 import argparse
+import functools
 import statistics
 import sys
 import tempfile
@@ -16,16 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.proof_models import WORK, Subject, subjects
 from benchmarks.verification_lab import REGIMES, rules, save, show, under
 from node.inference.inspect import inspect
 from node.inference.session import Session, torch_engine
+from node.inference.settings import EngineSettings
 from node.inference.wire import Inspect, Inspected, Produce
 from protocol.checks import OBJECTIVE, Reason
 from protocol.decision import Decision, DecisionSpec, Level
 from protocol.identity import NodeKey
+from protocol.run import VerificationSpec
 from protocol.statements import Outcome
 from tests.cheats.catalogue import CHEATS, Cheat
 
@@ -33,14 +40,16 @@ NODE = NodeKey(b"\x07" * 32).address
 ROOTS = [bytes([step]) * 32 for step in range(5)]
 HONEST = Cheat("nothing", frozenset({Reason.NONE}))
 REPLAYS, PATIENCE = 50, 200
-FILES = {"small": 8, "large": 3}
+FILES = {"small": 20, "large": 4}
+WORKERS = {"float32": EngineSettings(), "mixed": EngineSettings(dtype="bfloat16")}
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One file in one regime."""
+    """One file of one run. verdict: what a validator says; crossed: the same at a second look; tokens: of output."""
 
     verdict: Inspected
+    crossed: Inspected
     tokens: int
 
 
@@ -48,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="small,large")
     parser.add_argument("--cheats", default="", help="only these, separated by commas")
-    parser.add_argument("--files", type=int, default=0, help="per statistical cheat; default 8 small, 3 large")
+    parser.add_argument("--files", type=int, default=0, help="per statistical cheat; default 20 small, 4 large")
     parser.add_argument("--quick", action="store_true", help="two files, smaller calibration")
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--json", type=Path)
@@ -66,67 +75,70 @@ def main() -> None:
 def attack(subject: Subject, work: Path, files: int, quick: bool, names: list[str]) -> list[dict[str, Any]]:
     """One row per cheat, honest work first."""
     verifications = {regime: rules(subject, regime, work, quick) for regime in REGIMES}
-    validators = {regime: open_session(Session, subject, regime, verifications) for regime in REGIMES}
+    validators = {regime: open_session(Session, subject, verifications[regime], EngineSettings()) for regime in REGIMES}
     rows = []
     for name, cheat in {"(honest)": HONEST, **CHEATS}.items():
         if names and name not in names:
             continue
         started = time.monotonic()
         exact = bool(cheat.reasons & OBJECTIVE)
-        seen = try_cheat(cheat, subject, validators, 1 if exact else files)
+        seen = {
+            regime: try_cheat(cheat, subject, regime, validator, 1 if exact else files)
+            for regime, validator in validators.items()
+        }
         rows.append({"cheat": name, **_row(cheat, seen, verifications)})
         print(f"  {name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return rows
 
 
-def open_session(kind: type[Session], subject: Subject, regime: str, verifications: dict[str, Any]) -> Session:
-    session = kind(under(subject, verifications[regime]), subject.assets, torch_engine)
+def open_session(
+    kind: type[Session], subject: Subject, verification: VerificationSpec, settings: EngineSettings
+) -> Session:
+    factory = functools.partial(torch_engine, settings=settings)
+    session = kind(under(subject, verification), subject.assets, factory)
     images = [subject.four_before, *[subject.one_before] * 3, subject.model / "model.safetensors"]
     for root, image in zip(ROOTS, images, strict=True):
         session.keep(root, str(image))
     return session
 
 
-def try_cheat(cheat: Cheat, subject: Subject, validators: dict[str, Session], files: int) -> dict[str, list[Seen]]:
-    """The cheat's files as every validator sees them."""
-    regimes = list(validators)
-    worker = cheat.session(validators[regimes[0]].run, subject.assets, torch_engine)
-    images = [subject.four_before, *[subject.one_before] * 3, subject.model / "model.safetensors"]
-    for root, image in zip(ROOTS, images, strict=True):
-        worker.keep(root, str(image))
-    seen: dict[str, list[Seen]] = {regime: [] for regime in regimes}
+def try_cheat(cheat: Cheat, subject: Subject, regime: str, validator: Session, files: int) -> list[Seen]:
+    """The cheat's files as a validator sees them."""
+    worker = open_session(cheat.session, subject, validator.run.verification, WORKERS[regime])
+    seen: list[Seen] = []
     with tempfile.TemporaryDirectory() as folder:
         for index in range(files):
             order = Produce(
                 policy_root=ROOTS[-1], node=NODE, pool=1, index=index, out_path=str(Path(folder) / str(index))
             )
             made = cheat.produce(worker, order)
-            for regime, validator in validators.items():
-                asked = Inspect(
-                    policy_root=ROOTS[-1],
-                    node=NODE,
-                    pool=1,
-                    index=index,
-                    units=made.units,
-                    path=made.path,
-                    report_path=f"{made.path}.report",
-                )
-                seen[regime].append(Seen(inspect(validator, asked), made.units))
+            asked = Inspect(
+                policy_root=ROOTS[-1],
+                node=NODE,
+                pool=1,
+                index=index,
+                units=made.units,
+                path=made.path,
+                report_path=f"{made.path}.report",
+            )
+            crossed = inspect(validator, msgspec.structs.replace(asked, second_look=True))
+            seen.append(Seen(inspect(validator, asked), crossed, made.units))
     worker.close()
     return seen
 
 
-def _row(cheat: Cheat, seen: dict[str, list[Seen]], verifications: dict[str, Any]) -> dict[str, Any]:
+def _row(cheat: Cheat, seen: dict[str, list[Seen]], verifications: dict[str, VerificationSpec]) -> dict[str, Any]:
     first = next(iter(seen.values()))
     row: dict[str, Any] = {"tokens/file": round(statistics.mean(one.tokens for one in first))}
     for regime, files in seen.items():
         rejected = [one for one in files if one.verdict.outcome != Outcome.ACCEPT]
-        row[f"{regime}: files rejected"] = f"{len(rejected)}/{len(files)}"
-        row["reason"] = row.get("reason") or (Reason(rejected[0].verdict.reason).name if rejected else None)
+        row[f"{regime}: rejected"] = f"{len(rejected)}/{len(files)}"
+        row[f"{regime}: reason"] = Reason(rejected[0].verdict.reason).name.lower() if rejected else None
         if not cheat.reasons & OBJECTIVE:
-            evidence = [one.verdict.evidence for one in files]
-            suspect, convict = files_until(verifications[regime].decision, evidence)
-            row[f"{regime}: suspect/convict"] = f"{_files(suspect)}/{_files(convict)}"
+            rules = verifications[regime].decision
+            suspect, convict = files_until(rules, [one.verdict.evidence for one in files])
+            second, _ = files_until(rules, [one.crossed.evidence for one in files])
+            row[f"{regime}: suspected/convicted/second"] = f"{_files(suspect)}/{_files(convict)}/{_files(second)}"
     return row
 
 

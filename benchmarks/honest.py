@@ -17,7 +17,8 @@ from benchmarks.proof_models import WORK, Subject, subjects
 from benchmarks.verification_lab import REGIMES, engines, rules, save, show
 from node.calibration.calibrate import Plan, look_at_honest_work
 from protocol.checks import check_activations, check_sampling
-from protocol.decision import Decision, Evidence, Judge, Level, SampleStatistics
+from protocol.cuts import Cuts
+from protocol.decision import Decision, Evidence, Judge, Level, SampleStatistics, proof_distance
 from protocol.run import VerificationSpec
 
 SAMPLES = {"small": 384, "large": 48}
@@ -51,7 +52,9 @@ def _row(
     subject: Subject, regime: str, name: str, samples: list[SampleStatistics], verification: VerificationSpec
 ) -> dict[str, Any]:
     errors = [error for sample in samples for error in sample.errors]
-    judge = Judge(verification.decision, verification.toploc_k, name.partition(">")[2])
+    worker, _, verifier = name.partition(">")
+    cuts = verification.cuts(worker, verifier)
+    judge = Judge(verification.decision, verification.toploc_k, verifier, worker)
     ratios = judge.of_samples(samples)
     random = np.random.default_rng(0)
     chosen = random.integers(len(samples), size=(FILES, subject.run.rollout.prompts_per_file))
@@ -61,16 +64,17 @@ def _row(
         "permitted": regime,
         "work": name,
         "proofs": len(errors),
-        "proofs cut": sum(check_activations([error], verification) is not None for error in errors),
+        "proofs cut": sum(check_activations([error], cuts) is not None for error in errors),
         "most exponents": max(error.exponent_mismatches for error in errors),
+        "distance": round(float(np.mean([proof_distance(error, verification.toploc_k) for error in errors])), 4),
         "mantissa mean, max": max(error.mantissa_mean for error in errors),
-        "files cut": f"{sum(_cut([samples[i] for i in one], verification) for one in chosen)}/{FILES}",
+        "files cut": f"{sum(_cut([samples[i] for i in one], cuts) for one in chosen)}/{FILES}",
         "workers suspected": f"{_suspected(verification, evidence)}/{WORKERS}",
     }
 
 
-def _cut(file: list[SampleStatistics], verification: VerificationSpec) -> bool:
-    return check_sampling(np.concatenate([sample.distances for sample in file]), verification) is not None
+def _cut(file: list[SampleStatistics], cuts: Cuts) -> bool:
+    return check_sampling(np.concatenate([sample.distances for sample in file]), cuts) is not None
 
 
 def _suspected(verification: VerificationSpec, evidence: list[Evidence]) -> int:

@@ -72,6 +72,7 @@ def small(work: Path) -> Subject:
             group_size=8, prompts_per_step=48, prompts_per_file=24, max_prompt_tokens=8, max_output_tokens=8
         ),
         recipe=Recipe(learning_rate=3e-4),
+        verification=VerificationSpec(toploc_k=32),
     )
     _once(assets, lambda: _make_small(assets, run))
     return Subject("small", assets, run, _parameters(assets))
@@ -109,7 +110,6 @@ def large(work: Path) -> Subject:
             max_output_tokens=ANSWER,
         ),
         recipe=Recipe(learning_rate=_MIDDLE_LR),
-        verification=VerificationSpec(),
     )
     _once(assets, lambda: _make_large(assets))
     return Subject("large", assets, run, _parameters(assets))

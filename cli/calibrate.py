@@ -125,25 +125,36 @@ def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None
     table.add_column("work", overflow="fold")
     for name in ("proofs", "sampling", "outside", "cut", "suspected", "convicted"):
         table.add_column(name, justify="right", no_wrap=True)
-    for kind, outcomes in (("honest", result.honest), ("cheating", result.cheating)):
+    sections = (("green", "", result.honest), ("red", "", result.cheating), ("red", ", second look", result.crossed))
+    for colour, remark, outcomes in sections:
         table.add_section()
         for name, outcome in outcomes.items():
-            table.add_row(f"[{'green' if kind == 'honest' else 'red'}]{name.replace('>', ' > ')}[/]", *_cells(outcome))
+            table.add_row(f"[{colour}]{_plain(name, result)}{remark}[/]", *_cells(outcome))
     out.print(table)
+    out.print(f"permitted engines: {', '.join(cuts.engines)}")
     out.print(
-        f"hard cuts: {cuts.exponent_mismatches} exponents, mantissa mean {cuts.mantissa_mean:g}, median "
+        f"loosest hard cuts: {cuts.exponent_mismatches} exponents, mantissa mean {cuts.mantissa_mean:g}, median "
         f"{cuts.mantissa_median:g}, sampling mean {cuts.sampling_mean:g}, outside {cuts.sampling_outside:.2%}"
     )
     alarms = sum(outcome.false_alarms for outcome in result.honest.values())
+    allowance = max(table.allowance for table in decision.honest.values())
     out.print(
-        f"decision: mean ratio of held-out honest samples at most {result.expectation:.3g}, allowance "
-        f"{decision.allowance:.3g} per problem, {alarms} honest workers suspected"
+        f"decision: mean ratio of held-out honest samples at most {max(result.expectation.values()):.3g}, allowances "
+        f"up to {allowance:.3g}, {alarms} honest workers suspected"
     )
     if alarms:
         out.print("[yellow]honest work is not told apart well: use more --samples, or permit fewer engines[/]")
     if plot is not None:
         out.print(f"plot: {plot}")
     out.print("run file not written (--dry-run)" if target is None else f"written: {target}")
+
+
+def _plain(name: str, result: "Calibration") -> str:
+    """A row's name, without the hardware where all was measured on the same."""
+    hardware = {part.partition("/")[0] for pair in result.honest for part in pair.split(">")}
+    if len(hardware) == 1:
+        name = name.replace(f"{hardware.pop()}/", "")
+    return name.replace(">", " > ")
 
 
 def _cells(outcome: "Outcome") -> list[str]:

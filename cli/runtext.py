@@ -1,6 +1,7 @@
 """A run file's contents as TOML that reads back as the same."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,9 @@ import msgspec
 
 if TYPE_CHECKING:
     from node.runfile import RunFile
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def render_run(run: "RunFile") -> str:
@@ -33,13 +37,17 @@ def _table(table: dict[str, Any], path: str) -> list[str]:
         if isinstance(value, dict) and name != "args" or _is_tables(value):
             later.append((name, value))
         elif value is not None:
-            lines.append(f"{name} = {toml_value(value)}")
+            lines.append(f"{_key(name)} = {toml_value(value)}")
     for name, value in later:
-        place = f"{path}.{name}" if path else name
+        place = f"{path}.{_key(name)}" if path else _key(name)
         for one in [value] if isinstance(value, dict) else value:
             head = f"[{place}]" if isinstance(value, dict) else f"[[{place}]]"
             lines += ["", head, *_table(one, place)]
     return lines
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
 
 
 def _is_tables(value: Any) -> bool:

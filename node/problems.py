@@ -20,6 +20,7 @@ from node.inference.tokenizer import LocalTokenizer
 from node.runfile import CompiledRun
 from protocol.budgets import told
 from protocol.run import RunSpec
+from protocol.toploc import most_points
 
 
 class PartFacts(msgspec.Struct, frozen=True):
@@ -130,11 +131,13 @@ def _check_model(run: CompiledRun) -> int:
         raise RunFileError(
             f"cannot read {config}", f"no hidden_size in it: {error}", "export the model in Hugging Face format"
         ) from error
-    if not isinstance(hidden, int) or hidden < run.spec.verification.toploc_k:
+    k = run.spec.verification.toploc_k
+    if not isinstance(hidden, int) or most_points(hidden) < k:
         raise RunFileError(
             "the activation proofs do not fit the model",
-            f"a row has {hidden} values, verification.toploc_k asks for {run.spec.verification.toploc_k}",
-            f"set toploc_k to at most {hidden} in [verification]",
+            f"a row has {hidden} values and verification.toploc_k = {k}: only the largest quarter of a row is precise "
+            "enough to prove something",
+            f"set toploc_k to at most {most_points(hidden) if isinstance(hidden, int) else 1} in [verification]",
         )
     return sum(_check_weights(file) for name, file in run.files.items() if name.endswith(".safetensors"))
 

@@ -4,6 +4,7 @@ A run file names a Hugging Face-format model directory and one environment or se
 `dataset` needs a data file. Paths are relative to the run file. Reads and hashes files: call from a thread.
 """
 
+import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +37,7 @@ from protocol.sections import (
     LengthBudget,
     Requirements,
 )
+from protocol.toploc import most_points
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
@@ -113,6 +115,8 @@ def load_run_file(path: Path) -> RunFile:
         run_file = msgspec.convert(data, RunFile)
     except msgspec.ValidationError as error:
         raise RunFileError(f"unusable run file {path}", str(error), "correct the value") from error
+    if "toploc_k" not in data.get("verification", {}):
+        run_file = _with_fitting_proofs(run_file, path)
     if (run_file.environment is None) == (not run_file.environments):
         raise RunFileError(
             f"unusable run file {path}",
@@ -120,6 +124,22 @@ def load_run_file(path: Path) -> RunFile:
             "see `intellect-node run new --help` for a file to start from",
         )
     return run_file
+
+
+def _with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
+    """As many points per proof as the model's rows are good for, where the file does not say how many.
+
+    A model that cannot be read is somebody else's to complain about.
+    """
+    try:
+        hidden = json.loads((path.parent / run_file.model / "config.json").read_bytes())["hidden_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return run_file
+    if not isinstance(hidden, int):
+        return run_file
+    rules = run_file.verification
+    fitting = msgspec.structs.replace(rules, toploc_k=min(rules.toploc_k, most_points(hidden)))
+    return msgspec.structs.replace(run_file, verification=fitting)
 
 
 def compile_run(path: Path, run_file: RunFile | None = None) -> CompiledRun:

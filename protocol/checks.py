@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.cuts import Cuts
+from protocol.engines import is_engine_class, permits
 from protocol.envelope import ProofSubject, open_envelope
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import RunSpec, VerificationSpec
@@ -127,8 +129,10 @@ def check_groups(batch: RolloutBatch, run: RunSpec) -> Fault | None:
 
 
 def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int) -> Fault | None:
-    """Prompts, outputs and token ids are within the run's limits."""
-    rollout = run.rollout
+    """Prompts, outputs and token ids are within the run's limits, the engine is one that it permits."""
+    rollout, engine = run.rollout, batch.header.engine
+    if not is_engine_class(engine) or not permits(run.verification.engines, engine):
+        return Fault(Reason.MALFORMED, f"made with {engine[:80]!r}, an engine that the run does not permit")
     for row in batch.rows:
         if not 1 <= len(row.prompt) <= rollout.max_prompt_tokens:
             return Fault(Reason.MALFORMED, f"a prompt of {len(row.prompt)} tokens", row.group)
@@ -204,7 +208,7 @@ def parse_proofs(batch: RolloutBatch, cuts: VerificationSpec) -> list[list[Proof
     return proofs
 
 
-def check_activations(errors: Sequence[ProofErrors], cuts: VerificationSpec) -> Fault | None:
+def check_activations(errors: Sequence[ProofErrors], cuts: Cuts) -> Fault | None:
     """No proof is further from the validator's activations than the run's cuts allow."""
     for error in errors:
         if (
@@ -227,7 +231,7 @@ def sampling_statistics(distances: NDArray[np.float64]) -> tuple[float, float]:
     return float(distances.mean()), float((distances > SAMPLING_MARGIN).mean())
 
 
-def check_sampling(distances: NDArray[np.float64], cuts: VerificationSpec) -> Fault | None:
+def check_sampling(distances: NDArray[np.float64], cuts: Cuts) -> Fault | None:
     """distances: float64[tokens of the file], from sampling.distance."""
     mean, outside = sampling_statistics(distances)
     if not np.isfinite(mean) or mean > cuts.sampling_mean or outside > cuts.sampling_outside:

@@ -6,7 +6,8 @@ One checked file gives, for every way of cheating that the run was calibrated fo
 
 What is promised. Take any one way of cheating, and an honest worker whose statistics follow one of the honest
 tables, the same one throughout a file. Then the ratio of each file has expectation at most 1:
-- it is the *smallest* over the honest tables, whichever is the right one;
+- it is taken against the table of the pair of engines at hand, or, where nobody calibrated that pair, it is the
+  *smallest* over the honest tables, whichever is the right one;
 - activations and sampling of one sample depend on each other, so their ratios are averaged, not multiplied:
   the mean of two numbers of expectation <= 1 has expectation <= 1, however they depend;
 - a cheat may cheat in some samples only: for a share f of them the ratio of a sample is (1 - f) + f * ratio, and a
@@ -33,6 +34,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.engines import pair
 from protocol.errors import ProtocolError
 from protocol.toploc import ProofErrors
 
@@ -64,10 +66,13 @@ class DecisionError(ProtocolError):
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was counted in calibration. proofs: PROOF_BINS counts of proofs; tokens: TOKEN_BINS counts of tokens."""
+    """What was counted in calibration. proofs: PROOF_BINS counts of proofs; tokens: TOKEN_BINS counts of tokens;
+    allowance (of honest tables): subtracted from the logarithm of every sample's ratio, for what the table may be wrong
+    by and tokens may depend on each other (calibrate measures it)."""
 
     proofs: tuple[int, ...]
     tokens: tuple[int, ...]
+    allowance: float = 0.0
 
 
 class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,9 +82,9 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     false_negative: with which probability Wald's test may take a cheat for honest;
     slash_odds: odds to one, below which no stake is touched; shares: of a cheat's samples that are cheated, each
     as likely as the others; file_cap: the largest ratio that one file can contribute; temper: exponent <= 1 of
-    every sample's ratio; allowance: subtracted from its logarithm, for what the tables may be wrong by and tokens may
-    depend on each other (calibrate measures it);
-    honest, cheating: tables by name.
+    every sample's ratio;
+    honest: tables by "worker's class>verifier's class"; cheating: by way, as seen by a verifier that computes as the
+    worker says it did; crossed: the same as seen by others (`cheating`, where there is none).
     """
 
     false_positive: float = 1e-4
@@ -88,16 +93,16 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     shares: tuple[float, ...] = (0.03, 0.2, 1.0)
     file_cap: float = 1e3
     temper: float = 1.0
-    allowance: float = 0.0
     honest: dict[str, Table] = {}
     cheating: dict[str, Table] = {}
+    crossed: dict[str, Table] = {}
 
     def check(self) -> None:
         """Raise DecisionError naming the first field that makes no sense."""
         for field, good, rule in self._rules():
             if not good:
                 raise DecisionError(f"unusable decision rule: {field}", rule, f"change verification.decision.{field}")
-        for name, table in [*self.honest.items(), *self.cheating.items()]:
+        for name, table in [*self.honest.items(), *self.cheating.items(), *self.crossed.items()]:
             _check_table(name, table)
 
     def _rules(self) -> list[tuple[str, bool, str]]:
@@ -109,10 +114,10 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             ("shares", all(0 < share <= 1 for share in self.shares), "must lie above 0 and be at most 1"),
             ("file_cap", 2 <= self.file_cap <= 1e3, "must be 2 to 1000, so that no three files decide"),
             ("temper", 0 < self.temper <= 1, "must lie above 0 and be at most 1"),
-            ("allowance", 0 <= self.allowance <= 20, "must be 0 to 20"),
             ("honest", len(self.honest) <= MAX_TABLES, f"at most {MAX_TABLES} tables"),
             ("cheating", len(self.cheating) <= MAX_TABLES, f"at most {MAX_TABLES} tables"),
             ("honest", bool(self.honest) == bool(self.cheating), "honest and cheating tables come together"),
+            ("crossed", set(self.crossed) <= set(self.cheating), "must name ways that `cheating` names"),
         ]
 
     @property
@@ -144,8 +149,12 @@ def _check_table(name: str, table: Table) -> None:
     for what, counts, bins in (("proofs", table.proofs, PROOF_BINS), ("tokens", table.tokens, TOKEN_BINS)):
         if len(counts) != bins or min(counts) < 0 or not 0 < sum(counts) < 1 << 40:
             raise DecisionError(
-                f"unusable decision table {name[:40]!r}", f"{what} must be {bins} counts", "calibrate the run again"
+                f"unusable decision table {name[:80]!r}", f"{what} must be {bins} counts", "calibrate the run again"
             )
+    if not 0 <= table.allowance <= 20:
+        raise DecisionError(
+            f"unusable decision table {name[:80]!r}", "allowance must be 0 to 20", "calibrate the run again"
+        )
 
 
 class SampleStatistics(msgspec.Struct, frozen=True):
@@ -288,16 +297,18 @@ def count(samples: Sequence[SampleStatistics], k: int) -> Table:
 class Judge:
     """Turns a file's statistics into evidence, by the tables of one run.
 
-    k: points per proof; verifier: `dtype/attention` of the engine that measures. Of the honest tables, named
-    "worker>verifier", those of this verifier count; all of them, if it was not calibrated.
+    k: points per proof; worker, verifier: classes of the engines that made and that measured the file
+    (protocol.engines). An honest worker states its class, so only the table of this pair counts. Of a pair that
+    nobody calibrated, all that this verifier knows counts (or all there is): then the smallest ratio decides.
     """
 
-    def __init__(self, spec: DecisionSpec, k: int, verifier: str = "") -> None:
+    def __init__(self, spec: DecisionSpec, k: int, verifier: str = "", worker: str = "") -> None:
         self._spec, self._k, self.names = spec, k, spec.ways
-        own = {name: table for name, table in spec.honest.items() if verifier and name.endswith(f">{verifier}")}
-        honest = own or spec.honest
+        honest = _honest_tables(spec, worker, verifier)
         self.honest_names = tuple(honest)
-        cheats = [spec.cheating[name] for name in self.names if name != ANYTHING]
+        self._allowances = np.array([table.allowance for table in honest.values()])
+        known = spec.cheating if worker == verifier else {**spec.cheating, **spec.crossed}
+        cheats = [known[name] for name in self.names if name != ANYTHING]
         self._by_proof = _terms([t.proofs for t in cheats], [t.proofs for t in honest.values()], _PROOF_CAP)
         self._by_token = _terms([t.tokens for t in cheats], [t.tokens for t in honest.values()], _TOKEN_CAP)
 
@@ -326,7 +337,7 @@ class Judge:
             total = total + seen * np.exp(np.minimum(summed * self._spec.temper, _SAMPLE_CAP))
             known = known + seen
         mean: F64 = np.where(known > 0, total / np.maximum(known, 1.0), 1.0)
-        return np.log(np.maximum(mean, _LEAST_RATIO)) - self._spec.allowance
+        return np.log(np.maximum(mean, _LEAST_RATIO)) - self._allowances
 
     def of_file(self, samples: F64) -> F64:
         """samples: float64[samples, cheats, honest tables] -> float64[cheats]: the smallest over the honest tables of
@@ -337,6 +348,14 @@ class Judge:
         mean: F64 = highest + np.log(np.exp(sums - highest).sum(axis=0) / len(sums))
         capped: F64 = np.minimum(mean.min(axis=1), math.log(self._spec.file_cap))
         return capped
+
+
+def _honest_tables(spec: DecisionSpec, worker: str, verifier: str) -> dict[str, Table]:
+    exact = pair(worker, verifier)
+    if exact in spec.honest:
+        return {exact: spec.honest[exact]}
+    own = {name: table for name, table in spec.honest.items() if verifier and name.endswith(f">{verifier}")}
+    return own or spec.honest
 
 
 def _by_group(samples: F64, groups: Sequence[int]) -> F64:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from protocol.arrow_stream import MAX_METADATA, MalformedStream, read_stream
 from protocol.codec import decode_json
+from protocol.engines import DEFAULT_CLASS
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 
@@ -30,7 +31,8 @@ class MalformedRollout(ProtocolError):
 
 class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """policy_root: 32 bytes as hex; capacity: class of the machine, which bounds its length budgets
-    (protocol.budgets); freshness: see protocol.freshness; the rest as in the WorkCommitment."""
+    (protocol.budgets); freshness: see protocol.freshness; engine: class of the engine that made the file
+    (protocol.engines); the rest as in the WorkCommitment."""
 
     pool: int
     node: Address
@@ -39,6 +41,7 @@ class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
     capacity: int = 0
     freshness: str = ""
+    engine: str = DEFAULT_CLASS
 
 
 class SampleRow(msgspec.Struct, frozen=True):

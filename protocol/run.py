@@ -11,7 +11,9 @@ import msgspec
 
 from protocol.audit import AuditSpec
 from protocol.codec import decode_json
-from protocol.decision import DecisionError, DecisionSpec
+from protocol.cuts import Cuts
+from protocol.decision import MAX_TABLES, DecisionError, DecisionSpec
+from protocol.engines import MAX_PATTERNS, is_engine_pattern, pair
 from protocol.errors import ProtocolError
 from protocol.recipe import Recipe
 from protocol.sections import (
@@ -79,23 +81,24 @@ class EvaluationSpec(_Spec, frozen=True):
     every: int = 1
 
 
-class VerificationSpec(_Spec, frozen=True):
-    """Cuts of the checks. The defaults fit fp32 compute on both sides; bf16 engines need calibrated ones.
+class VerificationSpec(Cuts, frozen=True):
+    """What the checks go by. The default cuts fit fp32 compute on both sides; bf16 engines need calibrated ones.
 
-    exponent_mismatches (of toploc_k), mantissa_mean, mantissa_median: TOPLOC cuts per proof;
-    sampling_mean: mean distance per file; sampling_outside: share of tokens more than 0.01 outside;
+    engines: classes that workers may compute with, any part may be `*` (protocol.engines); pairs: cuts by
+    "worker's class>verifier's class", the section's own for all others;
     decision: bounds and calibrated tables of the sequential test over a worker's history.
     """
 
     toploc_k: int = 128
     toploc_batch: int = 32
-    exponent_mismatches: int = 8
-    mantissa_mean: float = 0.5
-    mantissa_median: float = 0.5
-    sampling_mean: float = 1e-4
-    sampling_outside: float = 0.01
     quorum: int = 1
+    engines: tuple[str, ...] = ("*/float32/*",)
+    pairs: dict[str, Cuts] = {}
     decision: DecisionSpec = DecisionSpec()
+
+    def cuts(self, worker: str, verifier: str) -> Cuts:
+        """The cuts for a file of one class of engine in the eyes of another."""
+        return self.pairs.get(pair(worker, verifier), self)
 
 
 class WeightsSpec(_Spec, frozen=True):
@@ -160,6 +163,13 @@ class RunSpec(_Spec, frozen=True):
             ("evaluation.every", e.every >= 1, "must be at least 1"),
             ("verification.toploc_k", 1 <= v.toploc_k <= 1024, "must be 1 to 1024"),
             ("verification.toploc_batch", 1 <= v.toploc_batch <= 256, "must be 1 to 256"),
+            ("verification.engines", 1 <= len(v.engines) <= MAX_PATTERNS, f"must be 1 to {MAX_PATTERNS} classes"),
+            (
+                "verification.engines",
+                all(map(is_engine_pattern, v.engines)),
+                "must be classes like cpu-avx2/float32/sdpa, any part may be *",
+            ),
+            ("verification.pairs", len(v.pairs) <= MAX_TABLES, f"at most {MAX_TABLES}"),
             ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
             ("weights.anchor_every", 1 <= self.weights.anchor_every <= 256, "must be 1 to 256"),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),

@@ -71,6 +71,15 @@ class Proof(msgspec.Struct, frozen=True):
         return np.asarray([self.modulus, *self.coefficients], dtype=">u2").tobytes()
 
 
+def most_points(hidden: int) -> int:
+    """The largest k that suits a model with rows of `hidden` values: a quarter of one row.
+
+    An answer of two tokens has one row. If k covers it whole, the smallest values are among the points, and these
+    differ by many mantissa steps between honest engines: rounding is relative to the largest of what was summed up.
+    """
+    return max(1, hidden // 4)
+
+
 def proof_size(k: int) -> int:
     """Bytes of one proof."""
     return 2 + 2 * k

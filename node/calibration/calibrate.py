@@ -1,13 +1,14 @@
 """Measure honest differences and cheats on a run's model, and derive cuts and tables from them.
 
-Every variant of the engine that the run permits makes honest work; the first one also cheats, in every way that
-`ways_of_cheating` lists; every variant looks at all of it. Half of the samples make the tables, the other half checks
-what the tables promise; the tables that are kept count all of them. Computes for minutes: call from a thread or
-a process of its own. Knows nothing of files beyond the model directory.
+Every class of engine that the run permits makes honest work; the first one also cheats, in every way that
+`ways_of_cheating` lists; every class looks at all of it. Cuts and honest tables are kept per pair of classes: a
+verifier computes as the worker says that it did, and then hardly anything is forgiven. Half of the samples make
+the tables, the other half checks what the tables promise; the tables that are kept count all of them. Computes for
+minutes: call from a thread or a process of its own. Knows nothing of files beyond the model directory.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -23,6 +24,7 @@ from node.inference.engine import Request
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import TorchEngine
 from protocol.checks import check_activations, check_sampling, sampling_statistics
+from protocol.cuts import Cuts
 from protocol.decision import (
     Decision,
     DecisionSpec,
@@ -34,6 +36,7 @@ from protocol.decision import (
     count,
     proof_distance,
 )
+from protocol.engines import arithmetic, pair
 from protocol.run import RunSpec, VerificationSpec
 from protocol.sampling import uniforms
 
@@ -42,8 +45,9 @@ Progress = Callable[[str, int, int], None]
 HONEST_MARGIN = 1.5
 """Hard cuts stand at this multiple of the largest honest value seen, and TOPLOC's never below FLOORS."""
 FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
-FAR_TOKENS, FAR = 5, 0.1
-"""A file of honest tokens may have this many so far outside on top of what was seen: rare flips are not gross."""
+FAR_TOKENS, FAR_TOKENS_OF_EQUALS, FAR = 12, 4, 0.1
+"""A file of honest tokens may have this many so far outside on top of what was seen: rare flips are not gross. Fewer,
+where two classes gave the same tokens throughout."""
 STANDARD_ERRORS = 4.0
 MOST_FILES = 200
 TRIALS = 10
@@ -67,13 +71,16 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """verification: the section to write; expectation: the largest that the mean ratio of honest samples may be, by
-    those that did not make the tables; what exceeds 1 is divided out (`allowance`); honest, cheating: by name."""
+    """verification: the section to write; honest: by pair of classes; expectation: by the same, the largest that the
+    mean ratio of honest samples may be, by those that did not make the tables: what exceeds 1 is divided out
+    (`allowance`); cheating: by way, as a verifier sees it that computes like the cheat says; crossed: as another does,
+    empty if there is one class only."""
 
     verification: VerificationSpec
-    expectation: float
+    expectation: dict[str, float]
     honest: dict[str, Outcome]
     cheating: dict[str, Outcome]
+    crossed: dict[str, Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +96,13 @@ class Plan:
 
 @dataclass(slots=True)
 class Measured:
-    """Raw statistics; the names are 'worker>verifier' and 'cheat>verifier'."""
+    """Raw statistics. honest: by 'worker>verifier'; cheating: by way, as the class sees it that made it; crossed: the
+    same by 'way>verifier' of other classes; maker: the class that cheated."""
 
     honest: Looks = field(default_factory=dict)
     cheating: Looks = field(default_factory=dict)
+    crossed: Looks = field(default_factory=dict)
+    maker: str = ""
 
 
 def calibrate(
@@ -114,18 +124,19 @@ def measure(
     """Everybody's work in the eyes of everybody."""
     honest, cheating = _work(run, model, environment, plan, progress, cheats=cheats)
     rows, temperature = run.verification.toploc_batch, run.rollout.temperature
-    measured = Measured()
+    measured = Measured(maker=next(iter(honest), ""))
     done, total = 0, len(plan.settings) * (len(honest) + len(cheating))
     for settings in plan.settings:
         engine, weights = _engine(model, settings)
         engine.load(weights)
         for name, work in honest.items():
-            measured.honest[f"{name}>{settings.dtype}/{settings.attention}"] = look_at(engine, work, temperature, rows)
+            measured.honest[pair(name, engine.name)] = look_at(engine, work, temperature, rows)
             progress("looking at work", done := done + 1, total)
         for name, work in cheating.items():
-            measured.cheating[f"{name}>{settings.dtype}/{settings.attention}"] = look_at(
-                engine, work, temperature, rows
-            )
+            looks, key = measured.crossed, pair(name, engine.name)
+            if engine.name == measured.maker:
+                looks, key = measured.cheating, name
+            looks[key] = look_at(engine, work, temperature, rows)
             progress("looking at work", done := done + 1, total)
     return measured
 
@@ -167,7 +178,7 @@ def _work(
         alone = [completion for request in requests[:few] for completion in engine.generate([request], temperature)]
         # a quarter of the work is done one by one: another batch size is an honest difference, too
         mixed = [*alone, *made[few:]]
-        honest[f"{settings.dtype}/{settings.attention}"] = hand_over(requests, mixed, k, rows)
+        honest[engine.name] = hand_over(requests, mixed, k, rows)
         progress("making honest work", number + 1, len(plan.settings))
         if number == 0 and cheats:
             previous = None if plan.previous is None else engine.read(str(plan.previous))
@@ -209,41 +220,59 @@ def _cheat(
 
 def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> Calibration:
     """Cuts and tables, and what they are worth on samples that did not make them."""
-    k = run.verification.toploc_k
+    k, bounds = run.verification.toploc_k, run.verification.decision
     first, second = _halves(measured, seed)
     cuts = hard_cuts(run, measured.honest, seed)
-    bounds = run.verification.decision
-    trial = _tables(bounds, first, k)
-    expectation = _largest_expectation(trial, second.honest, k)
-    allowance = math.log(max(1.0, expectation))
-    trial = msgspec.structs.replace(trial, allowance=allowance)
-    before_first = {name: samples for name, samples in second.cheating.items() if name in _of_first_verifier(measured)}
-    files = [*second.honest.items(), *before_first.items()]
-    outcomes: dict[str, Outcome] = {}
-    for done, (name, samples) in enumerate(files):
-        outcomes[name] = outcome(run, cuts, trial, name, samples, seed)
-        progress("replaying decisions", done + 1, len(files))
-    decision = msgspec.structs.replace(_tables(bounds, measured, k), allowance=allowance)
+    expectation = _expectations(_tables(bounds, first, k, {}), second.honest, k)
+    allowances = {name: math.log(max(1.0, most)) for name, most in expectation.items()}
+    trial = _tables(bounds, first, k, allowances)
+    crossed = _of_one_verifier(second.crossed)
+    total = len(second.honest) + len(second.cheating) + len(crossed)
+    done = 0
+
+    def replay(looks: Looks, worker: str = "") -> dict[str, Outcome]:
+        nonlocal done
+        outcomes: dict[str, Outcome] = {}
+        for name, samples in looks.items():
+            maker, _, verifier = name.partition(">")
+            maker, verifier = worker or maker, verifier or measured.maker
+            outcomes[name] = outcome(run, cuts, trial, (maker, verifier), samples, seed)
+            progress("replaying decisions", done := done + 1, total)
+        return outcomes
+
+    decision = _tables(bounds, measured, k, allowances)
     return Calibration(
-        msgspec.structs.replace(cuts, decision=decision),
-        expectation,
-        {name: outcomes[name] for name in second.honest},
-        {name.partition(">")[0]: outcomes[name] for name in before_first},
+        verification=msgspec.structs.replace(cuts, decision=decision, engines=_permitted(measured.honest)),
+        expectation=expectation,
+        honest=replay(second.honest),
+        cheating=replay(second.cheating, measured.maker),
+        crossed={name.partition(">")[0]: one for name, one in replay(crossed, measured.maker).items()},
     )
 
 
-def _of_first_verifier(measured: Measured) -> set[str]:
-    """The cheats as the first engine sees them: enough for a report."""
-    first = next(iter(measured.cheating), "").partition(">")[2]
-    return {name for name in measured.cheating if name.endswith(f">{first}")}
+def _permitted(honest: Looks) -> tuple[str, ...]:
+    """The classes that were measured. In float32 all hardware gives nearly the same numbers, so any is permitted;
+    in lower precision the hardware decides, and what was not measured here is not permitted."""
+    makers = sorted({name.partition(">")[0] for name in honest})
+    parts = [(name, *arithmetic(name)) for name in makers]
+    return tuple(
+        dict.fromkeys(f"*/{dtype}/{attention}" if dtype == "float32" else name for name, dtype, attention in parts)
+    )
+
+
+def _of_one_verifier(crossed: Looks) -> Looks:
+    """The cheats as one other class sees them: enough for a report."""
+    first = next(iter(crossed), "").partition(">")[2]
+    return {name: samples for name, samples in crossed.items() if name.endswith(f">{first}")}
 
 
 def _halves(measured: Measured, seed: int) -> tuple[Measured, Measured]:
-    first, second = Measured(), Measured()
+    first, second = Measured(maker=measured.maker), Measured(maker=measured.maker)
     random = np.random.default_rng(seed)
     for source, one, other in (
         (measured.honest, first.honest, second.honest),
         (measured.cheating, first.cheating, second.cheating),
+        (measured.crossed, first.crossed, second.crossed),
     ):
         for name, samples in source.items():
             order = random.permutation(len(samples))
@@ -253,49 +282,55 @@ def _halves(measured: Measured, seed: int) -> tuple[Measured, Measured]:
     return first, second
 
 
-def _tables(bounds: DecisionSpec, measured: Measured, k: int) -> DecisionSpec:
-    honest = {name: count(samples, k) for name, samples in measured.honest.items()}
-    ways: Looks = {}
-    for name, samples in measured.cheating.items():
-        ways.setdefault(name.partition(">")[0], []).extend(samples)
-    cheating = {name: count(samples, k) for name, samples in ways.items()}
-    return msgspec.structs.replace(bounds, honest=_usable(honest), cheating=_usable(cheating))
+def _tables(bounds: DecisionSpec, measured: Measured, k: int, allowances: Mapping[str, float]) -> DecisionSpec:
+    honest = {name: _usable(count(samples, k), allowances.get(name, 0.0)) for name, samples in measured.honest.items()}
+    cheating = {name: _usable(count(samples, k)) for name, samples in measured.cheating.items()}
+    others: Looks = {}
+    for name, samples in measured.crossed.items():
+        others.setdefault(name.partition(">")[0], []).extend(samples)
+    crossed = {name: _usable(count(samples, k)) for name, samples in others.items()}
+    return msgspec.structs.replace(bounds, honest=honest, cheating=cheating, crossed=crossed)
 
 
-def _usable(tables: dict[str, Table]) -> dict[str, Table]:
+def _usable(table: Table, allowance: float = 0.0) -> Table:
     """Samples of one token have no proofs: a table without any says nothing about proofs, evenly."""
-    return {
-        name: table if any(table.proofs) else msgspec.structs.replace(table, proofs=(1,) * len(table.proofs))
-        for name, table in tables.items()
-    }
+    proofs = table.proofs if any(table.proofs) else (1,) * len(table.proofs)
+    return msgspec.structs.replace(table, proofs=proofs, allowance=allowance)
 
 
-def _largest_expectation(spec: DecisionSpec, honest: Looks, k: int) -> float:
-    """An upper confidence bound: held-out mean ratio against one's own table, plus STANDARD_ERRORS of it."""
-    judge, largest = Judge(msgspec.structs.replace(spec, allowance=0.0), k), 0.0
+def _expectations(spec: DecisionSpec, honest: Looks, k: int) -> dict[str, float]:
+    """Per pair of classes an upper confidence bound: the mean ratio of samples that did not make its table, plus
+    STANDARD_ERRORS of it."""
+    bounds: dict[str, float] = {}
     for name, samples in honest.items():
-        ratios = np.exp(judge.of_samples(samples)[:, :, judge.honest_names.index(name)])
+        worker, _, verifier = name.partition(">")
+        ratios = np.exp(Judge(spec, k, verifier, worker).of_samples(samples)[:, :, 0])
         bound = ratios.mean(axis=0) + STANDARD_ERRORS * ratios.std(axis=0) / math.sqrt(max(1, len(samples)))
-        largest = max(largest, float(bound.max()))
-    return largest
+        bounds[name] = float(bound.max())
+    return bounds
 
 
 def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
-    """Cuts that no honest proof or file came near: HONEST_MARGIN times the largest seen."""
-    errors = [error for samples in honest.values() for sample in samples for error in sample.errors]
-    mean, outside = map(max, zip(*(_sampling_cut(run, samples, seed) for samples in honest.values()), strict=True))
-    k = run.verification.toploc_k
+    """Cuts that no honest proof or file came near: HONEST_MARGIN times the largest seen, per pair of classes; of pairs
+    that were not measured, the loosest of all."""
+    pairs = {name: _cuts_of(run, samples, seed) for name, samples in honest.items()}
+    loosest = Cuts(**{name: max(getattr(cuts, name) for cuts in pairs.values()) for name in Cuts.__struct_fields__})
+    tighter = {name: cuts for name, cuts in pairs.items() if cuts != loosest}
+    return msgspec.structs.replace(run.verification, **msgspec.structs.asdict(loosest), pairs=tighter)
 
-    def cut(name: str, values: Sequence[float]) -> float:
-        usable = [value for value in values if value < 128]
+
+def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cuts:
+    errors = [error for sample in samples for error in sample.errors]
+    mean, outside = _sampling_cut(run, samples, seed)
+
+    def cut(name: str) -> float:
+        usable = [value for value in (getattr(error, name) for error in errors) if value < 128]
         return max(FLOORS[name], HONEST_MARGIN * max(usable, default=0.0))
 
-    mismatches = math.ceil(cut("exponent_mismatches", [error.exponent_mismatches for error in errors]))
-    return msgspec.structs.replace(
-        run.verification,
-        exponent_mismatches=min(k, mismatches),
-        mantissa_mean=_neat(cut("mantissa_mean", [error.mantissa_mean for error in errors])),
-        mantissa_median=_neat(cut("mantissa_median", [error.mantissa_median for error in errors])),
+    return Cuts(
+        exponent_mismatches=min(run.verification.toploc_k, math.ceil(cut("exponent_mismatches"))),
+        mantissa_mean=_neat(cut("mantissa_mean")),
+        mantissa_median=_neat(cut("mantissa_median")),
         sampling_mean=_neat(mean),
         sampling_outside=_neat(outside),
     )
@@ -306,7 +341,8 @@ def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) 
     files = [np.concatenate([samples[i].distances for i in file]) for file in _files(run, len(samples), seed, 20)]
     tokens = min(file.size for file in files)
     means, outsides = zip(*(sampling_statistics(file) for file in files), strict=True)
-    return HONEST_MARGIN * max(means) + FAR_TOKENS * FAR / tokens, HONEST_MARGIN * max(outsides) + FAR_TOKENS / tokens
+    spare = (FAR_TOKENS if max(means) > 0 else FAR_TOKENS_OF_EQUALS) / tokens
+    return HONEST_MARGIN * max(means) + spare * FAR, HONEST_MARGIN * max(outsides) + spare
 
 
 def _neat(value: float) -> float:
@@ -321,13 +357,18 @@ def _files(run: RunSpec, samples: int, seed: int, files: int) -> np.ndarray:
 
 
 def outcome(
-    run: RunSpec, cuts: VerificationSpec, spec: DecisionSpec, name: str, samples: Sequence[SampleStatistics], seed: int
+    run: RunSpec,
+    rules: VerificationSpec,
+    spec: DecisionSpec,
+    classes: tuple[str, str],
+    samples: Sequence[SampleStatistics],
+    seed: int,
 ) -> Outcome:
-    """Replay the decision on files of these samples. name: 'worker>verifier' or 'cheat>verifier'."""
-    k = cuts.toploc_k
+    """Replay the decision on files of these samples. classes: that the worker states, and the verifier's."""
+    k, cuts = rules.toploc_k, rules.cuts(*classes)
     distances = np.concatenate([sample.distances for sample in samples])
     errors = [error for sample in samples for error in sample.errors]
-    judge = Judge(spec, k, name.partition(">")[2])
+    judge = Judge(spec, k, verifier=classes[1], worker=classes[0])
     ratios = judge.of_samples(samples)
     files = _files(run, len(samples), seed, DRAWN_FILES)[:, : run.rollout.prompts_per_file]  # one answer per problem
     evidence = [Evidence(dict(zip(judge.names, judge.of_file(ratios[file]).tolist(), strict=True))) for file in files]
@@ -364,7 +405,7 @@ def _first_files(spec: DecisionSpec, evidence: Sequence[Evidence]) -> tuple[floa
     return suspected, math.inf
 
 
-def _is_cut(file: Sequence[SampleStatistics], cuts: VerificationSpec) -> bool:
+def _is_cut(file: Sequence[SampleStatistics], cuts: Cuts) -> bool:
     errors = [error for sample in file for error in sample.errors]
     distances = np.concatenate([sample.distances for sample in file])
     return bool(check_activations(errors, cuts) or check_sampling(distances, cuts))

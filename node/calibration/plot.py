@@ -32,16 +32,8 @@ def plot(measured: Measured, k: int, title: str, target: Path) -> None:
     pyplot.close(figure)
 
 
-def _by_kind(looks: Looks) -> Looks:
-    """Cheats as everybody sees them together, honest work as it is."""
-    kinds: Looks = {}
-    for name, samples in looks.items():
-        kinds.setdefault(name if "/" in name.partition(">")[0] else name.partition(">")[0], []).extend(samples)
-    return kinds
-
-
 def _panel(axis, looks: Looks, k: int, what: str, bins: int) -> None:  # noqa: ANN001 - matplotlib's Axes
-    for name, samples in _by_kind(looks).items():
+    for name, samples in looks.items():
         values = np.array(getattr(count(samples, k), what), dtype=float)
         axis.plot(range(bins), values / max(values.sum(), 1), marker=".", linewidth=1, label=name)
     axis.set_yscale("symlog", linthresh=1e-3)

@@ -8,9 +8,9 @@ import tomlkit
 from tomlkit.items import Table
 
 from node.errors import RunFileError
+from protocol.cuts import Cuts
 from protocol.run import VerificationSpec
 
-_CUTS = ("exponent_mismatches", "mantissa_mean", "mantissa_median", "sampling_mean", "sampling_outside")
 _NOTE = "Measured by `intellect-node calibrate`: counts of proofs and tokens per bin (protocol/decision.py)."
 
 
@@ -24,8 +24,10 @@ def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> No
     if not isinstance(section, Table):
         section = tomlkit.table()
         document["verification"] = section
-    for name in _CUTS:
+    for name in Cuts.__struct_fields__:
         section[name] = getattr(verification, name)
+    section["engines"] = list(verification.engines)
+    section["pairs"] = _pairs(verification)
     section["decision"] = _decision(verification)
     partial = target.with_name(target.name + ".partial")
     try:
@@ -33,6 +35,13 @@ def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> No
         partial.replace(target)
     except OSError as error:
         raise RunFileError(f"cannot write {target}", error.strerror or str(error), "choose another --out") from error
+
+
+def _pairs(verification: VerificationSpec) -> Table:
+    table = tomlkit.table(is_super_table=True)
+    for name, cuts in verification.pairs.items():
+        table[name] = msgspec.to_builtins(cuts)
+    return table
 
 
 def _decision(verification: VerificationSpec) -> Table:
@@ -45,6 +54,6 @@ def _decision(verification: VerificationSpec) -> Table:
             continue
         kinds = tomlkit.table(is_super_table=True)
         for kind, counts in value.items():
-            kinds[kind] = {what: list(numbers) for what, numbers in counts.items()}
+            kinds[kind] = {what: list(n) if isinstance(n, tuple | list) else n for what, n in counts.items()}
         table[name] = kinds
     return table

@@ -30,6 +30,7 @@ from node.inference.wire import (
     decode_reply,
     encode,
 )
+from protocol.engines import is_engine_class, permits
 
 log = structlog.get_logger()
 PREPARE_DEADLINE = 600.0
@@ -81,6 +82,16 @@ class EngineProcess:
     def engine_name(self) -> str:
         """What the engine calls itself; empty until it is ready."""
         return f"{self.ready.engine} ({self.ready.device}, {self.ready.dtype})" if self.ready else ""
+
+    def check_permitted(self, patterns: Sequence[str]) -> None:
+        """Raise EngineError unless a run's workers may compute as this engine does. Call when it is ready."""
+        name = self.ready.engine_class if self.ready else ""
+        if not is_engine_class(name) or not permits(patterns, name):
+            raise EngineError(
+                "this run does not permit this engine",
+                f"it computes as {name or 'it does not say'}, permitted: {', '.join(patterns)}"[:500],
+                "choose --engine-command with another --dtype or --attention, or ask the run's owner to permit yours",
+            )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a child running. Raises EngineError if none ever becomes ready."""

@@ -70,7 +70,11 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Class of this engine, e.g. cpu/float32/sdpa: evidence says where it comes from."""
+        """Class of this engine, e.g. x86_64-avx2/float32/sdpa (protocol.engines): files and evidence carry it."""
+        ...
+
+    def sibling(self, dtype: str, attention: str) -> "Engine | None":
+        """An engine for the same model on the same device that computes in another way; None if there is none."""
         ...
 
     @property

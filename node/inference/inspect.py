@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from node.inference.engine import Finished, Prefill
+from node.inference.engine import Engine, Finished, Prefill
 from node.inference.produce import write_atomically
 from node.inference.proofs import compare_all
 from node.inference.session import Session, checked_address
@@ -20,6 +20,7 @@ from node.inference.wire import Inspect, Inspected
 from protocol import checks, freshness
 from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
+from protocol.cuts import Cuts
 from protocol.decision import Evidence, Judge, SampleStatistics
 from protocol.draw import sample_seed
 from protocol.rollout import (
@@ -61,14 +62,15 @@ def inspect(session: Session, order: Inspect) -> Inspected:
         group=fault.group if fault else -1,
         checked=found.groups,
         rewards=reward_tags(found.rewards, found.group_size, found.undecided),
-        logprobs=_means(found),
+        logprobs=b"" if order.second_look else _means(found),
+        verifier=found.verifier,
     )
 
 
 @dataclass
 class Findings:
     """What the checks computed on their way. rewards: of all samples; undecided: groups that could not be scored in
-    time; groups, rows, prefills: those that went through the model."""
+    time; groups, rows, prefills: those that went through the model; verifier: class of the engine that looked."""
 
     rewards: list[float] = field(default_factory=list)
     undecided: set[int] = field(default_factory=set)
@@ -78,6 +80,7 @@ class Findings:
     prefills: list[Prefill] = field(default_factory=list)
     statistics: dict[str, float] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=lambda: Evidence({}))
+    verifier: str = ""
 
 
 def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fault | None:
@@ -101,8 +104,10 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
         return None
     place = [i for i, row in enumerate(batch.rows) if row.group in set(found.groups)]
     found.rows = [batch.rows[i] for i in place]
-    found.prefills = _prefill(session, order, found.rows)
-    fault = _check_numbers(session, order, [proofs[i] for i in place], found)
+    engine = session.unlike(batch.header.engine) if order.second_look else session.like(batch.header.engine)
+    found.verifier = engine.name
+    found.prefills = _prefill(session, engine, order.policy_root, found.rows)
+    fault = _check_numbers(session, order, batch.header.engine, [proofs[i] for i in place], found)
     return fault or checks.check_freshness(batch, _answer(session, order, batch))
 
 
@@ -187,52 +192,55 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
     return fault or checks.parse_proofs(batch, run.verification)
 
 
-def _prefill(session: Session, order: Inspect, rows: Sequence[SampleRow]) -> list[Prefill]:
-    session.use(order.policy_root)
+def _prefill(session: Session, engine: Engine, policy_root: bytes, rows: Sequence[SampleRow]) -> list[Prefill]:
+    session.use(policy_root, engine)
     sequences = [Finished(row.prompt, row.output) for row in rows]
-    return session.engine.prefill(sequences, session.run.rollout.temperature)
+    return engine.prefill(sequences, session.run.rollout.temperature)
 
 
 def _check_numbers(
-    session: Session, order: Inspect, proofs: Sequence[Sequence[Proof]], found: Findings
+    session: Session, order: Inspect, worker: str, proofs: Sequence[Sequence[Proof]], found: Findings
 ) -> Fault | None:
-    """Activations and the replay of the sampler, of the samples in `found`; fills its statistics and evidence."""
-    cuts = session.run.verification
-    errors = compare_all(proofs, [prefill.rows for prefill in found.prefills], cuts.toploc_batch)
+    """Activations and the replay of the sampler, of the samples in `found`; fills its statistics and evidence.
+
+    worker: class of the engine that made the file, as its header says.
+    """
+    batch = session.run.verification.toploc_batch
+    cuts = session.run.verification.cuts(worker, found.verifier)
+    errors = compare_all(proofs, [prefill.rows for prefill in found.prefills], batch)
     distances = _distances(order, found)
     mean, outside = checks.sampling_statistics(distances)
     found.statistics |= {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
-    found.evidence = _evidence(session, found.rows, errors, distances)
+    found.evidence = _evidence(session.run.verification, worker, found, errors, distances)
     fault = checks.check_activations(errors, cuts)
     if fault:
-        return msgspec.structs.replace(fault, group=_first_group(found.rows, errors, cuts))
+        return msgspec.structs.replace(fault, group=_first_group(found.rows, errors, cuts, batch))
     return checks.check_sampling(distances, cuts)
 
 
-def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts: VerificationSpec) -> int:
+def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts: Cuts, batch: int) -> int:
     """The group of the first proof that fails by itself."""
-    owners = [row.group for row in rows for _ in range(proof_count(len(row.output), cuts.toploc_batch))]
+    owners = [row.group for row in rows for _ in range(proof_count(len(row.output), batch))]
     failing = (group for group, error in zip(owners, errors, strict=True) if checks.check_activations([error], cuts))
     return next(failing, -1)
 
 
 def _evidence(
-    session: Session, rows: Sequence[SampleRow], errors: Sequence[ProofErrors], distances: np.ndarray
+    rules: VerificationSpec, worker: str, found: Findings, errors: Sequence[ProofErrors], distances: np.ndarray
 ) -> Evidence:
     """What the samples say about their worker, by the run's calibrated tables; nothing if it has none."""
-    cuts = session.run.verification
-    if not cuts.decision.calibrated:
+    if not rules.decision.calibrated:
         return Evidence({})
     samples: list[SampleStatistics] = []
     proof, token = 0, 0
-    for row in rows:
-        proofs, tokens = proof_count(len(row.output), cuts.toploc_batch), len(row.output)
+    for row in found.rows:
+        proofs, tokens = proof_count(len(row.output), rules.toploc_batch), len(row.output)
         samples.append(
             SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens], row.group)
         )
         proof, token = proof + proofs, token + tokens
-    engine = session.engine.name
-    return Judge(cuts.decision, cuts.toploc_k, engine.partition("/")[2]).evidence(samples, engine)
+    judge = Judge(rules.decision, rules.toploc_k, found.verifier, worker)
+    return judge.evidence(samples, found.verifier)
 
 
 def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:

@@ -103,6 +103,7 @@ class Server:
             dtype=engine.dtype,
             engine=engine.description,
             parameters=engine.parameters,
+            engine_class=engine.name,
         )
 
 

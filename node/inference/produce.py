@@ -32,7 +32,8 @@ def produce(session: Session, order: Produce) -> Produced:
     tasks = _tasks(session, order, node)
     samples = _requests(session, order, node, tasks)
     completions = session.engine.generate(samples, session.run.rollout.temperature)
-    header = RolloutHeader(order.pool, node, order.policy_root.hex(), order.index, capacity=order.capacity)
+    root, engine = order.policy_root.hex(), session.engine.name
+    header = RolloutHeader(order.pool, node, root, order.index, capacity=order.capacity, engine=engine)
     rows = tuple(_rows(session, header, tasks, completions))
     key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(rows))
     header = msgspec.structs.replace(header, freshness=session.answer(order.policy_root, key))

@@ -12,6 +12,7 @@ from node.inference.freshness import PolicyImage
 from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.tasks import Tasks, deal
 from protocol.draw import draw_problems
+from protocol.engines import arithmetic
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
 
@@ -31,7 +32,8 @@ class Session:
         self.environment: Environment = load_environment(run.environment, assets, tokenizer)
         self._weights: OrderedDict[bytes, Weights] = OrderedDict()
         self._images: dict[bytes, PolicyImage] = {}
-        self._in_use: bytes | None = None
+        self._siblings: dict[tuple[str, str], Engine] = {arithmetic(self.engine.name): self.engine}
+        self._in_use: dict[str, bytes] = {}
 
     def keep(self, policy_root: bytes, path: str) -> None:
         """Read a policy's weights; the oldest ones are forgotten."""
@@ -42,17 +44,38 @@ class Session:
             oldest, _ = self._weights.popitem(last=False)
             self._images.pop(oldest).close()
 
-    def use(self, policy_root: bytes) -> None:
-        """Put a kept policy's weights into the engine."""
+    def like(self, engine_class: str) -> Engine:
+        """An engine that computes like those of this class, on this machine's device; the own one if none does.
+
+        At most one per arithmetic is made, and each is kept: the run permits few.
+        """
+        wanted = arithmetic(engine_class)
+        if wanted not in self._siblings:
+            self._siblings[wanted] = self.engine.sibling(*wanted) or self.engine
+        return self._siblings[wanted]
+
+    def unlike(self, engine_class: str) -> Engine:
+        """An engine of another arithmetic than this class: the own one, or the first that the run has tables of."""
+        wanted = arithmetic(engine_class)
+        if arithmetic(self.engine.name) != wanted:
+            return self.engine
+        prefix = f"{engine_class}>"
+        known = (name.removeprefix(prefix) for name in self.run.verification.decision.honest if name.startswith(prefix))
+        other = next((name for name in sorted(known) if arithmetic(name) != wanted), None)
+        return self.engine if other is None else self.like(other)
+
+    def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
+        """Put a kept policy's weights into `engine`, by default the own one."""
+        engine = engine or self.engine
         if policy_root not in self._weights:
             raise EngineError(
                 "the policy is not loaded",
                 f"{policy_root.hex()[:16]} is not among the last {len(self._weights)}",
                 "send LoadPolicy first",
             )
-        if self._in_use != policy_root:
-            self.engine.load(self.adjust(self._weights[policy_root]))
-            self._in_use = policy_root
+        if self._in_use.get(engine.name) != policy_root:
+            engine.load(self.adjust(self._weights[policy_root]))
+            self._in_use[engine.name] = policy_root
 
     def answer(self, policy_root: bytes, key: bytes) -> str:
         """The answer to a freshness challenge over a kept policy's bytes."""

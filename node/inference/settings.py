@@ -4,6 +4,8 @@ Honest engines that differ in these give slightly different numbers; `intellect-
 """
 
 import argparse
+import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,13 +27,24 @@ class EngineSettings:
         if self.dtype not in DTYPES or self.attention not in ATTENTIONS or self.batch_tokens < 1:
             raise ValueError(f"unusable engine settings: {self}")
 
-    @property
-    def name(self) -> str:
-        """The class of engine that evidence comes from."""
-        return f"{self.device}/{self.dtype}/{self.attention}"
-
 
 DEFAULT = EngineSettings()
+
+
+def hardware(device: str) -> str:
+    """The first part of an engine's class: what decides in which order a device adds numbers up.
+
+    A CPU's vector unit, since kernels are chosen by it; a GPU's compute capability.
+    """
+    import torch
+
+    kind = torch.device(device)
+    if kind.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(kind)
+        return f"cuda-sm{major}{minor}"
+    if kind.type != "cpu":
+        return kind.type
+    return re.sub(r"[^a-z0-9_-]", "", f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower())
 
 
 def settings_from(arguments: Sequence[str]) -> EngineSettings:

@@ -7,6 +7,7 @@ in fp32: sampling is decided by the last digits of its logits. Knows the Hugging
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.inference.engine import Completion, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError, ModelError
-from node.inference.settings import DEFAULT, EngineSettings
+from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, hardware
 from node.inference.tokenizer import LocalTokenizer, read_json
 from protocol import sampling
 from protocol.policy import MalformedPolicy, decode_image
@@ -93,6 +94,7 @@ class TorchEngine:
     """`node.inference.engine.Engine` for one model directory."""
 
     def __init__(self, model_dir: Path, settings: EngineSettings = DEFAULT) -> None:
+        self._model_dir, self._settings = model_dir, settings
         self._tokenizer = LocalTokenizer(model_dir)
         self._batch_tokens = settings.batch_tokens
         self._model = build_model(model_dir, settings.device, getattr(torch, settings.dtype), settings.attention)
@@ -103,7 +105,7 @@ class TorchEngine:
         self._exact_head: tuple[Tensor, Tensor | None] | None = None
         self.device = settings.device
         self.dtype = settings.dtype
-        self.name = settings.name
+        self.name = f"{hardware(settings.device)}/{settings.dtype}/{settings.attention}"
         self.eos = self._tokenizer.eos
         self.vocabulary = int(self._head.weight.shape[0])
         self.parameters = sum(tensor.numel() for tensor in self._parameters.values())
@@ -114,6 +116,11 @@ class TorchEngine:
     @property
     def tokenizer(self) -> LocalTokenizer:
         return self._tokenizer
+
+    def sibling(self, dtype: str, attention: str) -> "TorchEngine | None":
+        if dtype not in DTYPES or attention not in ATTENTIONS:
+            return None
+        return TorchEngine(self._model_dir, replace(self._settings, dtype=dtype, attention=attention))
 
     def read(self, path: str) -> Weights:
         return read_image(path, self._parameters)

@@ -33,12 +33,13 @@ class Prepare(_Message, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """engine: name and version; parameters: of the model."""
+    """engine: name and version; parameters: of the model; engine_class: as in protocol.engines."""
 
     device: str
     dtype: str
     engine: str
     parameters: int
+    engine_class: str = ""
 
 
 class LoadPolicy(_Message, frozen=True):
@@ -83,7 +84,8 @@ class Produced(_Message, frozen=True):
 class Inspect(_Message, frozen=True):
     """Check a rollout file against its commitment. file_root: its blob's root, computed from the bytes if empty;
     report_path: where to write the recomputed values, empty for nowhere; groups: which ones to put through the
-    model, None for all. Everything that needs no model is checked of all."""
+    model, None for all. Everything that needs no model is checked of all. second_look: compute in another way than
+    the worker says it did, if the engine can; such log-probs are not for comparing."""
 
     policy_root: bytes
     node: str
@@ -94,13 +96,15 @@ class Inspect(_Message, frozen=True):
     report_path: str
     file_root: bytes = b""
     groups: tuple[int, ...] | None = None
+    second_look: bool = False
 
 
 class Inspected(_Message, frozen=True):
     """outcome, reason: as in a Verdict; report_path: the written report if accepted, else empty;
     tokens: output tokens checked; statistics: what the checks measured; evidence: what the file says about its
     worker, for the sequential decision (nothing if no prefill was reached); group: where the fault lies, -1 for
-    the whole file; checked: the groups that went through the model; rewards, logprobs: as in VerdictIssued."""
+    the whole file; checked: the groups that went through the model; rewards, logprobs: as in VerdictIssued;
+    verifier: class of the engine that looked."""
 
     outcome: int
     reason: int
@@ -115,6 +119,7 @@ class Inspected(_Message, frozen=True):
     checked: tuple[int, ...] = ()
     rewards: bytes = b""
     logprobs: bytes = b""
+    verifier: str = ""
 
 
 class Failed(_Message, frozen=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 import trio
+from blake3 import blake3
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.roles.annulment import Annulment
@@ -37,7 +38,7 @@ from protocol.messages import (
     VerdictIssued,
 )
 from protocol.rollout import MAX_FILE_BYTES
-from protocol.statements import Outcome, Verdict, sign
+from protocol.statements import Outcome, Verdict, WorkCommitment, sign
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
@@ -322,6 +323,13 @@ class Validator:
         suspect = await self._records.is_suspect(commitment.node)
         return self.lottery.draw(commitment.file_root, step, history.verified, suspect)
 
+    async def _second_look(self, commitment: WorkCommitment) -> bool:
+        """Whether to look with another arithmetic than the worker's: at half of a suspect's files, each validator at
+        other ones, because one class of engines alone convicts nobody."""
+        if not await self._records.is_suspect(commitment.node):
+            return False
+        return blake3(self._station.key.address.encode() + commitment.file_root).digest(1)[0] & 1 == 1
+
     async def _inspect(self, heard: Heard, path: Path, lot: Lot | None) -> Inspected:
         commitment = heard.message.commitment
         policy = await self._policies.get(commitment.policy_root, POLICY_TIMEOUT)
@@ -337,6 +345,7 @@ class Validator:
             path=str(path),
             report_path=str(self._scratch / f"report-{commitment.file_root.hex()[:16]}.arrow"),
             groups=None if lot is None else lot.groups,
+            second_look=lot is not None and await self._second_look(commitment),
         )
         try:
             if self._loaded.needs(policy, self._engine.generation):
@@ -355,15 +364,16 @@ class Validator:
         groups = len(found.checked)
         return await self._records.add(commitment.node, commitment.file_root, found.evidence, groups, accepted)
 
-    def _sentence(self, heard: Heard, found: Inspected, standing: Standing) -> tuple[int, int, str]:
+    async def _sentence(self, heard: Heard, found: Inspected) -> tuple[int, int, str]:
         """(outcome, reason, detail): what was found in the file, in the light of the worker's whole record."""
+        node = heard.message.commitment.node
         statistical = found.reason in (Reason.NONE, Reason.ACTIVATIONS, Reason.SAMPLING)
+        standing, seen_by = await self._records.worst(node)
         if not statistical or standing.level < Level.SUSPECT:
             return found.outcome, found.reason, found.detail
-        node = heard.message.commitment.node
         odds = f"odds of e^{standing.log_odds:.1f} that it is {standing.against} after {standing.files} files"
         believed = set(self._station.jury.ballots.electorate())
-        if standing.level >= Level.CONVICTED and self._records.seconded(node, self._verifier(found), believed):
+        if standing.level >= Level.CONVICTED and self._records.seconded(node, seen_by, believed):
             return Outcome.SLASH, Reason.CONVICTED, odds
         if found.reason != Reason.NONE:
             return found.outcome, found.reason, found.detail
@@ -383,7 +393,7 @@ class Validator:
         commitment = heard.message.commitment
         outcome, reason, detail = int(found.outcome), int(found.reason), found.detail
         if isinstance(found, Inspected) and standing is not None and not recheck:
-            outcome, reason, detail = self._sentence(heard, found, standing)
+            outcome, reason, detail = await self._sentence(heard, found)
         verdict = Verdict(
             commitment.pool,
             commitment.node,
@@ -457,7 +467,7 @@ class Validator:
 
     def _verifier(self, found: Inspected) -> str:
         """The class of engine that looked, for the rule that two classes must agree."""
-        return (found.evidence.verifier or getattr(self._engine, "engine_name", ""))[:64]
+        return (found.verifier or getattr(self._engine, "engine_name", ""))[:64]
 
     def _note(self, heard: Heard, outcome: int, reason: int, detail: str) -> None:
         commitment = heard.message.commitment

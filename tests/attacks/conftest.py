@@ -20,7 +20,7 @@ def run() -> RunSpec:
         ),
         recipe=Recipe(learning_rate=1e-3),
         evaluation=EvaluationSpec(problems=8),
-        verification=VerificationSpec(toploc_k=32),
+        verification=VerificationSpec(toploc_k=32, engines=("*/*/*",)),
     )
 
 

@@ -1,12 +1,15 @@
 """Every cheat of the catalogue is found in its first file, for its own reason, and never costs more than it may."""
 
+import functools
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from node.inference.inspect import inspect
+from node.inference.produce import produce
 from node.inference.session import Session, torch_engine
+from node.inference.settings import EngineSettings
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol.checks import OBJECTIVE, Reason
 from protocol.identity import NodeKey
@@ -36,7 +39,7 @@ def submit(cheat: Cheat, run: RunSpec, assets: Path, roots: list[bytes], out: Pa
     return cheat.produce(session, order)
 
 
-def judge(validator: Session, roots: list[bytes], made: Produced) -> Inspected:
+def judge(validator: Session, roots: list[bytes], made: Produced, *, second_look: bool = False) -> Inspected:
     order = Inspect(
         policy_root=roots[-1],
         node=KEY.address,
@@ -45,6 +48,7 @@ def judge(validator: Session, roots: list[bytes], made: Produced) -> Inspected:
         units=made.units,
         path=made.path,
         report_path=f"{made.path}.report",
+        second_look=second_look,
     )
     return inspect(validator, order)
 
@@ -54,6 +58,29 @@ def test_honest_work_is_accepted(
 ) -> None:
     seen = judge(validator, roots, submit(HONEST, run, assets, roots, tmp_path))
     assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "")
+
+
+def test_honest_bfloat16_is_met_in_bfloat16(
+    validator: Session, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+) -> None:
+    """The verifier's own engine computes in float32, and the run's cuts leave no room for another arithmetic."""
+    session = Session(run, assets, functools.partial(torch_engine, settings=EngineSettings(dtype="bfloat16")))
+    for step, root in enumerate(roots):
+        session.keep(root, str(assets / "images" / str(step)))
+    made = produce(session, Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=f"{tmp_path}/f"))
+    seen = judge(validator, roots, made)
+    assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "") and "/bfloat16/" in seen.verifier
+    crossed = judge(validator, roots, made, second_look=True)
+    assert "/float32/" in crossed.verifier and crossed.reason == Reason.ACTIVATIONS
+
+
+def test_an_engine_that_the_run_does_not_permit_is_a_fault_of_form(
+    validator: Session, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+) -> None:
+    strict = msgspec.structs.replace(run.verification, engines=("*/bfloat16/*",))
+    session = open_session(Session, msgspec.structs.replace(run, verification=strict), assets, roots)
+    seen = judge(session, roots, submit(HONEST, run, assets, roots, tmp_path))
+    assert (seen.outcome, seen.reason) == (Outcome.SLASH, Reason.MALFORMED) and "float32" in seen.detail
 
 
 @pytest.mark.parametrize("name", CHEATS)

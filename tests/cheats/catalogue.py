@@ -20,7 +20,7 @@ from protocol.checks import Reason
 from tests.cheats import sessions, tampering
 from tests.cheats.other_weights import OtherWeights
 from tests.cheats.own_problems import OwnProblems
-from tests.cheats.sessions import BestOfMany, SmallModel, stale, with_sampler, with_weights
+from tests.cheats.sessions import BestOfMany, SaysBfloat16, SmallModel, stale, with_sampler, with_weights
 from tests.cheats.tampering import Scene, Tamper, proofs_changed
 
 STATISTICAL = frozenset({Reason.ACTIVATIONS, Reason.SAMPLING})
@@ -57,6 +57,7 @@ _FORM = _objective(Reason.MALFORMED)
 CHEATS: dict[str, Cheat] = {
     "other weights": Cheat("weights with 5 % noise", STATISTICAL, OtherWeights),
     "int8": Cheat("weights in int8, per channel", STATISTICAL, with_weights(alternatives.int8)),
+    "int8, says bf16": Cheat("int8 weights; the header says bfloat16", STATISTICAL, SaysBfloat16),
     "int4": Cheat("weights in int4, groups of 128", STATISTICAL, with_weights(alternatives.int4)),
     "fp8": Cheat("weights in fp8 e4m3, per tensor", STATISTICAL, with_weights(alternatives.fp8)),
     "step k-1": Cheat("the previous step's weights", STATISTICAL, stale(1), older=1),

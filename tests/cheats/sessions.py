@@ -49,15 +49,36 @@ def with_sampler(sampler: Sampler) -> type[Session]:
     return Drawn
 
 
+class SaysBfloat16(Session):
+    """Computes with int8 weights and says that it computes in bfloat16, where more is forgiven."""
+
+    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
+        super().__init__(run, assets, factory)
+        hardware, _, attention = self.engine.name.split("/")
+        self.engine = Renamed(self.engine, f"{hardware}/bfloat16/{attention}")
+
+    def adjust(self, weights: Weights) -> Weights:
+        return alternatives.int8(weights)
+
+
+class Renamed:
+    """An engine under another name."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine, self.name = engine, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
 def stale(steps: int) -> type[Session]:
     """Uses the weights that it loaded `steps` policies earlier, to save itself the download."""
 
     class Stale(Session):
-        def use(self, policy_root: bytes) -> None:
+        def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
             kept = list(self._weights)
             place = kept.index(policy_root)
-            self.engine.load(self._weights[kept[max(0, place - steps)]])
-            self._in_use = None
+            (engine or self.engine).load(self._weights[kept[max(0, place - steps)]])
 
     return Stale
 

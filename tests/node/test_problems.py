@@ -29,7 +29,7 @@ def run_file(tmp_path: Path) -> Path:
     path.write_text(
         'name = "t"\nmodel = "model"\ndataset = "train.jsonl"\n'
         '[environment]\nname = "dataset"\nargs = { held_back_share = 0.3 }\n'
-        "[rollout]\nmax_prompt_tokens = 8\n[verification]\ntoploc_k = 64\n"
+        "[rollout]\nmax_prompt_tokens = 8\n[verification]\ntoploc_k = 16\n"
     )
     return path
 
@@ -71,5 +71,5 @@ def test_a_tokenizer_that_cannot_be_read_is_named(run_file: Path) -> None:
 
 
 def test_proofs_wider_than_the_model_are_refused(run_file: Path) -> None:
-    run_file.write_text(run_file.read_text().replace("toploc_k = 64", "toploc_k = 65"))
-    assert "toploc_k asks for 65" in complaint(run_file)
+    run_file.write_text(run_file.read_text().replace("toploc_k = 16", "toploc_k = 17"))
+    assert "verification.toploc_k = 17" in complaint(run_file)

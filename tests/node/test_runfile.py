@@ -80,3 +80,13 @@ def test_an_incomplete_model_directory_names_what_is_missing(run_file: Path) -> 
 def test_a_missing_run_file_is_a_clear_error(tmp_path) -> None:
     with pytest.raises(RunFileError, match="cannot read"):
         compile_run(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(("hidden", "said", "points"), [(64, "", 16), (5120, "", 128), (64, "toploc_k = 8", 8)])
+def test_proofs_have_as_many_points_as_a_row_is_good_for(tmp_path: Path, hidden: int, said: str, points: int) -> None:
+    """The proof of an answer of two tokens must not reach down to values that rounding alone decides."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(f'{{"hidden_size": {hidden}}}')
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(f'name = "x"\nmodel = "model"\n[environment]\nname = "sort"\n[verification]\n{said}\n')
+    assert load_run_file(run_file).verification.toploc_k == points

@@ -132,10 +132,39 @@ def test_what_nobody_thought_of_is_found_as_anything() -> None:
     assert worker.standing.level == Level.CONVICTED
 
 
-def test_a_verifier_counts_the_honest_tables_of_its_own_engine() -> None:
+def test_the_honest_table_of_a_pair_of_engines_counts_alone() -> None:
     spec = msgspec.structs.replace(SPEC, honest={"a>x": HONEST, "b>y": HONEST_BF16, "a>y": HONEST})
-    assert Judge(spec, K, "y").honest_names == ("b>y", "a>y")
+    assert Judge(spec, K, "y", "a").honest_names == ("a>y",)
+    assert Judge(spec, K, "y", "unknown").honest_names == ("b>y", "a>y")
     assert Judge(spec, K, "other").honest_names == ("a>x", "b>y", "a>y")
+
+
+def test_what_is_noise_between_engines_is_a_cheat_between_equal_ones() -> None:
+    """Work as far off as honest bf16 is seen from fp32, handed over by somebody who says that he computes in fp32."""
+    exact = Table(proofs=(1000, *[0] * (PROOF_BINS - 1)), tokens=(9000, *[0] * (TOKEN_BINS - 1)))
+    spec = msgspec.structs.replace(SPEC, honest={"fp32>fp32": exact, "bf16>fp32": HONEST_BF16})
+    files = [draw(np.random.default_rng(seed), HONEST_BF16) for seed in range(6)]
+    levels = {}
+    for says in ("fp32", "bf16"):
+        worker, judge = Decision(spec), Judge(spec, K, "fp32", says)
+        levels[says] = max(worker.update(judge.evidence(file)).level for file in files)
+    assert levels["fp32"] == Level.CONVICTED and levels["bf16"] < Level.SUSPECT
+
+
+def test_the_allowance_of_a_table_is_taken_off_every_ratio() -> None:
+    spec = msgspec.structs.replace(SPEC, honest={"a>a": msgspec.structs.replace(HONEST, allowance=1.5)})
+    samples = draw(np.random.default_rng(0), GARBAGE)
+    plain = msgspec.structs.replace(SPEC, honest={"a>a": HONEST})
+    less = Judge(plain, K, "a", "a").of_samples(samples) - Judge(spec, K, "a", "a").of_samples(samples)
+    assert np.allclose(less, 1.5)
+
+
+def test_a_cheat_seen_by_another_class_follows_its_own_table() -> None:
+    spec = msgspec.structs.replace(SPEC, honest={"a>a": HONEST, "a>b": HONEST}, crossed={"int8": GARBAGE})
+    samples = draw(np.random.default_rng(0), GARBAGE)
+    at = SPEC.ways.index("int8")
+    own, other = (Judge(spec, K, verifier, "a").of_samples(samples)[:, at].mean() for verifier in "ab")
+    assert other > own
 
 
 def test_without_tables_nobody_has_a_standing() -> None:

@@ -12,10 +12,11 @@ from node.calibration.calibrate import Calibration, Measured, Plan, calibrate
 from node.calibration.plot import plot
 from node.calibration.write import write_cuts
 from node.environments.registry import load_environment
-from node.inference.settings import EngineSettings
+from node.inference.settings import EngineSettings, hardware
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine
 from node.runfile import compile_run, load_run_file
+from protocol.engines import pair
 from protocol.run import RunSpec
 
 RUN_FILE = """# mine
@@ -43,16 +44,23 @@ def calibrated(tiny_run: RunSpec, tiny_assets: Path) -> tuple[Calibration, Measu
 
 def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, Measured]) -> None:
     result, _ = calibrated
-    same = result.honest["float32/sdpa>float32/sdpa"]
-    assert same.proof_distance < 0.1 and same.sampling < 1e-6
-    assert result.honest["bfloat16/eager>float32/sdpa"].proof_distance > same.proof_distance
+    exact, rough = (f"{hardware('cpu')}/{kind}" for kind in ("float32/sdpa", "bfloat16/eager"))
+    for name in (exact, rough):
+        same = result.honest[pair(name, name)]
+        assert same.proof_distance < 0.1 and same.sampling < 1e-6
+        assert result.honest[pair(name, exact if name == rough else rough)].proof_distance > same.proof_distance
+    assert set(result.verification.engines) == {"*/float32/sdpa", rough}
+    tight, loose = (result.verification.cuts(rough, other) for other in (rough, exact))
+    assert tight.mantissa_mean < loose.mantissa_mean == result.verification.mantissa_mean
     assert result.cheating["int4"].proof_distance > 10
     assert result.cheating["garbage"].sampling > 0.1
     assert all(outcome.false_alarms == 0 for outcome in result.honest.values())
     assert result.cheating["garbage"].cut == 1 and result.cheating["int4"].cut > 0.8
     assert result.cheating["int4"].suspected is not None and result.cheating["int4"].convicted is not None
     assert result.cheating["int4"].suspected < result.cheating["int4"].convicted
-    assert result.verification.decision.allowance == pytest.approx(max(0.0, np.log(result.expectation)))
+    assert result.crossed["garbage"].suspected is not None
+    for name, table in result.verification.decision.honest.items():
+        assert table.allowance == pytest.approx(max(0.0, np.log(result.expectation[name])))
 
 
 def test_the_cuts_stand_in_the_run_file_and_its_comments_stay(
@@ -101,4 +109,4 @@ def test_other_engines_tell_nearly_the_same_story(tiny_assets: Path, settings: E
         engine.load(engine.read(str(tiny_assets / "model" / "model.safetensors")))
     one, other = (engine.prefill(sequences, 1.0)[0] for engine in engines)
     assert np.abs(one.lo - other.lo).max() < 0.02
-    assert engines[1].dtype == settings.dtype and engines[1].name == settings.name
+    assert engines[1].dtype == settings.dtype and engines[1].name.endswith(f"/{settings.dtype}/{settings.attention}")

@@ -1,0 +1,14 @@
+"""Hard cuts: what refuses one file by itself, whatever the worker's record is."""
+
+import msgspec
+
+
+class Cuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """exponent_mismatches (of toploc_k), mantissa_mean, mantissa_median: most that one proof may have;
+    sampling_mean: mean distance per file; sampling_outside: share of tokens more than 0.01 outside."""
+
+    exponent_mismatches: int = 8
+    mantissa_mean: float = 0.5
+    mantissa_median: float = 0.5
+    sampling_mean: float = 1e-4
+    sampling_outside: float = 0.01
