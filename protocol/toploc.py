@@ -179,39 +179,25 @@ def build_proof(rows: U16, k: int) -> bytes:
 
 
 def build_proofs(batches: Sequence[U16], k: int) -> list[bytes]:
-    """One proof per batch of rows; several are computed together, and small batches that repeat only once.
-
-    Answers to one problem are often equal as long as they are short; their activations then are, too.
-    """
-    numbers: dict[bytes | int, int] = {}
-    which = [numbers.setdefault(_name(rows, i), len(numbers)) for i, rows in enumerate(batches)]
-    first = dict(zip(reversed(which), range(len(which) - 1, -1, -1), strict=True))
-    proofs: list[bytes] = []
-    for points in _top_points([batches[first[number]] for number in range(len(numbers))], k):
-        proofs += _encode(*points)
-    return [proofs[number] for number in which]
-
-
-def _name(rows: U16, number: int) -> bytes | int:
-    """The same for equal batches, if they are small enough for that to be quicker than another proof."""
-    return rows.tobytes() if rows.size <= _SMALL_CELLS else number
+    """One proof per batch of rows; several are computed together."""
+    return [proof for points in _top_points(batches, k) for proof in _encode(*points)]
 
 
 def _top_points(batches: Sequence[U16], k: int) -> Iterator[tuple[I64, I64]]:
     """(positions, bits), int64[some, k] each: the top of every batch, in order of the batches."""
-    start = 0
+    sizes = [rows.size for rows in batches]
+    if sizes and min(sizes) < k:
+        raise _too_few(min(sizes), k)
+    most, start = max(1, _POINTS_AT_ONCE // k), 0
     while start < len(batches):
-        widest, end = 0, start
-        while end < len(batches) and (end - start) * k < _POINTS_AT_ONCE:
-            if batches[end].size < k:
-                raise _too_few(batches[end].size, k)
-            widest = max(widest, batches[end].size)
-            if widest <= _SMALL_CELLS and end > start and widest * (end + 1 - start) > _CELLS_AT_ONCE:
-                break
-            end += 1
-        some = batches[start:end]
-        yield _top_of_small(some, k) if widest <= _SMALL_CELLS else _top_of_large(some, k)
-        start = end
+        widest = max(sizes[start : start + most])
+        if widest <= _SMALL_CELLS:
+            some = batches[start : start + min(most, _CELLS_AT_ONCE // widest)]
+            yield _top_of_small(some, k)
+        else:
+            some = batches[start : start + most]
+            yield _top_of_large(some, k)
+        start += len(some)
 
 
 def _top_of_large(batches: Sequence[U16], k: int) -> tuple[I64, I64]:
