@@ -34,6 +34,7 @@ max_prompt_tokens = 8
 max_output_tokens = 8
 
 [recipe]
+name = "intellect2"
 steps = {steps}
 learning_rate = 3e-4
 decay_steps = 150

@@ -71,7 +71,7 @@ def small(work: Path) -> Subject:
         rollout=RolloutSpec(
             group_size=8, prompts_per_step=48, prompts_per_file=24, max_prompt_tokens=8, max_output_tokens=8
         ),
-        recipe=Recipe(learning_rate=3e-4),
+        recipe=Recipe(name="intellect2", learning_rate=3e-4),
         verification=VerificationSpec(toploc_k=32),
     )
     _once(assets, lambda: _make_small(assets, run))

@@ -30,7 +30,7 @@ def command(
     plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
     dtypes: Annotated[str, typer.Option(help="Types that the run's engines may compute in.")] = "float32,bfloat16",
     attentions: Annotated[str, typer.Option(help="Attention kernels that they may use.")] = "sdpa,eager",
-    device: Annotated[str, typer.Option(help="Where to compute, e.g. cpu or cuda.")] = "cpu",
+    devices: Annotated[str, typer.Option(help="Where to compute, e.g. cpu or cpu,cuda.")] = "cpu",
     samples: Annotated[int, typer.Option(min=16, max=1 << 16, help="Samples of each kind of work.")] = 256,
     previous: Annotated[
         Path | None, typer.Option(help="Weights of an earlier step (model.safetensors), to measure real staleness.")
@@ -51,7 +51,7 @@ def command(
     from node.problems import place_files
     from node.runfile import compile_run
 
-    settings = _settings(dtypes, attentions, device)
+    settings = _settings(dtypes, attentions, devices)
     compiled = compile_run(run)
     plan = Plan(settings, samples, seed, previous)
     with tempfile.TemporaryDirectory(prefix="intellect-calibrate-") as folder, _progress(as_json) as progress:
@@ -73,7 +73,7 @@ def command(
         _show(result, target, plot)
 
 
-def _settings(dtypes: str, attentions: str, device: str):  # noqa: ANN202 - list of EngineSettings
+def _settings(dtypes: str, attentions: str, devices: str):  # noqa: ANN202 - list of EngineSettings
     from node.inference.settings import ATTENTIONS, DTYPES, EngineSettings
 
     chosen = [(one.strip(), other.strip()) for one in dtypes.split(",") for other in attentions.split(",")]
@@ -81,7 +81,8 @@ def _settings(dtypes: str, attentions: str, device: str):  # noqa: ANN202 - list
         if dtype not in DTYPES or attention not in ATTENTIONS:
             known = f"types: {', '.join(DTYPES)}; kernels: {', '.join(ATTENTIONS)}"
             raise CommandError("no such engine", f"{dtype!r} with {attention!r}", known, USAGE)
-    return [EngineSettings(device, dtype, attention) for dtype, attention in dict.fromkeys(chosen)]
+    places = dict.fromkeys(device.strip() for device in devices.split(","))
+    return [EngineSettings(device, dtype, attention) for device in places for dtype, attention in dict.fromkeys(chosen)]
 
 
 @contextlib.contextmanager

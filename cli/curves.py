@@ -104,6 +104,12 @@ PANELS = (
         "seconds per step",
         (Curve("seconds_generate", "sampling"), Curve("seconds_score", "checking and scoring")),
     ),
+    Panel(
+        "files",
+        "From policy to batch, by the trainer's clock",
+        "seconds, mean of a batch's files",
+        (Curve("file_seconds", "", table=True),),
+    ),
 )
 
 

@@ -1,15 +1,16 @@
 """The directory of `intellect-node train`: what lies where, who may use it, and the run in it put together."""
 
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from cli.errors import CommandError
+from cli.errors import USAGE, CommandError
 from cli.runtext import render_run
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 MARKER = ".intellect-node-train"
 OURS = (
     "run.toml",
+    "begun.toml",
     "assets",
     "spool",
     "rollouts",
@@ -44,6 +46,15 @@ class Desk:
     def run_file(self) -> Path:
         """The run as it is trained: with the command line's overrides, and real paths."""
         return self.directory / "run.toml"
+
+    @property
+    def begun_file(self) -> Path:
+        """The run file as it was when the training began, without overrides."""
+        return self.directory / "begun.toml"
+
+    @property
+    def _level_file(self) -> Path:
+        return self.directory / "async-level"
 
     @property
     def spool(self) -> Path:
@@ -100,9 +111,20 @@ class Desk:
         return (self.directory / MARKER).exists() and self.run_file.exists()
 
     def write_run(self, run: "RunFile") -> None:
-        partial = self.run_file.with_name("run.toml.partial")
-        partial.write_text(render_run(run), encoding="utf-8")
-        partial.replace(self.run_file)
+        _write_toml(self.run_file, run)
+
+    def write_level(self, level: int) -> None:
+        self._level_file.write_text(f"{level}\n", encoding="ascii")
+
+    def read_level(self, default: int) -> int:
+        """The async level that the run was begun with."""
+        try:
+            return int(self._level_file.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return default
+
+    def write_begun(self, run: "RunFile") -> None:
+        _write_toml(self.begun_file, run)
 
     def place_assets(self, compiled: "CompiledRun") -> None:
         """The run's files under their asset names: by link where the disk allows, else by copy."""
@@ -114,6 +136,54 @@ class Desk:
                 os.link(source.resolve(), target)
             except OSError:
                 shutil.copyfile(source, target)
+
+
+def _write_toml(path: Path, run: "RunFile") -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(render_run(run), encoding="utf-8")
+    partial.replace(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What this machine gives to a training. sinks: names with commas; metrics_address: HOST:PORT or None."""
+
+    engine_command: Sequence[str]
+    sinks: str
+    settings: "TrainerSettings"
+    metrics_address: str | None = None
+
+    @classmethod
+    def of(cls, engine: str | None, sinks: str, words: Sequence[str], metrics_address: str | None) -> "Means":
+        """From the command line's words. Raises CommandError, ConfigError or TrainingError for what cannot be used:
+        before a directory is touched."""
+        from node.api.server import checked_address
+        from node.metrics.sinks import checked_names
+
+        checked_names(sinks)
+        if metrics_address:
+            checked_address(metrics_address)
+        command = shlex.split(engine) if engine else [sys.executable, "-m", "node.inference.process"]
+        return cls(command, sinks, trainer_settings(words), metrics_address)
+
+
+def trainer_settings(words: Sequence[str]) -> "TrainerSettings":
+    """[trainer] of config.toml with the command line's NAME=VALUE words over it. Raises CommandError."""
+    import tomllib
+
+    from node.config import NodeConfig
+    from node.training.settings import read_settings
+
+    values: dict[str, Any] = dict(NodeConfig().trainer)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise CommandError(f"--trainer {word}", "it is not NAME=VALUE", "for example --trainer world_size=2", USAGE)
+        try:
+            values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[name.strip()] = text.strip()
+    return read_settings(values)
 
 
 @contextmanager
@@ -140,34 +210,43 @@ def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
 
 
 def assemble(
-    desk: Desk,
-    compiled: "CompiledRun",
-    *,
-    async_level: int,
-    engine_command: Sequence[str],
-    sinks: str,
-    settings: "TrainerSettings",
-    told: "Told",
-) -> "tuple[LocalRun, Observer]":
-    """The run's parts, wired. Raises ConfigError for a sink that is not installed."""
+    desk: Desk, compiled: "CompiledRun", level: int, means: Means, told: "Told"
+) -> "tuple[LocalRun, Observer, Callable[[], Awaitable[None]]]":
+    """The run's parts, wired, and what does all of the work: training, with /metrics where that was asked for.
+
+    Raises ConfigError for a sink that cannot be opened.
+    """
+    import trio
+
+    from node.api.server import MetricsServer
     from node.inference.client import EngineProcess
     from node.metrics.observer import open_observer
     from node.roles.local import LocalRun
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
 
-    observer = open_observer(compiled.spec, desk.directory, sinks)
+    observer = open_observer(compiled.spec, desk.directory, means.sinks)
     spool = Spool(desk.spool)
     local = LocalRun(
         compiled.spec,
         compiled.encoded,
         desk.directory,
         desk.assets,
-        engine=EngineProcess(engine_command, compiled.encoded, desk.assets),
-        learner=TrainerProcess(spool, settings=settings),
+        engine=EngineProcess(means.engine_command, compiled.encoded, desk.assets),
+        learner=TrainerProcess(spool, settings=means.settings),
         spool=spool,
         observer=observer,
-        async_level=async_level,
+        async_level=level,
         told=told,
     )
-    return local, observer
+    if means.metrics_address is None:
+        return local, observer, local.run
+    server = MetricsServer(means.metrics_address, local.status)
+
+    async def served() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.run)
+            await local.run()
+            nursery.cancel_scope.cancel()
+
+    return local, observer, served

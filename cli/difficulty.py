@@ -35,6 +35,9 @@ def command(
 ) -> None:
     """Sample answers to every problem with the start model and write the share that is right as a column.
 
+    Problems are asked as the run's workers ask them, with its length budgets in turns, if it has any. An answer counts
+    as right by the task's own score, whatever its length. Give --samples a multiple of the number of budgets.
+
     `solve_rate_field`, `solve_rate_min` and `solve_rate_max` of the environment then keep what is neither too easy nor
     too hard. Ctrl-C is safe: the same command goes on.
     """
@@ -61,11 +64,12 @@ def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> dict[str, f
     from rich.progress import Progress
 
     from node.difficulty import Difficulty
+    from node.problems import place_files
 
     known = _read_notes(notes, compiled.root.hex(), samples)
     with tempfile.TemporaryDirectory(prefix="intellect-run-") as folder, notes.open("a", encoding="utf-8") as file:
         assets = Path(folder)
-        _place(compiled, assets)
+        place_files(compiled, assets)
         difficulty = Difficulty(compiled.spec, assets)
         try:
             with Progress(console=Console(stderr=True)) as progress:
@@ -96,15 +100,6 @@ def _read_notes(notes: Path, root: str, samples: int) -> dict[str, float]:
     whole = lines[1:-1]  # what follows the last newline was cut off
     notes.write_text("\n".join([head, *whole]) + "\n", encoding="utf-8")
     return {problem_id: rate for problem_id, rate in map(json.loads, whole)}
-
-
-def _place(compiled: "CompiledRun", assets: Path) -> None:
-    import shutil
-
-    for name, source in compiled.files.items():
-        target = assets / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
 
 
 def _write(data: Path, out: Path, rates: dict[str, float], column: str) -> list[float]:

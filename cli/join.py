@@ -80,7 +80,8 @@ def command(
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),
     ] = None,
     metrics_address: Annotated[
-        str | None, typer.Option("--metrics-address", help="HOST:PORT: serve /metrics (Prometheus) over TCP too.")
+        str | None,
+        typer.Option("--metrics-address", help="HOST:PORT: serve /metrics (Prometheus) over TCP too; no password."),
     ] = None,
     log_to: Annotated[
         str | None, typer.Option("--log", help="Trainer: also send metrics to wandb, tensorboard (comma between).")

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cli.errors import USAGE, CommandError
 from cli.output import console, print_json
+from cli.runtext import leaves, toml_value
 
 if TYPE_CHECKING:
     from node.hardware import Hardware
@@ -138,7 +139,7 @@ def effective(file: Path) -> list[tuple[str, Any, str]]:
     written = set(_paths(tomllib.loads(file.read_text(encoding="utf-8"))))
     objective = msgspec.to_builtins(run.recipe.objective())
     rows: list[tuple[str, Any, str]] = []
-    for path, value in _leaves(msgspec.to_builtins(run)):
+    for path, value in leaves(msgspec.to_builtins(run)):
         section, _, field = path.rpartition(".")
         if path in written:
             rows.append((path, value, "file"))
@@ -243,20 +244,8 @@ def _filters(run: "RunSpec") -> str:
     return f"groups without signal are replaced, up to {run.filters.refill:g} times the batch"
 
 
-def _leaves(table: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    """("recipe.steps", 150) ...; lists and `args` are one value."""
-    found: list[tuple[str, Any]] = []
-    for name, value in table.items():
-        place = f"{path}.{name}" if path else name
-        if isinstance(value, dict) and name != "args":
-            found += _leaves(value, place)
-        else:
-            found.append((place, value))
-    return found
-
-
 def _paths(table: dict[str, Any]) -> list[str]:
-    return [path for path, _ in _leaves(table)]
+    return [path for path, _ in leaves(table)]
 
 
 def _nearest(name: str, known: Any) -> str:
@@ -275,6 +264,4 @@ def _count(number: int) -> str:
 
 
 def _text(value: Any) -> str:
-    from cli.runtext import toml_value
-
     return value if isinstance(value, str) else toml_value(value)

@@ -29,6 +29,23 @@ def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
     return msgspec.structs.replace(run, model=str(base / run.model), dataset=dataset, environments=environments)
 
 
+def settings_of(run: "RunFile") -> dict[str, Any]:
+    """Path of each setting ("recipe.steps") -> its value, defaults included; lists and `args` are one value."""
+    return dict(leaves(msgspec.to_builtins(run)))
+
+
+def leaves(table: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """("recipe.steps", 150) ..., in order, of nested tables; lists and `args` are one value."""
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        place = f"{path}.{name}" if path else name
+        if isinstance(value, dict) and name != "args":
+            found += leaves(value, place)
+        else:
+            found.append((place, value))
+    return found
+
+
 def _table(table: dict[str, Any], path: str) -> list[str]:
     """Plain values first, then tables, as TOML wants it. `args` of an environment stays on one line."""
     lines: list[str] = []

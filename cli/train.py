@@ -1,6 +1,5 @@
 """`intellect-node train`: a run at one desk: the learner and one engine, without chain or peers."""
 
-import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -10,19 +9,17 @@ from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
 
 if TYPE_CHECKING:
-    from cli.desk import Desk
+    from cli.desk import Desk, Means
     from node.roles.local import LocalRun
-    from node.runfile import CompiledRun, RunFile
-    from node.training.settings import TrainerSettings
+    from node.runfile import CompiledRun
 
 EXAMPLES = (
     "Examples:  intellect-node train --run my-run.toml   |   "
     "intellect-node train --run my-run.toml --steps 20 --json   |   "
     "intellect-node train --run my-run.toml --recipe dppo --async-level 4 --dir runs/dppo-4   |   "
-    "intellect-node train --dir runs/dppo-4 --resume"
+    "intellect-node train --dir runs/dppo-4 --resume --steps 300"
 )
 HIGHEST_LEVEL = 8
-DEFAULT_LEVEL = 1
 
 
 def command(
@@ -30,7 +27,10 @@ def command(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where everything goes. Default: runs/NAME beside you.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps instead of recipe.steps.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rollout steps instead of recipe.steps; with --resume: train on to this one."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of recipe.seed.")] = None,
     async_level: Annotated[
         int | None,
@@ -38,7 +38,7 @@ def command(
             "--async-level",
             min=0,
             max=HIGHEST_LEVEL,
-            help=f"Steps by which sampling lags. Default: {DEFAULT_LEVEL}, or 0 if the run allows no staleness.",
+            help="Steps by which sampling lags. Default: 1, or 0 if the run allows no staleness.",
         ),
     ] = None,
     recipe: Annotated[
@@ -58,6 +58,14 @@ def command(
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
+    metrics_address: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics-address",
+            help="HOST:PORT: serve /metrics (Prometheus) while training. It has no password: 127.0.0.1:9464 keeps it "
+            "on this machine.",
+        ),
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Leave the curves undrawn.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per step on standard output, a summary as the last.")
@@ -68,29 +76,28 @@ def command(
     The directory holds metrics.jsonl, the report with its curves, the trained model, and all that resuming needs.
     The same run file and seed give the same curve.
     """
-    import shlex
+    from cli.desk import Desk, Means, quiet_children
+    from cli.resume import Wishes, begin, go_on, must_hold_a_run
+    from node.runfile import load_run_file
 
-    from cli.desk import Desk, quiet_children
-
-    _check_flags(run, directory, resume, fresh, steps=steps, seed=seed, recipe=recipe)
+    _check_flags(run, directory, resume, fresh)
     _check_parts()
-    run_file, base = _the_run(run, directory, resume)
-    desk = Desk((directory or Path("runs") / _safe(run_file.name)).resolve())
+    means = Means.of(engine_command, log_to, trainer or [], metrics_address)
+    wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe)
+    run_file = load_run_file(run) if run else None
+    desk = Desk((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())
+    if resume:
+        must_hold_a_run(desk)
     with desk.hold():
-        if not resume:
-            run_file = with_overrides(run_file, steps=steps, seed=seed, async_level=async_level, recipe=recipe)
-            compiled = compile_checked(run_file, base)
-            desk.claim(fresh=fresh)
-            prepare(desk, run_file, base, compiled)
+        if resume:
+            compiled, level = go_on(desk, run_file, run, wishes)
         else:
-            compiled = compile_checked(run_file, base)
-        settings = trainer_settings(trainer or [])
-        level = _level(async_level, compiled, desk, resume)
-        argv = shlex.split(engine_command) if engine_command else [sys.executable, "-m", "node.inference.process"]
+            assert run is not None and run_file is not None  # noqa: S101 - checked with the flags
+            compiled, level = begin(desk, run_file, run, wishes, fresh=fresh)
         with quiet_children(desk.log) as (out, err):
             view = JsonView(out) if as_json else ProgressView(err, compiled)
             try:
-                summary = train(desk, compiled, level, argv, log_to, settings, view)
+                summary = train(desk, compiled, level, means, view)
             except KeyboardInterrupt:
                 print(f"stopped; go on with: intellect-node train --dir {desk.directory} --resume", file=err)
                 raise
@@ -98,15 +105,7 @@ def command(
     say_goodbye(summary, desk, as_json=as_json)
 
 
-def train(
-    desk: "Desk",
-    compiled: "CompiledRun",
-    level: int,
-    argv: list[str],
-    sinks: str,
-    settings: "TrainerSettings",
-    view: "View",
-) -> dict[str, Any]:
+def train(desk: "Desk", compiled: "CompiledRun", level: int, means: "Means", view: "View") -> dict[str, Any]:
     """Run until the end or Ctrl-C; returns the summary."""
     import trio
 
@@ -116,12 +115,10 @@ def train(
 
     desk.log.parent.mkdir(parents=True, exist_ok=True)
     set_up_logging(desk.log.parent, "info")
-    local, observer = assemble(
-        desk, compiled, async_level=level, engine_command=argv, sinks=sinks, settings=settings, told=view.step
-    )
+    local, observer, served = assemble(desk, compiled, level, means, view.step)
     try:
         with view:
-            trio.run(until_signalled, local.run)
+            trio.run(until_signalled, served)
     except BaseExceptionGroup as group:
         from cli.errors import unwrap
 
@@ -129,67 +126,6 @@ def train(
     finally:
         observer.close()
     return summarise(compiled, local, desk, level)
-
-
-def trainer_settings(words: list[str]) -> "TrainerSettings":
-    """[trainer] of config.toml with the command line's NAME=VALUE words over it. Raises CommandError."""
-    import tomllib
-
-    from node.config import NodeConfig
-    from node.training.settings import read_settings
-
-    values: dict[str, Any] = dict(NodeConfig().trainer)
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise CommandError(f"--trainer {word}", "it is not NAME=VALUE", "for example --trainer world_size=2", USAGE)
-        try:
-            values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[name.strip()] = text.strip()
-    return read_settings(values)
-
-
-def with_overrides(
-    run: "RunFile", *, steps: int | None, seed: int | None, async_level: int | None, recipe: str | None
-) -> "RunFile":
-    """The run with the command line's words in it. Another preset brings its own loss: what the file sets for the
-    old one is dropped."""
-    import msgspec
-
-    own = run.recipe
-    changes: dict[str, Any] = {}
-    if recipe is not None:
-        changes |= {"name": recipe, **_without_objective(own)}
-    if steps is not None:
-        changes["steps"] = steps
-    if seed is not None:
-        changes["seed"] = seed
-    if async_level is not None:
-        changes["max_staleness"] = max(own.max_staleness, async_level)
-    return msgspec.structs.replace(run, recipe=msgspec.structs.replace(own, **changes))
-
-
-def _without_objective(recipe: Any) -> dict[str, None]:
-    from protocol.recipe import Objective
-
-    return {field: None for field in Objective.__struct_fields__ if field in type(recipe).__struct_fields__}
-
-
-def compile_checked(run_file: "RunFile", base: Path) -> "CompiledRun":
-    from node.problems import check_run
-    from node.runfile import compile_run
-
-    compiled = compile_run(base, run_file)
-    check_run(compiled)
-    return compiled
-
-
-def prepare(desk: "Desk", run_file: "RunFile", base: Path, compiled: "CompiledRun") -> None:
-    from cli.runtext import with_real_paths
-
-    desk.write_run(with_real_paths(run_file, base.resolve().parent))
-    desk.place_assets(compiled)
 
 
 def finish(desk: "Desk", compiled: "CompiledRun", summary: dict[str, Any], *, report: bool) -> None:
@@ -330,49 +266,11 @@ def say_goodbye(summary: dict[str, Any], desk: "Desk", *, as_json: bool) -> None
     out.print(f"report: {desk.report}   model: {desk.model}", soft_wrap=True)
 
 
-def _the_run(run: Path | None, directory: Path | None, resume: bool) -> "tuple[RunFile, Path]":
-    """(the run file's contents, the path that its paths are relative to)."""
-    from cli.desk import Desk
-    from node.runfile import load_run_file
-
-    if not resume:
-        assert run is not None  # noqa: S101 - checked with the flags
-        return load_run_file(run), run
-    path = directory
-    if path is None:
-        assert run is not None  # noqa: S101 - checked with the flags
-        path = Path("runs") / _safe(load_run_file(run).name)
-    desk = Desk(path.resolve())
-    if not desk.can_resume():
-        raise CommandError(
-            "there is no run to go on with", f"{desk.directory} holds none", "start one without --resume"
-        )
-    return load_run_file(desk.run_file), desk.run_file
-
-
-def _level(given: int | None, compiled: "CompiledRun", desk: "Desk", resume: bool) -> int:
-    """The async level; a resumed run keeps the one that it was started with."""
-    file = desk.directory / "async-level"
-    if resume and file.exists():
-        return int(file.read_text(encoding="ascii"))
-    level = given if given is not None else min(DEFAULT_LEVEL, compiled.spec.recipe.max_staleness)
-    file.write_text(f"{level}\n", encoding="ascii")
-    return level
-
-
-def _check_flags(run: Path | None, directory: Path | None, resume: bool, fresh: bool, **changes: object) -> None:
+def _check_flags(run: Path | None, directory: Path | None, resume: bool, fresh: bool) -> None:
     if run is None and not (resume and directory):
         raise CommandError("nothing to train", "no run file was named", "give --run FILE, or --dir DIR --resume", USAGE)
     if resume and fresh:
         raise CommandError("--resume and --fresh contradict", "one goes on, one deletes", "give one of them", USAGE)
-    given = [f"--{name}" for name, value in changes.items() if value is not None]
-    if resume and given:
-        raise CommandError(
-            f"a resumed run cannot change {', '.join(given)}",
-            "it would not be the run that was begun",
-            "resume without them, or start a run in another --dir",
-            USAGE,
-        )
 
 
 def _check_parts() -> None:

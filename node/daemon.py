@@ -304,7 +304,6 @@ class Daemon:
                 interval=interval,
                 rate=self.status.rate,
                 engine=self.status.engine,
-                queued=self.status.queued,
                 finished=self.status.finished,
                 gateway=gateway,
                 lots=self.status.pledges,

@@ -1,5 +1,9 @@
 """How hard each problem of a data set is for the run's start model: pass@k by sampling, for the offline filter.
 
+Problems are asked as the run's workers ask them: where the run has length budgets, a problem's answers take its targets
+in turns, each with the text and the cut of its own. What counts is the task's own score, not what the length takes from
+the reward: a problem must not look hard because an answer to it was long.
+
 Knows the run's engine and environment; leaves files and progress to its caller. Computes: not for the event loop.
 """
 
@@ -15,6 +19,7 @@ from node.environments.registry import load_environment
 from node.inference.engine import Request
 from node.inference.errors import ModelError
 from node.inference.torch_engine import TorchEngine, build_model, image_names
+from protocol.budgets import output_limit, told
 from protocol.run import RunSpec
 from protocol.sampling import uniforms
 
@@ -72,13 +77,7 @@ class Difficulty:
         self._environment.close()
 
     def _measure(self, problems: list[Problem], samples: int) -> Iterator[tuple[str, float]]:
-        limit = self._run.rollout.max_output_tokens
-        requests = [
-            Request(prompt, drawn)
-            for problem in problems
-            for prompt in [self._environment.prompt_tokens(problem)]
-            for drawn in self._numbers(problem, samples, limit)
-        ]
+        requests = [request for problem in problems for request in self._requests(problem, samples)]
         completions = self._engine.generate(requests, self._run.rollout.temperature)
         asked = [problem for problem in problems for _ in range(samples)]
         scores = self._environment.score(asked, [completion.output for completion in completions])
@@ -86,6 +85,18 @@ class Difficulty:
             own = scores[place * samples : (place + 1) * samples]
             yield problem.problem_id, sum(score > 0.5 for score in own) / samples
 
-    def _numbers(self, problem: Problem, samples: int, limit: int):  # noqa: ANN202 - float64[samples, limit]
+    def _requests(self, problem: Problem, samples: int) -> Iterator[Request]:
+        most = self._run.rollout.max_output_tokens
         seed = blake3(problem.problem_id.encode(), derive_key_context=_SEED).digest()
-        return uniforms(seed, samples * limit).reshape(samples, limit)
+        drawn = uniforms(seed, samples * most).reshape(samples, most)
+        targets = self._run.length_budget.targets or (None,)
+        prompts = [self._prompt(problem, target) for target in targets]
+        for number, row in enumerate(drawn):
+            turn = number % len(targets)
+            yield Request(prompts[turn], row[: output_limit(self._run, targets[turn])])
+
+    def _prompt(self, problem: Problem, target: int | None) -> list[int]:
+        if target is None:
+            return self._environment.prompt_tokens(problem)
+        text = told(self._run.length_budget, problem.prompt, target)
+        return self._environment.prompt_tokens(Problem(problem.problem_id, text, problem.answer))

@@ -99,10 +99,6 @@ class StatusPage:
         return round(self._actor.rate.per_second, 1) if self._actor else 0.0
 
     @property
-    def queued(self) -> int:
-        return self._actor.queued if isinstance(self._actor, Trainer) else 0
-
-    @property
     def finished(self) -> bool:
         return isinstance(self._actor, Trainer) and self._actor.done
 
@@ -207,6 +203,7 @@ class StatusPage:
             "rejected_by_reason": dict(actor.refused) if isinstance(actor, Worker) else {},
             "units": actor.units if isinstance(actor, Worker) else 0,
             "tokens_per_second": self.rate,
+            "generate_seconds": round(actor.generate_seconds, 2) if isinstance(actor, Worker) else 0.0,
             "last_reward_estimate": actor.last_reward if isinstance(actor, Worker) else None,
         }
 

@@ -42,10 +42,9 @@ class Heartbeat(_Message, frozen=True):
     """A node says what it is, where it is and how it does.
 
     sequence: strictly rising per node (unix milliseconds at sending); interval: seconds until the next one;
-    policy_step: newest policy it holds, -1 for none; rate: tokens per second; queued: verified rollouts that
-    wait for the trainer (trainer only), as a hint to workers; finished: the run is over (trainer only);
-    gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty;
-    lots: what a validator pledges for this window and the next ones.
+    policy_step: newest policy it holds, -1 for none; rate: tokens per second;
+    finished: the run is over (trainer only); gateway: where it serves blobs by HTTP, with its certificate's
+    fingerprint, or empty; lots: what a validator pledges for this window and the next ones.
     """
 
     sequence: int
@@ -56,7 +55,6 @@ class Heartbeat(_Message, frozen=True):
     interval: float
     rate: float = 0.0
     engine: str = ""
-    queued: int = 0
     finished: bool = False
     gateway: str = ""
     lots: tuple[LotPledge, ...] = ()

@@ -56,6 +56,7 @@ PRESETS: dict[str, Objective] = {
     # advantages relative to the mean (arXiv 2602.02710) under DPPO's mask
     "max_rl": Objective(loss="dppo", advantage="max_rl", sampler_kl=1e-3),
 }
+DEFAULT_PRESET = "dppo"
 LOSSES = tuple(sorted({preset.loss for preset in PRESETS.values()}))
 
 
@@ -77,7 +78,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     loss; overlong_share: in this last share of max_output_tokens the reward falls linearly by up to 1.
     """
 
-    name: str = "intellect2"
+    name: str = DEFAULT_PRESET
     steps: int = 150
     learning_rate: float = 2e-4
     warmup_steps: int = 0
@@ -105,8 +106,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     overlong_share: float | None = None
 
     def objective(self) -> Objective:
-        """The preset with this recipe's own values in it; an unknown name gives that of intellect2 (see `rules`)."""
-        preset = PRESETS.get(self.name, PRESETS["intellect2"])
+        """The preset with this recipe's own values in it; an unknown name gives the default's (see `rules`)."""
+        preset = PRESETS.get(self.name, PRESETS[DEFAULT_PRESET])
         own = {field: getattr(self, field) for field in Objective.__struct_fields__}
         return msgspec.structs.replace(preset, **{field: value for field, value in own.items() if value is not None})
 

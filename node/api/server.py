@@ -32,7 +32,7 @@ class ApiServer:
     def __init__(self, path: Path, status: Status, metrics_address: str | None = None) -> None:
         self._path = path
         self._status = status
-        self._metrics = checked_address(metrics_address) if metrics_address else None
+        self._metrics = MetricsServer(metrics_address, status) if metrics_address else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._prepare()
@@ -42,7 +42,7 @@ class ApiServer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_serve, self._app(), config)
                 if self._metrics:
-                    nursery.start_soon(_serve, self._metrics_app(), _config(self._metrics))
+                    nursery.start_soon(self._metrics.run)
                 with trio.fail_after(10):
                     while not self._path.exists():  # noqa: ASYNC110 - hypercorn has no event for it
                         await trio.sleep(0.02)
@@ -66,25 +66,39 @@ class ApiServer:
         async def status(_: Request) -> Response:
             return JSONResponse(self._status())
 
-        return Starlette(routes=[Route("/status", status), *self._metrics_routes()])
+        return Starlette(routes=[Route("/status", status), *_metrics_routes(self._status)])
 
-    def _metrics_app(self) -> Starlette:
-        return Starlette(routes=self._metrics_routes())
 
-    def _metrics_routes(self) -> list[Route]:
-        async def metrics(_: Request) -> Response:
-            return PlainTextResponse(render(self._status()), media_type="text/plain; version=0.0.4")
+class MetricsServer:
+    """Serves /metrics and /livez, of `status()`, at HOST:PORT until cancelled; whoever reaches the port may read.
 
-        async def livez(_: Request) -> Response:
-            return PlainTextResponse("ok\n")
+    Raises ConfigError for an address that cannot be listened on.
+    """
 
-        return [Route("/metrics", metrics), Route("/livez", livez)]
+    def __init__(self, address: str, status: Status) -> None:
+        self._address = checked_address(address)
+        self._status = status
+
+    async def run(self) -> None:
+        await _serve(Starlette(routes=_metrics_routes(self._status)), _config(self._address))
+
+
+def _metrics_routes(told: Status) -> list[Route]:
+    async def metrics(_: Request) -> Response:
+        return PlainTextResponse(render(told()), media_type="text/plain; version=0.0.4")
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    return [Route("/metrics", metrics), Route("/livez", livez)]
 
 
 def checked_address(address: str) -> str:
     """HOST:PORT, if it can be listened on now; raises ConfigError."""
     host, _, port = address.rpartition(":")
     try:
+        if not host:
+            raise ValueError("it names no host; 127.0.0.1 is for this machine only")
         if not 1 <= int(port) <= 65535:
             raise ValueError("a port is a number from 1 to 65535")
         with socket.create_server((host.strip("[]"), int(port)), family=_family(host)):

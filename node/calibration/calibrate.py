@@ -48,10 +48,13 @@ FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.
 FAR_TOKENS, FAR_TOKENS_OF_EQUALS, FAR = 12, 4, 0.1
 """A file of honest tokens may have this many so far outside on top of what was seen: rare flips are not gross. Fewer,
 where two classes gave the same tokens throughout."""
+AGREEMENT = 0.05
+"""Mantissa mean up to which two engines agree in a proof: a few values that rounded the other way at the end."""
 STANDARD_ERRORS = 4.0
 MOST_FILES = 200
 TRIALS = 10
 DRAWN_FILES = 40
+SAMPLED_FILES = 100
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -312,11 +315,25 @@ def _expectations(spec: DecisionSpec, honest: Looks, k: int) -> dict[str, float]
 
 def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
     """Cuts that no honest proof or file came near: HONEST_MARGIN times the largest seen, per pair of classes; of pairs
-    that were not measured, the loosest of all."""
+    that were not measured, the loosest of all.
+
+    Two engines that round differently anywhere (bf16's decoding and prefill of one class do, once in some hundred
+    proofs) may be as far apart in a single proof as any two: only a pair that always agreed has cuts of its own for
+    proofs. What lies between is for the decision over many of them.
+    """
     pairs = {name: _cuts_of(run, samples, seed) for name, samples in honest.items()}
     loosest = Cuts(**{name: max(getattr(cuts, name) for cuts in pairs.values()) for name in Cuts.__struct_fields__})
+    of_proofs = {name: getattr(loosest, name) for name in FLOORS}
+    for name, samples in honest.items():
+        if not _always_agreed(samples):
+            pairs[name] = msgspec.structs.replace(pairs[name], **of_proofs)
     tighter = {name: cuts for name, cuts in pairs.items() if cuts != loosest}
     return msgspec.structs.replace(run.verification, **msgspec.structs.asdict(loosest), pairs=tighter)
+
+
+def _always_agreed(samples: Sequence[SampleStatistics]) -> bool:
+    errors = [error for sample in samples for error in sample.errors]
+    return all(error.exponent_mismatches == 0 and error.mantissa_mean <= AGREEMENT for error in errors)
 
 
 def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cuts:
@@ -338,7 +355,8 @@ def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cu
 
 def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> tuple[float, float]:
     """(mean, share outside) that files of these samples stay below with room to spare."""
-    files = [np.concatenate([samples[i].distances for i in file]) for file in _files(run, len(samples), seed, 20)]
+    chosen = _files(run, len(samples), seed, SAMPLED_FILES)
+    files = [np.concatenate([samples[i].distances for i in file]) for file in chosen]
     tokens = min(file.size for file in files)
     means, outsides = zip(*(sampling_statistics(file) for file in files), strict=True)
     spare = (FAR_TOKENS if max(means) > 0 else FAR_TOKENS_OF_EQUALS) / tokens

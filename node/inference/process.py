@@ -25,7 +25,7 @@ from node.inference.errors import EngineError  # noqa: E402 - the environment mu
 from node.inference.inspect import inspect  # noqa: E402
 from node.inference.produce import produce  # noqa: E402
 from node.inference.session import EngineFactory, Session, torch_engine  # noqa: E402
-from node.inference.settings import settings_from  # noqa: E402
+from node.inference.settings import Wish, devices, wish_from  # noqa: E402
 from node.inference.wire import (  # noqa: E402
     HEADER,
     Failed,
@@ -43,7 +43,7 @@ from node.inference.wire import (  # noqa: E402
     encode,
 )
 from protocol.errors import IntellectError  # noqa: E402
-from protocol.run import decode_run  # noqa: E402
+from protocol.run import RunSpec, decode_run  # noqa: E402
 
 QUEUED_FRAMES = 8
 SessionType = Callable[..., Session]
@@ -52,8 +52,8 @@ SessionType = Callable[..., Session]
 class Server:
     """Answers requests one after the other."""
 
-    def __init__(self, factory: EngineFactory, session_type: SessionType) -> None:
-        self._factory = factory
+    def __init__(self, factory_for: Callable[[RunSpec], EngineFactory], session_type: SessionType) -> None:
+        self._factory_for = factory_for
         self._session_type = session_type
         self._session: Session | None = None
 
@@ -95,7 +95,7 @@ class Server:
         run = decode_run(request.run)
         if self._session is not None:
             self._session.close()
-        session = self._session = self._session_type(run, Path(request.assets_dir), self._factory)
+        session = self._session = self._session_type(run, Path(request.assets_dir), self._factory_for(run))
         engine = session.engine
         return Ready(
             id=request.id,
@@ -107,13 +107,16 @@ class Server:
         )
 
 
+def _as_wished(wish: Wish) -> Callable[[RunSpec], EngineFactory]:
+    return lambda run: functools.partial(torch_engine, settings=wish.granted(run.verification.engines, devices()))
+
+
 def main(session_type: SessionType = Session, factory: EngineFactory | None = None) -> None:
-    """Serve until stdin ends. factory: the torch engine with the settings on the command line, if none is given."""
-    if factory is None:
-        factory = functools.partial(torch_engine, settings=settings_from(sys.argv[1:]))
+    """Serve until stdin ends. factory: if none is given, the torch engine as command line, machine and run want it."""
+    factory_for = _as_wished(wish_from(sys.argv[1:])) if factory is None else lambda _: factory
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames
-    server = Server(factory, session_type)
+    server = Server(factory_for, session_type)
     frames: queue.Queue[bytes] = queue.Queue(QUEUED_FRAMES)
     threading.Thread(target=_read_frames, args=(source, frames), daemon=True).start()
     while True:

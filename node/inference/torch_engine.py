@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.inference.engine import Completion, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError, ModelError
-from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, hardware
+from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings
 from node.inference.tokenizer import LocalTokenizer, read_json
 from protocol import sampling
 from protocol.policy import MalformedPolicy, decode_image
@@ -105,7 +105,7 @@ class TorchEngine:
         self._exact_head: tuple[Tensor, Tensor | None] | None = None
         self.device = settings.device
         self.dtype = settings.dtype
-        self.name = f"{hardware(settings.device)}/{settings.dtype}/{settings.attention}"
+        self.name = settings.name
         self.eos = self._tokenizer.eos
         self.vocabulary = int(self._head.weight.shape[0])
         self.parameters = sum(tensor.numel() for tensor in self._parameters.values())

@@ -90,9 +90,8 @@ class Observer:
 
 def open_observer(run: RunSpec, directory: Path, sinks: str) -> Observer:
     """sinks: names with commas between, as settings have them. Raises ConfigError for one that cannot be opened."""
-    names = [name.strip() for name in sinks.split(",") if name.strip()]
     settings = dict(flat_numbers(msgspec.to_builtins(run)))
-    return Observer(run, directory, open_sinks(names, directory, run.name, settings))
+    return Observer(run, directory, open_sinks(sinks, directory, run.name, settings))
 
 
 def merged(learner: Mapping[str, Any], batch: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 SECTIONS = ("work", "training", "verdicts", "network_stats", "run")
 LABELS = {
     "seconds": "part",
+    "file_seconds": "stage",
     "staleness": "age",
     "reward_by_environment": "environment",
     "eval_reward_by_environment": "environment",

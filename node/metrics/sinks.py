@@ -4,6 +4,9 @@ Blocking: call from a thread. Numbers inside tables become "table/name".
 """
 
 import importlib
+import importlib.util
+import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +27,7 @@ class WandbSink:
     """Resumes the run of the same directory. Settings (project, entity, mode) are wandb's own: WANDB_PROJECT ..."""
 
     def __init__(self, directory: Path, name: str, settings: Mapping[str, Any]) -> None:
-        wandb = _module("wandb", "wandb", "pip install wandb")
+        wandb = _module("wandb", "wandb")
         where = directory / "wandb"
         where.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(dir=str(where), name=name, config=dict(settings), id=_run_id(where), resume="allow")
@@ -40,8 +43,8 @@ class TensorBoardSink:
     """Event files in DIRECTORY/tensorboard."""
 
     def __init__(self, directory: Path, name: str, settings: Mapping[str, Any]) -> None:
-        _module("tensorboard", "tensorboard", "pip install tensorboard")
-        module = _module("torch.utils.tensorboard", "tensorboard", "pip install tensorboard")
+        _module("tensorboard", "tensorboard")
+        module = _module("torch.utils.tensorboard", "tensorboard")
         self._writer = module.SummaryWriter(log_dir=str(directory / "tensorboard"))
         self._writer.add_text("run", name)
         self._writer.add_text("settings", "\n".join(f"    {key} = {value}" for key, value in settings.items()))
@@ -55,13 +58,23 @@ class TensorBoardSink:
         self._writer.close()
 
 
-def open_sinks(names: list[str], directory: Path, name: str, settings: Mapping[str, Any]) -> list[Sink]:
-    """The sinks that `names` asks for. Raises ConfigError for an unknown name or a package that is missing."""
-    unknown = [one for one in names if one not in NAMES]
-    if unknown:
-        raise ConfigError("metrics cannot be sent", f"{unknown[0]!r} is no place for them", f"use {' or '.join(NAMES)}")
-    kinds = {"wandb": WandbSink, "tensorboard": TensorBoardSink}
-    return [kinds[one](directory, name, settings) for one in dict.fromkeys(names)]
+_KINDS = {"wandb": WandbSink, "tensorboard": TensorBoardSink}
+
+
+def open_sinks(words: str, directory: Path, name: str, settings: Mapping[str, Any]) -> list[Sink]:
+    """The sinks that `words` asks for. Raises ConfigError for an unknown name or a package that is missing."""
+    return [_KINDS[one](directory, name, settings) for one in checked_names(words)]
+
+
+def checked_names(words: str) -> list[str]:
+    """Names of places with commas between, each once. Raises ConfigError for one that is unknown or not installed."""
+    names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError("metrics cannot be sent", f"{name!r} is no place for them", f"use {' or '.join(NAMES)}")
+        if not _installed(name):
+            raise _missing(name, f"there is no module {name!r}")
+    return names
 
 
 def flat_numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -73,19 +86,27 @@ def flat_numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield prefix + name, float(value)
 
 
-def _module(name: str, package: str, remedy: str) -> Any:
+def _installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    return importlib.util.find_spec(name) is not None
+
+
+def _missing(package: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"metrics cannot be sent to {package}", f"the package is not installed ({why})", f"pip install {package}"
+    )
+
+
+def _module(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(
-            f"metrics cannot be sent to {package}", f"the package is not installed ({error})", remedy
-        ) from None
+        raise _missing(package, str(error)) from None
 
 
 def _run_id(where: Path) -> str:
     """One id per directory, so that a resumed run goes on in the same curve."""
-    import secrets
-
     path = where / "id"
     if not path.exists():
         path.write_text(secrets.token_hex(4), encoding="ascii")

@@ -15,6 +15,7 @@ import trio
 from node.recipe.join import join
 from node.recipe.pool import Group
 from node.roles.common import Station
+from node.roles.journeys import Journeys
 from node.swarm.ballots import FileState
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
@@ -34,7 +35,8 @@ REMEMBERED = 8192
 
 class Intake:
     """A service. step_of: the step of one of our policies, awaited if it may still be published; fresh: whether
-    groups of a step may still be trained on; taken_in, taken_back: what becomes of groups, and of a file's root."""
+    groups of a step may still be trained on; taken_in, taken_back: what becomes of groups, and of a file's root;
+    journeys: hears how far each file has come."""
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class Intake:
         fresh: Callable[[int], bool],
         taken_in: Callable[[list[Group]], None],
         taken_back: Callable[[bytes], int],
+        journeys: Journeys | None = None,
     ) -> None:
         self._station = station
         self._spec = station.run.spec
@@ -51,6 +54,7 @@ class Intake:
         self._fresh = fresh
         self._taken_in = taken_in
         self._taken_back = taken_back
+        self._journeys = journeys or Journeys()
         self._commitments: OrderedDict[bytes, Signed] = OrderedDict()
         self._open: OrderedDict[bytes, float] = OrderedDict()
         self._asked: OrderedDict[bytes, None] = OrderedDict()
@@ -76,6 +80,7 @@ class Intake:
         async for signed in self._station.board.subscribe(RolloutCommitted):
             root = _commitment(signed).file_root
             self._commitments[root] = signed
+            self._journeys.reached(root, "commit")
             self._open.setdefault(root, trio.current_time())
             for table in (self._commitments, self._open):
                 while len(table) > REMEMBERED:
@@ -127,6 +132,7 @@ class Intake:
             return
         self._taken.add(root)
         self._open.pop(root, None)
+        self._journeys.reached(root, "verify")
         try:
             self._accepted_send.send_nowait(root)
         except trio.WouldBlock:
@@ -151,6 +157,7 @@ class Intake:
             if not groups:
                 self.lost += 1
             elif self._station.jury.ballots.state(root) is not FileState.REJECTED:
+                self._journeys.reached(root, "fetch")
                 self._taken_in(groups)
 
     async def _obtain(self, root: bytes) -> list[Group]:

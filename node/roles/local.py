@@ -28,6 +28,7 @@ from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe as describe_selection
 from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.client import TrainerProcess
+from node.training.length import same_but_for_length
 from node.training.spool import Spool
 from protocol.blobs import describe
 from protocol.budgets import highest_capacity
@@ -84,9 +85,23 @@ class LocalRun:
         """Alarms that rang, in this process's life."""
         return self._observer.rung
 
+    def status(self) -> dict[str, Any]:
+        """What /metrics is made of (node.metrics.prometheus)."""
+        return {
+            "run": {"step": self._observer.newest, "steps_total": self._run.recipe.steps},
+            "training": {
+                "step": self._observer.newest,
+                "seconds": float(self._observer.latest.get("elapsed", 0.0)),
+                "queued_rollouts": self._pool.rollouts,
+                "learner_restarts": self._learner.restarts,
+                "latest": self._observer.latest,
+                "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
+            },
+        }
+
     async def run(self) -> None:
         """Train until the last step, the goal, or the end of the budget."""
-        await trio.to_thread.run_sync(self._spool.prepare, self._encoded, self._assets)
+        await trio.to_thread.run_sync(self._spool.prepare, self._encoded, self._assets, same_but_for_length)
         await trio.to_thread.run_sync(self._recall)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._make_batches, nursery)

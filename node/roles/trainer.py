@@ -20,6 +20,7 @@ from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe
 from node.roles.common import Rate, Station
 from node.roles.intake import Intake
+from node.roles.journeys import Journeys
 from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.client import TrainerProcess
 from node.training.spool import Spool
@@ -60,8 +61,14 @@ class Trainer:
         self._used: set[bytes] = set()
         self._tokens = 0
         self._steps: dict[bytes, int] = {}
+        self._journeys = Journeys()
         self._intake = Intake(
-            station, step_of=self._step_of, fresh=self._fresh, taken_in=self._take_in, taken_back=self._pool.forget
+            station,
+            step_of=self._step_of,
+            fresh=self._fresh,
+            taken_in=self._take_in,
+            taken_back=self._pool.forget,
+            journeys=self._journeys,
         )
         self.rate = Rate(30.0)
         self.step = -1
@@ -117,15 +124,18 @@ class Trainer:
             while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
                 await trio.sleep(POLL)
             metrics = await trio.to_thread.run_sync(self._read_metrics, step)
+            began = trio.current_time()
             held = await self._publisher.publish(step, self._spool.policy_path(step))
+            announced = trio.current_time() - began
             self._steps[held.root] = step
+            self._journeys.published(step)
             self._station.shelf.put(held)
             await self._count_time()
             self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1)
             self.step = step
             if not self.metrics or metrics.step > self.metrics[-1].step:
                 self.metrics.append(metrics)
-            await trio.to_thread.run_sync(self._observe, step)
+            await trio.to_thread.run_sync(self._observe, step, announced)
             self.ended_by = self._reason_to_end()
             if self.ended_by:
                 log.info("run.ended_early", step=step, why=self.ended_by)
@@ -156,13 +166,15 @@ class Trainer:
     def _read_metrics(self, step: int) -> StepMetrics:
         return msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=StepMetrics)
 
-    def _observe(self, step: int) -> None:
-        """Put the step on record, with what its batch was made of."""
+    def _observe(self, step: int, announced: float) -> None:
+        """Put the step on record, with what its batch was made of. announced: seconds from image to announcement."""
         if step <= self._observer.newest:
             return
         learner = msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, Any])
         entry = self._ledger.read(step - 1) if step > 0 else None
-        self._observer.observe(learner, {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}, {})
+        self._observer.observe(
+            learner, {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}, {"announce": announced}
+        )
 
     def _reason_to_end(self) -> str | None:
         """Why the run ends here, before its last step; None if it goes on."""
@@ -214,6 +226,7 @@ class Trainer:
         await journal.do(journal.consume, settled, step)
         self._used.update(settled)
         stats = describe(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
+        stats["file_seconds"] = self._journeys.means(selection.groups)
         await trio.to_thread.run_sync(self._write, selection, stats)
         self._tokens += stats["output_tokens"]
         for age, count in stats["staleness"].items():

@@ -75,6 +75,7 @@ class Worker:
         self.counts: dict[str, int] = {}
         self.refused: Counter[str] = Counter()
         self.units = 0
+        self.generate_seconds = 0.0
         self._first_step = -1
         self._arrived_step = -1
         self._arrived_at = 0.0
@@ -162,6 +163,7 @@ class Worker:
         produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self._gauge.note(produced.units, produced.seconds)
+        self.generate_seconds += produced.seconds
         self._informative = 0.7 * self._informative + 0.3 * produced.informative
         return produced
 

@@ -31,7 +31,7 @@ from node.training.learner import Learner
 from node.training.spool import sync_directory, write_whole
 from node.training.world import World
 
-VERSION = 2
+VERSION = 3
 _SLOTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -52,7 +52,7 @@ class CheckpointState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def identity(learner: Learner, run: bytes) -> str:
-    """Of the run and of its model's parameters: name, shape."""
+    """Of the run (see node.training.length) and of its model's parameters: name, shape."""
     shapes = ";".join(f"{name}:{tuple(tensor.shape)}" for name, tensor in learner.parameters.items())
     return blake3(run + shapes.encode()).hexdigest()
 

@@ -73,7 +73,9 @@ class TrainerProcess:
                 raise TrainingError(
                     "the trainer keeps dying",
                     f"{failures} times after step {newest}, last with exit status {status}",
-                    "see the trainer's log for the cause",
+                    "see the trainer's log for the cause; where it ends without a word, the system may have killed the "
+                    f"trainer for want of memory: lower trainer.micro_batch_tokens (now "
+                    f"{self._settings.micro_batch_tokens})",
                 )
             self.restarts += 1
             log.warning("learner.died", status=status, step=newest, failures=failures)

@@ -280,8 +280,16 @@ class Learner:
 
     @torch.no_grad()
     def image(self) -> dict[str, Tensor]:
-        """The weights as bf16 tensors on the CPU: what is published, and what samplers use. All ranks take part."""
-        return {name: whole(tensor, torch.bfloat16).cpu() for name, tensor in self.parameters.items()}
+        """The weights as bf16 tensors on the CPU: what is published, and what samplers use.
+
+        All ranks take part; only the first keeps what comes of it, the others get an empty dictionary.
+        """
+        found: dict[str, Tensor] = {}
+        for name, tensor in self.parameters.items():
+            gathered = whole(tensor, torch.bfloat16)
+            if self._world.first:
+                found[name] = gathered.cpu()
+        return found
 
     @torch.no_grad()
     def load_weights(self, weights: Weights) -> None:

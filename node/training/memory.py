@@ -17,8 +17,8 @@ _ADVICE = (
 
 
 @contextmanager
-def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int) -> Iterator[None]:
-    """Turn every kind of out-of-memory error into a TrainingError."""
+def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int | None = None) -> Iterator[None]:
+    """Turn every kind of out-of-memory error into a TrainingError. step: None for what is not done for one step."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -29,8 +29,12 @@ def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int) -> It
         raise _advice(settings, step, str(error)) from error
 
 
-def _advice(settings: TrainerSettings, step: int, why: str) -> TrainingError:
+def _advice(settings: TrainerSettings, step: int | None, why: str) -> TrainingError:
+    short = why.strip().splitlines()[0][:200] if why.strip() else "no memory is left"
+    if step is None:
+        more = [text for name, off, text in _ADVICE if name == "offload_parameters" and getattr(settings, name) == off]
+        wider = f"raise trainer.world_size (now {settings.world_size}): the model is shared out among the processes"
+        return TrainingError("memory ran out for the model and its optimiser", short, "; or ".join([wider, *more]))
     more = [text for name, off, text in _ADVICE if getattr(settings, name) == off]
     lower = f"lower trainer.micro_batch_tokens (now {settings.micro_batch_tokens})"
-    short = why.strip().splitlines()[0][:200] if why.strip() else "no memory is left"
     return TrainingError(f"memory ran out in step {step}", short, "; or ".join([lower, *more]))

@@ -5,6 +5,8 @@ head form the root unit, in float32 (ScaleRL, arXiv 2510.13786: float32 logits m
 are reduced in float32, whatever they were computed in. A plain float32 process is left as it is.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.checkpoint import checkpoint
 
 from node.training.policy_model import PolicyModel
@@ -19,8 +22,30 @@ from node.training.settings import TrainerSettings
 from node.training.world import World, compute_dtype
 
 
+@contextmanager
+def without_memory(world: World) -> Iterator[None]:
+    """Models that are built inside have no memory for their parameters if the world shards them: `prepare_model` gives
+    each rank that of its own shards. Buffers, which no file holds, are real in either case."""
+    if world.mesh is None:
+        yield
+        return
+    on_meta: Any = _on_meta  # what it returns is registered instead, which torch documents and does not annotate
+    hook = register_module_parameter_registration_hook(on_meta)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    if parameter is None or parameter.is_meta:
+        return parameter
+    return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+
 def prepare_model(model: Any, temperature: float, settings: TrainerSettings, world: World) -> PolicyModel:
-    """Wrap, shard and place a transformers model with float32 parameters."""
+    """Wrap, shard and place a transformers model with float32 parameters. Those that had no memory (`without_memory`)
+    have it afterwards, and no values: fill them."""
     policy = PolicyModel(model, temperature, settings.logit_cells)
     layers = decoder_layers(model)
     if settings.activation_checkpointing:
@@ -41,7 +66,8 @@ def prepare_model(model: Any, temperature: float, settings: TrainerSettings, wor
     for layer in layers:
         fully_shard(layer, mp_policy=MixedPrecisionPolicy(dtype, torch.float32), **common)
     fully_shard(policy, mp_policy=MixedPrecisionPolicy(head, torch.float32), **common)
-    return policy
+    place = torch.device("cpu") if settings.offload_parameters else world.device
+    return policy._apply(lambda tensor: torch.empty_like(tensor, device=place) if tensor.is_meta else tensor)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -56,7 +82,7 @@ def fill(parameter: Tensor, value: Tensor) -> None:
     """Copy a whole tensor, the same on every rank, into a parameter or its shard."""
     if isinstance(parameter, DTensor):
         value = distribute_tensor(
-            value.to(parameter.device, parameter.dtype), parameter.device_mesh, parameter.placements, src_data_rank=None
+            value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
         )
     parameter.copy_(value)
 

@@ -12,8 +12,10 @@
 Every file appears whole or not at all. Knows names and atomicity; knows nothing of what is inside.
 """
 
+import operator
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from node.training.errors import TrainingError
@@ -58,15 +60,18 @@ class Spool:
     def metrics_path(self, step: int) -> Path:
         return self.root / "out" / f"step-{step:06d}.json"
 
-    def prepare(self, run: bytes, assets: Path) -> None:
-        """Create the spool of a run, or find it again. Raises TrainingError if it belongs to another run."""
+    def prepare(self, run: bytes, assets: Path, same: Callable[[bytes, bytes], bool] = operator.eq) -> None:
+        """Create the spool of a run, or find it again. same(old, new): whether two encoded runs count as one.
+
+        Raises TrainingError if it belongs to another run.
+        """
         for part in ("in", "out", "ckpt"):
             (self.root / part).mkdir(parents=True, exist_ok=True)
-        if self.run_path.exists() and self.run_path.read_bytes() != run:
+        if self.run_path.exists() and not same(self.run_path.read_bytes(), run):
             raise TrainingError(
                 "the training directory belongs to another run",
-                f"{self.run_path} differs from the run of this pool",
-                "use another --state-dir, or remove the old one",
+                f"{self.run_path} is not the run to be trained now: its settings, model or data differ",
+                "use another directory (--dir of `train`, --state-dir of `join`), or put back what was changed",
             )
         write_whole(self.run_path, run)
         link = self.root / "assets.new"

@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,40 +31,37 @@ if __name__ == "__main__":
     die_with_launcher()
 
 import msgspec  # noqa: E402
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from blake3 import blake3  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
 
-from node.environments.base import Environment, Problem  # noqa: E402
-from node.environments.mix import label_of  # noqa: E402
-from node.environments.registry import load_environment  # noqa: E402
-from node.inference.engine import Request  # noqa: E402
-from node.inference.settings import EngineSettings  # noqa: E402
-from node.inference.torch_engine import TorchEngine, bf16_bits, build_model  # noqa: E402
+from node.inference.torch_engine import bf16_bits, build_model  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
+from node.training.evaluator import Evaluator  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
+from node.training.length import without_length  # noqa: E402
+from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
 from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
+from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool, write_whole  # noqa: E402
+from node.training.start_weights import StartWeights  # noqa: E402
 from node.training.world import World, compute_dtype, join_world, leave_world  # noqa: E402
-from protocol.budgets import told_in_evaluation  # noqa: E402
 from protocol.errors import IntellectError  # noqa: E402
 from protocol.policy import describe_tensors, encode_image, policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
-from protocol.sampling import uniforms  # noqa: E402
 
 POLL_SECONDS = 0.01
-_EVALUATION = "intellect-node evaluation draw v1"
+PARTS = ("wait", "load", "forward_backward", "optimizer", "publish")
 
 
 class Stopwatch:
-    """Wall seconds of one step, by name."""
+    """Wall seconds of one step, by name. The parts that every step has are there from the start: one without signal
+    spends nothing on its gradient, and says so."""
 
     def __init__(self, device: torch.device) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._device = device
 
     @contextmanager
@@ -83,12 +80,11 @@ class Trainer:
         self._spool = spool
         self._settings = settings or TrainerSettings()
         self._world = world or World()
-        encoded = spool.run_path.read_bytes()
-        self._run: RunSpec = decode_run(encoded)
+        self._run: RunSpec = decode_run(spool.run_path.read_bytes())
         recipe, rollout = self._run.recipe, self._run.rollout
-        model_dir = spool.assets / "model"
+        self._start_weights = StartWeights(spool.assets / "model")
         self._learner = Learner(
-            build_model(model_dir),
+            self._new_model(),
             recipe,
             rollout.temperature,
             self._settings,
@@ -99,12 +95,12 @@ class Trainer:
         self._checkpoints = Checkpoints(
             spool.checkpoints,
             self._learner,
-            identity(self._learner, encoded),
+            identity(self._learner, without_length(self._run)),
             self._world,
             keep=self._settings.keep_checkpoints,
             written=self._forget_batches,
         )
-        self._judge = Judge(self._run, spool.assets, self._world.device) if self._world.first else None
+        self._evaluator = Evaluator(self._run, spool.assets, self._world.device) if self._world.first else None
 
     def train(self) -> None:
         """Work until the run's last step is published."""
@@ -130,19 +126,23 @@ class Trainer:
         self._checkpoints.wait()
 
     def close(self) -> None:
-        if self._judge is not None:
-            self._judge.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
 
     def _stopwatch(self) -> Stopwatch:
         return Stopwatch(self._world.device)
+
+    def _new_model(self) -> Any:
+        with without_memory(self._world):
+            return build_model(self._spool.assets / "model")
 
     # From where
 
     def _start(self) -> int:
         """Restore the newest checkpoint, or begin with policy 0; returns the step to go on with."""
-        model_dir = self._spool.assets / "model"
+        self._start_weights.check(self._learner.parameters)
         if self._learner.needs_reference:
-            self._learner.set_reference(build_model(model_dir), _initial_weights(model_dir, self._learner))
+            self._learner.set_reference(self._new_model(), self._start_weights)
         state = self._checkpoints.load_newest()
         step = 0 if state is None else state.step
         if state is not None:
@@ -155,7 +155,7 @@ class Trainer:
                 "restore the checkpoints of this state directory from a copy",
             )
         if state is None:
-            self._learner.load_weights(_initial_weights(model_dir, self._learner))
+            self._learner.load_weights(self._start_weights)
             self._publish(0, {}, self._stopwatch())
         return step
 
@@ -195,7 +195,7 @@ class Trainer:
         """Image, then evaluation, then metrics: their presence makes the step complete."""
         with watch("publish"):
             weights = self._learner.image()
-            if self._judge is None:
+            if self._evaluator is None:
                 return
             tensors = {name: bf16_bits(tensor) for name, tensor in weights.items()}
             image = encode_image(tensors)
@@ -206,7 +206,7 @@ class Trainer:
         evaluation = self._run.evaluation
         if step % evaluation.every == 0 or step == self._run.recipe.steps:
             with watch("eval"):
-                metrics |= self._judge.evaluate(weights, step)
+                metrics |= self._evaluator.evaluate(weights, step)
         metrics |= {
             "step": step,
             "seconds": watch.seconds,
@@ -260,64 +260,12 @@ class Trainer:
         self._spool.forget_batches(min(self._checkpoints.available(), default=step))
 
 
-class Judge:
-    """The first rank's evaluation: held-back problems, answered by the engine that samplers use."""
-
-    def __init__(self, run: RunSpec, assets: Path, device: torch.device) -> None:
-        self._run = run
-        self._engine = TorchEngine(assets / "model", EngineSettings(device=str(device)))
-        self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
-
-    def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
-        """Mean reward of one sample per held-back problem; the random numbers follow from seed and step."""
-        self._engine.load(dict(weights))
-        count = min(self._run.evaluation.problems, self._environment.held_back)
-        limit = self._run.rollout.max_output_tokens
-        place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little")
-        drawn = uniforms(blake3(place, derive_key_context=_EVALUATION).digest(), count * limit).reshape(count, limit)
-        problems = [self._environment.held_back_problem(i) for i in range(count)]
-        requests = [Request(self._prompt(i, p), u) for i, (p, u) in enumerate(zip(problems, drawn, strict=True))]
-        completions = self._engine.generate(requests, self._run.rollout.temperature)
-        scores = self._environment.score(problems, [completion.output for completion in completions])
-        found: dict[str, Any] = {"eval_reward": float(np.mean(scores))}
-        labels = [label_of(self._run.environment, problem.problem_id) for problem in problems]
-        if len(set(labels)) > 1:
-            found["eval_reward_by_environment"] = {
-                label: float(np.mean([s for s, own in zip(scores, labels, strict=True) if own == label]))
-                for label in sorted(set(labels))
-            }
-        return found
-
-    def _prompt(self, number: int, problem: Problem) -> list[int]:
-        """With the text of a length budget, where the run has budgets: as in training."""
-        text = told_in_evaluation(self._run, problem.prompt, number)
-        return self._environment.prompt_tokens(Problem(problem.problem_id, text, problem.answer))
-
-    def close(self) -> None:
-        self._environment.close()
-
-
 def _wait_for(path: Path) -> bytes:
     while True:
         try:
             return path.read_bytes()
         except FileNotFoundError:
             time.sleep(POLL_SECONDS)
-
-
-def _initial_weights(model_dir: Path, learner: Learner) -> dict[str, torch.Tensor]:
-    """The model's own weights, rounded to bf16: policy 0. Raises TrainingError."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path in sorted(model_dir.glob("*.safetensors")):
-        tensors |= load_file(path)
-    for name, parameter in learner.parameters.items():
-        if name not in tensors or tensors[name].shape != parameter.shape:
-            raise TrainingError(
-                "the start model cannot be loaded",
-                f"{model_dir}: tensor {name!r} is missing or has another shape",
-                "use a complete model directory in Hugging Face form",
-            )
-    return {name: tensors[name].to(torch.bfloat16) for name in learner.parameters}
 
 
 def _unusable(step: int, why: str) -> TrainingError:
@@ -352,11 +300,12 @@ def _train(spool: Spool) -> None:
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
         torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
-    trainer = Trainer(spool, settings, world)
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
+    with out_of_memory_says_what_to_lower(settings):
+        trainer = Trainer(spool, settings, world)
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
 
 

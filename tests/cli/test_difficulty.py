@@ -85,6 +85,39 @@ def test_an_interrupted_measurement_goes_on_with_the_same_numbers(run_file: Path
     assert out.read_bytes() == expected
 
 
+def test_with_length_budgets_problems_are_asked_as_workers_ask_them(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from node.inference.tokenizer import LocalTokenizer
+    from node.inference.torch_engine import TorchEngine
+
+    asked: list[tuple[str, int]] = []
+    tokenizer = LocalTokenizer(run_file.parent / "model")
+    real = TorchEngine.generate
+
+    def generate(engine: TorchEngine, requests, temperature: float):
+        asked.extend((tokenizer.decode(request.prompt), len(request.uniforms)) for request in requests)
+        return real(engine, requests, temperature)
+
+    monkeypatch.setattr(TorchEngine, "generate", generate)
+    budget = """
+[length_budget]
+targets = [1, 2]
+alpha = 0.5
+text = "={target}="
+cut = 1.5
+"""
+    rollout = "max_prompt_tokens = 20\nmax_output_tokens = 4"
+    run_file.write_text(RUN.replace("max_output_tokens = 3", rollout) + budget)
+    code, out = rate(run_file)
+    assert code == 0
+    assert [limit for _, limit in asked[:4]] == [2, 3, 2, 3]
+    texts = [text for text, _ in asked[:4]]
+    assert texts[0] == texts[2] != texts[1] == texts[3] and "=1=" in texts[0] and "=2=" in texts[1]
+    rates = {json.loads(line)["solve_rate"] for line in out.read_text().splitlines()}
+    assert rates <= {0, 0.25, 0.5, 0.75, 1}, "what the length takes from the reward is not the problem's difficulty"
+
+
 def test_the_runs_own_data_is_not_overwritten(run_file: Path, capfd) -> None:
     data = run_file.parent / "train.jsonl"
     before = data.read_bytes()

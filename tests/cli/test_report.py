@@ -23,6 +23,7 @@ def write(path: Path, steps: int = 25, **extra: object) -> None:
             "reward_by_environment": {"sort": 0.1, "reverse": 0.2},
             "staleness": {"0": 3, "1": 1},
             "seconds": {"wait": 0.1, "step": 0.2, "forward_backward": 0.15, "generate": 0.5},
+            "file_seconds": {"commit": 2.0, "verify": 0.5},
             "output_tokens": 10,
             **extra,
         }
@@ -45,7 +46,8 @@ def test_one_run_becomes_pictures_and_a_page_that_needs_nothing_else(tmp_path: P
     assert said["runs"][0]["reward_last"] == pytest.approx(0.39) and said["runs"][0]["tokens"] == 250
     report = tmp_path / "a<b" / "report"
     names = {path.name for path in report.glob("*.png")}
-    assert {"curve-reward.png", "curve-staleness.png", "curve-time.png", "curve-environments.png"} <= names
+    expected = ("reward", "staleness", "time", "environments", "files")
+    assert {f"curve-{name}.png" for name in expected} <= names
     assert "curve-mfu.png" not in names  # it was never known
     page = (report / "report.html").read_text()
     assert "a&lt;b" in page and "a &lt; b &amp; c" in page and page.count("<figure>") == len(names)

@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -69,6 +71,21 @@ def wait_for_step(process: subprocess.Popen[str], metrics: Path, step: int) -> N
     raise AssertionError(f"step {step} was not reached")
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def scrape(process: subprocess.Popen[str], address: str) -> str:
+    """/metrics, as soon as it answers."""
+    while True:
+        try:
+            return httpx.get(f"http://{address}/metrics", timeout=5).text
+        except httpx.TransportError:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+
+
 @pytest.mark.timeout(240)
 def test_a_training_that_is_killed_and_interrupted_ends_with_curves_and_a_model(run_file: Path, tmp_path: Path) -> None:
     desk = tmp_path / "desk"
@@ -79,14 +96,19 @@ def test_a_training_that_is_killed_and_interrupted_ends_with_curves_and_a_model(
     killed.communicate()
     assert not psutil.wait_procs(children, timeout=20)[1]
 
-    resumed = train("--dir", str(desk), "--resume", "--json")
+    address = f"127.0.0.1:{free_port()}"
+    longer = str(STEPS + 1)
+    resumed = train("--dir", str(desk), "--resume", "--steps", longer, "--json", "--metrics-address", address)
+    metrics = scrape(resumed, address)
+    assert "intellect_step_eval_reward " in metrics and f"intellect_run_steps_total {longer}.0" in metrics
     out, err = resumed.communicate(timeout=150)
     assert resumed.returncode == 0, err
     summary = json.loads(out.splitlines()[-1])["summary"]
-    assert (summary["steps"], summary["recipe"], summary["async_level"]) == (STEPS, "dppo", 1)
+    assert (summary["steps"], summary["recipe"], summary["async_level"]) == (STEPS + 1, "dppo", 1)
     assert all("step" in json.loads(line) for line in out.splitlines()[:-1])
     records = [json.loads(line) for line in (desk / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(STEPS + 1))
+    assert [record["step"] for record in records] == list(range(STEPS + 2))
+    assert {"wait", "load", "forward_backward", "publish", "generate", "score"} <= set(records[-1]["seconds"])
     assert set(records[-1]["reward_by_environment"]) <= {"sort", "reverse"}
     page = (desk / "report" / "report.html").read_text()
     assert "data:image/png;base64" in page and "http" not in page
@@ -114,9 +136,11 @@ def test_ctrl_c_leaves_nothing_running(run_file: Path, tmp_path: Path) -> None:
     [
         ([], 2, "no run file was named"),
         (["--run", "x.toml", "--resume", "--fresh"], 2, "contradict"),
-        (["--dir", "x", "--resume", "--steps", "3"], 2, "cannot change --steps"),
         (["--run", "absent.toml"], 6, "cannot read the run file"),
-        (["--dir", "nowhere", "--resume"], 3, "no run to go on with"),
+        (["--dir", "nowhere", "--resume", "--steps", "3"], 3, "no run to go on with"),
+        (["--run", "x.toml", "--metrics-address", "9464"], 3, "127.0.0.1:9464"),
+        (["--run", "x.toml", "--log", "wandbb"], 3, "'wandbb' is no place"),
+        (["--run", "x.toml", "--trainer", "world_size=0"], 6, "must be 1 to 1024"),
     ],
 )
 def test_flags_that_make_no_sense_say_so(
@@ -126,23 +150,80 @@ def test_flags_that_make_no_sense_say_so(
     monkeypatch.chdir(tmp_path)
     assert main(["train", *flags]) == code
     assert words in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def begun(run_file: Path, tmp_path: Path) -> Path:
+    """A run's directory, three steps after its beginning as far as the spool says."""
+    from cli.desk import Desk
+    from cli.resume import Wishes, begin
+    from node.runfile import load_run_file
+
+    desk = Desk(tmp_path / "desk")
+    with desk.hold():
+        begin(desk, load_run_file(run_file), run_file, Wishes(seed=5, recipe="dppo"), fresh=False)
+    (desk.spool / "out").mkdir(parents=True)
+    for step in range(4):
+        (desk.spool / "out" / f"step-{step:06d}.json").write_text("{}")
+    return desk.directory
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--seed", "6"], "cannot change --seed"),
+        (["--recipe", "cispo"], "cannot change --recipe"),
+        (["--async-level", "0"], "cannot change --async-level (it is 1)"),
+        (["--steps", "2"], "it has done 3 already"),
+        (["--steps", "151"], "the learning rate is 0 from step 150 on"),
+    ],
+)
+def test_a_resumed_run_keeps_its_past(begun: Path, flags: list[str], words: str, capfd) -> None:
+    before = (begun / "run.toml").read_text()
+    assert main(["train", "--dir", str(begun), "--resume", *flags]) == 2
+    assert words in " ".join(capfd.readouterr().err.split())
+    assert (begun / "run.toml").read_text() == before
+
+
+def test_a_run_file_that_was_edited_since_is_not_quietly_ignored(begun: Path, run_file: Path, capfd) -> None:
+    edited = run_file.with_name("edited.toml")
+    edited.write_text(RUN.replace("learning_rate = 1e-3", "learning_rate = 1e-4"))
+    assert main(["train", "--run", str(edited), "--dir", str(begun), "--resume"]) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "recipe.learning_rate: 0.001, now 0.0001" in said and "--steps N" in said
+
+
+def test_a_run_can_be_lengthened_and_what_it_was_begun_with_may_be_said_again(begun: Path, run_file: Path) -> None:
+    from cli.desk import Desk
+    from cli.resume import Wishes, go_on
+    from node.runfile import load_run_file
+    from node.training.length import same_but_for_length
+
+    desk, named = Desk(begun), load_run_file(run_file)
+    first, level = go_on(desk, named, run_file, Wishes(seed=5, recipe="dppo", async_level=1))
+    longer, _ = go_on(desk, named, run_file, Wishes(steps=20))
+    assert (level, first.spec.recipe.steps, longer.spec.recipe.steps) == (1, STEPS, 20)
+    assert same_but_for_length(first.encoded, longer.encoded) and first.encoded != longer.encoded
+    again, _ = go_on(desk, None, None, Wishes())
+    assert again.encoded == longer.encoded
 
 
 def test_another_preset_brings_its_own_loss(run_file: Path) -> None:
-    from cli.train import with_overrides
+    from cli.resume import Wishes, with_overrides
     from node.runfile import load_run_file
 
     run = load_run_file(run_file)
-    changed = with_overrides(run, steps=9, seed=5, async_level=4, recipe="cispo").recipe
+    changed = with_overrides(run, Wishes(steps=9, seed=5, async_level=4, recipe="cispo")).recipe
     assert (changed.name, changed.steps, changed.seed, changed.max_staleness) == ("cispo", 9, 5, 4)
     assert changed.objective().loss == "cispo" and changed.clip_high is None
-    assert with_overrides(run, steps=None, seed=None, async_level=None, recipe=None) == run
+    assert with_overrides(run, Wishes()) == run
 
 
 def test_settings_of_the_machine_come_from_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
+    from cli.desk import trainer_settings
     from cli.errors import CommandError
-    from cli.train import trainer_settings
     from node.training.errors import TrainingError
 
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path))

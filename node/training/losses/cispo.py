@@ -14,7 +14,7 @@ from torch import Tensor
 from node.training.losses.base import TokenLoss, log_ratio, share
 
 
-def token_loss(logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, cap: float) -> TokenLoss:
+def token_loss(logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, cap: float = 5.0) -> TokenLoss:
     """All three tensors have the same shape; only `logprobs` carries a gradient."""
     ratio = torch.exp(log_ratio(logprobs.detach(), sampler_logprobs))
     weight = torch.clamp(ratio, max=cap)

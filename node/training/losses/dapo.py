@@ -14,7 +14,9 @@ from torch import Tensor
 from node.training.losses.base import TokenLoss, clipped_surrogate, log_ratio, share
 
 
-def token_loss(logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, low: float, high: float) -> TokenLoss:
+def token_loss(
+    logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, low: float = 0.2, high: float = 0.28
+) -> TokenLoss:
     """All three tensors have the same shape; only `logprobs` carries a gradient."""
     ratio = torch.exp(log_ratio(logprobs, sampler_logprobs))
     loss, flat = clipped_surrogate(ratio, advantages, low, high)

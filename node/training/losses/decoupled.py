@@ -19,9 +19,9 @@ def token_loss(
     advantages: Tensor,
     *,
     proximal_logprobs: Tensor,
-    low: float,
-    high: float,
-    cap: float,
+    low: float = 0.2,
+    high: float = 0.2,
+    cap: float = 5.0,
 ) -> TokenLoss:
     """All tensors have the same shape; only `logprobs` carries a gradient."""
     ratio = torch.exp(log_ratio(logprobs, proximal_logprobs))

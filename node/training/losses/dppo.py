@@ -17,7 +17,13 @@ from node.training.losses.base import TokenLoss, log_ratio, share
 
 
 def token_loss(
-    logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, low: float, high: float, sampler_kl: float
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    sampler_kl: float = 1e-3,
 ) -> TokenLoss:
     """All three tensors have the same shape; only `logprobs` carries a gradient."""
     logs = log_ratio(logprobs, sampler_logprobs)

@@ -14,7 +14,7 @@ from torch import Tensor
 from node.training.losses.base import TokenLoss, clipped_surrogate, log_ratio, share
 
 
-def token_loss(logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, clip: float) -> TokenLoss:
+def token_loss(logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> TokenLoss:
     """All three tensors have the same shape; only `logprobs` carries a gradient."""
     ratio = torch.exp(log_ratio(logprobs, sampler_logprobs))
     loss, flat = clipped_surrogate(ratio, advantages, clip, clip)

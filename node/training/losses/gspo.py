@@ -15,7 +15,13 @@ from node.training.losses.base import TokenLoss, clipped_surrogate, log_ratio, s
 
 
 def token_loss(
-    logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, samples: Tensor, low: float, high: float
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    samples: Tensor,
+    low: float = 3e-4,
+    high: float = 4e-4,
 ) -> TokenLoss:
     """samples: int64[n], which sample each token belongs to, from 0; all tokens of a sample must be present."""
     logs = log_ratio(logprobs, sampler_logprobs)

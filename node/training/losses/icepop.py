@@ -13,7 +13,7 @@ from node.training.losses.base import TokenLoss, log_ratio, share
 
 
 def token_loss(
-    logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, floor: float, cap: float
+    logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, floor: float = 0.5, cap: float = 5.0
 ) -> TokenLoss:
     """All three tensors have the same shape; only `logprobs` carries a gradient."""
     ratio = torch.exp(log_ratio(logprobs, sampler_logprobs))

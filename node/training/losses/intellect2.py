@@ -16,7 +16,13 @@ from node.training.losses.base import TokenLoss, log_ratio, share
 
 
 def token_loss(
-    logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, *, low: float, high: float, cap: float
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    cap: float = 4.0,
 ) -> TokenLoss:
     """All three tensors have the same shape; only `logprobs` carries a gradient."""
     ratio = torch.exp(log_ratio(logprobs, sampler_logprobs))

@@ -20,10 +20,10 @@ def token_loss(
     advantages: Tensor,
     *,
     proximal_logprobs: Tensor,
-    low: float,
-    high: float,
-    floor: float,
-    cap: float,
+    low: float = 0.2,
+    high: float = 0.2,
+    floor: float = 0.0,
+    cap: float = 2.0,
 ) -> TokenLoss:
     """All tensors have the same shape; only `logprobs` carries a gradient."""
     ratio = torch.exp(log_ratio(logprobs, proximal_logprobs))

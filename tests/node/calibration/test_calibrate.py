@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from node.calibration import alternatives
-from node.calibration.calibrate import Calibration, Measured, Plan, calibrate
+from node.calibration.calibrate import Calibration, Measured, Plan, calibrate, hard_cuts
 from node.calibration.plot import plot
 from node.calibration.write import write_cuts
 from node.environments.registry import load_environment
@@ -16,8 +16,10 @@ from node.inference.settings import EngineSettings, hardware
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine
 from node.runfile import compile_run, load_run_file
+from protocol.decision import SampleStatistics
 from protocol.engines import pair
 from protocol.run import RunSpec
+from protocol.toploc import ProofErrors
 
 RUN_FILE = """# mine
 name = "tiny"
@@ -50,7 +52,7 @@ def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, M
         assert same.proof_distance < 0.1 and same.sampling < 1e-6
         assert result.honest[pair(name, exact if name == rough else rough)].proof_distance > same.proof_distance
     assert set(result.verification.engines) == {"*/float32/sdpa", rough}
-    tight, loose = (result.verification.cuts(rough, other) for other in (rough, exact))
+    tight, loose = (result.verification.cuts(maker, exact) for maker in (exact, rough))
     assert tight.mantissa_mean < loose.mantissa_mean == result.verification.mantissa_mean
     assert result.cheating["int4"].proof_distance > 10
     assert result.cheating["garbage"].sampling > 0.1
@@ -61,6 +63,18 @@ def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, M
     assert result.crossed["garbage"].suspected is not None
     for name, table in result.verification.decision.honest.items():
         assert table.allowance == pytest.approx(max(0.0, np.log(result.expectation[name])))
+
+
+def test_only_pairs_that_always_agree_have_narrow_cuts_for_proofs(tiny_run: RunSpec) -> None:
+    """One proof of a class that rounds differently now and then may be as far off as that of any other class."""
+
+    def seen(means: list[float]) -> list[SampleStatistics]:
+        return [SampleStatistics((ProofErrors(0, mean, 0.0),), np.zeros(4)) for mean in means]
+
+    looks = {"a>a": seen([0.0] * 40), "b>b": seen([0.0] * 39 + [0.2]), "a>b": seen([2.0] * 40)}
+    cuts = hard_cuts(tiny_run, looks, seed=0)
+    assert cuts.cuts("a", "a").mantissa_mean == 0.25
+    assert cuts.cuts("b", "b").mantissa_mean == cuts.cuts("a", "b").mantissa_mean == cuts.mantissa_mean == 3.0
 
 
 def test_the_cuts_stand_in_the_run_file_and_its_comments_stay(

@@ -104,7 +104,7 @@ def test_tensorboard_hears_every_step(tmp_path: Path, monkeypatch: pytest.Monkey
     module.SummaryWriter = lambda log_dir: writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorboard", package)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    (sink,) = open_sinks(["tensorboard", "tensorboard"], tmp_path, "t", {})
+    (sink,) = open_sinks("tensorboard, tensorboard", tmp_path, "t", {})
     sink.write({"step": 4, "seconds": {"wait": 2.0}})
     sink.close()
     assert ("seconds/wait", 2.0, 4) in heard and heard[-1] == "end"

@@ -16,6 +16,7 @@ from node.metrics.observer import Observer
 from node.recipe.ledger import Ledger
 from node.roles.local import LocalRun
 from node.training.batch import decode_batch
+from node.training.errors import TrainingError
 from node.training.spool import Spool, write_whole
 from protocol.policy import decode_image, describe_tensors, encode_image, policy_root
 from protocol.run import RunSpec, encode_run
@@ -30,7 +31,7 @@ class Desk:
     generation = 1
 
     def __init__(self, run: bytes, assets: Path) -> None:
-        self._server = Server(torch_engine, Session)
+        self._server = Server(lambda _: torch_engine, Session)
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self.asked: list[str] = []
 
@@ -49,9 +50,10 @@ class Pretender:
     """Every batch gives the start model, shifted by a number that follows from the batch's bytes."""
 
     pid = None
+    restarts = 0
 
-    def __init__(self, spool: Spool, start: Path, stop_after: int = STEPS, still: bool = False) -> None:
-        self._spool, self._start, self._stop_after, self._still = spool, start, stop_after, still
+    def __init__(self, spool: Spool, start: Path, steps: int, stop_after: int, still: bool = False) -> None:
+        self._spool, self._start, self._steps, self._stop_after, self._still = spool, start, steps, stop_after, still
         self._finishing = trio.Event()
 
     def finish(self) -> None:
@@ -60,7 +62,7 @@ class Pretender:
     async def run(self) -> None:
         if not self._spool.is_complete(0):
             self._publish(0, 0)
-        for step in range(self._spool.newest_step(), self._stop_after):
+        for step in range(self._spool.newest_step(), min(self._steps, self._stop_after)):
             while not self._spool.batch_path(step).exists():
                 if self._finishing.is_set():
                     return
@@ -68,7 +70,7 @@ class Pretender:
             data = self._spool.batch_path(step).read_bytes()
             assert all(step - row.policy_step >= 0 for row in decode_batch(data).rows)
             self._publish(step + 1, sum(data) % 7)
-        if self._stop_after < STEPS:
+        if self._stop_after < self._steps:
             raise KeyboardInterrupt  # killed
 
     def _publish(self, step: int, shift: int) -> None:
@@ -93,7 +95,7 @@ def make(
         directory,
         assets,
         engine=engine,  # type: ignore[arg-type]
-        learner=Pretender(spool, assets / "model" / "model.safetensors", stop_after, still),  # type: ignore[arg-type]
+        learner=Pretender(spool, assets / "model" / "model.safetensors", run.recipe.steps, stop_after, still),  # type: ignore[arg-type]
         spool=spool,
         observer=Observer(run, directory),
         async_level=level,
@@ -145,6 +147,24 @@ async def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
     await last.run()
     assert batches(tmp_path / "killed") == batches(tmp_path / "straight")
     assert story(tmp_path / "killed") == story(tmp_path / "straight")
+
+
+async def test_a_run_that_is_lengthened_goes_on_as_if_it_had_been_meant_to(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    straight, _ = make(run, tiny_assets, tmp_path / "straight", 1)
+    await straight.run()
+    for steps in (2, 3, STEPS):
+        recipe = msgspec.structs.replace(run.recipe, steps=steps)
+        local, _ = make(msgspec.structs.replace(run, recipe=recipe), tiny_assets, tmp_path / "grown", 1)
+        await local.run()
+        assert local.status()["run"] == {"step": steps, "steps_total": steps}
+    assert batches(tmp_path / "grown") == batches(tmp_path / "straight")
+    assert story(tmp_path / "grown") == story(tmp_path / "straight")
+
+    other = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, learning_rate=0.5))
+    with pytest.raises(TrainingError, match="another run"):
+        await make(other, tiny_assets, tmp_path / "grown", 1)[0].run()
 
 
 async def test_no_group_is_used_twice_and_none_is_lost(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:

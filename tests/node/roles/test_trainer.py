@@ -265,6 +265,8 @@ async def test_steps_are_on_record_with_what_their_batches_were_made_of(tmp_path
     assert [record["step"] for record in records] == [0, 1, 2]
     assert records[1]["staleness"] == {"0": 4} and records[2]["staleness"] == {"1": 4}
     assert records[2]["pass_rate"] == 0.5 and "elapsed" in records[2]
+    assert all(record["seconds"]["announce"] >= 0 for record in records)
+    assert set(records[1]["file_seconds"]) == {"commit", "verify", "fetch", "queue"}, "by the trainer's own clock"
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,9 @@ from node.inference.torch_engine import TorchEngine
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
 from node.training.learner import Learner
+from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import packed, padded
+from node.training.settings import TrainerSettings
 from protocol.recipe import Recipe, preset
 from tests.node.training.conftest import LIMIT, made_up_rows
 
@@ -165,6 +167,16 @@ def test_running_out_of_memory_names_the_setting(kind: str, make_learner: Callab
         learner.step(made_up_rows(), 4)
     assert "trainer.micro_batch_tokens (now 16384)" in caught.value.remedy
     assert "activation_checkpointing" in caught.value.remedy
+
+
+def test_running_out_of_memory_outside_a_step_names_what_shares_the_model_out() -> None:
+    with pytest.raises(TrainingError, match="for the model and its optimiser") as caught:
+        with out_of_memory_says_what_to_lower(TrainerSettings(world_size=2)):
+            raise MemoryError
+    assert "trainer.world_size (now 2)" in caught.value.remedy and "offload_parameters" in caught.value.remedy
+    with pytest.raises(RuntimeError, match="something else"):
+        with out_of_memory_says_what_to_lower(TrainerSettings()):
+            raise RuntimeError("something else")
 
 
 def test_metrics_tell_of_the_rows(make_learner: Callable[..., Learner]) -> None:

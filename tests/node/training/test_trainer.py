@@ -25,6 +25,7 @@ from node.training.checkpoint import Checkpoints, identity
 from node.training.client import TrainerProcess
 from node.training.errors import TrainingError
 from node.training.learner import Learner
+from node.training.length import same_but_for_length
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.trainer import Trainer
@@ -139,6 +140,28 @@ def test_a_trainer_that_is_killed_at_any_moment_publishes_the_same(make_spool: C
     )
 
 
+def test_training_that_goes_on_for_longer_publishes_what_a_long_run_would_have(
+    make_spool: Callable[..., Spool], tiny_assets: Path
+) -> None:
+    straight, grown = make_spool("straight"), make_spool("grown", steps=3)
+    work(straight)
+    work(grown)
+    assert grown.newest_step() == 3
+    longer = straight.run_path.read_bytes()
+    with pytest.raises(TrainingError, match="another run"):
+        grown.prepare(longer, tiny_assets)  # a swarm's run is its pool's, to the byte
+    grown.prepare(longer, tiny_assets, same_but_for_length)
+    for step in range(3, STEPS):
+        grown.write_batch(step, batch(step))
+    work(grown)
+    evaluated = [
+        [{name: value for name, value in step.items() if not name.startswith("eval")} for step in outcome(where)]
+        for where in (straight, grown)
+    ]
+    assert evaluated[0] == evaluated[1]
+    assert not same_but_for_length(longer, longer[:-1]) and not same_but_for_length(b"{}", longer)
+
+
 @pytest.mark.timeout(300)
 def test_another_world_size_goes_on_where_the_first_was_killed(
     make_spool: Callable[..., Spool], monkeypatch: pytest.MonkeyPatch
@@ -218,7 +241,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(
     with pytest.raises(TrainingError, match="does not belong to this run"):
         other.load_newest()
     path = tmp_path / "step-000001" / "state.json"
-    path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":9'))
+    path.write_bytes(path.read_bytes().replace(b'"version":3', b'"version":9'))
     with pytest.raises(TrainingError) as caught:
         checkpoints.load_newest()
     assert "version 9" in caught.value.why and path.exists()

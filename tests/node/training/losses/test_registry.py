@@ -1,5 +1,6 @@
 """Every loss against numbers worked out by hand, and its gradient against finite differences."""
 
+import importlib
 import math
 
 import msgspec
@@ -32,6 +33,18 @@ def test_every_preset_has_its_loss() -> None:
     assert set(NAMES) == set(LOSSES)
     assert {"intellect2", "dppo", "cispo", "scalerl", "icepop", "tis", "gspo"} <= set(PRESETS)
     assert {"decoupled", "aipo", "dapo", "dr_grpo", "max_rl"} <= set(PRESETS)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_loss_by_itself_is_that_of_its_preset(name: str) -> None:
+    """token_loss(logprobs, sampler_logprobs, advantages) needs no numbers, and has the preset's."""
+    module = importlib.import_module(f"node.training.losses.{name}")
+    extra = {"samples": SAMPLES} if name == "gspo" else {}
+    extra |= {"proximal_logprobs": PROXIMAL} if name in NEEDS_PROXIMAL else {}
+    logprobs = SAMPLER + RATIOS.log()
+    for sign in (1.0, -1.0):
+        alone = module.token_loss(logprobs, SAMPLER, signed(sign), **extra)
+        assert torch.equal(alone.loss, run(PRESETS[name], logprobs, signed(sign)).loss)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

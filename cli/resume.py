@@ -1,0 +1,166 @@
+"""How a training at a desk begins, and what may change when it goes on: how long it lasts, and nothing that is past.
+
+A resumed run has the batches and losses that it would have had without the interruption. Seed, recipe and async level
+are part of that; so is the learning rate's schedule. More steps are only more of the same.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cli.desk import Desk
+from cli.errors import USAGE, CommandError
+from cli.runtext import settings_of, with_real_paths
+
+if TYPE_CHECKING:
+    from node.runfile import CompiledRun, RunFile
+
+DEFAULT_LEVEL = 1
+MOST_NAMED = 3
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says of the run; None: nothing."""
+
+    steps: int | None = None
+    seed: int | None = None
+    async_level: int | None = None
+    recipe: str | None = None
+
+
+def must_hold_a_run(desk: Desk) -> None:
+    if not desk.can_resume():
+        raise CommandError(
+            "there is no run to go on with", f"{desk.directory} holds none", "start one without --resume"
+        )
+
+
+def begin(desk: Desk, original: "RunFile", file: Path, wishes: Wishes, *, fresh: bool) -> "tuple[CompiledRun, int]":
+    """(the run, its async level), put into a directory that is empty or may be cleared.
+
+    original: the contents of `file`. `run.toml` is written last: with it, the run can be resumed.
+    """
+    run = with_overrides(original, wishes)
+    compiled = compile_checked(run, file)
+    level = wishes.async_level
+    if level is None:
+        level = min(DEFAULT_LEVEL, compiled.spec.recipe.max_staleness)
+    desk.claim(fresh=fresh)
+    desk.place_assets(compiled)
+    desk.write_level(level)
+    desk.write_begun(_placed(original, file))
+    desk.write_run(_placed(run, file))
+    return compiled, level
+
+
+def go_on(desk: Desk, named: "RunFile | None", file: Path | None, wishes: Wishes) -> "tuple[CompiledRun, int]":
+    """(the run that the directory holds, its async level). Raises CommandError for what would change its past.
+
+    named: the contents of `file`, which the command line names besides; the run must have been begun with them.
+    """
+    from node.runfile import load_run_file
+
+    run = load_run_file(desk.run_file)
+    level = desk.read_level(min(DEFAULT_LEVEL, run.recipe.max_staleness))
+    _refuse_another_past(run, level, wishes)
+    if named is not None and file is not None and desk.begun_file.exists():
+        _refuse_an_edited_file(load_run_file(desk.begun_file), _placed(named, file), file)
+    if wishes.steps is not None and wishes.steps != run.recipe.steps:
+        _refuse_a_length(desk, run, wishes.steps)
+        run = with_overrides(run, Wishes(steps=wishes.steps))
+        desk.write_run(run)
+    return compile_checked(run, desk.run_file), level
+
+
+def with_overrides(run: "RunFile", wishes: Wishes) -> "RunFile":
+    """The run with the command line's words in it. Another preset brings its own loss: what the file sets for the
+    old one is dropped."""
+    own = run.recipe
+    changes: dict[str, Any] = {}
+    if wishes.recipe is not None:
+        changes |= {"name": wishes.recipe, **_without_objective(own)}
+    if wishes.steps is not None:
+        changes["steps"] = wishes.steps
+    if wishes.seed is not None:
+        changes["seed"] = wishes.seed
+    if wishes.async_level is not None:
+        changes["max_staleness"] = max(own.max_staleness, wishes.async_level)
+    return msgspec.structs.replace(run, recipe=msgspec.structs.replace(own, **changes))
+
+
+def compile_checked(run: "RunFile", base: Path) -> "CompiledRun":
+    """base: the file that the run's paths are relative to."""
+    from node.problems import check_run
+    from node.runfile import compile_run
+
+    compiled = compile_run(base, run)
+    check_run(compiled)
+    return compiled
+
+
+def _without_objective(recipe: Any) -> dict[str, None]:
+    from protocol.recipe import Objective
+
+    return {field: None for field in Objective.__struct_fields__ if field in type(recipe).__struct_fields__}
+
+
+def _placed(run: "RunFile", file: Path) -> "RunFile":
+    return with_real_paths(run, file.resolve().parent)
+
+
+def _refuse_another_past(run: "RunFile", level: int, wishes: Wishes) -> None:
+    alone = {"seed": Wishes(seed=wishes.seed), "recipe": Wishes(recipe=wishes.recipe)}
+    changed = [f"--{name}" for name, wish in alone.items() if with_overrides(run, wish) != run]
+    if wishes.async_level not in (None, level):
+        changed.append(f"--async-level (it is {level})")
+    if changed:
+        raise CommandError(
+            f"a resumed run cannot change {', '.join(changed)}",
+            "it would not be the run that was begun",
+            "resume without them, or start a run in another --dir",
+            USAGE,
+        )
+
+
+def _refuse_an_edited_file(begun: "RunFile", now: "RunFile", file: Path) -> None:
+    before, after = settings_of(begun), settings_of(now)
+    differ = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if not differ:
+        return
+    first = differ[0]
+    more = f" and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
+    raise CommandError(
+        f"{file} is not the run file that this run was begun with",
+        f"{', '.join(differ[:MOST_NAMED])}{more} differ ({first}: {_said(before, first)}, now {_said(after, first)})",
+        "resume with --dir and without --run to go on as it was begun (--steps N to train for longer), or start a run "
+        "in another --dir",
+        USAGE,
+    )
+
+
+def _said(settings: Mapping[str, Any], name: str) -> str:
+    value = settings.get(name)
+    return "not set" if value is None else str(value)[:60]
+
+
+def _refuse_a_length(desk: Desk, run: "RunFile", steps: int) -> None:
+    """More steps must be able to teach something, fewer must not be past."""
+    from node.training.spool import Spool
+
+    done = Spool(desk.spool).newest_step() if desk.spool.exists() else -1
+    if steps < done:
+        raise CommandError(
+            f"the run cannot end at step {steps}", f"it has done {done} already", f"give --steps {done} or more", USAGE
+        )
+    decay = run.recipe.decay_steps
+    if decay and steps > max(decay, run.recipe.steps):
+        raise CommandError(
+            f"training on to step {steps} would teach nothing",
+            f"the learning rate is 0 from step {decay} on (recipe.decay_steps), and another schedule would change the "
+            "steps that are done",
+            f"start a run with a schedule of its own from the trained model: model = {str(desk.model)!r}; runs with "
+            "decay_steps = 0 can go on for ever",
+            USAGE,
+        )

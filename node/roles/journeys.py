@@ -1,0 +1,58 @@
+"""How long the files of a batch took from policy to batch, by the clock of the node that tells it.
+
+A worker could say how long it generated; nobody could check it. What the trainer can say for certain is when it heard
+what: its policy was published, a worker committed to a file, the file's verdict stood, its values were here. Times of
+before a restart are not known; a stage without any is left out.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from statistics import fmean
+
+import trio
+
+from node.recipe.pool import Group
+
+STAGES = ("commit", "verify", "fetch", "queue")
+"""From the policy's publication to the commitment (its way, generation, the promise's way), from there to the verdict,
+to the values being here, to the batch."""
+REMEMBERED = 8192
+
+
+class Journeys:
+    """Bounded: the oldest files are forgotten first."""
+
+    def __init__(self) -> None:
+        self._published: OrderedDict[int, float] = OrderedDict()
+        self._files: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+
+    def published(self, step: int) -> None:
+        _keep(self._published, step, trio.current_time())
+
+    def reached(self, root: bytes, stage: str) -> None:
+        """A file has come to the end of a stage; only the first time counts."""
+        known = self._files.get(root)
+        if known is None:
+            known = {}
+            _keep(self._files, root, known)
+        known.setdefault(stage, trio.current_time())
+
+    def means(self, groups: Iterable[Group]) -> dict[str, float]:
+        """Mean seconds of each stage over the files of a batch that is being handed over now."""
+        spent: dict[str, list[float]] = {stage: [] for stage in STAGES}
+        now = trio.current_time()
+        for root, step in {group.key[0]: group.policy_step for group in groups}.items():
+            at: float | None = self._published.get(step)
+            ends = {**self._files.get(root, {}), "queue": now}
+            for stage in STAGES:
+                end = ends.get(stage)
+                if at is not None and end is not None:
+                    spent[stage].append(max(end - at, 0.0))
+                at = end
+        return {stage: round(fmean(values), 4) for stage, values in spent.items() if values}
+
+
+def _keep(table: OrderedDict, key: object, value: object) -> None:
+    table[key] = value
+    while len(table) > REMEMBERED:
+        table.popitem(last=False)

@@ -1,0 +1,98 @@
+"""Sharded models begin without memory, and are filled from the start model's files tensor by tensor."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from node.inference.torch_engine import build_model
+from node.training.errors import TrainingError
+from node.training.learner import Learner
+from node.training.settings import TrainerSettings
+from node.training.sharding import without_memory
+from node.training.start_weights import StartWeights
+from node.training.world import World, join_world, leave_world
+from protocol.recipe import Recipe
+from tests.node.training.conftest import LIMIT, made_up_rows
+
+
+@pytest.fixture
+def directory(tiny_assets: Path, tmp_path: Path) -> Path:
+    """The tiny model, in two files."""
+    shutil.copytree(tiny_assets / "model", tmp_path / "model")
+    whole = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(whole)
+    names = sorted(tensors)
+    for number, part in enumerate((names[:3], names[3:])):
+        save_file({name: tensors[name] for name in part}, tmp_path / "model" / f"part-{number}.safetensors")
+    whole.unlink()
+    return tmp_path / "model"
+
+
+def test_a_sharded_model_is_built_without_memory_and_with_its_buffers(tiny_assets: Path) -> None:
+    sharded = SimpleNamespace(mesh=object())
+    with without_memory(sharded):  # type: ignore[arg-type]
+        model = build_model(tiny_assets / "model")
+    assert all(parameter.is_meta and parameter.requires_grad for parameter in model.parameters())
+    plain = build_model(tiny_assets / "model")
+    for (name, mine), (_, theirs) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
+        assert torch.equal(mine, theirs), name
+    with without_memory(World()):
+        assert not any(parameter.is_meta for parameter in build_model(tiny_assets / "model").parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_it_learns_what_a_model_with_memory_from_the_start_learns(
+    tiny_assets: Path, tmp_path: Path, tied: bool
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_assets / "model", directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+    settings = TrainerSettings(device="cpu", dtype="bfloat16")  # one process, sharded over itself
+    world = join_world(settings)
+    try:
+        found = []
+        for start in (World(), world):
+            with without_memory(start):
+                model = build_model(directory)
+            learner = Learner(model, Recipe(), 1.0, settings, world, LIMIT)
+            learner.load_weights(StartWeights(directory))
+            metrics = learner.step(made_up_rows(), 0)
+            assert metrics["grad_norm"] > 0
+            same = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+            found.append((metrics["loss"], metrics["grad_norm"], same, learner.image()))
+    finally:
+        leave_world(world)
+    assert found[0][:3] == found[1][:3] and found[0][2] is tied
+    assert all(torch.equal(tensor, found[1][3][name]) for name, tensor in found[0][3].items())
+
+
+def test_every_tensor_is_read_from_the_file_that_has_it(directory: Path, tiny_assets: Path) -> None:
+    expected = load_file(tiny_assets / "model" / "model.safetensors")
+    found = StartWeights(directory)
+    assert set(found) == set(expected) and len(found) == len(expected)
+    found.check(dict(build_model(directory).named_parameters()))
+    assert all(found[name].dtype == torch.bfloat16 for name in found)
+    assert all(torch.equal(found[name], tensor.to(torch.bfloat16)) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("fault", ["missing", "shape", "broken"])
+def test_files_that_do_not_fit_the_model_are_an_error(directory: Path, fault: str) -> None:
+    parameters = dict(build_model(directory).named_parameters())
+    part = directory / "part-0.safetensors"
+    tensors = load_file(part)
+    name = sorted(tensors)[0]
+    if fault == "missing":
+        save_file({key: tensor for key, tensor in tensors.items() if key != name}, part)
+    elif fault == "shape":
+        save_file({**tensors, name: tensors[name][:-1].contiguous()}, part)
+    else:
+        part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(TrainingError, match="start model cannot be loaded") as caught:
+        StartWeights(directory).check(parameters)
+    assert ("part-0" if fault == "broken" else name) in caught.value.why
