@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from protocol.toploc import build_proof, compare, parse_proof, proof_count, proof_size, top_positions
+from protocol.toploc import build_proof, build_proofs, compare, parse_proof, proof_count, proof_size, top_positions
 
 ROWS, HIDDEN, K = 32, 5120, 128
+TOGETHER = "build, eight at a time"
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     work = a.work or WORK
     work.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"core": core(20 if a.quick else 100, False) if a.no_upstream else beside(work, a.quick)}
-    show(_speed(result["core"]), f"one proof of {ROWS} x {HIDDEN} bf16, k = {K}, one thread; median ms")
+    show(_speed(result["core"]), f"one proof of {ROWS} x {HIDDEN} bf16, k = {K}, one thread; median ms of the process")
     print("  " + "; ".join(f"{name}: {value}" for name, value in result["core"].items() if name.startswith("check")))
     result["bytes per token"] = sizes()
     show(result["bytes per token"], f"bytes per output token, k = {K}, {ROWS} rows per proof")
@@ -52,7 +53,7 @@ def main() -> None:
     for subject in subjects(work, [name for name in a.models.split(",") if name not in ("", "none")]):
         result["engine"].append({"model": subject.name, **costs(subject, 2 if a.quick else 5)})
     if result["engine"]:
-        show(result["engine"], "on TorchEngine, fp32, one thread: one file; median of pairs")
+        show(result["engine"], "on TorchEngine, fp32, one thread: one file; median of pairs, seconds of the process")
     save(a.json, result)
 
 
@@ -68,7 +69,7 @@ def beside(work: Path, quick: bool) -> dict[str, Any]:
 
 
 def core(repeats: int, upstream: bool) -> dict[str, Any]:
-    """Median milliseconds of each operation; ours and theirs by turns."""
+    """Median milliseconds of each operation on one proof, of the process and not of the clock; by turns."""
     random = np.random.default_rng(0)
     kept = [_bf16(random.standard_normal((ROWS, HIDDEN)).astype(np.float32)) for _ in range(8)]
     noisy = [
@@ -79,6 +80,7 @@ def core(repeats: int, upstream: bool) -> dict[str, Any]:
     turns: dict[str, Callable[[int], object]] = {
         "build": lambda i: build_proof(kept[i], K),
         "of it choosing the top": lambda i: top_positions(kept[i], K),
+        TOGETHER: lambda i: build_proofs(kept, K),
         "parse": lambda i: parse_proof(ours[i], K),
         "compare": lambda i: compare(parsed[i], noisy[i]),
     }
@@ -88,11 +90,13 @@ def core(repeats: int, upstream: bool) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for repeat in range(repeats + 3):
         for name, turn in turns.items():
-            started = time.perf_counter()
+            started = time.process_time()
             turn(repeat % len(kept))
             if repeat >= 3:
-                seconds[name].append(time.perf_counter() - started)
-    return {**{name: round(1000 * statistics.median(taken), 4) for name, taken in seconds.items()}, **result}
+                seconds[name].append(time.process_time() - started)
+    medians = {name: 1000 * statistics.median(taken) for name, taken in seconds.items()}
+    medians[TOGETHER] /= len(kept)
+    return {**{name: round(taken, 4) for name, taken in medians.items()}, **result}
 
 
 def _upstream_turns(
@@ -159,8 +163,8 @@ def _agree(ours: Any, theirs: Any) -> bool:
 
 def _speed(core: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
-    for name in ("build", "of it choosing the top", "parse", "compare"):
-        other = core.get(f"upstream {name}")
+    for name in ("build", "of it choosing the top", TOGETHER, "parse", "compare"):
+        other = core.get("upstream build" if name == TOGETHER else f"upstream {name}")
         rows.append(
             {"operation": name, "ours": core[name], "upstream": other, "ratio": other and round(other / core[name], 1)}
         )
@@ -185,9 +189,11 @@ def sizes() -> list[dict[str, Any]]:
 
 
 def costs(subject: Any, repeats: int) -> dict[str, Any]:
-    """Seconds of generation, of its proofs and envelopes, and of a validator's look at the file."""
+    """Seconds of the process (not of the clock: other work on the machine does not count) of generation, of its proofs,
+    of those proofs if no two answers were equal, of a whole submission, and of a validator's look at it."""
+    from node.inference.engine import Finished
     from node.inference.inspect import inspect
-    from node.inference.produce import _requests, produce
+    from node.inference.produce import _requests, _tasks, produce
     from node.inference.proofs import prove_all
     from node.inference.session import Session, torch_engine
     from node.inference.wire import Inspect, Produce
@@ -198,47 +204,50 @@ def costs(subject: Any, repeats: int) -> dict[str, Any]:
     session.keep(root, str(subject.model / "model.safetensors"))
     session.use(root)
     cuts, temperature = subject.run.verification, subject.run.rollout.temperature
-    taken: dict[str, list[float]] = {"generate": [], "prove": [], "produce": [], "inspect": []}
-    tokens = 0
+    noise = np.random.default_rng(0)
+    files: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
+        file, report = str(Path(folder) / "file"), str(Path(folder) / "report")
         for index in range(repeats + 1):
-            order = Produce(policy_root=root, node=node, pool=1, index=index, out_path=str(Path(folder) / "file"))
-            problems = session.problems(root, node, index)
-            prompts = [session.environment.prompt_tokens(problem) for problem in problems]
-            requests = _requests(session, order, node, prompts)
-            clock = [time.perf_counter()]
-            made = session.engine.generate(requests, temperature)
-            clock.append(time.perf_counter())
-            prove_all([completion.rows for completion in made], cuts.toploc_k, cuts.toploc_batch)
-            clock.append(time.perf_counter())
-            produced = produce(session, order)
-            clock.append(time.perf_counter())
+            seconds: dict[str, float] = {}
+            order = Produce(policy_root=root, node=node, pool=1, index=index, out_path=file)
+            requests = _requests(session, order, node, _tasks(session, order, node))
+            made = _timed(seconds, "generate", session.engine.generate, requests, temperature)
+            rows = [completion.rows for completion in made]
+            unlike = [line ^ noise.integers(0, 2, line.shape).astype(np.uint16) for line in rows]
+            _timed(seconds, "prove", prove_all, rows, cuts.toploc_k, cuts.toploc_batch)
+            _timed(seconds, "prove unlike", prove_all, unlike, cuts.toploc_k, cuts.toploc_batch)
+            produced = _timed(seconds, "produce", produce, session, order)
             asked = Inspect(
-                policy_root=root,
-                node=node,
-                pool=1,
-                index=index,
-                units=produced.units,
-                path=produced.path,
-                report_path=str(Path(folder) / "report"),
+                policy_root=root, node=node, pool=1, index=index, units=produced.units, path=file, report_path=report
             )
-            inspect(session, asked)
-            clock.append(time.perf_counter())
-            if index:  # the first one warms up
-                for name, seconds in zip(taken, np.diff(clock), strict=True):
-                    taken[name].append(float(seconds))
-                tokens += produced.units
+            _timed(seconds, "inspect", inspect, session, asked)
+            sequences = [Finished(r.prompt, c.output) for r, c in zip(requests, made, strict=True)]
+            _timed(seconds, "prefill", session.engine.prefill, sequences, temperature)
+            files.append({**seconds, "tokens": produced.units})
     session.close()
-    overhead = statistics.median(p / g for p, g in zip(taken["prove"], taken["generate"], strict=True))
-    ratio = statistics.median(i / p for i, p in zip(taken["inspect"], taken["produce"], strict=True))
     return {
         "parameters": f"{subject.parameters / 1e6:.1f} M",
-        "tokens/file": round(tokens / repeats),
-        "generate s": round(statistics.median(taken["generate"]), 3),
-        "proofs s": round(statistics.median(taken["prove"]), 4),
-        "proofs/generation": f"{overhead:.2%}",
-        "validation/generation": round(ratio, 3),
+        "k": cuts.toploc_k,
+        "tokens/file": round(statistics.mean(one["tokens"] for one in files[1:])),
+        "generate s": round(statistics.median(one["generate"] for one in files[1:]), 3),
+        "proofs/generation": f"{_ratio(files, 'prove', 'generate'):.2%}",
+        "no two answers equal": f"{_ratio(files, 'prove unlike', 'generate'):.2%}",
+        "validation/generation": round(_ratio(files, "inspect", "produce"), 3),
+        "of it the prefill": round(_ratio(files, "prefill", "produce"), 3),
     }
+
+
+def _timed(seconds: dict[str, float], name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+    started = time.process_time()
+    result = work(*arguments)
+    seconds[name] = time.process_time() - started
+    return result
+
+
+def _ratio(files: list[dict[str, float]], part: str, whole: str) -> float:
+    """Median over the files but the first, which warms up."""
+    return statistics.median(one[part] / one[whole] for one in files[1:])
 
 
 def _bf16(values: np.ndarray) -> np.ndarray:

@@ -80,8 +80,11 @@ class _Table:
             raise MalformedStream("a vector beyond its message")
         return start + 4, count
 
-    def tables(self, field: int) -> list["_Table"]:
+    def tables(self, field: int, expected: int) -> list["_Table"]:
+        """A vector of exactly that many tables."""
         start, count = self.vector(field, 4)
+        if count != expected:
+            raise MalformedStream("its columns are not those of the format")
         places = range(start, start + 4 * count, 4)
         return [_Table(self.raw, place + _number(self.raw, place, 4)) for place in places]
 
@@ -128,21 +131,21 @@ def _header(message: _Table, kind: int) -> _Table:
 
 def _read_schema(schema: _Table, columns: Sequence[Column], header_key: bytes) -> bytes:
     """The metadata's value, once the columns are those of the format."""
-    fields = schema.tables(1)
-    if schema.number(0, 2) != 0 or len(fields) != len(columns):
-        raise MalformedStream("its columns are not those of the format")
+    fields = schema.tables(1, len(columns))
+    if schema.number(0, 2) != 0:
+        raise MalformedStream("its byte order is not that of the format")
     for field, (name, kind) in zip(fields, columns, strict=True):
         _check_field(field, name.encode(), kind)
-    entries = schema.tables(2)
-    if len(entries) != 1 or entries[0].text(0) != header_key:
+    (entry,) = schema.tables(2, 1)
+    if entry.text(0) != header_key:
         raise MalformedStream("its header is not that of the format")
-    return entries[0].text(1)
+    return entry.text(1)
 
 
 def _check_field(field: _Table, name: bytes | None, kind: str) -> None:
     outer, _, inner = kind.rstrip(">").partition("<")
-    children = field.tables(5)
-    right = field.number(2, 1) == _TYPE_CODES[outer] and field.place(4) is None and len(children) == bool(inner)
+    children = field.tables(5, bool(inner))
+    right = field.number(2, 1) == _TYPE_CODES[outer] and field.place(4) is None
     if not right or field.number(1, 1) or (name is not None and field.text(0) != name):
         raise MalformedStream("its columns are not those of the format")
     type_table = field.table(3)

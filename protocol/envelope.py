@@ -14,7 +14,6 @@ import struct
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 from blake3 import blake3
 
 from protocol.identity import Address, address_bytes
@@ -49,11 +48,10 @@ class ProofSubject(msgspec.Struct, frozen=True):
 def binding(subject: ProofSubject, k: int, rows: int) -> bytes:
     """The 32 bytes that tie an envelope to its subject and to the rules it was made by."""
     numbers = (subject.pool, subject.index, subject.group, subject.sample, k, rows)
-    hasher = blake3(derive_key_context=_BINDING)
-    hasher.update(_PLACE.pack(*numbers, len(subject.prompt), len(subject.output)))
-    hasher.update(address_bytes(subject.node) + subject.policy_root)
-    hasher.update(np.array([*subject.prompt, *subject.output], dtype="<i4").tobytes())
-    return hasher.digest()
+    place = _PLACE.pack(*numbers, len(subject.prompt), len(subject.output))
+    tokens = struct.pack(f"<{len(subject.prompt) + len(subject.output)}i", *subject.prompt, *subject.output)
+    content = b"".join((place, address_bytes(subject.node), subject.policy_root, tokens))
+    return blake3(content, derive_key_context=_BINDING).digest()
 
 
 def seal(proofs: bytes, subject: ProofSubject, k: int, rows: int) -> bytes:

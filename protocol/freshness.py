@@ -6,6 +6,7 @@ that key. It can be computed only with the policy at hand, only after the sample
 other node, index or file. A validator repeats it from its own verified copy.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 
 from blake3 import blake3
@@ -15,6 +16,7 @@ from protocol.rollout import SampleRow
 
 LEAF_BYTES = 1024
 LEAVES = 32
+_PLACE = struct.Struct("<II?")
 _CONTENT = "intellect-node rollout content v1"
 _CHALLENGE = "intellect-node freshness challenge v1"
 _LEAVES = "intellect-node freshness leaves v1"
@@ -29,11 +31,10 @@ def content_digest(rows: Sequence[SampleRow]) -> bytes:
     hasher = blake3(derive_key_context=_CONTENT)
     for row in rows:
         name = row.problem_id.encode()
-        parts = (name, _words(row.prompt), _words(row.output), row.proofs)
-        hasher.update(row.group.to_bytes(4, "little") + row.sample.to_bytes(4, "little") + bytes([row.finished]))
-        for part in parts:
-            hasher.update(len(part).to_bytes(8, "little"))
-            hasher.update(part)
+        parts = [_PLACE.pack(row.group, row.sample, row.finished)]
+        for part in (name, _words(row.prompt), _words(row.output), row.proofs):
+            parts += (len(part).to_bytes(8, "little"), part)
+        hasher.update(b"".join(parts))
     return hasher.digest()
 
 
@@ -60,4 +61,4 @@ def answer(key: bytes, body_size: int, read: ReadBody) -> str:
 
 
 def _words(tokens: Sequence[int]) -> bytes:
-    return b"".join(token.to_bytes(4, "little", signed=True) for token in tokens)
+    return struct.pack(f"<{len(tokens)}i", *tokens)

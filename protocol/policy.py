@@ -189,7 +189,7 @@ def decode_image(data: bytes | memoryview) -> dict[str, U16]:
         if not entries:
             raise ValueError("no tensors")
         tensors = _views(view[8 + length :], entries)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise MalformedPolicy("bad policy image", f"unreadable header: {error}") from error
     return tensors
 
@@ -200,7 +200,9 @@ def _views(body: memoryview, entries: list[tuple[str, Any]]) -> dict[str, U16]:
     tensors: dict[str, U16] = {}
     offset = 0
     for name, entry in entries:
-        shape = tuple(int(size) for size in entry["shape"])
+        shape = tuple(entry["shape"])
+        if any(type(size) is not int for size in shape):
+            raise MalformedPolicy("bad policy image", f"{name[:80]} has a size that is no whole number")
         if len(shape) > MAX_DIMENSIONS:
             raise MalformedPolicy("bad policy image", f"{name[:80]} has {len(shape)} dimensions")
         count = 1

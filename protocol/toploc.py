@@ -9,24 +9,26 @@ the last token is never fed back. Rows are bf16 bit patterns (uint16), so this m
 Ties at the k-th place break to the lowest position.
 """
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from protocol.errors import ProtocolError
+from protocol.polynomials import PRIME, evaluate, interpolate
 
-PRIME = 65_497
 DECODE_BATCH = 32
 _NO_COMMON_EXPONENT = 2.0**64
 
 _BLOCK = 128
-_CELLS_AT_ONCE = 1 << 19
-_P = np.uint32(PRIME)
+_SMALL_CELLS = 1 << 14
+"""Up to this many values their top is chosen by one partition, of many proofs at once."""
+_CELLS_AT_ONCE = 1 << 18
+_POINTS_AT_ONCE = 1 << 13
+"""What several proofs compute together still fits the cache of one core."""
 
-F64 = NDArray[np.float64]
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
@@ -91,7 +93,7 @@ def top_positions(rows: U16, k: int) -> I64:
     """
     magnitude = rows.reshape(-1) & np.uint16(0x7FFF)
     if magnitude.size < k:
-        raise ValueError(f"{magnitude.size} values cannot give {k} points: choose toploc_k <= the hidden size")
+        raise _too_few(magnitude.size, k)
     blocks = magnitude.size // _BLOCK
     if blocks < 2 * k:
         return _exact_top(magnitude, np.arange(magnitude.size), k)
@@ -110,21 +112,65 @@ def _exact_top(magnitude: U16, positions: I64, k: int) -> I64:
     return positions[chosen].astype(np.int64)
 
 
+def _top_of_small(batches: Sequence[U16], k: int) -> tuple[I64, I64]:
+    """(positions, bits), int64[batches, k] each, in no order; every batch has at most 65,536 values.
+
+    Magnitude and position share a key, so that all keys differ and a tie goes to the lowest position. Shorter batches
+    are filled up with zeros, which stand behind all of their own.
+    """
+    bits = np.zeros((len(batches), max(rows.size for rows in batches)), dtype=np.uint16)
+    for line, rows in zip(bits, batches, strict=True):
+        line[: rows.size] = rows.reshape(-1)
+    keys = bits.astype(np.uint32)
+    keys &= np.uint32(0x7FFF)
+    keys <<= np.uint32(16)
+    keys |= np.arange(0xFFFF, 0xFFFF - keys.shape[1], -1, dtype=np.uint32)
+    chosen = np.partition(keys, bits.shape[1] - k, axis=1)[:, bits.shape[1] - k :]
+    positions = (chosen & np.uint32(0xFFFF) ^ np.uint32(0xFFFF)).astype(np.int64)
+    return positions, np.take_along_axis(bits, positions, axis=1).astype(np.int64)
+
+
 def injective_modulus(positions: I64) -> int:
     """The largest m <= 65497 for which all positions differ mod m."""
     if np.unique(positions).size != positions.size:
         raise ValueError("positions repeat")
+    return int(_moduli(positions[None, :])[0])
+
+
+def _moduli(positions: I64) -> I64:
+    """positions: int64[n, k], none twice in one row -> int64[n], the largest moduli that tell them apart."""
+    moduli = np.full(len(positions), PRIME)
+    if not positions.size or 0 <= positions.min() <= positions.max() < PRIME:
+        return moduli
+    open_rows = np.arange(len(positions))
     for modulus in range(PRIME, 0, -1):
-        rest = np.sort(positions % modulus)
-        if (rest[1:] != rest[:-1]).all():
-            return modulus
+        rest = np.sort(positions[open_rows] % modulus, axis=1)
+        clash = (rest[:, 1:] == rest[:, :-1]).any(axis=1)
+        moduli[open_rows[~clash]] = modulus
+        open_rows = open_rows[clash]
+        if not open_rows.size:
+            return moduli
     raise ValueError("more positions than residues")
 
 
 def proof_from_points(positions: Sequence[int] | I64, bits: Sequence[int] | I64) -> bytes:
     """The proof through explicit points (flat position, bf16 bits)."""
     at = np.asarray(positions, dtype=np.int64)
-    return _interpolate(at[None, :], np.asarray(bits, dtype=np.int64)[None, :])[0]
+    if np.unique(at).size != at.size:
+        raise ValueError("positions repeat")
+    return _encode(at[None, :], np.asarray(bits, dtype=np.int64)[None, :])[0]
+
+
+def _encode(positions: I64, bits: I64) -> list[bytes]:
+    """positions, bits: int64[n, k] -> encoded proofs."""
+    moduli = _moduli(positions)
+    x, y = (positions % moduli[:, None]).astype(np.uint32), bits.astype(np.uint32)
+    y[y >= PRIME] -= np.uint32(PRIME)
+    words = np.empty((positions.shape[0], positions.shape[1] + 1), dtype=">u2")
+    words[:, 0] = moduli
+    words[:, 1:] = interpolate(x, y)
+    data, size = words.tobytes(), proof_size(positions.shape[1])
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def build_proof(rows: U16, k: int) -> bytes:
@@ -133,19 +179,35 @@ def build_proof(rows: U16, k: int) -> bytes:
 
 
 def build_proofs(batches: Sequence[U16], k: int) -> list[bytes]:
-    """One proof per batch of rows; interpolations of several proofs run as one vectorised computation."""
-    together = max(1, _CELLS_AT_ONCE // (k * k))
-    proofs: list[bytes] = []
-    for start in range(0, len(batches), together):
-        proofs += _interpolate(*_top_points(batches[start : start + together], k))
-    return proofs
+    """One proof per batch of rows; several are computed together."""
+    return [proof for points in _top_points(batches, k) for proof in _encode(*points)]
 
 
-def _top_points(batches: Sequence[U16], k: int) -> tuple[I64, I64]:
-    """(positions, bits): int64[batches, k] each."""
+def _top_points(batches: Sequence[U16], k: int) -> Iterator[tuple[I64, I64]]:
+    """(positions, bits), int64[some, k] each: the top of every batch, in order of the batches."""
+    sizes = [rows.size for rows in batches]
+    if sizes and min(sizes) < k:
+        raise _too_few(min(sizes), k)
+    most, start = max(1, _POINTS_AT_ONCE // k), 0
+    while start < len(batches):
+        widest = max(sizes[start : start + most])
+        if widest <= _SMALL_CELLS:
+            some = batches[start : start + min(most, _CELLS_AT_ONCE // widest)]
+            yield _top_of_small(some, k)
+        else:
+            some = batches[start : start + most]
+            yield _top_of_large(some, k)
+        start += len(some)
+
+
+def _top_of_large(batches: Sequence[U16], k: int) -> tuple[I64, I64]:
     positions = np.stack([top_positions(rows, k) for rows in batches])
     bits = np.stack([rows.reshape(-1)[at] for rows, at in zip(batches, positions, strict=True)])
     return positions, bits.astype(np.int64)
+
+
+def _too_few(values: int, k: int) -> ValueError:
+    return ValueError(f"{values} values cannot give {k} points: choose toploc_k <= the hidden size")
 
 
 def row_batches(rows: U16, batch: int = DECODE_BATCH) -> list[U16]:
@@ -167,8 +229,8 @@ def parse_proof(data: bytes, k: int) -> Proof:
     """Parse one proof; raises MalformedProof on anything that `build_proof` could not have written."""
     if len(data) != proof_size(k):
         raise MalformedProof("malformed activation proof", f"{len(data)} bytes instead of {proof_size(k)}")
-    words = np.frombuffer(data, dtype=">u2")
-    modulus, coefficients = int(words[0]), tuple(int(word) for word in words[1:])
+    modulus, *_ = words = struct.unpack(f">{k + 1}H", data)
+    coefficients = words[1:]
     if not max(1, k) <= modulus <= PRIME:
         raise MalformedProof("malformed activation proof", f"modulus {modulus} is not in [{max(1, k)}, {PRIME}]")
     if max(coefficients, default=0) >= PRIME:
@@ -191,14 +253,10 @@ def compare(proof: Proof, rows: U16) -> ProofErrors:
 
 def compare_all(proofs: Sequence[Proof], batches: Sequence[U16]) -> list[ProofErrors]:
     """`compare` for many proofs of the same k, several at a time."""
-    if not proofs:
-        return []
-    k = len(proofs[0].coefficients)
-    together = max(1, _CELLS_AT_ONCE // (k * k))
     errors: list[ProofErrors] = []
-    for start in range(0, len(proofs), together):
-        positions, bits = _top_points(batches[start : start + together], k)
-        errors += _differences(evaluate_proofs(proofs[start : start + together], positions), bits)
+    for positions, bits in _top_points(batches, len(proofs[0].coefficients)) if proofs else ():
+        some = proofs[len(errors) : len(errors) + len(positions)]
+        errors += _differences(evaluate_proofs(some, positions), bits)
     return errors
 
 
@@ -212,127 +270,19 @@ def evaluate_proofs(proofs: Sequence[Proof], positions: I64) -> I64:
     """positions: int64[proofs, n], the points of each proof -> claimed bits: int64[proofs, n]."""
     moduli = np.array([[proof.modulus] for proof in proofs], dtype=np.int64)
     coefficients = np.array([proof.coefficients for proof in proofs], dtype=np.float64)
-    return _evaluate(coefficients, (positions % moduli).astype(np.uint32)).astype(np.int64)
+    return evaluate(coefficients, (positions % moduli).astype(np.uint32)).astype(np.int64)
 
 
 def _differences(claimed: I64, actual: I64) -> list[ProofErrors]:
     """claimed, actual: int64[proofs, k] bf16 bits."""
     same = (claimed >> 7 & 0xFF) == (actual >> 7 & 0xFF)
     off = np.abs((claimed & 0x7F) - (actual & 0x7F))
-    return [_errors(*pair) for pair in zip(same, off, strict=True)]
-
-
-def _errors(same: NDArray[np.bool_], off: I64) -> ProofErrors:
-    agreeing = np.sort(off[same])
-    mismatches = int(same.size - agreeing.size)
-    if agreeing.size == 0:
-        return ProofErrors(mismatches, _NO_COMMON_EXPONENT, _NO_COMMON_EXPONENT)
-    return ProofErrors(mismatches, float(agreeing.mean()), float(agreeing[agreeing.size // 2]))
-
-
-def _reduce(values: U32) -> U32:
-    """values mod 65497. Numpy divides by one number with SIMD, and that is 5 times as fast as `%`."""
-    return values - values // _P * _P
-
-
-def _reduce_float(values: F64) -> F64:
-    """values mod 65497 for whole numbers 0 <= value < 2^52: the rounded quotient's floor is exact, since 1/p is
-    far above the spacing of floats at value / p."""
-    return values - np.floor(values / PRIME) * PRIME
-
-
-def _inverse_table() -> U32:
-    """inverse[a] = a^(p-2) mod p for 0 <= a < p; inverse[0] = 0."""
-    base = np.arange(PRIME, dtype=np.uint32)
-    result, exponent = np.ones_like(base), PRIME - 2
-    while exponent:
-        if exponent & 1:
-            result = _reduce(result * base)
-        base = _reduce(base * base)
-        exponent >>= 1
-    return result
-
-
-_INVERSE = _inverse_table().astype(np.float64)
-
-
-def _powers(x: U32, count: int) -> F64:
-    """x: uint32[..., n], reduced -> float64[..., n, count] of x^0 .. x^(count-1) mod p, by doubling."""
-    powers = np.empty((*x.shape, count), dtype=np.uint32)
-    powers[..., 0] = 1
-    filled, step = 1, x  # step = x^filled
-    while filled < count:
-        more = min(filled, count - filled)
-        powers[..., filled : filled + more] = _reduce(powers[..., :more] * step[..., None])
-        filled += more
-        step = _reduce(step * step)
-    return powers.astype(np.float64)
-
-
-def _evaluate(coefficients: F64, x: U32) -> F64:
-    """coefficients: float64[proofs, k], x: uint32[proofs, n] -> float64[proofs, n], values mod p.
-
-    Baby steps, giant steps (Paterson and Stockmeyer 1973): about sqrt(k) powers, one matrix product, and Horner over
-    the blocks. A sum of up to 64 products below 2^32 is exact in float64.
-    """
-    proofs, k = coefficients.shape
-    width = min(64, max(1, round(k**0.5)))
-    blocks = -(-k // width)
-    padded = np.zeros((proofs, blocks * width))
-    padded[:, :k] = coefficients
-    powers = _powers(x, width + 1)
-    inner = _reduce_float(padded.reshape(proofs, blocks, width) @ powers[:, :, :width].transpose(0, 2, 1))
-    giant = powers[:, :, width]
-    value = inner[:, -1]
-    for block in range(blocks - 2, -1, -1):
-        value = _reduce_float(value * giant + inner[:, block])
-    return value
-
-
-def _windows(values: F64, width: int) -> F64:
-    """values: float64[..., n] -> view float64[..., n - width + 1, width]."""
-    return sliding_window_view(values, width, axis=-1)
-
-
-def _products(polynomials: F64) -> F64:
-    """float64[proofs, 2n, m+1] -> float64[proofs, n, 2m+1]: products of neighbours mod p, exact while m < 2^20."""
-    left, right = polynomials[:, 0::2], polynomials[:, 1::2]
-    length = left.shape[-1]
-    padding = np.zeros((*right.shape[:-1], length - 1))
-    window = _windows(np.concatenate([padding, right, padding], axis=-1), length)
-    return _reduce_float((window @ left[..., ::-1, None])[..., 0])
-
-
-def _master(x: U32) -> F64:
-    """x: uint32[proofs, k] -> float64[proofs, k+1]: the product of (X - x_i), constant term first, by halves."""
-    proofs, k = x.shape
-    leaves = 1 << max(0, k - 1).bit_length()
-    polynomials = np.zeros((proofs, leaves, 2))
-    polynomials[:, :, 0] = 1  # what is no factor is 1
-    polynomials[:, :k, 0] = _reduce(_P - x)
-    polynomials[:, :k, 1] = 1
-    while polynomials.shape[1] > 1:
-        polynomials = _products(polynomials)
-    return polynomials[:, 0, : k + 1]
-
-
-def _interpolate(positions: I64, bits: I64) -> list[bytes]:
-    """positions, bits: int64[proofs, k] -> encoded proofs: the same bytes as any exact interpolation.
-
-    With M = prod (X - x_i) and v_i = y_i / M'(x_i), the polynomial is M * sum v_i / (X - x_i); expanded in
-    1/X, sum v_i / (X - x_i) = sum_n s_n / X^(n+1) with s_n = sum v_i x_i^n, so coefficient d is
-    sum_n M_(d+n+1) s_n. Every step is a matrix product of numbers below p, exact in float64.
-    """
-    moduli = np.asarray([injective_modulus(row) for row in positions], dtype=np.int64)
-    k = positions.shape[1]
-    x = (positions % moduli[:, None]).astype(np.uint32)
-    powers = _powers(x, k)
-    master = _master(x)
-    derivative = _reduce_float(master[:, 1:] * np.arange(1.0, k + 1))
-    slopes = _reduce_float((powers @ derivative[:, :, None])[..., 0])
-    scaled = _reduce_float((bits % PRIME) * _INVERSE[slopes.astype(np.int64)])
-    sums = _reduce_float((scaled[:, None, :] @ powers)[:, 0])
-    tail = np.concatenate([master[:, 1:], np.zeros((len(x), k - 1))], axis=1)
-    monomial = _reduce_float((_windows(tail, k) @ sums[:, :, None])[..., 0])
-    words = np.concatenate([moduli[:, None], monomial.astype(np.int64)], axis=1).astype(">u2")
-    return [row.tobytes() for row in words]
+    agreeing = np.count_nonzero(same, axis=1)
+    ascending = np.sort(np.where(same, off, 0x80).astype(np.uint8), axis=1)  # those that agree come first
+    some = np.maximum(agreeing, 1)
+    means = np.where(same, off, 0).sum(axis=1) / some
+    medians = np.take_along_axis(ascending, (agreeing // 2)[:, None] % same.shape[1], axis=1)[:, 0]
+    none = agreeing == 0
+    means[none] = _NO_COMMON_EXPONENT
+    columns = (same.shape[1] - agreeing, means, np.where(none, _NO_COMMON_EXPONENT, medians.astype(np.float64)))
+    return [ProofErrors(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)]

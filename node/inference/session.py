@@ -9,6 +9,7 @@ from node.environments.registry import load_environment
 from node.inference.engine import Engine, Weights
 from node.inference.errors import EngineError
 from node.inference.freshness import PolicyImage
+from node.inference.memory import keep_freed_memory
 from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.tasks import Tasks, deal
 from protocol.draw import draw_problems
@@ -112,6 +113,7 @@ def torch_engine(model_dir: Path, settings: EngineSettings = DEFAULT) -> tuple[E
     from node.inference.torch_engine import TorchEngine
 
     torch.set_num_threads(1)
+    keep_freed_memory()
     engine = TorchEngine(model_dir, settings)
     return engine, engine.tokenizer
 

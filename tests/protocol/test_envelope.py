@@ -3,6 +3,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,14 @@ SEALED = seal(PROOFS, SUBJECT, K, ROWS)
 def test_an_envelope_opens_to_the_proofs_it_was_sealed_around() -> None:
     assert len(SEALED) == ENVELOPE_BYTES + len(PROOFS)
     assert open_envelope(SEALED, SUBJECT, K, ROWS) == split_proofs(PROOFS, K, 3)
+
+
+def test_the_binding_is_the_hash_that_is_on_record() -> None:
+    numbers = [(3, 8), (5, 8), (1, 4), (2, 4), (K, 2), (ROWS, 2), (3, 4), (10, 4)]
+    plain = b"".join(number.to_bytes(size, "little") for number, size in numbers) + bytes.fromhex(SUBJECT.node[2:])
+    tokens = b"".join(token.to_bytes(4, "little", signed=True) for token in [4, 5, 6, *range(10)])
+    whole = blake3(plain + bytes(range(32)) + tokens, derive_key_context="intellect-node proof envelope v1")
+    assert SEALED[12:ENVELOPE_BYTES] == whole.digest()
 
 
 @pytest.mark.parametrize(

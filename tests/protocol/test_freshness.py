@@ -1,6 +1,7 @@
 import msgspec
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from protocol.freshness import LEAF_BYTES, LEAVES, answer, challenge, content_digest, leaf_numbers
 from protocol.identity import NodeKey
@@ -62,6 +63,24 @@ def test_the_last_leaf_may_be_short_and_every_leaf_can_be_drawn() -> None:
     drawn = {n for i in range(200) for n in leaf_numbers(challenge(ROOT, NODE, i, bytes(32)), len(BODY))}
     assert max(drawn) == 300
     assert leaf_numbers(bytes(32), 5) == (0,) * LEAVES
+
+
+def test_content_is_hashed_in_the_form_that_is_on_record() -> None:
+    """Places in 4 bytes, the flag in one, every field behind its length in 8; tokens are signed."""
+    rows = [ROWS[0], SampleRow(7, 300, "é", [0, 2**31 - 1], [-1], False, bytes(3))]
+    plain = b"".join(
+        row.group.to_bytes(4, "little") + row.sample.to_bytes(4, "little") + bytes([row.finished])
+        + b"".join(len(part).to_bytes(8, "little") + part for part in fields)
+        for row in rows
+        for fields in [
+            [
+                row.problem_id.encode(),
+                *(b"".join(t.to_bytes(4, "little", signed=True) for t in ids) for ids in (row.prompt, row.output)),
+                row.proofs,
+            ]
+        ]
+    )  # fmt: skip
+    assert content_digest(rows) == blake3(plain, derive_key_context="intellect-node rollout content v1").digest()
 
 
 def test_content_covers_every_field() -> None:

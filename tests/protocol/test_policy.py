@@ -165,6 +165,14 @@ def test_a_shape_of_a_million_dimensions_is_refused_at_once() -> None:
         decode_image(header({"a": entry}) + bytes(2))
 
 
+@pytest.mark.parametrize("shape", [[1e999], [float("nan")], [1.0], ["1"], [True], [0, 10**30], [[1]]])
+def test_a_size_that_is_no_plain_number_is_refused(shape: list[object]) -> None:
+    """Found by scripts/fuzz_proofs.py: JSON's Infinity left the parser as an OverflowError."""
+    entry = {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
+    with pytest.raises(MalformedPolicy):
+        decode_image(header({"a": entry}))
+
+
 @given(hnp.arrays(np.float32, 20, elements=st.floats(width=32, allow_nan=True)))
 def test_rounding_to_bf16_is_torchs(values: np.ndarray) -> None:
     torch = pytest.importorskip("torch")

@@ -73,6 +73,53 @@ def test_the_top_positions_are_those_of_a_stable_sort(seed: int, k: int, levels:
     assert top_positions(rows, k).tolist() == sorted(order.tolist())
 
 
+def slow_errors(data: bytes, k: int, rows: np.ndarray) -> ProofErrors:
+    """What `compare` must find, point by point."""
+    parsed, flat = parse_proof(data, k), rows.reshape(-1).tolist()
+    order = sorted(range(len(flat)), key=lambda i: (-(flat[i] & 0x7FFF), i))[:k]
+    pairs = [(parsed.evaluate(i), flat[i]) for i in order]
+    off = sorted(abs((a & 0x7F) - (b & 0x7F)) for a, b in pairs if (a >> 7) & 0xFF == (b >> 7) & 0xFF)
+    if not off:
+        return ProofErrors(k, 2.0**64, 2.0**64)
+    return ProofErrors(k - len(off), sum(off) / len(off), float(off[len(off) // 2]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=20),
+    st.sampled_from([16, 100, 640, 2304]),
+    st.integers(1, 16),
+    st.sampled_from([3, 300, 65536]),
+)
+def test_a_file_of_proofs_is_what_the_slow_way_gives(
+    seed: int, shapes: list[tuple[int, bool]], hidden: int, k: int, levels: int
+) -> None:
+    """Batches of all lengths, beyond and below what is chosen by one partition; some twice; few levels: ties."""
+    random = np.random.default_rng(seed)
+    batches: list[np.ndarray] = []
+    for count, again in shapes:
+        fresh = random.integers(0, levels, (count, hidden)).astype(np.uint16)
+        batches.append(batches[-1].copy() if again and batches else fresh)
+    built = build_proofs(batches, k)
+    for rows, data in zip(batches, built, strict=True):
+        flat = rows.reshape(-1).tolist()
+        order = sorted(range(len(flat)), key=lambda i: (-(flat[i] & 0x7FFF), i))[:k]
+        assert data == naive_proof(order, [flat[i] for i in order])
+    disturbed = [rows ^ random.integers(0, 3, rows.shape).astype(np.uint16) for rows in batches]
+    found = compare_all([parse_proof(data, k) for data in built], disturbed)
+    assert found == [slow_errors(data, k, rows) for data, rows in zip(built, disturbed, strict=True)]
+
+
+def test_files_larger_than_what_is_computed_at_once_keep_their_order() -> None:
+    random = np.random.default_rng(0)
+    batches = [random.integers(0, 0x7F80, (n, 256)).astype(np.uint16) for n in random.integers(1, 70, 150)]
+    built = build_proofs(batches, 128)
+    assert built == [build_proof(rows, 128) for rows in batches]
+    errors = compare_all([parse_proof(data, 128) for data in built], batches)
+    assert errors == [ProofErrors(0, 0.0, 0.0)] * len(batches)
+
+
 def test_many_proofs_compare_as_one_by_one() -> None:
     batches = [rows_of(seed, 3, 256) for seed in range(70)]
     proofs = [parse_proof(data, 96) for data in build_proofs(batches, 96)]
