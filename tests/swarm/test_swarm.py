@@ -17,7 +17,7 @@ from cli.api import get_status, socket_of
 from cli.errors import CommandError
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 14
+STEPS = 18
 PATIENCE = 280.0
 
 
@@ -111,18 +111,22 @@ def fetch_as_a_visitor(directory: Path, scratch: Path) -> dict:
     return answer
 
 
+def learner_of(status: dict) -> int:
+    return next(one["pid"] for one in status["processes"] if one["name"] == "learner")
+
+
 def trainer_of(summary: dict) -> str:
     return next(member["address"] for member in summary["members"] if member["role"] == "trainer")
 
 
 @pytest.mark.timeout(600)
 def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo, tmp_path: Path) -> None:
-    demo.wait_for_step(1)
+    learner = learner_of(demo.wait_for_step(1))
+    os.kill(learner, signal.SIGSTOP)  # a fast machine would be done before the visitor is
     visited = fetch_as_a_visitor(demo.directory, tmp_path)
+    os.kill(learner, signal.SIGCONT)
     os.kill(demo.pid_of("worker-1"), signal.SIGKILL)
-    status = demo.wait_for_step(3)
-    learner = next(one["pid"] for one in status["processes"] if one["name"] == "learner")
-    os.kill(learner, signal.SIGKILL)
+    os.kill(learner_of(demo.wait_for_step(3)), signal.SIGKILL)
     demo.wait_for_step(5)
     anvil = next(one for one in demo.descendants() if "anvil" in one.name())
     anvil.kill()
