@@ -1,38 +1,16 @@
 """Who comes after a validator was found out must come to the same result: what it decides is its own pay."""
 
-from typing import Any
-
 import pytest
 import trio
 
-from node.inference.wire import Inspected
-from node.roles.docket import Heard
-from node.roles.lottery import Lot
 from node.roles.validator import Validator
 from node.swarm.ballots import FileState
 from node.swarm.jury import QUARANTINE
-from protocol.checks import Reason
 from protocol.identity import NodeKey
-from protocol.statements import Outcome
-from tests.attacks.validators.court import VALIDATORS, Court, Seat, changed
+from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
+from tests.attacks.validators.court import VALIDATORS, Court, Seat
 
 NEWCOMER = NodeKey(b"\x21" * 32)
-
-
-class FalseAccuser(Validator):
-    """Says of every file that it solves the wrong problems."""
-
-    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
-        found = await super()._inspect(heard, path, lot)
-        return changed(found, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW), detail="invented")
-
-
-class StatisticalAccuser(Validator):
-    """Says of every file that its activations are another model's."""
-
-    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
-        found = await super()._inspect(heard, path, lot)
-        return changed(found, outcome=int(Outcome.REJECT), reason=int(Reason.ACTIVATIONS), detail="invented", group=0)
 
 
 async def arrive(court: Court, nursery: trio.Nursery) -> Seat:

@@ -21,26 +21,11 @@ from protocol.identity import NodeKey
 from protocol.messages import RolloutCommitted, VerdictIssued, WorkPublished
 from protocol.statements import Outcome
 from protocol.work import leaf, merkle_root
+from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
 from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, Seat, TruthfulEngine, changed
 
 WRONG_DRAW = Fault(Reason.WRONG_DRAW, "solves easy problems")
 BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)
-
-
-class FalseAccuser(Validator):
-    """Says of every file that it solves the wrong problems."""
-
-    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
-        found = await super()._inspect(heard, path, lot)
-        return changed(found, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW), detail="invented")
-
-
-class StatisticalAccuser(Validator):
-    """Says of every file that its activations are another model's."""
-
-    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
-        found = await super()._inspect(heard, path, lot)
-        return changed(found, outcome=int(Outcome.REJECT), reason=int(Reason.ACTIVATIONS), detail="invented", group=0)
 
 
 class RubberStamp(Validator):

@@ -1,0 +1,27 @@
+"""Validators that accuse honest workers."""
+
+from typing import Any
+
+from node.inference.wire import Inspected
+from node.roles.docket import Heard
+from node.roles.lottery import Lot
+from node.roles.validator import Validator
+from protocol.checks import Reason
+from protocol.statements import Outcome
+from tests.attacks.validators.court import changed
+
+
+class FalseAccuser(Validator):
+    """Says of every file that it solves the wrong problems."""
+
+    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(heard, path, lot)
+        return changed(found, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW), detail="invented")
+
+
+class StatisticalAccuser(Validator):
+    """Says of every file that its activations are another model's."""
+
+    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(heard, path, lot)
+        return changed(found, outcome=int(Outcome.REJECT), reason=int(Reason.ACTIVATIONS), detail="invented", group=0)
