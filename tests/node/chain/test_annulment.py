@@ -145,6 +145,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
     mock_clock: MockClock,
 ) -> None:
     """Two of three draw other groups and accept; the worker puts the file on chain; the third drew the bad one."""
+    mock_clock.rate = 1  # a clock that stands still would wait for a receipt for ever
     hall = Hall(profile, connect, folder)
     played = await hall.open(monkeypatch)
     mock_clock.rate = FASTER
