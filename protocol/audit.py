@@ -24,7 +24,9 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     has; what the quorum rejects later is invalidated);
     verdict_seconds: how long a silent validator is waited for; delivery_seconds: how long a worker may take to hand
     over a committed file; scoring_seconds: how long the scoring of one file may hold an engine;
-    logprob_tolerance: nats per token by which two validators' means over a group may differ.
+    logprob_tolerance: nats per token by which two validators' means over a group may differ;
+    hearsay_costs: what a gap in the indices or an old policy costs, 'pay' (default) or 'stake': then every living
+    validator must have seen it, since such facts rest on what was heard.
     """
 
     window: int = 8
@@ -36,6 +38,11 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     delivery_seconds: float = 60.0
     scoring_seconds: float = 60.0
     logprob_tolerance: float = 0.05
+    hearsay_costs: str = "pay"
+
+    @property
+    def hearsay_slashes(self) -> bool:
+        return self.hearsay_costs == "stake"
 
     @property
     def optimistic(self) -> bool:
@@ -49,6 +56,7 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             ("audit.power", 0 < self.power < 1, "must lie between 0 and 1"),
             ("audit.probation", 0 <= self.probation <= 1_000_000, "must be 0 to 1000000"),
             ("audit.trust", self.trust in ("verified", "optimistic"), "must be 'verified' or 'optimistic'"),
+            ("audit.hearsay_costs", self.hearsay_costs in ("pay", "stake"), "must be 'pay' or 'stake'"),
             ("audit.verdict_seconds", 1 <= self.verdict_seconds <= 86_400, "must be 1 to 86400"),
             ("audit.delivery_seconds", 1 <= self.delivery_seconds <= 86_400, "must be 1 to 86400"),
             ("audit.scoring_seconds", 1 <= self.scoring_seconds <= 3_600, "must be 1 to 3600"),

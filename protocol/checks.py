@@ -74,6 +74,9 @@ HEARSAY = frozenset(
 cost a file its pay and never a stake, with one exception: CONVICTED, the odds over a worker's whole record, which
 needs two validators on different classes of engines besides the quorum."""
 
+PUBLIC_HEARSAY = frozenset({Reason.GAP, Reason.STALE})
+"""Hearsay that all validators should have heard alike: a run may let it cost the stake (`audit.hearsay_costs`)."""
+
 STATISTICAL = frozenset({Reason.ACTIVATIONS, Reason.SAMPLING})
 """Reasons that rest on floating-point arithmetic."""
 

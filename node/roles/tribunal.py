@@ -15,7 +15,7 @@ from node.roles.annulment import Canceller
 from node.roles.common import Station
 from node.roles.turns import seconds_to_wait
 from node.swarm.ballots import FileState
-from protocol.checks import OBJECTIVE, Reason
+from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, Reason
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import RolloutCommitted, VerdictIssued
@@ -76,7 +76,7 @@ class Tribunal:
             message = signed.message
             assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
             verdict = message.verdict
-            slashable = verdict.reason in OBJECTIVE or verdict.reason == Reason.CONVICTED
+            slashable = verdict.reason in OBJECTIVE or verdict.reason == Reason.CONVICTED or self._heard_by_all(verdict)
             if verdict.outcome == Outcome.SLASH and slashable:
                 self._pending[verdict.file_root, verdict.reason] = verdict
             while len(self._pending) > PENDING:
@@ -98,9 +98,15 @@ class Tribunal:
         accusing = ballots.accusations(verdict.file_root, verdict.reason)
         if len(accusing) < self._station.quorum or not ballots.undisputed(verdict.file_root):
             return False
+        if self._heard_by_all(verdict) and not accusing.keys() >= set(ballots.electorate()):
+            return False
         if verdict.reason == Reason.CONVICTED:
             return len({vote.verifier for vote in accusing.values()}) >= CLASSES_TO_CONVICT
         return ballots.state(verdict.file_root) is FileState.REJECTED
+
+    def _heard_by_all(self, verdict: Verdict) -> bool:
+        """Whether this rests on what was heard, and costs the stake unless somebody heard otherwise."""
+        return verdict.reason in PUBLIC_HEARSAY and self._station.run.spec.audit.hearsay_slashes
 
     async def _execute(self, verdict: Verdict) -> None:
         message = self._find(verdict.file_root)

@@ -24,7 +24,7 @@ from node.roles.records import Records
 from node.roles.tribunal import Judge, Tribunal
 from node.roles.worker import EngineChild
 from node.weights.fetch import PolicyFollower
-from protocol.checks import Fault, Reason, check_membership, slot_of
+from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership, slot_of
 from protocol.decision import Level, Standing
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
@@ -392,6 +392,8 @@ class Validator:
     ) -> None:
         commitment = heard.message.commitment
         outcome, reason, detail = int(found.outcome), int(found.reason), found.detail
+        if self._audit.hearsay_slashes and reason in PUBLIC_HEARSAY:
+            outcome = int(Outcome.SLASH)
         if isinstance(found, Inspected) and standing is not None and not recheck:
             outcome, reason, detail = await self._sentence(heard, found)
         verdict = Verdict(

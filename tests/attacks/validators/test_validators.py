@@ -318,6 +318,30 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         nursery.cancel_scope.cancel()
 
 
+async def test_a_run_may_let_a_gap_cost_the_stake_once_every_validator_has_seen_it(autojump_clock) -> None:
+    court = Court([Validator, Validator, Validator], hearsay_costs="stake")
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await court.commit(index=1)
+        await trio.sleep(120)
+        assert {(node, reason) for node, reason, _ in court.slashed()} == {(WORKER.address, Reason.GAP)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_gap_that_one_living_validator_did_not_see_costs_no_stake(autojump_clock) -> None:
+    """It heard the first submission, the others did not: two of three are a quorum, but hearsay is for all to see."""
+    court = Court([Validator, Validator, Validator], hearsay_costs="stake")
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        court.validators[0]._docket.gap = lambda _: None  # type: ignore[method-assign]
+        root = await court.commit(index=1)
+        await trio.sleep(120)
+        said = [one.message.verdict for one in court.trainer.board.messages(VerdictIssued)]
+        assert sorted(one.outcome for one in said) == [Outcome.ACCEPT, Outcome.SLASH, Outcome.SLASH]
+        assert court.slashed() == [] and court.trainer.jury.ballots.state(root) is FileState.REJECTED
+        nursery.cancel_scope.cancel()
+
+
 async def test_equivocation_is_evidence_by_itself(autojump_clock) -> None:
     court = Court([Validator])
     async with trio.open_nursery() as nursery:
