@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from node.runfile import CompiledRun
     from protocol.run import RunSpec
 
+_MEASURED = ("verification.decision.honest.", "verification.decision.cheating.", "verification.decision.crossed.")
 app = typer.Typer(help="Run files: write one, check it, see what it means.", no_args_is_help=True)
 
 
@@ -78,7 +79,7 @@ def show(
         print_json({"settings": {name: {"value": value, "from": origin} for name, value, origin in rows}})
         return
     table = Table("setting", "value", "from", title=str(file), title_justify="left")
-    for name, value, origin in rows:
+    for name, value, origin in without_tables(rows):
         style = "bold" if origin == "file" else "dim" if origin == "default" else ""
         table.add_row(name, escape(_text(value)), origin, style=style)
     console().print(table)
@@ -124,6 +125,19 @@ def new(
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     console().print(f"wrote {file}; next: intellect-node run validate {file}", soft_wrap=True)
+
+
+def without_tables(rows: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str]]:
+    """The rows with a calibration's tables of counts as one: nobody reads hundreds of numbers on a terminal."""
+    measured = [name for name, _, _ in rows if name.startswith(_MEASURED)]
+    if not measured:
+        return rows
+    pairs = sum(name.endswith(".proofs") for name in measured if name.startswith(_MEASURED[0]))
+    ways = sum(name.endswith(".proofs") for name in measured if name.startswith(_MEASURED[1]))
+    told = ("verification.decision", f"calibrated: {pairs} pairs of engines, {ways} ways of cheating (--json)", "file")
+    first = next(i for i, row in enumerate(rows) if row[0] in measured)
+    kept = [row for row in rows[first:] if row[0] not in measured]
+    return [*rows[:first], told, *kept]
 
 
 def effective(file: Path) -> list[tuple[str, Any, str]]:

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from cli import demo
 from cli.main import main
-from cli.run import effective, warnings_about
+from cli.run import effective, warnings_about, without_tables
 from cli.run_template import KINDS
 from cli.runtext import render_run, with_real_paths
 from node.problems import PartFacts, RunFacts
@@ -121,3 +122,11 @@ def test_a_run_file_is_written_as_it_was_read(tmp_path: Path) -> None:
         "/data/d.jsonl",
         None,
     )
+
+
+def test_a_calibrations_tables_are_one_line_of_what_is_shown() -> None:
+    rows = effective(Path(demo.__file__).with_name("sort.toml"))
+    shown = without_tables(rows)
+    (told,) = [value for name, value, _ in shown if name == "verification.decision"]
+    assert "4 pairs of engines, 10 ways" in told
+    assert len(shown) < len(rows) - 50 and shown[0] == rows[0] and shown[-1] == rows[-1]
