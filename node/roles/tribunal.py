@@ -117,6 +117,9 @@ class Tribunal:
         for attempt in range(TRIES):
             if not self._station.membership.is_member(verdict.node):
                 return
+            if not self._may_execute(verdict):  # while it waited somebody objected, or is not believed any more
+                self._pending[verdict.file_root, verdict.reason] = verdict
+                break
             accusing = self._station.jury.ballots.accusations(verdict.file_root, verdict.reason)
             in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
             signatures = [vote.signature for author, vote in accusing.items() if in_office(author)]

@@ -318,6 +318,25 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         nursery.cancel_scope.cancel()
 
 
+async def test_an_objection_that_comes_while_a_slash_waits_its_turn_stops_it(
+    autojump_clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.roles.tribunal.seconds_to_wait", lambda *_: 30.0)
+    court = Court([Validator, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await court.commit(fault=Fault(Reason.WRONG_DRAW, "not what was drawn"))
+        await trio.sleep(20)
+        with monkeypatch.context() as meanwhile:
+            for seat in court.seats:
+                meanwhile.setattr(seat.jury.ballots, "undisputed", lambda _: False)
+            await trio.sleep(60)
+            assert court.slashed() == []
+        await trio.sleep(60)
+        assert {(node, reason) for node, reason, _ in court.slashed()} == {(WORKER.address, Reason.WRONG_DRAW)}
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_run_may_let_a_gap_cost_the_stake_once_every_validator_has_seen_it(autojump_clock) -> None:
     court = Court([Validator, Validator, Validator], hearsay_costs="stake")
     async with trio.open_nursery() as nursery:
