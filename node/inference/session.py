@@ -48,11 +48,14 @@ class Session:
     def like(self, engine_class: str) -> Engine:
         """An engine that computes like those of this class, on this machine's device; the own one if none does.
 
-        At most one per arithmetic is made, and each is kept: the run permits few.
+        One per arithmetic is made and kept. What this kind of engine does not know is not remembered: files name it.
         """
         wanted = arithmetic(engine_class)
         if wanted not in self._siblings:
-            self._siblings[wanted] = self.engine.sibling(*wanted) or self.engine
+            sibling = self.engine.sibling(*wanted)
+            if sibling is None:
+                return self.engine
+            self._siblings[wanted] = sibling
         return self._siblings[wanted]
 
     def unlike(self, engine_class: str) -> Engine:

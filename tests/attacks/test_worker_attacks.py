@@ -114,3 +114,11 @@ def test_equivocation_is_two_signed_statements_about_one_slot() -> None:
     other = msgspec.structs.replace(one, file_root=b"\x02" * 32)
     signers = {signer_of(domain, statement, sign(KEY, domain, statement)) for statement in (one, other)}
     assert signers == {KEY.address} and one != other
+
+
+def test_arithmetic_that_no_engine_knows_leaves_nothing_behind(validator: Session) -> None:
+    """Files name it: a stranger could name another one in each."""
+    known = dict(validator._siblings)
+    for number in range(3):
+        assert validator.like(f"x/strange{number}/own") is validator.engine
+    assert validator._siblings == known
