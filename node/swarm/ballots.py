@@ -265,10 +265,8 @@ class Ballots:
             return
         votes = {author: _verdict(one) for author, one in case.votes.items()}
         rechecks = {a: _verdict(one) for a, one in case.rechecks.items() if a not in self.quarantined}
-        spoke = {
-            author for author in votes if author not in self.quarantined
-        }  # whoever has just come knows nobody alive
-        electorate = len(set(self.electorate()) | spoke | set(rechecks))
+        spoke = votes.keys() - self.quarantined.keys()  # whoever has just come knows nobody alive
+        electorate = len(spoke | set(self.electorate()) | set(rechecks))
         result = resolve(votes, rechecks, electorate, self._groups, self._audit.logprob_tolerance)
         if result is None and self._clock() - case.opened > 2 * self._audit.verdict_seconds:
             result = resolve(votes, rechecks, len(rechecks), self._groups, self._audit.logprob_tolerance)
