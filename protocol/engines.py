@@ -40,6 +40,12 @@ def arithmetic(name: str) -> tuple[str, str]:
     return dtype, attention
 
 
+def is_pair(name: str) -> bool:
+    """Whether `name` is one that `pair` gives."""
+    worker, _, verifier = name.partition(">")
+    return is_engine_class(worker) and is_engine_class(verifier)
+
+
 def pair(worker: str, verifier: str) -> str:
     """The name under which a run keeps what it knows of work by one class in the eyes of another."""
     return f"{worker}>{verifier}"

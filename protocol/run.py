@@ -13,7 +13,7 @@ from protocol.audit import AuditSpec
 from protocol.codec import decode_json
 from protocol.cuts import Cuts
 from protocol.decision import MAX_TABLES, DecisionError, DecisionSpec
-from protocol.engines import MAX_PATTERNS, is_engine_pattern, pair
+from protocol.engines import MAX_PATTERNS, is_engine_pattern, is_pair, pair
 from protocol.errors import ProtocolError
 from protocol.recipe import Recipe
 from protocol.sections import (
@@ -170,6 +170,14 @@ class RunSpec(_Spec, frozen=True):
                 "must be classes like cpu-avx2/float32/sdpa, any part may be *",
             ),
             ("verification.pairs", len(v.pairs) <= MAX_TABLES, f"at most {MAX_TABLES}"),
+            *(
+                (
+                    f"verification.{table}",
+                    all(map(is_pair, names)),
+                    "must be named worker's class>verifier's class",
+                )
+                for table, names in (("pairs", v.pairs), ("decision.honest", v.decision.honest))
+            ),
             ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
             ("weights.anchor_every", 1 <= self.weights.anchor_every <= 256, "must be 1 to 256"),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),

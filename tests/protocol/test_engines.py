@@ -1,6 +1,8 @@
 import pytest
 
-from protocol.engines import arithmetic, is_engine_class, is_engine_pattern, permits
+from protocol.cuts import Cuts
+from protocol.engines import arithmetic, is_engine_class, is_engine_pattern, is_pair, pair, permits
+from protocol.run import EnvironmentSpec, RunError, RunSpec, VerificationSpec
 
 
 def test_a_class_has_three_plain_parts() -> None:
@@ -40,3 +42,12 @@ def test_a_class_is_permitted_by_any_pattern(patterns: list[str], permitted: boo
 
 def test_the_arithmetic_of_a_class_is_its_type_and_attention() -> None:
     assert arithmetic("x86/float32/sdpa") == ("float32", "sdpa")
+
+
+def test_what_a_run_knows_of_two_classes_is_named_by_both() -> None:
+    assert is_pair(pair("x86/float32/sdpa", "arm/bfloat16/eager"))
+    for wrong in ("float32>bfloat16", "x86/float32/sdpa", "x86/float32/sdpa>", "a/b/c>d/e/f>g/h/i"):
+        assert not is_pair(wrong), wrong
+    rules = VerificationSpec(pairs={"float32>bfloat16": Cuts()})
+    with pytest.raises(RunError, match=r"verification\.pairs"):
+        RunSpec(name="x", environment=EnvironmentSpec(name="sort"), verification=rules).check()
