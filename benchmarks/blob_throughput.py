@@ -16,9 +16,9 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.network.exchange import BlobExchange
+from node.blobs.exchange import BlobExchange
+from node.blobs.store import BlobStore
 from node.network.host import PING, Libp2pNetwork
-from node.network.store import BlobStore
 from protocol.identity import Address, NodeKey
 
 ROUNDS = 5

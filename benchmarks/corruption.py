@@ -16,8 +16,9 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.network import blob_wire as wire
-from node.network.blobs import BlobExchange, BlobStore
+from node.blobs import wire as wire
+from node.blobs.exchange import BlobExchange
+from node.blobs.store import BlobStore
 from node.network.host import Libp2pNetwork
 from node.network.interface import Answer
 from protocol.identity import Address, NodeKey

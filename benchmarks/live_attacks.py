@@ -38,7 +38,7 @@ from cli.demo.story import run_demo
 from cli.demo.view import plain_line
 from cli.runtext import render_run
 from node.chain.profile import read_profile
-from node.runfile import load_run_file
+from node.run.file import load_run_file
 from protocol.checks import reason_name
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued, open_envelope
 from protocol.statements import Domain, Outcome

@@ -40,7 +40,7 @@ from node.chain.cases import (
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.rpc import rpc
-from node.keystore import load_key, read_password
+from node.state.keystore import load_key, read_password
 from protocol.identity import NodeKey
 from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, sign
 from protocol.work import leaf, merkle_root

@@ -245,9 +245,9 @@ def role(name: str, arguments: list[str]) -> None:
 async def _origin(directory: str, image: str) -> None:
     import trio
 
-    from node.gateway.mirror import root_of_image
-    from node.gateway.server import Gateway, ServedPolicy
-    from node.network.store import BlobStore
+    from node.blobs.http.mirror import root_of_image
+    from node.blobs.http.server import Gateway, ServedPolicy
+    from node.blobs.store import BlobStore
 
     store = BlobStore(Path(directory), quota=1 << 40)
     served: list[ServedPolicy] = []
@@ -266,10 +266,10 @@ async def _origin(directory: str, image: str) -> None:
 async def _relay(directory: str, source: str) -> None:
     import trio
 
-    from node.gateway.mirror import Mirror
-    from node.gateway.server import Gateway
-    from node.gateway.sources import parse_source
-    from node.network.store import BlobStore
+    from node.blobs.http.mirror import Mirror
+    from node.blobs.http.server import Gateway
+    from node.blobs.http.sources import parse_source
+    from node.blobs.store import BlobStore
 
     store = BlobStore(Path(directory), quota=1 << 40)
     mirror = Mirror(store, [parse_source(source)], every=1.0)
@@ -283,9 +283,9 @@ async def _relay(directory: str, source: str) -> None:
 async def _client(directory: str, source: str) -> None:
     import trio
 
-    from node.gateway.mirror import Mirror
-    from node.gateway.sources import parse_source
-    from node.network.store import BlobStore
+    from node.blobs.http.mirror import Mirror
+    from node.blobs.http.sources import parse_source
+    from node.blobs.store import BlobStore
 
     mirror = Mirror(BlobStore(Path(directory), quota=1 << 40), [parse_source(source)], every=0.05)
     print("ready", flush=True)
@@ -300,9 +300,9 @@ async def _client(directory: str, source: str) -> None:
 async def _seed(directory: str, image: str, clients: str) -> None:
     import trio
 
-    from node.network.exchange import BlobExchange
+    from node.blobs.exchange import BlobExchange
+    from node.blobs.store import BlobStore
     from node.network.host import Libp2pNetwork
-    from node.network.store import BlobStore
     from protocol.identity import NodeKey
 
     del clients
@@ -322,10 +322,10 @@ async def _seed(directory: str, image: str, clients: str) -> None:
 async def _peer(directory: str, contact: str) -> None:
     import trio
 
-    from node.gateway.mirror import root_of_image
-    from node.network.exchange import BlobExchange
+    from node.blobs.exchange import BlobExchange
+    from node.blobs.http.mirror import root_of_image
+    from node.blobs.store import BlobStore
     from node.network.host import Libp2pNetwork
-    from node.network.store import BlobStore
     from protocol.identity import NodeKey
 
     seed, place = json.loads(contact)

@@ -28,7 +28,8 @@ import structlog
 import trio
 
 from benchmarks.links import Link, can_shape, links
-from node.network.blobs import BlobExchange, BlobStore, Limits
+from node.blobs.exchange import BlobExchange, Limits
+from node.blobs.store import BlobStore
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
 

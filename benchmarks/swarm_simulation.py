@@ -2,7 +2,7 @@
 
     python -m benchmarks.swarm_simulation [--quick] [--json FILE] [--jobs 2]
 
-The decisions are made by the daemon's own code (`node.network.swarm`); links, latencies and clocks are simulated: an
+The decisions are made by the daemon's own code (`node.blobs.scheduling`); links, latencies and clocks are simulated: an
 uploader shares its link among its slots, a downloader takes what arrives one after another. Peers 0.2 Gbit/s up and
 1 down; the bound is the fluid limit max(b / u_s, b / d_min, N b / (u_s + sum u_i)) of Kumar and Ross.
 """
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from node.network.swarm.download import Download, Flight, Tuning
-from node.network.swarm.seeding import SuperSeed
-from node.network.swarm.upload import Ledger, Ticket, UploadQueue
+from node.blobs.scheduling.download import Download, Flight, Tuning
+from node.blobs.scheduling.seeding import SuperSeed
+from node.blobs.scheduling.upload import Ledger, Ticket, UploadQueue
 
 GBIT = 1e9 / 8
 PEER_UP, PEER_DOWN = 0.2 * GBIT, 1.0 * GBIT

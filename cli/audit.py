@@ -14,7 +14,7 @@ from cli.errors import RUN, USAGE, CommandError
 from cli.output import clean, console, print_json
 
 if TYPE_CHECKING:
-    from node.self_audit import SelfAudit
+    from node.services.judging.self_audit import SelfAudit
 
 EXAMPLES = (
     "Examples:  intellect-node audit rollout.arrow --run run.toml --policy policy-12.safetensors   |   "
@@ -52,9 +52,9 @@ def command(
 
 
 def _from_run(file: Path, run: Path | None, policy: Path | None) -> "SelfAudit":
-    from node.problems import place_files
-    from node.runfile import compile_run
-    from node.self_audit import audit_file
+    from node.run.file import compile_run
+    from node.run.problems import place_files
+    from node.services.judging.self_audit import audit_file
 
     assert run is not None  # noqa: S101 - the command has asked
     compiled = compile_run(run)
@@ -65,8 +65,8 @@ def _from_run(file: Path, run: Path | None, policy: Path | None) -> "SelfAudit":
 
 
 def _from_state(file: str, state_dir: Path, policy: Path | None) -> "SelfAudit":
-    from node.self_audit import audit_file, named_policy
-    from node.state_files import StateFiles
+    from node.services.judging.self_audit import audit_file, named_policy
+    from node.state.reader import StateFiles
 
     state = StateFiles(state_dir)
     spec, assets = state.run()

@@ -48,8 +48,8 @@ def command(
     from node.calibration.write import write_cuts
     from node.environments.registry import load_environment
     from node.inference.tokenizer import LocalTokenizer
-    from node.problems import place_files
-    from node.runfile import compile_run
+    from node.run.file import compile_run
+    from node.run.problems import place_files
 
     settings = _settings(dtypes, attentions, devices)
     compiled = compile_run(run)

@@ -34,7 +34,7 @@ def economics(
 ) -> None:
     """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q."""
     from cli.demo.runs import OWN_RUN
-    from node.runfile import load_run_file
+    from node.run.file import load_run_file
     from protocol.audit import needed_share
     from protocol.economics import balance
     from protocol.run import EnvironmentSpec, RunSpec

@@ -15,8 +15,8 @@ from cli.runtext import render_run
 
 if TYPE_CHECKING:
     from node.metrics.observer import Observer
-    from node.roles.local import LocalRun, Told
-    from node.runfile import CompiledRun, RunFile
+    from node.run.file import CompiledRun, RunFile
+    from node.services.local import LocalRun, Told
     from node.training.settings import TrainerSettings
 
 MARKER = ".intellect-node-train"
@@ -221,7 +221,7 @@ def assemble(
     from node.api.server import MetricsServer
     from node.inference.client import EngineProcess
     from node.metrics.observer import open_observer
-    from node.roles.local import LocalRun
+    from node.services.local import LocalRun
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
 

@@ -15,8 +15,8 @@ from cli.errors import RUN, USAGE, CommandError
 from cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from node.difficulty import Difficulty
-    from node.runfile import CompiledRun
+    from node.calibration.difficulty import Difficulty
+    from node.run.file import CompiledRun
 
 EPILOG = (
     "Example:  intellect-node run difficulty my-run.toml --out rated.jsonl --samples 8, then in the run file: "
@@ -41,8 +41,8 @@ def command(
     `solve_rate_field`, `solve_rate_min` and `solve_rate_max` of the environment then keep what is neither too easy nor
     too hard. Ctrl-C is safe: the same command goes on.
     """
-    from node.problems import check_run
-    from node.runfile import compile_run
+    from node.run.file import compile_run
+    from node.run.problems import check_run
 
     compiled = compile_run(file)
     check_run(compiled)
@@ -63,8 +63,8 @@ def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> dict[str, f
     from rich.console import Console
     from rich.progress import Progress
 
-    from node.difficulty import Difficulty
-    from node.problems import place_files
+    from node.calibration.difficulty import Difficulty
+    from node.run.problems import place_files
 
     known = _read_notes(notes, compiled.root.hex(), samples)
     with tempfile.TemporaryDirectory(prefix="intellect-run-") as folder, notes.open("a", encoding="utf-8") as file:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cli.errors import CommandError
-from node.locks import FileLock
+from node.state.locks import FileLock
 
 
 @contextmanager

@@ -19,7 +19,7 @@ NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 
 def read_password(file: Path | None, *, confirm: bool = False, prompt: str = "Password") -> str:
     """From a private file, INTELLECT_NODE_PASSWORD, or the terminal. Raises CommandError or KeyError_."""
-    from node.keystore import read_password_file
+    from node.state.keystore import read_password_file
 
     if file is not None:
         return read_password_file(file)
@@ -36,7 +36,7 @@ def read_password(file: Path | None, *, confirm: bool = False, prompt: str = "Pa
 
 def open_key(file: Path, password_file: Path | None) -> "NodeKey":
     """Decrypt a keystore file."""
-    from node.keystore import load_key, require_private
+    from node.state.keystore import load_key, require_private
 
     require_private(file)
     return load_key(file, read_password(password_file))
@@ -71,8 +71,8 @@ def open_signer(name_or_path: str, password_file: Path | None) -> "NodeKey":
 
 def open_node_key(state_dir: Path, password_file: Path | None = None, *, create: bool = False) -> "NodeKey":
     """The key of the node with this state directory, opened as its daemon does; `create` makes a missing one."""
-    from node.keystore import load_key, load_or_create
-    from node.keystore import read_password as daemon_password
+    from node.state.keystore import load_key, load_or_create
+    from node.state.keystore import read_password as daemon_password
 
     password = daemon_password(os.environ.get("INTELLECT_NODE_PASSWORD"), password_file, state_dir)
     return (load_or_create if create else load_key)(state_dir / NODE_KEY, password)

@@ -198,7 +198,7 @@ def _refuse_overwrite(target: Path) -> None:
 
 
 def _save(target: Path, key: "NodeKey", password: str) -> None:
-    from node.keystore import save_key
+    from node.state.keystore import save_key
 
     save_key(target, key, password)
 
@@ -207,20 +207,20 @@ def _node_password(state_dir: Path, file: Path | None) -> str:
     """As the daemon of that node will look for it."""
     import os
 
-    from node.keystore import read_password as daemon_password
+    from node.state.keystore import read_password as daemon_password
 
     return daemon_password(os.environ.get("INTELLECT_NODE_PASSWORD"), file, state_dir)
 
 
 def _open_foreign(path: Path, password: str) -> "NodeKey":
-    from node.keystore import open_keystore, read_keystore
+    from node.state.keystore import open_keystore, read_keystore
 
     return open_keystore(read_keystore(path), password, str(path))
 
 
 def _read_secret(file: Path | None) -> str:
     if file is not None:
-        from node.keystore import read_password_file
+        from node.state.keystore import read_password_file
 
         return read_password_file(file)
     if sys.stdin.isatty():
@@ -242,7 +242,7 @@ def _key_of(secret: str) -> "NodeKey":
 
 def _entry(path: Path) -> dict[str, Any]:
     """What can be said without the password: the address is what the file claims."""
-    from node.keystore import claimed_address, read_keystore
+    from node.state.keystore import claimed_address, read_keystore
     from protocol.errors import IntellectError
 
     name = path.stem if path.parent == key_directory() else path.parent.name

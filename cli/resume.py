@@ -15,7 +15,7 @@ from cli.errors import USAGE, CommandError
 from cli.runtext import settings_of, with_real_paths
 
 if TYPE_CHECKING:
-    from node.runfile import CompiledRun, RunFile
+    from node.run.file import CompiledRun, RunFile
 
 DEFAULT_LEVEL = 1
 MOST_NAMED = 3
@@ -60,7 +60,7 @@ def go_on(desk: Desk, named: "RunFile | None", file: Path | None, wishes: Wishes
 
     named: the contents of `file`, which the command line names besides; the run must have been begun with them.
     """
-    from node.runfile import load_run_file
+    from node.run.file import load_run_file
 
     run = load_run_file(desk.run_file)
     level = desk.read_level(min(DEFAULT_LEVEL, run.recipe.max_staleness))
@@ -92,8 +92,8 @@ def with_overrides(run: "RunFile", wishes: Wishes) -> "RunFile":
 
 def compile_checked(run: "RunFile", base: Path) -> "CompiledRun":
     """base: the file that the run's paths are relative to."""
-    from node.problems import check_run
-    from node.runfile import compile_run
+    from node.run.file import compile_run
+    from node.run.problems import check_run
 
     compiled = compile_run(base, run)
     check_run(compiled)

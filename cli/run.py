@@ -14,8 +14,8 @@ from cli.runtext import leaves, toml_value
 
 if TYPE_CHECKING:
     from node.hardware import Hardware
-    from node.problems import RunFacts
-    from node.runfile import CompiledRun
+    from node.run.file import CompiledRun
+    from node.run.problems import RunFacts
     from protocol.run import RunSpec
 
 _MEASURED = ("verification.decision.honest.", "verification.decision.cheating.", "verification.decision.crossed.")
@@ -52,8 +52,8 @@ def validate(
     bounds, a row of the data set with its line.
     """
     from node.hardware import inspect_hardware
-    from node.problems import check_run
-    from node.runfile import compile_run
+    from node.run.file import compile_run
+    from node.run.problems import check_run
 
     compiled = compile_run(file)
     facts = check_run(compiled)
@@ -146,7 +146,7 @@ def effective(file: Path) -> list[tuple[str, Any, str]]:
 
     import msgspec
 
-    from node.runfile import load_run_file
+    from node.run.file import load_run_file
     from protocol.recipe import Objective
 
     run = load_run_file(file)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from node.runfile import RunFile
+    from node.run.file import RunFile
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -10,8 +10,8 @@ from cli.output import duration
 
 if TYPE_CHECKING:
     from cli.desk import Desk, Means
-    from node.roles.local import LocalRun
-    from node.runfile import CompiledRun
+    from node.run.file import CompiledRun
+    from node.services.local import LocalRun
 
 EXAMPLES = (
     "Examples:  intellect-node train --run my-run.toml   |   "
@@ -78,7 +78,7 @@ def command(
     """
     from cli.desk import Desk, Means, quiet_children
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
-    from node.runfile import load_run_file
+    from node.run.file import load_run_file
 
     _check_flags(run, directory, resume, fresh)
     _check_parts()

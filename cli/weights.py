@@ -16,7 +16,7 @@ from cli.output import clean, console, print_json, short
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
-    from node.network.blobs import Progress
+    from node.blobs.transfer import Progress
     from node.weights.export import Exported
     from node.weights.records import Record
 
@@ -91,7 +91,7 @@ def fetch(
     """
     import trio
 
-    from node.gateway.sources import parse_source
+    from node.blobs.http.sources import parse_source
     from node.visitor import Visitor
     from node.weights.export import export_model
     from node.weights.records import Record

@@ -12,9 +12,9 @@ from cli.errors import RUN, USAGE, CommandError
 from cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from node.gateway.mirror import Mirror
-    from node.gateway.server import ServedPolicy
-    from node.network.store import BlobStore
+    from node.blobs.http.mirror import Mirror
+    from node.blobs.http.server import ServedPolicy
+    from node.blobs.store import BlobStore
 
 EXAMPLES = (
     "Examples:  intellect-node weights serve policy-000012.safetensors   |   "
@@ -54,7 +54,7 @@ def serve(
         )
     import trio
 
-    from node.gateway.sources import parse_source
+    from node.blobs.http.sources import parse_source
 
     sources = [parse_source(text) for text in upstream or ()]
     server = _Server(list(images or ()), store, int(quota * 1e9), as_json)
@@ -75,9 +75,9 @@ class _Server:
     async def run(self, listen: str, sources: Sequence[object], keep: int, every: float, tls: bool) -> None:
         import trio
 
-        from node.gateway.mirror import Mirror
-        from node.gateway.server import Gateway
-        from node.network.store import BlobStore
+        from node.blobs.http.mirror import Mirror
+        from node.blobs.http.server import Gateway
+        from node.blobs.store import BlobStore
 
         store = await trio.to_thread.run_sync(BlobStore, self._directory, self._quota)
         mirror = Mirror(store, sources, keep=keep, every=every) if sources else None  # type: ignore[arg-type]
@@ -97,8 +97,8 @@ class _Server:
     async def _take_in(self, store: "BlobStore") -> None:
         import trio
 
-        from node.gateway.mirror import root_of_image
-        from node.gateway.server import ServedPolicy
+        from node.blobs.http.mirror import root_of_image
+        from node.blobs.http.server import ServedPolicy
         from protocol.policy import MalformedPolicy
 
         for index, image in enumerate(self._images):
@@ -163,6 +163,6 @@ def _cache() -> Path:
 def _certificate(directory: Path):  # noqa: ANN202
     """Of this store; its password is that of a key made for it alone."""
     from cli.keyring import open_node_key
-    from node.gateway.certificate import own_certificate
+    from node.blobs.http.certificate import own_certificate
 
     return own_certificate(directory, open_node_key(directory, create=True))

@@ -13,39 +13,40 @@ import structlog
 import trio
 
 from node.api.server import ApiServer
-from node.assets import image_limit, obtain_run, offer_run
+from node.blobs.door import BlobDoor
+from node.blobs.exchange import BlobExchange, Limits
+from node.blobs.http.certificate import own_certificate
+from node.blobs.http.errors import BadSource
+from node.blobs.http.fetch import HttpBlobs
+from node.blobs.http.server import Gateway, ServedPolicy
+from node.blobs.http.sources import HttpSource, parse_source
+from node.blobs.interface import Blobs
+from node.blobs.store import BlobStore
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
 from node.chain.keeper import CaseKeeper
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
-from node.gateway.certificate import own_certificate
-from node.gateway.door import BlobDoor
-from node.gateway.errors import BadSource
-from node.gateway.fetch import HttpBlobs
-from node.gateway.server import Gateway, ServedPolicy
-from node.gateway.sources import HttpSource, parse_source
 from node.hardware import Hardware, choose_role, inspect_hardware
 from node.inference.client import EngineProcess
-from node.journal import Journal
-from node.keystore import load_or_create, read_password
 from node.logs import set_up_logging
 from node.metrics.observer import open_observer
-from node.network.exchange import BlobExchange, Limits
 from node.network.host import Libp2pNetwork
-from node.network.store import BlobStore
-from node.participant import ensure_participant
-from node.pool_events import PoolEvents
-from node.problems import check_run
 from node.recipe.capacity import CapacityGauge, measure
 from node.recipe.requirements import check_requirements
-from node.roles.common import Blobs, Run, Station
-from node.roles.trainer import Trainer
-from node.roles.validator import Validator
-from node.roles.worker import Worker
-from node.runfile import compile_run
-from node.statedir import StateDir
+from node.run.assets import Run, image_limit, obtain_run, offer_run
+from node.run.file import compile_run
+from node.run.problems import check_run
+from node.services.generating import Worker
+from node.services.judging.judge import Validator
+from node.services.membership.events import PoolEvents
+from node.services.membership.participant import ensure_participant
+from node.services.station import Station
+from node.services.training.trainer import Trainer
+from node.state.directory import StateDir
+from node.state.journal import Journal
+from node.state.keystore import load_or_create, read_password
 from node.status import StatusPage
 from node.swarm.board import Board
 from node.swarm.jury import Jury

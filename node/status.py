@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from node.audit_status import describe_audit
 from node.chain.profile import NetworkProfile
-from node.pool_events import PoolEvents
-from node.roles.common import Station
-from node.roles.trainer import Trainer
-from node.roles.validator import Validator
-from node.roles.worker import Worker
+from node.services.generating import Worker
+from node.services.judging.judge import Validator
+from node.services.membership.events import PoolEvents
+from node.services.station import Station
+from node.services.training.trainer import Trainer
 from node.swarm.board import Board
 from node.swarm.membership import Membership
+from node.swarm.power import describe_audit
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.liveness import Member

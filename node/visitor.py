@@ -12,16 +12,18 @@ import structlog
 import trio
 
 from contracts.bindings import Member
-from node.assets import image_limit
+from node.blobs.door import BlobDoor
+from node.blobs.exchange import BlobExchange
+from node.blobs.http.fetch import HttpBlobs
+from node.blobs.http.sources import HttpSource
+from node.blobs.store import BlobStore
+from node.blobs.transfer import Progress
 from node.chain.client import ChainClient
 from node.chain.profile import NetworkProfile
 from node.errors import StateError
-from node.gateway.door import BlobDoor
-from node.gateway.fetch import HttpBlobs
-from node.gateway.sources import HttpSource
-from node.locks import FileLock
-from node.network.blobs import BlobExchange, BlobStore, Progress
 from node.network.host import Libp2pNetwork
+from node.run.assets import image_limit
+from node.state.locks import FileLock
 from node.swarm.board import Board
 from node.swarm.membership import Membership
 from node.weights.errors import PolicyUnknown

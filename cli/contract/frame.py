@@ -222,7 +222,7 @@ def alone(signer: str) -> Iterator[None]:
     import time
 
     from node.config import default_home
-    from node.locks import FileLock
+    from node.state.locks import FileLock
 
     folder = default_home() / "outbox"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -106,8 +106,8 @@ async def create(
 
 def _run_of(run: Path | None, run_root: bytes | None) -> tuple[str, bytes]:
     """A run's name and root; a run file is checked as its members will use it."""
-    from node.problems import check_run
-    from node.runfile import compile_run
+    from node.run.file import compile_run
+    from node.run.problems import check_run
 
     if (run is None) == (run_root is None):
         raise CommandError("which run?", "give --run or --run-root, one of them", "see --help", USAGE)

@@ -34,8 +34,8 @@ class Stage:
 
 async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], view: View) -> Stage:
     """Bring everything to where `join` can start."""
-    from node.problems import check_run
-    from node.runfile import compile_run, load_run_file
+    from node.run.problems import check_run
+    from node.run.file import compile_run, load_run_file
 
     if options.resume:
         run = await trio.to_thread.run_sync(load_run_file, scene.run_file)

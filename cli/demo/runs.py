@@ -13,14 +13,14 @@ from cli.demo.scene import Scene
 from cli.runtext import render_run, with_real_paths
 
 if TYPE_CHECKING:
-    from node.runfile import RunFile
+    from node.run.file import RunFile
 
 OWN_RUN = Path(__file__).with_name("sort.toml")
 
 
 def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
     """Write scene.run_file; returns what it says. Raises RunFileError for a user's file with mistakes."""
-    from node.runfile import load_run_file
+    from node.run.file import load_run_file
 
     source = options.run_file or OWN_RUN
     run = load_run_file(source)

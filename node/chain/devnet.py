@@ -33,7 +33,7 @@ from node.chain.errors import ChainError, DevnetError
 from node.chain.faucet import FAUCET_CAP, DevnetFaucet
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider, rpc
-from node.locks import FileLock
+from node.state.locks import FileLock
 from protocol.identity import Address, NodeKey
 
 HOST = "127.0.0.1"

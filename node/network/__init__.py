@@ -1,5 +1,4 @@
-"""Talking to other nodes: gossip for news, request and response for facts, blobs for bytes.
+"""Talking to other nodes: gossip for news, request and response for facts. Transport only.
 
-`interface` is the seam; `host` is the real network over libp2p, `memory` its double;
-`store` and `exchange` move blobs. Nobody outside imports libp2p.
+`interface` is the seam; `host` is the real network over libp2p, `memory` its double. Nobody outside imports libp2p.
 """

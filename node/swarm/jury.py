@@ -11,7 +11,7 @@ import msgspec
 import structlog
 import trio
 
-from node.journal import Journal
+from node.state.journal import Journal
 from node.swarm.ballots import Ballots, Dispute, Quarantined
 from node.swarm.board import Board
 from node.swarm.lotbook import BrokenPromise, LotBook

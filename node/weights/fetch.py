@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 import trio
 
-from node.network.errors import StoreFull
+from node.blobs.errors import StoreFull
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf

@@ -12,8 +12,8 @@ from typing import Protocol
 import structlog
 import trio
 
-from node.journal import Journal
-from node.network.errors import StoreFull
+from node.blobs.errors import StoreFull
+from node.state.journal import Journal
 from node.swarm.board import Board
 from node.weights.images import (
     PatchTooLong,

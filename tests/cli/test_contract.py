@@ -16,7 +16,7 @@ from node.chain.errors import TransactionUnconfirmed
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.sender import SendLimits
 from node.chain.simulate import Step
-from node.keystore import load_key
+from node.state.keystore import load_key
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def test_every_problem_gets_its_rate_and_the_filter_reads_it(run_file: Path, cap
 def test_an_interrupted_measurement_goes_on_with_the_same_numbers(run_file: Path) -> None:
     _, out = rate(run_file)
     expected = out.read_bytes()
-    from node.runfile import compile_run
+    from node.run.file import compile_run
 
     head = json.dumps({"run": compile_run(run_file).root.hex(), "samples": 4})
     known = [json.dumps([f"p{i}", json.loads(expected.splitlines()[i])["solve_rate"]]) for i in range(5)]

@@ -10,7 +10,7 @@ import pytest
 from eth_account import Account
 
 from cli.main import main
-from node.keystore import load_key
+from node.state.keystore import load_key
 from protocol.identity import NodeKey
 
 SECRET = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"

@@ -8,8 +8,8 @@ from cli.main import main
 from cli.run import effective, warnings_about, without_tables
 from cli.run_template import KINDS
 from cli.runtext import render_run, with_real_paths
-from node.problems import PartFacts, RunFacts
-from node.runfile import load_run_file
+from node.run.file import load_run_file
+from node.run.problems import PartFacts, RunFacts
 from protocol.recipe import PRESETS
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 

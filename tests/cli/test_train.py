@@ -158,7 +158,7 @@ def begun(run_file: Path, tmp_path: Path) -> Path:
     """A run's directory, three steps after its beginning as far as the spool says."""
     from cli.desk import Desk
     from cli.resume import Wishes, begin
-    from node.runfile import load_run_file
+    from node.run.file import load_run_file
 
     desk = Desk(tmp_path / "desk")
     with desk.hold():
@@ -197,7 +197,7 @@ def test_a_run_file_that_was_edited_since_is_not_quietly_ignored(begun: Path, ru
 def test_a_run_can_be_lengthened_and_what_it_was_begun_with_may_be_said_again(begun: Path, run_file: Path) -> None:
     from cli.desk import Desk
     from cli.resume import Wishes, go_on
-    from node.runfile import load_run_file
+    from node.run.file import load_run_file
     from node.training.length import same_but_for_length
 
     desk, named = Desk(begun), load_run_file(run_file)
@@ -211,7 +211,7 @@ def test_a_run_can_be_lengthened_and_what_it_was_begun_with_may_be_said_again(be
 
 def test_another_preset_brings_its_own_loss(run_file: Path) -> None:
     from cli.resume import Wishes, with_overrides
-    from node.runfile import load_run_file
+    from node.run.file import load_run_file
 
     run = load_run_file(run_file)
     changed = with_overrides(run, Wishes(steps=9, seed=5, async_level=4, recipe="cispo")).recipe

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from cli.main import main
-from node.network.store import BlobStore
+from node.blobs.store import BlobStore
 from node.weights.keeper import HeldPolicy
 from node.weights.records import PolicyRecords
 from protocol.identity import NodeKey

@@ -9,7 +9,7 @@ import trio
 
 from node import daemon
 from node.config import NodeConfig
-from node.journal import Journal
+from node.state.journal import Journal
 
 
 def interrupted_while_opening_the_journal(path: Path) -> Journal:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from node.inference.wire import Inspected
-from node.roles.docket import Heard
-from node.roles.lottery import Lot
-from node.roles.validator import Validator
+from node.services.judging.commitments import Heard
+from node.services.judging.judge import Validator
+from node.services.judging.lots import Lot
 from protocol.checks import Reason
 from protocol.statements import Outcome
 from tests.attacks.validators.court import changed

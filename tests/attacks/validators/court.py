@@ -13,10 +13,11 @@ import trio
 from blake3 import blake3
 
 from node.inference.wire import Inspect, Inspected, Loaded, Reply, Request
-from node.journal import Journal
 from node.network.memory import MemoryHub, MemoryNetwork
-from node.roles.common import Run, Station
-from node.roles.validator import Validator
+from node.run.assets import Run
+from node.services.judging.judge import Validator
+from node.services.station import Station
+from node.state.journal import Journal
 from node.swarm.board import Board
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership

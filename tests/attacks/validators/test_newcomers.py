@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from node.roles.validator import Validator
+from node.services.judging.judge import Validator
 from node.swarm.ballots import FileState
 from node.swarm.jury import QUARANTINE
 from protocol.identity import NodeKey

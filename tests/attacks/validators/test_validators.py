@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected
-from node.roles.annulment import checked_leaves, encode_leaves
-from node.roles.docket import Heard
-from node.roles.lottery import Lot
-from node.roles.validator import Candidate, Validator
+from node.services.court.invalidating import checked_leaves, encode_leaves
+from node.services.judging.commitments import Heard
+from node.services.judging.judge import Candidate, Validator
+from node.services.judging.lots import Lot
 from node.swarm.ballots import FileState
 from node.swarm.jury import Jury
 from protocol.checks import Fault, Reason
@@ -213,7 +213,7 @@ async def test_a_slow_validator_decides_nothing(autojump_clock) -> None:
 
 async def test_a_fault_that_only_one_lot_drew_is_seen_by_all_in_the_end(autojump_clock, monkeypatch) -> None:
     """Nobody who did not draw the group is blamed for having accepted the file."""
-    monkeypatch.setattr("node.roles.lottery.share_of_file", lambda pledged, *rest: max(pledged, 0.5))
+    monkeypatch.setattr("node.services.judging.lots.share_of_file", lambda pledged, *rest: max(pledged, 0.5))
     court = Court([Validator, Validator, Validator], window=64)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
@@ -321,7 +321,7 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
 async def test_an_objection_that_comes_while_a_slash_waits_its_turn_stops_it(
     autojump_clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.roles.tribunal.seconds_to_wait", lambda *_: 30.0)
+    monkeypatch.setattr("node.services.court.slashing.seconds_to_wait", lambda *_: 30.0)
     court = Court([Validator, Validator, Validator])
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
@@ -396,7 +396,7 @@ async def test_a_conviction_by_odds_needs_two_classes_of_engines(
     autojump_clock, monkeypatch, classes: tuple[str, str], stake: bool
 ) -> None:
     convicted = Standing(level=Level.CONVICTED, log_odds=25.0, against="int8", files=9)
-    monkeypatch.setattr("node.roles.records.standing", lambda record, spec: convicted)
+    monkeypatch.setattr("node.services.judging.records.standing", lambda record, spec: convicted)
     court = Court([Validator, Validator])
     for engine, name in zip(court.engines, classes, strict=True):
         engine.engine_name = name
@@ -414,7 +414,7 @@ async def test_a_conviction_by_odds_needs_two_classes_of_engines(
 
 async def test_suspicion_costs_pay_and_never_the_stake(autojump_clock, monkeypatch) -> None:
     suspected = Standing(level=Level.SUSPECT, log_odds=10.0, against="int8", files=3)
-    monkeypatch.setattr("node.roles.records.standing", lambda record, spec: suspected)
+    monkeypatch.setattr("node.services.judging.records.standing", lambda record, spec: suspected)
     court = Court([Validator, Validator])
     async with trio.open_nursery() as nursery:
         await court.open(nursery)

@@ -13,7 +13,7 @@ from cli.demo.scene import Scene
 from cli.demo.story import _check_resume, demo_environment
 from cli.errors import CommandError
 from node.errors import RunFileError
-from node.runfile import load_run_file
+from node.run.file import load_run_file
 from tests.cheats.catalogue import CHEATS
 from tests.cheats.liars import LIARS
 

@@ -15,7 +15,7 @@ from node.environments.registry import load_environment
 from node.inference.settings import EngineSettings, hardware
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine
-from node.runfile import compile_run, load_run_file
+from node.run.file import compile_run, load_run_file
 from protocol.decision import SampleStatistics
 from protocol.engines import pair
 from protocol.run import RunSpec

@@ -17,10 +17,11 @@ from node.chain.profile import NetworkProfile
 from node.chain.setup import prepare_participant
 from node.inference.wire import Reply, Request
 from node.recipe.capacity import CapacityGauge
-from node.roles.common import Run, Station
-from node.roles.lottery import Lot
-from node.roles.validator import Validator
-from node.roles.worker import Worker
+from node.run.assets import Run
+from node.services.generating import Worker
+from node.services.judging.judge import Validator
+from node.services.judging.lots import Lot
+from node.services.station import Station
 from node.swarm.ballots import FileState
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason

@@ -2,10 +2,10 @@
 
 import pytest
 
+from node.blobs.reputation import FIRST_BAN, LONGEST_BAN, Reputation
 from node.network import wire
 from node.network.budget import Budgets, TokenBucket
 from node.network.redial import LONGEST_DELAY, Contact, delay_after, parse_contact
-from node.network.reputation import FIRST_BAN, LONGEST_BAN, Reputation
 from protocol.identity import Address, NodeKey
 
 KEY = NodeKey.generate()

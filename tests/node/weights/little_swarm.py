@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from node.journal import Journal
-from node.network.errors import BlobTooLarge, BlobUnavailable
-from node.network.store import BlobStore
+from node.blobs.errors import BlobTooLarge, BlobUnavailable
+from node.blobs.store import BlobStore
+from node.state.journal import Journal
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import PolicyShelf
 from node.weights.publish import Publisher

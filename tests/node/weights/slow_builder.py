@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from node.network.store import BlobStore
+from node.blobs.store import BlobStore
 from node.weights import images
 from protocol.identity import NodeKey
 from tests.node.weights.little_swarm import QUOTA, Peer, Wire

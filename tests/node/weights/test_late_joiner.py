@@ -4,10 +4,10 @@ from pathlib import Path
 
 import trio
 
-from node.journal import Journal
-from node.network.exchange import BlobExchange
+from node.blobs.exchange import BlobExchange
+from node.blobs.store import BlobStore
 from node.network.memory import MemoryHub, MemoryNetwork
-from node.network.store import BlobStore
+from node.state.journal import Journal
 from node.swarm import board as board_module
 from node.swarm.board import Board
 from node.swarm.membership import Membership

@@ -5,7 +5,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.network.store import BlobStore
+from node.blobs.store import BlobStore
 from node.weights import fetch, images, ways
 from node.weights.errors import WeightsDiskError
 from node.weights.records import PolicyRecords

@@ -1,0 +1,290 @@
+"""Fetch blobs from whoever has them, and serve ours.
+
+Any number of callers that want the same blob share one transfer. Pieces are served on as soon as they are verified,
+also of blobs that are not complete. Uploads take turns in a few slots, those first who owe us least. A blob
+of our own that nobody else has yet is super-seeded.
+
+Knows the store, the transfers and their callers; what is said stands in `blob_wire`, how a blob is fetched in
+`transfer`, who is served next in `swarm`.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import trio
+
+from node.blobs import wire as wire
+from node.blobs.errors import BlobTooLarge, BlobUnavailable
+from node.blobs.reputation import Reputation
+from node.blobs.scheduling import bitfield
+from node.blobs.scheduling.bitfield import Flags
+from node.blobs.scheduling.seeding import SuperSeed
+from node.blobs.store import BlobStore, Partial
+from node.blobs.transfer import Desk, Report, Transfer
+from node.blobs.uploads import Turn, Uploads
+from node.network.interface import Answer, Network
+from protocol.blobs import MAX_BLOB_SIZE, BlobInfo, encode_info
+from protocol.identity import Address
+
+MAX_ANSWER = 4 * 1024**2
+"""Bytes sent at once (one piece, if a piece is bigger)."""
+MAX_SEEDS = 16
+SEED_PIECES = 16
+"""Blobs of fewer pieces are not super-seeded."""
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """upload, download: bytes per second of pieces, 0 for no limit; slots: answers that are sent at once."""
+
+    upload: float = 0
+    download: float = 0
+    slots: int = 4
+
+
+class Score(msgspec.Struct, frozen=True):
+    """What a peer did for us, and we for it. received, sent: bytes; lies: wrong pieces; debt: recent bytes it owes."""
+
+    received: int = 0
+    sent: int = 0
+    lies: int = 0
+    debt: float = 0.0
+
+
+class BlobExchange:
+    """Serves the store's blobs to peers, and fetches what the store lacks."""
+
+    def __init__(self, network: Network, store: BlobStore, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        self._store = store
+        self._desk = Desk(network, store, limits.download)
+        self._uploads = Uploads(self._desk.ledger, limits.slots, limits.upload)
+        self._seeds: dict[bytes, SuperSeed[Address]] = {}
+        self._fetched: dict[bytes, None] = {}
+        self._sent: dict[Address, int] = {}
+        network.serve(wire.PROTOCOL, self._answer, max_request=wire.MAX_REQUEST)
+
+    @property
+    def reputation(self) -> Reputation:
+        return self._desk.reputation
+
+    def scores(self) -> dict[Address, Score]:
+        """What every peer that we exchanged pieces with did."""
+        now, desk = trio.current_time(), self._desk
+
+        def score(peer: Address) -> Score:
+            received, sent = desk.received.get(peer, 0), self._sent.get(peer, 0)
+            return Score(received, sent, desk.reputation.lies(peer), desk.ledger.debt(peer, now))
+
+        return {peer: score(peer) for peer in desk.received.keys() | self._sent.keys() | desk.reputation.liars()}
+
+    async def fetch(
+        self,
+        root: bytes,
+        sources: Sequence[Address],
+        *,
+        max_size: int = MAX_BLOB_SIZE,
+        timeout: float,
+        priority: int = 0,
+        progress: Report | None = None,
+    ) -> Path:
+        """The file of blob `root`, after fetching what is missing of it. timeout: seconds.
+
+        sources: who may have it; the first is asked in any case. Sources that turn out not to have it are asked
+        again, ever less often, until the timeout. priority: a blob goes before those of less, as long as it makes
+        headway. progress: called a few times per second; must return at once.
+        Raises BlobUnavailable (nobody delivered it in time), BlobTooLarge, StoreFull.
+        """
+        with trio.move_on_after(timeout):
+            while not self._store.has(root):
+                transfer = self._desk.transfers.get(root)
+                if transfer is None:
+                    await self._lead(root, sources, max_size, priority, progress)
+                else:
+                    await self._follow(transfer, sources, priority, progress)
+        if not self._store.has(root):
+            raise BlobUnavailable(root, f"not complete after {timeout:g} s, from {len(sources)} source(s)")
+        path = self._store.path(root)
+        if (size := path.stat().st_size) > max_size:
+            raise BlobTooLarge(root, size, max_size)
+        return path
+
+    async def _lead(
+        self, root: bytes, sources: Sequence[Address], max_size: int, priority: int, progress: Report | None
+    ) -> None:
+        transfer = Transfer(self._desk, root, max_size, priority)
+        self._desk.transfers[root] = transfer
+        transfer.add(sources)
+        if progress is not None:
+            transfer.listen(progress)
+        try:
+            await transfer.run()
+            self._fetched[root] = None
+            while len(self._fetched) > 4096:
+                del self._fetched[next(iter(self._fetched))]
+        finally:
+            del self._desk.transfers[root]
+            transfer.end()
+
+    async def _follow(
+        self, transfer: Transfer, sources: Sequence[Address], priority: int, progress: Report | None
+    ) -> None:
+        """Share somebody else's transfer; if that caller is cancelled, one of us leads next."""
+        transfer.add(sources)
+        transfer.priority = max(transfer.priority, priority)
+        if progress is not None:
+            transfer.listen(progress)
+        try:
+            await transfer.ended.wait()
+        finally:
+            if progress is not None:
+                transfer.unlisten(progress)
+
+    # -- serving -----------------------------------------------------------------------------------
+
+    async def _answer(self, asker: Address, request: bytes) -> bytes | Answer:
+        ask = wire.read_request(request)
+        if isinstance(ask, wire.AskInfo):
+            return await self._info(ask.root)
+        if isinstance(ask, wire.Tell):
+            return self._told(asker, ask)
+        info = self._known(ask.root)
+        if info is None:
+            return wire.MISSING
+        if isinstance(ask, wire.AskAny):
+            return await self._any(asker, ask, info)
+        return await self._pieces(asker, ask, info)
+
+    async def _info(self, root: bytes) -> bytes:
+        info = self._known(root)
+        if info is None:
+            return wire.MISSING
+        transfer = self._fetching(root)
+        have = transfer.have() if transfer else None
+        if have is not None:
+            said = wire.HaveInfo(encode_info(info), bitfield.pack(have))
+        elif info.size <= wire.INLINE:
+            try:
+                said = wire.HaveInfo(encode_info(info), data=await self._store.read(root, 0, info.size))
+            except BlobUnavailable:
+                return wire.MISSING
+        else:
+            said = wire.HaveInfo(encode_info(info), chooses=self._seed(root, info) is not None)
+        return wire.FOUND + msgspec.msgpack.encode(said)
+
+    def _told(self, asker: Address, tell: wire.Tell) -> bytes:
+        """Another node fetches a blob, too: remember what it has, say what we have."""
+        info = self._known(tell.root)
+        if info is None:
+            return wire.MISSING
+        theirs = bitfield.unpack(tell.have, len(info.pieces))
+        transfer = self._fetching(tell.root)
+        have = transfer.have() if transfer else None
+        if transfer is not None and have is not None:
+            said = wire.HaveMap(bitfield.pack(have))
+            transfer.told(asker, theirs)
+        else:
+            seed = self._seed(tell.root, info)
+            if seed is not None:
+                seed.seen(asker, theirs)
+            said = wire.HaveMap(chooses=seed is not None)
+        return wire.FOUND + msgspec.msgpack.encode(said)
+
+    async def _pieces(self, asker: Address, ask: wire.AskPieces, info: BlobInfo) -> bytes | Answer:
+        wanted = list(dict.fromkeys(ask.pieces))[: _most(info)]
+        if not wanted or any(not 0 <= piece < len(info.pieces) for piece in wanted):
+            return wire.MISSING
+        have = self._have(ask.root)
+        if have is not None and not have[wanted].any():
+            return wire.MISSING
+        turn = await self._uploads.turn(asker, sum(info.span(piece)[1] for piece in wanted), self._burden(ask.root))
+        if turn is None:
+            return wire.choked(self._uploads.choke_seconds)
+        have = self._have(ask.root)  # it may have grown, or gone, while we waited
+        return await self._send(asker, ask.root, info, [each for each in wanted if have is None or have[each]], turn)
+
+    async def _any(self, asker: Address, ask: wire.AskAny, info: BlobInfo) -> bytes | Answer:
+        skip = bitfield.unpack(ask.skip, len(info.pieces))
+        count = min(ask.count, _most(info))
+        if count < 1 or self._seed(ask.root, info) is None:
+            return wire.MISSING
+        turn = await self._uploads.turn(asker, count * info.piece_size, self._burden(ask.root))
+        if turn is None:
+            return wire.choked(self._uploads.choke_seconds)
+        seed = self._seed(ask.root, info)
+        pieces = seed.choose(asker, skip, count) if seed else np.zeros(0, np.int64)
+        return await self._send(asker, ask.root, info, pieces.tolist(), turn)
+
+    async def _send(self, asker: Address, root: bytes, info: BlobInfo, pieces: list[int], turn: Turn) -> bytes | Answer:
+        seed = self._seeds.get(root)
+        chosen = np.asarray(pieces, np.int64)
+        try:
+            body = await self._read(root, info, pieces, turn.waited) if pieces else b""
+        except BlobUnavailable:  # evicted, or completed, while we waited
+            body = b""
+        except BaseException:
+            turn.end()
+            raise
+        if not body:
+            turn.end()
+            if seed is not None:
+                seed.lost(asker, chosen)
+            return wire.MISSING
+        if seed is not None:
+            seed.given(asker, chosen)
+
+        def sent(delivered: bool) -> None:
+            turn.end()
+            if delivered:
+                self._count(asker, sum(info.span(piece)[1] for piece in pieces))
+            elif seed is not None:
+                seed.lost(asker, chosen)
+
+        return Answer(body, sent)
+
+    async def _read(self, root: bytes, info: BlobInfo, pieces: list[int], waited: float) -> bytes:
+        """The answer with these pieces."""
+        header, spans = wire.pieces_header(pieces, waited), [info.span(piece) for piece in pieces]
+        transfer = self._fetching(root)
+        partial: Partial | None = transfer.partial if transfer else None
+        return await (partial.read_spans(spans, header) if partial else self._store.read_spans(root, spans, header))
+
+    def _count(self, peer: Address, size: int) -> None:
+        self._sent[peer] = self._sent.pop(peer, 0) + size
+        while len(self._sent) > 4096:
+            del self._sent[next(iter(self._sent))]
+
+    def _fetching(self, root: bytes) -> Transfer | None:
+        transfer = self._desk.transfers.get(root)
+        return transfer if transfer and transfer.partial and not self._store.has(root) else None
+
+    def _known(self, root: bytes) -> BlobInfo | None:
+        transfer = self._fetching(root)
+        return transfer.partial.info if transfer and transfer.partial else self._store.info(root)
+
+    def _have(self, root: bytes) -> Flags | None:
+        """The map of an incomplete blob; None for a complete one."""
+        transfer = self._fetching(root)
+        return transfer.have() if transfer else None
+
+    def _seed(self, root: bytes, info: BlobInfo) -> SuperSeed[Address] | None:
+        """How we give away a blob of our own, as long as some of it has never left; None if askers choose."""
+        if root in self._fetched or len(info.pieces) < SEED_PIECES or not self._store.has(root):
+            return None
+        seed = self._seeds.get(root)
+        if seed is None:
+            seed = self._seeds[root] = SuperSeed(len(info.pieces), random.getrandbits(32))
+            while len(self._seeds) > MAX_SEEDS:
+                del self._seeds[next(iter(self._seeds))]
+        return seed if seed.active else None
+
+    def _burden(self, root: bytes) -> Callable[[Address], float] | None:
+        seed = self._seeds.get(root)
+        return seed.burden if seed and seed.active else None
+
+
+def _most(info: BlobInfo) -> int:
+    """Pieces sent at once."""
+    return max(1, min(wire.MAX_ASKED, MAX_ANSWER // info.piece_size))

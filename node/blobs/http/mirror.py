@@ -1,0 +1,134 @@
+"""A middle node: follows the policies of HTTP sources and holds the newest few, to be served again.
+
+Newest first, every image checked piece by piece and as a whole against the policy root that its source lists. Who
+signed the policy is for the final reader to check: the trainer's announcement is passed on as it is.
+"""
+
+import mmap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+import trio
+
+from node.blobs.http.errors import SourceFailed
+from node.blobs.http.fetch import HttpBlobs, fetch_listing
+from node.blobs.http.listing import PolicyRow
+from node.blobs.http.server import ServedPolicy
+from node.blobs.http.sources import HttpSource
+from node.blobs.store import BlobStore
+from node.network.errors import NetworkError
+from protocol.policy import MalformedPolicy, decode_image, describe_tensors, policy_root
+
+log = structlog.get_logger(__name__)
+
+FETCH_TIMEOUT = 3600.0
+MAX_REFUSED = 1024
+Progress = Callable[[int, int, int], None]
+"""Told (step, bytes that are there, bytes in all)."""
+
+
+class Mirror:
+    """A service. keep: policies held; every: seconds between looks at the sources; max_image: bytes."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        sources: Sequence[HttpSource],
+        *,
+        keep: int = 5,
+        every: float = 5.0,
+        max_image: int = 128 * 1024**3,
+        progress: Progress | None = None,
+    ) -> None:
+        self._store = store
+        self._sources = tuple(sources)
+        self._keep = keep
+        self._every = every
+        self._max_image = max_image
+        self._progress = progress
+        self._http = HttpBlobs(store)
+        self._held: dict[int, ServedPolicy] = {}
+        self._refused: set[str] = set()
+
+    def policies(self) -> tuple[ServedPolicy, ...]:
+        """What is held now, oldest first."""
+        return tuple(self._held[step] for step in sorted(self._held))
+
+    @property
+    def refused(self) -> int:
+        """Policies that were not what their source said."""
+        return len(self._refused)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow until cancelled."""
+        task_status.started()
+        while True:
+            for row in await self._wanted():
+                await self._obtain(row)
+            await trio.sleep(self._every)
+
+    async def _wanted(self) -> list[PolicyRow]:
+        """The newest listed policies that are not held, newest first."""
+        rows: dict[int, PolicyRow] = {}
+        for source in self._sources:
+            try:
+                rows |= {row.step: row for row in await fetch_listing(source) if row.policy_root not in self._refused}
+            except SourceFailed as error:
+                log.info("mirror.source_failed", source=source.url, why=error.why)
+        newest = sorted(rows, reverse=True)[: self._keep]
+        return [rows[step] for step in newest if step not in self._held]
+
+    async def _obtain(self, row: PolicyRow) -> None:
+        if len(self._held) >= self._keep and row.step < min(self._held):
+            return
+        root = bytes.fromhex(row.image_root)
+        try:
+            path = await self._http.fetch(
+                root,
+                self._sources,
+                max_size=min(row.image_size, self._max_image),
+                timeout=FETCH_TIMEOUT,
+                progress=self._teller(row.step),
+            )
+            found = await trio.to_thread.run_sync(root_of_image, path)
+        except (SourceFailed, NetworkError) as error:
+            log.info("mirror.not_fetched", step=row.step, why=error.why)
+            return
+        except MalformedPolicy as error:
+            self._refuse(row, root, error.why)
+            return
+        if found.hex() != row.policy_root:
+            self._refuse(row, root, "its tensors have another root")
+            return
+        self._hold(ServedPolicy(row.step, found, root, row.image_size, path, bytes.fromhex(row.announcement)))
+
+    def _refuse(self, row: PolicyRow, root: bytes, why: str) -> None:
+        log.warning("mirror.refused", step=row.step, why=why)
+        self._refused.add(row.policy_root)
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.pop()
+        self._store.evict(root)
+
+    def _hold(self, policy: ServedPolicy) -> None:
+        self._held[policy.step] = policy
+        self._store.pin(policy.image_root)
+        log.info("mirror.held", step=policy.step, root=policy.policy_root.hex()[:16])
+        for step in sorted(self._held)[: -self._keep]:
+            dropped = self._held.pop(step)
+            self._store.unpin(dropped.image_root)
+            if all(each.image_root != dropped.image_root for each in self._held.values()):
+                self._store.evict(dropped.image_root)
+
+    def _teller(self, step: int) -> Callable[[int, int], None] | None:
+        tell = self._progress
+        return None if tell is None else lambda have, total: tell(step, have, total)
+
+
+def root_of_image(path: Path) -> bytes:
+    """The policy root of a canonical image. Hashes all of it: call in a thread. Raises MalformedPolicy."""
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            raise MalformedPolicy("bad policy image", "the file is empty")
+        image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # unmapped when the last view of it is gone
+    return policy_root(describe_tensors(decode_image(memoryview(image))))

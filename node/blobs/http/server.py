@@ -1,0 +1,310 @@
+"""Serves the node's blobs and policies over HTTP, to anybody who can reach it. Off unless asked for.
+
+    GET /v1/policies                 JSON: the policies held, oldest first, with the trainer's signed announcements
+    GET /v1/blobs/<root>             the bytes; Range, ETag, HEAD; immutable, so any cache or CDN may keep them
+    GET /v1/blobs/<root>/info        the piece list (MessagePack), against which each piece can be checked
+    GET /distribution.txt, /v<N>/shard_00001.bin, /data1.bin      the SHARDCAST 0.3 view of the policies
+
+Nothing here needs to be believed: blobs are named by their hash, policies by the trainer's signature. Knows files
+and HTTP; what may be served is told by the store and by `policies`.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import hypercorn.trio
+import msgspec
+import structlog
+import trio
+from blake3 import blake3
+from hypercorn.config import Config
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from node.blobs.http import shardcast
+from node.blobs.http.certificate import Certificate
+from node.blobs.http.errors import GatewayPortInUse
+from node.blobs.http.listing import PolicyRow, encode_listing
+from node.blobs.http.ranges import Unsatisfiable, parse_range
+from protocol.blobs import BlobInfo, encode_info
+
+log = structlog.get_logger(__name__)
+
+MAX_TRANSFERS = 64
+CHUNK = 1024 * 1024
+STALL = 60.0
+"""seconds that a client may take for one chunk"""
+BACKLOG = 128
+_BYTES = {"content-type": "application/octet-stream", "accept-ranges": "bytes"}
+_FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
+_NEVER = {"cache-control": "no-store"}
+
+
+class ServedPolicy(msgspec.Struct, frozen=True):
+    """path: the canonical image; image_root, image_size: its blob; announcement: the trainer's sealed message."""
+
+    step: int
+    policy_root: bytes
+    image_root: bytes
+    image_size: int
+    path: Path
+    announcement: bytes = b""
+
+
+class Blobs(Protocol):
+    """The part of the blob store that is served."""
+
+    def has(self, root: bytes) -> bool: ...
+    def path(self, root: bytes) -> Path: ...
+    def info(self, root: bytes) -> BlobInfo | None: ...
+
+
+class Gateway:
+    """One HTTP server. listen: HOST:PORT; certificate: None for plain HTTP."""
+
+    def __init__(
+        self,
+        listen: str,
+        blobs: Blobs,
+        policies: Callable[[], Sequence[ServedPolicy]],
+        certificate: Certificate | None = None,
+    ) -> None:
+        self._blobs = blobs
+        self._policies = policies
+        self._certificate = certificate
+        self._socket = _listen(listen)
+        self._digests: dict[bytes, bytes] = {}
+        self._digesting = trio.Lock()
+        self.transfers = 0
+        self.sent_bytes = 0
+
+    @property
+    def place(self) -> str:
+        """HOST:PORT as bound."""
+        host, port = self._socket.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def source(self, place: str | None = None) -> str:
+        """How others name this gateway; place: HOST:PORT as they reach it, where that differs."""
+        scheme = "https" if self._certificate else "http"
+        mark = f"#sha256={self._certificate.fingerprint}" if self._certificate else ""
+        return f"{scheme}://{place or self.place}{mark}"
+
+    def close(self) -> None:
+        """Let go of the port without having served."""
+        self._socket.close()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        with self._socket:
+            task_status.started()
+            log.info("gateway.serving", source=self.source())
+            await hypercorn.trio.serve(self._app(), self._config(), shutdown_trigger=trio.sleep_forever, mode="asgi")  # type: ignore[arg-type]
+
+    def _config(self) -> Config:
+        config = Config()
+        config.bind = [f"fd://{os.dup(self._socket.fileno())}"]
+        config.accesslog = None
+        config.errorlog = None
+        config.graceful_timeout = 0.5
+        config.ssl_handshake_timeout = 15
+        config.alpn_protocols = ["http/1.1"]
+        if self._certificate:
+            config.certfile = str(self._certificate.certificate)
+            config.keyfile = str(self._certificate.key)
+            config.keyfile_password = self._certificate.password
+        return config
+
+    def _app(self) -> Starlette:
+        paths: Mapping[str, Callable[[Request], Any]] = {
+            "/": self._index,
+            "/v1/policies": self._list_policies,
+            "/v1/blobs/{root}": self._blob,
+            "/v1/blobs/{root}/info": self._info,
+            "/distribution.txt": self._distribution,
+            "/data1.bin": self._probe,
+            "/{version}/{shard}": self._shard,
+        }
+        return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()])
+
+    # -- ours --------------------------------------------------------------------------------------
+
+    async def _index(self, _: Request) -> Response:
+        return PlainTextResponse("intellect-node gateway: /v1/policies  /v1/blobs/<root>  /distribution.txt\n")
+
+    async def _list_policies(self, _: Request) -> Response:
+        rows = [
+            PolicyRow(
+                policy.step,
+                policy.policy_root.hex(),
+                policy.image_root.hex(),
+                policy.image_size,
+                policy.announcement.hex(),
+            )
+            for policy in self._policies()
+        ]
+        return Response(encode_listing(rows), media_type="application/json", headers=_NEVER)
+
+    async def _blob(self, request: Request) -> Response:
+        root = _root(request)
+        if root is None or not self._blobs.has(root):
+            return _missing("no such blob here")
+        path = self._blobs.path(root)
+        return self._file(request, path, tag=root.hex(), headers=_FOREVER)
+
+    async def _info(self, request: Request) -> Response:
+        root = _root(request)
+        info = self._blobs.info(root) if root else None
+        if info is None:
+            return _missing("no such blob here")
+        return Response(encode_info(info), headers={**_BYTES, **_FOREVER})
+
+    # -- SHARDCAST ---------------------------------------------------------------------------------
+
+    async def _distribution(self, _: Request) -> Response:
+        newest = list(self._policies())[-shardcast.MAX_VERSIONS :]
+        versions = [shardcast.Version(each.step, await self._digest(each), each.image_size) for each in newest]
+        return PlainTextResponse(shardcast.distribution(versions), headers=_NEVER)
+
+    async def _digest(self, policy: ServedPolicy) -> bytes:
+        """Plain BLAKE3 of a policy's image, computed once."""
+        async with self._digesting:
+            if policy.policy_root not in self._digests:
+                digest = await trio.to_thread.run_sync(lambda: blake3().update_mmap(policy.path).digest())
+                self._digests[policy.policy_root] = digest
+                while len(self._digests) > 2 * shardcast.MAX_VERSIONS:
+                    del self._digests[next(iter(self._digests))]
+            return self._digests[policy.policy_root]
+
+    async def _probe(self, _: Request) -> Response:
+        return Response(bytes(shardcast.PROBE_BYTES), headers={**_BYTES, **_NEVER})
+
+    async def _shard(self, request: Request) -> Response:
+        version = str(request.path_params["version"])
+        policy = next((each for each in self._policies() if f"v{each.step}" == version), None)
+        span = shardcast.shard_span(str(request.path_params["shard"]), policy.image_size) if policy else None
+        if policy is None or span is None:
+            return _missing("no such shard")
+        return self._file(request, policy.path, tag=f"{policy.image_root.hex()}-{span[0]}", headers=_NEVER, span=span)
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def _file(
+        self, request: Request, path: Path, *, tag: str, headers: Mapping[str, str], span: tuple[int, int] | None = None
+    ) -> Response:
+        """Part of a file (all of it without `span`), or the range of that part which the request asks for."""
+        try:
+            start, size = span or (0, path.stat().st_size)
+        except OSError:
+            return _missing("it has just been dropped")
+        shown = {**_BYTES, **headers, "etag": f'"{tag}"'}
+        if request.headers.get("if-none-match") == shown["etag"]:
+            return Response(status_code=304, headers=shown)
+        wanted = request.headers.get("range")
+        if request.headers.get("if-range", shown["etag"]) != shown["etag"]:
+            wanted = None
+        try:
+            part = parse_range(wanted, size)
+        except Unsatisfiable:
+            return Response(status_code=416, headers={**shown, "content-range": f"bytes */{size}"})
+        if self.transfers >= MAX_TRANSFERS:
+            return PlainTextResponse("too many transfers\n", 503, headers={"retry-after": "1"})
+        offset, length = part or (0, size)
+        if part:
+            shown["content-range"] = f"bytes {offset}-{offset + length - 1}/{size}"
+        return _FileRange(self, path, start + offset, length, 206 if part else 200, shown)
+
+    @contextmanager
+    def transfer(self) -> Iterator[None]:
+        """Counts as one of the transfers in progress."""
+        self.transfers += 1
+        try:
+            yield
+        finally:
+            self.transfers -= 1
+
+
+class _FileRange(Response):
+    """Streams `length` bytes of a file from `offset` on; stops when the client goes away or stalls."""
+
+    def __init__(
+        self, gateway: Gateway, path: Path, offset: int, length: int, status: int, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(status_code=status, headers={**headers, "content-length": str(length)})
+        self._gateway = gateway
+        self._path = path
+        self._offset = offset
+        self._length = length
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            descriptor = await trio.to_thread.run_sync(os.open, self._path, os.O_RDONLY)
+        except OSError:
+            await _missing("it has just been dropped")(scope, receive, send)
+            return
+        try:
+            with self._gateway.transfer():
+                await self._answer(descriptor, scope, receive, send)
+        finally:
+            os.close(descriptor)
+
+    async def _answer(self, descriptor: int, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+            if scope["method"] != "HEAD":
+                await self._stream(descriptor, send)
+            nursery.cancel_scope.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _stream(self, descriptor: int, send: Send) -> None:
+        at, end = self._offset, self._offset + self._length
+        while at < end:
+            data = await trio.to_thread.run_sync(os.pread, descriptor, min(CHUNK, end - at), at)
+            if not data:
+                raise OSError(f"{self._path.name} ended {end - at} bytes early")
+            with trio.fail_after(STALL):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            at += len(data)
+            self._gateway.sent_bytes += len(data)
+
+
+async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass  # the rest of a request that needs no body
+    scope.cancel()
+
+
+def _root(request: Request) -> bytes | None:
+    text = str(request.path_params["root"])
+    if len(text) != 64 or set(text) - set("0123456789abcdef"):
+        return None
+    return bytes.fromhex(text)
+
+
+def _missing(why: str) -> Response:
+    return PlainTextResponse(f"{why}\n", 404, headers=_NEVER)
+
+
+def _listen(listen: str) -> socket.socket:
+    """A bound, listening socket. Raises GatewayPortInUse."""
+    host, _, port = listen.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise GatewayPortInUse(listen, "it is not of the form HOST:PORT")
+    host = host.strip("[]") or "127.0.0.1"
+    server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, int(port)))
+        server.listen(BACKLOG)
+    except OSError as error:
+        server.close()
+        raise GatewayPortInUse(listen, error.strerror or str(error)) from None
+    return server

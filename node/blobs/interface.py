@@ -1,0 +1,17 @@
+"""What everybody else sees of blobs: fetch by root, add by content."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from protocol.blobs import BlobInfo
+from protocol.identity import Address
+
+
+class Blobs(Protocol):
+    """Blobs by root, ours and other people's."""
+
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path: ...
+    async def add(self, source: Path | bytes) -> BlobInfo: ...

@@ -1,0 +1,253 @@
+"""Run files: the TOML that a run's owner writes -> the RunSpec that everybody agrees on, and its files.
+
+A run file names a Hugging Face-format model directory and one environment or several with weights; the environment
+`dataset` needs a data file. Paths are relative to the run file. Reads and hashes files: call from a thread.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from node.environments.registry import check_arguments
+from node.errors import RunFileError
+from node.run.keys import unknown_keys
+from protocol.audit import AuditSpec
+from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
+from protocol.run import (
+    Asset,
+    EnvironmentSpec,
+    EvaluationSpec,
+    Recipe,
+    RolloutSpec,
+    RunError,
+    RunSpec,
+    VerificationSpec,
+    WeightsSpec,
+    encode_run,
+)
+from protocol.sections import (
+    Alarms,
+    Budget,
+    EnvironmentPart,
+    Filters,
+    LengthBudget,
+    Requirements,
+)
+from protocol.toploc import most_points
+
+MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
+REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
+MAX_RUN_FILE = 256 * 1024
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A strict table of the file."""
+
+
+class EnvironmentTable(_Table, frozen=True):
+    """[environment]"""
+
+    name: str
+    args: dict[str, int | float | str] = {}
+
+
+class WeightedTable(_Table, frozen=True):
+    """[[environments]]: dataset: its own data file; the rest as in protocol.sections.EnvironmentPart."""
+
+    name: str
+    weight: float = 1.0
+    label: str = ""
+    args: dict[str, int | float | str] = {}
+    dataset: str | None = None
+
+
+class RunFile(_Table, frozen=True):
+    """The run file as written. model: directory; dataset: JSONL or parquet file; environment or environments."""
+
+    name: str
+    model: str
+    dataset: str | None = None
+    environment: EnvironmentTable | None = None
+    environments: tuple[WeightedTable, ...] = ()
+    rollout: RolloutSpec = RolloutSpec()
+    recipe: Recipe = Recipe()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    verification: VerificationSpec = VerificationSpec()
+    length_budget: LengthBudget = LengthBudget()
+    filters: Filters = Filters()
+    requirements: Requirements = Requirements()
+    budget: Budget = Budget()
+    alarms: Alarms = Alarms()
+    audit: AuditSpec = AuditSpec()
+    weights: WeightsSpec = WeightsSpec()
+
+
+class CompiledRun(msgspec.Struct, frozen=True):
+    """spec and its canonical bytes; root: the run's blob root (32 bytes); files: asset path -> file on this disk."""
+
+    spec: RunSpec
+    encoded: bytes
+    root: bytes
+    files: dict[str, Path]
+
+
+def load_run_file(path: Path) -> RunFile:
+    """Parse a run file; raises RunFileError naming the key that is wrong and the nearest right one."""
+    try:
+        text = path.read_bytes()
+        if len(text) > MAX_RUN_FILE:
+            raise ValueError(f"{len(text)} bytes is too long for a run file")
+        data = tomllib.loads(text.decode())
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RunFileError(f"cannot read the run file {path}", why, "check the path") from error
+    except ValueError as error:
+        raise RunFileError(f"cannot read the run file {path}", str(error), "correct it: it must be TOML") from error
+    unknown = unknown_keys(data, RunFile)
+    if unknown:
+        more = f" (and {len(unknown) - 1} more unknown)" if len(unknown) > 1 else ""
+        raise RunFileError(f"unusable run file {path}", f"it has a key that is not known{more}", "; ".join(unknown[:5]))
+    try:
+        run_file = msgspec.convert(data, RunFile)
+    except msgspec.ValidationError as error:
+        raise RunFileError(f"unusable run file {path}", str(error), "correct the value") from error
+    if "toploc_k" not in data.get("verification", {}):
+        run_file = _with_fitting_proofs(run_file, path)
+    if (run_file.environment is None) == (not run_file.environments):
+        raise RunFileError(
+            f"unusable run file {path}",
+            "it must name its problems: [environment] or [[environments]], one of the two",
+            "see `intellect-node run new --help` for a file to start from",
+        )
+    return run_file
+
+
+def _with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
+    """As many points per proof as the model's rows are good for, where the file does not say how many.
+
+    A model that cannot be read is somebody else's to complain about.
+    """
+    try:
+        hidden = json.loads((path.parent / run_file.model / "config.json").read_bytes())["hidden_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return run_file
+    if not isinstance(hidden, int):
+        return run_file
+    rules = run_file.verification
+    fitting = msgspec.structs.replace(rules, toploc_k=min(rules.toploc_k, most_points(hidden)))
+    return msgspec.structs.replace(run_file, verification=fitting)
+
+
+def compile_run(path: Path, run_file: RunFile | None = None) -> CompiledRun:
+    """Everything that `join --role trainer --run FILE` and `contract pool create --run FILE` need.
+
+    run_file: what to compile instead of the file's own words (command lines override some); its paths are still
+    relative to `path`. Raises RunFileError for a missing or incomplete model directory or data set.
+    """
+    run_file = run_file or load_run_file(path)
+    files = _model_files(path.parent / run_file.model)
+    environment = _environment(run_file, path, files)
+    spec = RunSpec(
+        name=run_file.name,
+        environment=environment,
+        assets=tuple(_assets(files)),
+        rollout=run_file.rollout,
+        recipe=run_file.recipe,
+        evaluation=run_file.evaluation,
+        verification=run_file.verification,
+        length_budget=run_file.length_budget,
+        filters=run_file.filters,
+        requirements=run_file.requirements,
+        budget=run_file.budget,
+        alarms=run_file.alarms,
+        audit=run_file.audit,
+        weights=run_file.weights,
+    )
+    try:
+        spec.check()
+    except RunError as error:
+        raise RunFileError(f"unusable run file {path}", f"{error.what}: {error.why}", error.remedy) from error
+    encoded = encode_run(spec)
+    return CompiledRun(spec, encoded, describe(encoded).root, files)
+
+
+def _environment(run_file: RunFile, path: Path, files: dict[str, Path]) -> EnvironmentSpec:
+    """The environment with the asset names of its data; puts those into `files`."""
+    if run_file.environment is not None:
+        one = run_file.environment
+        args = _with_data(one.name, one.args, run_file.dataset, path, files)
+        return EnvironmentSpec(name=one.name, args=args)
+    parts = tuple(
+        EnvironmentPart(
+            name=one.name,
+            weight=one.weight,
+            label=one.label,
+            args=_with_data(one.name, one.args, one.dataset or run_file.dataset, path, files),
+        )
+        for one in run_file.environments
+    )
+    return EnvironmentSpec(name="mix", parts=parts)
+
+
+def _with_data(
+    name: str, args: dict[str, int | float | str], dataset: str | None, path: Path, files: dict[str, Path]
+) -> dict[str, int | float | str]:
+    """The arguments, checked, with the data file's asset name where the environment reads one."""
+    if dataset is not None and name == "dataset":
+        data = path.parent / dataset
+        if not data.is_file():
+            raise RunFileError(f"no data set at {data}", f"`dataset` in {path} names it", "correct the path")
+        asset = f"data/{data.name}"
+        if files.setdefault(asset, data).resolve() != data.resolve():
+            raise RunFileError(f"two data sets are called {data.name}", f"{path} names both", "rename one of them")
+        args = {**args, "path": asset}
+    elif name == "dataset":
+        raise RunFileError("no data set", f"{path} has no `dataset` for the environment 'dataset'", "name the file")
+    problem = check_arguments(name, args)
+    if problem:
+        raise RunFileError(f"unusable run file {path}", *problem)
+    return args
+
+
+def describe_file(path: Path) -> BlobInfo:
+    """The blob info of a file, read piece by piece."""
+    size = path.stat().st_size
+    piece_size = choose_piece_size(size)
+
+    def pieces() -> Iterable[bytes]:
+        with path.open("rb") as file:
+            while piece := file.read(piece_size):
+                yield blake3(piece).digest()
+
+    return describe_pieces(size, piece_size, pieces())
+
+
+def _model_files(directory: Path) -> dict[str, Path]:
+    if not directory.is_dir():
+        raise RunFileError(
+            f"no model directory at {directory}",
+            "`model` in the run file names it",
+            "correct the path, or make one: python -m node.training.warmstart --help",
+        )
+    found = sorted(file for file in directory.iterdir() if file.is_file() and file.suffix in MODEL_SUFFIXES)
+    names = {file.name for file in found}
+    missing = [name for name in REQUIRED_MODEL_FILES if name not in names]
+    if not any(name.endswith(".safetensors") for name in names):
+        missing.append("model.safetensors")
+    if missing:
+        raise RunFileError(
+            f"incomplete model directory {directory}",
+            f"it lacks {', '.join(missing)}",
+            "export the model in Hugging Face format: config.json, tokenizer.json, *.safetensors",
+        )
+    return {f"model/{file.name}": file for file in found}
+
+
+def _assets(files: dict[str, Path]) -> Iterable[Asset]:
+    for name, path in sorted(files.items()):
+        info = describe_file(path)
+        yield Asset(path=name, root=info.root.hex(), size=info.size)

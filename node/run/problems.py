@@ -1,0 +1,154 @@
+"""A last look at a run before it is opened: what every member would stumble over, found at its owner's desk.
+
+Loads the model's description and the problems exactly as an engine does. Blocking: call from a thread.
+"""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+
+from node.environments.base import Environment, Problem
+from node.environments.registry import check_prompts, load_environment
+from node.errors import RunFileError
+from node.inference.tokenizer import LocalTokenizer
+from node.run.file import CompiledRun
+from protocol.budgets import told
+from protocol.run import RunSpec
+from protocol.toploc import most_points
+
+
+class PartFacts(msgspec.Struct, frozen=True):
+    """One environment. problems, held_back: how many; left_out: rows that filters kept out; share: of the draws."""
+
+    label: str
+    problems: int
+    held_back: int
+    left_out: int
+    share: float
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """What looking at a run's files shows. parameters: of the model; longest_prompt: tokens, of those looked at."""
+
+    parameters: int
+    longest_prompt: int
+    parts: tuple[PartFacts, ...]
+
+
+def check_run(run: CompiledRun) -> RunFacts:
+    """Raise RunFileError, ModelError or DatasetError (file and line) if the run's files cannot be worked with."""
+    parameters = _check_model(run)
+    with tempfile.TemporaryDirectory(prefix="intellect-run-") as folder:
+        assets = Path(folder)
+        place_files(run, assets)
+        try:
+            longest, parts = _check_problems(run, assets)
+        except Exception as error:
+            raise _with_real_paths(error, run, assets) from error
+    return RunFacts(parameters, longest, parts)
+
+
+def place_files(run: CompiledRun, assets: Path) -> None:
+    """Lay the run's files out below `assets` as a member of the run finds them."""
+    for name, file in run.files.items():
+        _place(file, assets / name)
+
+
+def _place(file: Path, target: Path) -> None:
+    """The file under another name: a data set must really lie among the assets, so no symbolic link."""
+    target.parent.mkdir(exist_ok=True)
+    try:
+        os.link(file.resolve(), target)
+    except OSError:
+        shutil.copyfile(file, target)
+
+
+def _check_problems(run: CompiledRun, assets: Path) -> tuple[int, tuple[PartFacts, ...]]:
+    """(longest prompt, facts of each environment)."""
+    tokenizer = LocalTokenizer(assets / "model")
+    _check_vocabulary(run, tokenizer)
+    environment = load_environment(run.spec.environment, assets, tokenizer)
+    try:
+        longest = check_prompts(environment, run.spec.rollout.max_prompt_tokens, lambda one: _asked(run.spec, one))
+        return longest, tuple(_facts(run.spec, environment))
+    finally:
+        environment.close()
+
+
+def _asked(run: RunSpec, problem: Problem) -> Problem:
+    """The problem with the text of the longest length budget, if there are budgets."""
+    targets = run.length_budget.targets
+    if not targets:
+        return problem
+    return Problem(problem.problem_id, told(run.length_budget, problem.prompt, targets[-1]), problem.answer)
+
+
+def _facts(run: RunSpec, environment: Environment) -> list[PartFacts]:
+    parts: dict[str, Environment] = getattr(environment, "parts", {environment.name: environment})
+    weights = {part.title: part.weight for part in run.environment.parts} or {environment.name: 1.0}
+    total = sum(weights.values())
+    return [
+        PartFacts(label, one.size, one.held_back, getattr(one, "left_out", 0), weights[label] / total)
+        for label, one in parts.items()
+    ]
+
+
+def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:
+    """A tokenizer of another model gives tokens that the model has no weights for."""
+    config = run.files["model/config.json"]
+    rows = json.loads(config.read_bytes()).get("vocab_size")
+    if isinstance(rows, int) and tokenizer.vocabulary > rows:
+        raise RunFileError(
+            "tokenizer and model do not belong together",
+            f"tokenizer.json knows {tokenizer.vocabulary} tokens, {config} says vocab_size = {rows}",
+            "export both from the same model",
+        )
+
+
+def _with_real_paths(error: Exception, run: CompiledRun, assets: Path) -> Exception:
+    """The same error with the user's own file names in it."""
+    for part in ("what", "why", "remedy"):
+        text = getattr(error, part, None)
+        if isinstance(text, str):
+            for name, file in run.files.items():
+                text = text.replace(str(assets / name), str(file))
+            setattr(error, part, text)
+    return error
+
+
+def _check_model(run: CompiledRun) -> int:
+    """The number of the model's parameters."""
+    config = run.files["model/config.json"]
+    try:
+        hidden = json.loads(config.read_bytes())["hidden_size"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFileError(
+            f"cannot read {config}", f"no hidden_size in it: {error}", "export the model in Hugging Face format"
+        ) from error
+    k = run.spec.verification.toploc_k
+    if not isinstance(hidden, int) or most_points(hidden) < k:
+        raise RunFileError(
+            "the activation proofs do not fit the model",
+            f"a row has {hidden} values and verification.toploc_k = {k}: only the largest quarter of a row is precise "
+            "enough to prove something",
+            f"set toploc_k to at most {most_points(hidden) if isinstance(hidden, int) else 1} in [verification]",
+        )
+    return sum(_check_weights(file) for name, file in run.files.items() if name.endswith(".safetensors"))
+
+
+def _check_weights(file: Path) -> int:
+    """How many numbers the file's tensors hold."""
+    try:
+        with safe_open(file, framework="np") as weights:
+            shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError) as error:
+        raise RunFileError(f"cannot read the weights {file}", str(error), "restore or export the file again") from error
+    if not shapes:
+        raise RunFileError(f"cannot use the weights {file}", "there are no tensors in it", "export the model again")
+    return sum(math.prod(shape) for shape in shapes)

@@ -1,0 +1,1 @@
+"""What follows from verdicts on chain: stakes that are taken, work that is not paid."""

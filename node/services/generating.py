@@ -1,0 +1,281 @@
+"""The worker: draw, generate, commit, publish; and put accepted work on chain, one root per epoch.
+
+Its own rewards are for its log only. What it has committed to is in the journal before anybody hears of it.
+"""
+
+import math
+import time
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from contracts.bindings import PoolInfo, WorkInfo
+from node.chain.client import Block
+from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
+from node.recipe.capacity import CapacityGauge
+from node.services.court.invalidating import encode_leaves
+from node.services.station import LoadedPolicies, Rate, Station
+from node.state.journal import Journal
+from node.swarm.ballots import FileState
+from node.weights.keeper import HeldPolicy
+from protocol.checks import reason_name
+from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.messages import Heartbeat, RolloutCommitted, WorkPublished
+from protocol.statements import WorkCommitment, sign
+from protocol.work import leaf, merkle_root
+
+log = structlog.get_logger()
+SHORTEST_PATIENCE = 0.5
+FIRST_INTERVAL = 1.5
+INTERVAL_MEMORY = 0.8
+LOAD_DEADLINE = 120.0
+PRODUCE_DEADLINE = 600.0
+VERDICT_POLL = 5.0
+REMEMBERED = 256
+"""Own files whose state is looked at again."""
+
+
+class EngineChild(Protocol):
+    """The part of node.inference that a worker drives."""
+
+    generation: int
+
+    async def ask(self, request: Request, *, timeout: float) -> Reply: ...
+
+
+class Treasury(Protocol):
+    """The part of node.chain that pays."""
+
+    async def pool(self, pool: int) -> PoolInfo: ...
+    async def block(self) -> Block: ...
+    async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo: ...
+    async def commit_work(self, pool: int, epoch: int, root: bytes, units: int) -> object: ...
+
+
+class Worker:
+    """Generates rollouts for every policy until the run is over."""
+
+    def __init__(
+        self, station: Station, engine: EngineChild, treasury: Treasury, scratch: Path, gauge: CapacityGauge
+    ) -> None:
+        self._station = station
+        self._engine = engine
+        self._treasury = treasury
+        self._scratch = scratch
+        self._gauge = gauge
+        self._informative = 1.0
+        self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
+        self.rate = Rate()
+        self.last_reward: float | None = None
+        self.finished = False
+        self.counts: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()
+        self.units = 0
+        self.generate_seconds = 0.0
+        self._first_step = -1
+        self._arrived_step = -1
+        self._arrived_at = 0.0
+        self._interval = FIRST_INTERVAL
+
+    async def run(self) -> None:
+        await self._repeat_promises()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_verdicts)
+            nursery.start_soon(self._watch_trainer)
+            nursery.start_soon(self._pay_epochs)
+            await self._generate()
+
+    async def _generate(self) -> None:
+        while True:
+            policy = await self._next_policy()
+            index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
+            try:
+                produced = await self._produce(policy, index)
+                await self._commit(policy, index, produced)
+            except IntellectError as error:
+                log.warning("rollout.failed", step=policy.step, why=error.why)
+                await trio.sleep(1.0)
+
+    async def _next_policy(self) -> HeldPolicy:
+        """The newest policy, once this worker's share of its rollouts is not yet made.
+
+        A trainer that does not advance lacks rollouts (somebody's were refused, or somebody left): every time
+        that two usual intervals pass without a new policy, each worker makes one file more.
+        """
+        while True:
+            policy = self._station.shelf.newest or await self._station.shelf.newer_than(-1)
+            self._note_arrival(policy)
+            made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
+            patience = max(SHORTEST_PATIENCE, 2 * self._interval)
+            waited = trio.current_time() - self._arrived_at
+            if not self.finished and made < self._share() + math.floor(waited / patience):
+                return policy
+            with trio.move_on_after(30.0 if self.finished else patience - waited % patience + 0.01):
+                await self._station.shelf.newer_than(policy.step)
+
+    def _note_arrival(self, policy: HeldPolicy) -> None:
+        """Remember when a policy came, and how long policies usually take."""
+        if policy.step == self._arrived_step:
+            return
+        if self._first_step < 0:
+            self._first_step = policy.step
+        now = trio.current_time()
+        if self._arrived_step >= 0:
+            took = (now - self._arrived_at) / (policy.step - self._arrived_step)
+            self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
+        self._arrived_step, self._arrived_at = policy.step, now
+
+    def _share(self) -> int:
+        """Files per policy so that all live workers together make what a step needs.
+
+        Of the first policy that a worker meets it makes twice that, if the run allows staleness: from then on the
+        trainer has one batch in hand while the next is being made, and neither waits for the other.
+        """
+        run = self._station.run.spec
+        workers = max(1, len(self._station.membership.table.live(trio.current_time(), "worker")))
+        share = math.ceil(run.rollout.files_per_step * self._refill() / workers)
+        ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
+        return 2 * share if ahead else share
+
+    def _refill(self) -> float:
+        """Files to make for each that a batch needs: with the online filter, groups without signal do not count."""
+        filters = self._station.run.spec.filters
+        return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
+
+    async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
+        if self._loaded.needs(policy, self._engine.generation):
+            load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
+            await self._engine.ask(load, timeout=LOAD_DEADLINE)
+            self._loaded.loaded(policy)
+        out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
+        order = Produce(
+            policy_root=policy.root,
+            node=self._station.key.address,
+            pool=self._station.pool,
+            index=index,
+            out_path=str(out),
+            capacity=self._gauge.capacity,
+        )
+        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE)
+        assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
+        self._gauge.note(produced.units, produced.seconds)
+        self.generate_seconds += produced.seconds
+        self._informative = 0.7 * self._informative + 0.3 * produced.informative
+        return produced
+
+    async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
+        path = Path(produced.path)
+        info = await self._station.blobs.add(path)
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
+        commitment = WorkCommitment(
+            self._station.pool, self._station.key.address, policy.root, index, info.root, produced.units
+        )
+        message = RolloutCommitted(
+            pool=self._station.pool,
+            commitment=commitment,
+            signature=sign(self._station.key, self._station.domain, commitment),
+            size=info.size,
+        )
+        raw = self._station.board.sealed(message)
+        slot = policy.root + index.to_bytes(8, "big")
+        await self._journal.do(
+            self._journal.commit_file, slot, raw, info.root, policy.root, index, produced.units, time.time()
+        )
+        await self._station.board.post_raw(raw)
+        self.units += produced.units
+        self.counts = await self._journal.do(self._journal.file_counts)
+        self.rate.add(produced.tokens)
+        self.last_reward = produced.reward_estimate
+        log.info("rollout.committed", step=policy.step, index=index, root=info.root.hex()[:16], units=produced.units)
+
+    async def _repeat_promises(self) -> None:
+        """After a restart: say again what was committed last; the files are still in the store."""
+        for raw in await self._journal.do(self._journal.last_said, "commitment", 16):
+            await self._station.board.post_raw(raw)
+
+    async def _follow_verdicts(self) -> None:
+        """What becomes of this worker's files, as the pool's jury decides; a dispute may change it once more."""
+        told = self._station.jury.watch()
+        known: OrderedDict[bytes, FileState] = OrderedDict()
+        while True:
+            with trio.move_on_after(VERDICT_POLL):  # some things only time decides
+                root = await told.receive()
+                if self._station.jury.ballots.worker_of(root) == self._station.key.address:
+                    known.setdefault(root, FileState.OPEN)
+            for root, before in list(known.items()):
+                state = self._station.jury.ballots.state(root)
+                if state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
+                    known[root] = state
+                    await self._note_verdict(root, state is FileState.ACCEPTED)
+            while len(known) > REMEMBERED:
+                known.popitem(last=False)
+
+    async def _note_verdict(self, root: bytes, accepted: bool) -> None:
+        if not accepted:
+            await self._journal.do(self._journal.revoke_file, root)
+            self._note_reasons(root)
+        await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
+        self.counts = await self._journal.do(self._journal.file_counts)
+
+    def _note_reasons(self, root: bytes) -> None:
+        """Why a file was refused, in the validators' words: what its worker's owner must know."""
+        votes = self._station.jury.ballots.rejecting(root)
+        reasons = {reason_name(vote.verdict.reason) for vote in votes.values()} or {"disputed"}
+        self.refused.update(reasons)
+        details = sorted({vote.detail for vote in votes.values() if vote.detail})
+        log.warning("rollout.refused", root=root.hex()[:16], reasons=sorted(reasons), details=details[:3])
+
+    async def _watch_trainer(self) -> None:
+        async for signed in self._station.board.subscribe(Heartbeat):
+            if self._station.membership.is_trainer(signed.author):
+                self.finished = bool(signed.message.finished)  # type: ignore[union-attr]
+
+    async def _pay_epochs(self) -> None:
+        """Once an epoch is over, one Merkle root of its accepted files goes on chain."""
+        while True:
+            try:
+                pool = await self._treasury.pool(self._station.pool)
+                now = (await self._treasury.block()).timestamp
+                await self._commit_epoch(pool.epoch_at(now) - 1)
+                await trio.sleep(min(max(pool.epoch_seconds / 4, 1.0), 300.0))
+            except IntellectError as error:
+                log.warning("work.not_committed", why=error.why)
+                await trio.sleep(5.0)
+
+    async def _commit_epoch(self, epoch: int) -> None:
+        """Commit what is accepted and not yet on chain under the epoch that just ended."""
+        last = int(await self._journal.do(self._journal.recall, "epoch") or b"-1")
+        if epoch <= last:
+            return
+        files = await self._journal.do(self._journal.files_of_epoch, epoch)
+        if not files:
+            files = await self._journal.do(self._journal.unpaid_files, time.time())
+            await self._journal.do(self._journal.assign_epoch, [root for root, _ in files], epoch)
+        if files and not await self._is_on_chain(epoch):
+            leaves = [leaf(self._station.key.address, root, units) for root, units in files]
+            units = sum(units for _, units in files)
+            await self._treasury.commit_work(self._station.pool, epoch, merkle_root(leaves), units)
+            await self._publish_leaves(epoch, merkle_root(leaves), files)
+            log.info("work.committed", epoch=epoch, files=len(files), units=units)
+        await self._journal.do(self._journal.remember, "epoch", str(epoch).encode())
+
+    async def _publish_leaves(self, epoch: int, root: bytes, files: list[tuple[bytes, int]]) -> None:
+        """Show which files stand behind an epoch's root, so that one that is rejected later can be taken out."""
+        info = await self._station.blobs.add(encode_leaves(files))
+        message = WorkPublished(
+            pool=self._station.pool, epoch=epoch, root=root, leaves_root=info.root, leaves_size=info.size
+        )
+        await self._station.board.post(message)
+
+    async def _is_on_chain(self, epoch: int) -> bool:
+        """Whether a commitment was sent before a restart could be journaled."""
+        work = await self._treasury.work(self._station.pool, self._station.key.address, epoch)
+        return any(work.root)
+
+    @property
+    def _journal(self) -> Journal:
+        return self._station.journal

@@ -1,0 +1,1 @@
+"""A validator's work: every committed file, checked as its lots say, and a signed verdict."""

@@ -1,0 +1,491 @@
+"""The validator: fetch every committed file, check it, sign a verdict.
+
+Everything that needs no model is checked of every file; which groups go through the model is decided by this
+validator's lots. What goes wrong on this side (its engine, its own fetches of policies) is never held against a
+worker: such a file waits, and in the end gets no verdict from here. Consequences are `tribunal.py`'s.
+"""
+
+import time
+from collections import Counter, deque
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+from blake3 import blake3
+
+from node.inference.wire import Inspect, Inspected, LoadPolicy
+from node.services.court.invalidating import Annulment
+from node.services.court.slashing import Judge, Tribunal
+from node.services.generating import EngineChild
+from node.services.judging.commitments import Docket, Heard
+from node.services.judging.lots import Lot, Lottery
+from node.services.judging.queue import Desk
+from node.services.judging.records import Records
+from node.services.station import LoadedPolicies, Rate, Station
+from node.weights.fetch import PolicyFollower
+from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership, slot_of
+from protocol.decision import Level, Standing
+from protocol.errors import IntellectError, ProtocolError
+from protocol.identity import Address
+from protocol.lots import pack_groups
+from protocol.messages import (
+    MAX_DETAIL,
+    CheckRequested,
+    PolicyAnnounced,
+    RolloutCommitted,
+    Signed,
+    VerdictIssued,
+)
+from protocol.rollout import MAX_FILE_BYTES
+from protocol.statements import Outcome, Verdict, WorkCommitment, sign
+
+log = structlog.get_logger()
+FETCH_TIMEOUT = 30.0
+FETCH_PAUSE = 1.0
+POLICY_TIMEOUT = 30.0
+ANNOUNCE_TIMEOUT = 15.0
+GAP_POLL = 0.5
+INSPECT_DEADLINE = 300.0
+LOAD_DEADLINE = 120.0
+QUEUE = 64
+READY = 16
+TRIES = 3
+RETRY_PAUSE = 5.0
+RECHECK_POLL = 1.0
+REMEMBERED = 4096
+MOST_ASKED = 16
+"""Files that are fetched at one time because the trainer asked."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A committed file on its way to judgement. path: None if it could not be had; already: our verdict of before;
+    fault: what was wrong before it was read; tries: inspections that failed on our side."""
+
+    heard: Heard
+    path: Path | None = None
+    already: bytes | None = None
+    fault: Fault | None = None
+    recheck: bool = False
+    tries: int = 0
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """One verdict, for the status page. at: monotonic seconds."""
+
+    node: str
+    index: int
+    step: int
+    outcome: int
+    reason: int
+    detail: str
+    at: float
+
+
+class OwnTrouble(Exception):
+    """This validator cannot judge a file now; the worker has no part in it."""
+
+
+class Validator:
+    """Judges files until cancelled."""
+
+    def __init__(
+        self, station: Station, engine: EngineChild, policies: PolicyFollower, judge: Judge, scratch: Path
+    ) -> None:
+        self._station = station
+        self._engine = engine
+        self._policies = policies
+        self._scratch = scratch
+        self._audit = station.run.spec.audit
+        self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
+        self._docket = Docket(station.run.spec, trio.current_time)
+        self._desk: Desk[Candidate] = Desk(READY)
+        self._records = Records(station.run.spec.verification.decision, station.journal)
+        self._tribunal = Tribunal(station, judge, self._committed)
+        self._annulment = Annulment(station, judge, self._committed)
+        self._queues: dict[Address, trio.MemorySendChannel[Heard]] = {}
+        self._rechecked: set[bytes] = set()
+        self._asked = 0
+        own = station.key.address
+        self.lottery = Lottery(station.run.spec, station.pool, own, station.journal, station.board)
+        self.rate = Rate()
+        self.outcomes: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.recent: deque[Judged] = deque(maxlen=12)
+
+    async def run(self) -> None:
+        await self.lottery.prepare()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.lottery.run)
+            nursery.start_soon(self._tribunal.run)
+            nursery.start_soon(self._annulment.run)
+            nursery.start_soon(self._follow_policies)
+            nursery.start_soon(self._listen, nursery)
+            nursery.start_soon(self._heed_requests, nursery)
+            nursery.start_soon(self._heed_disputes)
+            nursery.start_soon(self._heed_others)
+            await self._judge_files(nursery)
+
+    # what is heard
+
+    async def _follow_policies(self) -> None:
+        async for signed in self._station.board.subscribe(PolicyAnnounced):
+            message = signed.message
+            assert isinstance(message, PolicyAnnounced)  # noqa: S101 - the subscription's type
+            self._docket.policy(message.policy_root, message.step)
+            self.lottery.policy(message.step)
+
+    async def _listen(self, nursery: trio.Nursery) -> None:
+        async for signed in self._station.board.subscribe(RolloutCommitted):
+            await self._consider(signed, nursery)
+
+    async def _consider(self, signed: Signed, nursery: trio.Nursery) -> None:
+        message = signed.message
+        assert isinstance(message, RolloutCommitted)  # noqa: S101 - the subscription's type
+        rival = self._docket.rival(message)
+        if rival is not None:
+            await self._tribunal.report_equivocation(rival, message)
+            return
+        heard = self._docket.hear(signed)
+        if heard is None:
+            return
+        node = message.commitment.node
+        self.lottery.arrived(node)
+        queue = self._queues.get(node)
+        if queue is None:
+            queue, work = trio.open_memory_channel[Heard](QUEUE)
+            self._queues[node] = queue
+            nursery.start_soon(self._fetch_files, work)
+        try:
+            queue.send_nowait(heard)
+        except trio.WouldBlock:
+            self.outcomes["skipped"] += 1
+
+    async def _heed_requests(self, nursery: trio.Nursery) -> None:
+        """The trainer waits for a verdict: ours again, or the file on top of the pile."""
+        async for signed in self._station.board.subscribe(CheckRequested):
+            message = signed.message
+            assert isinstance(message, CheckRequested)  # noqa: S101 - the subscription's type
+            try:
+                wanted = self._station.board.opened(message.commitment).message
+            except ProtocolError as error:
+                log.debug("request.refused", why=error.why)
+                continue
+            assert isinstance(wanted, RolloutCommitted)  # noqa: S101 - the board let nothing else pass
+            heard = self._docket.find(wanted.commitment.file_root)
+            if heard is not None and self._asked < MOST_ASKED:
+                self._asked += 1
+                nursery.start_soon(self._hurry, heard)
+
+    async def _hurry(self, heard: Heard) -> None:
+        self._desk.hurry(await self._fetch_file(heard))
+        self._asked -= 1
+
+    async def _heed_disputes(self) -> None:
+        """Look again, at everything, wherever two validators disagree."""
+        while True:
+            for root in self._station.jury.ballots.open_disputes():
+                heard = self._docket.find(root)
+                if heard is not None and root not in self._rechecked:
+                    self._rechecked = {*list(self._rechecked)[-REMEMBERED:], root}
+                    self._desk.hurry(Candidate(heard, recheck=True))
+            await trio.sleep(RECHECK_POLL)
+
+    async def _heed_others(self) -> None:
+        async for signed in self._station.board.subscribe(VerdictIssued):
+            message = signed.message
+            assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
+            if signed.author != self._station.key.address:
+                self._records.heard(signed.author, message.verdict.node, message.standing, message.verifier)
+
+    # files in
+
+    async def _fetch_files(self, work: trio.MemoryReceiveChannel[Heard]) -> None:
+        """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
+        async for heard in work:
+            if self._station.membership.is_member(heard.message.commitment.node):
+                await self._desk.put(await self._fetch_file(heard))
+
+    async def _fetch_file(self, heard: Heard) -> Candidate:
+        commitment = heard.message.commitment
+        already = await self._station.journal.do(self._station.journal.said, "verdict", commitment.file_root)
+        if already:
+            return Candidate(heard, already=already)
+        with trio.move_on_after(ANNOUNCE_TIMEOUT):
+            await self._policies.announced(commitment.policy_root)
+        fault = self._docket.fault(heard) or await self._wait_for_gap(heard)
+        if fault:
+            return Candidate(heard, fault=fault)
+        path = await self._deliver(heard.message)
+        if path is None:
+            fault = Fault(Reason.UNAVAILABLE, f"not delivered within {self._audit.delivery_seconds:g} seconds")
+        return Candidate(heard, path=path, fault=fault)
+
+    async def _wait_for_gap(self, heard: Heard) -> Fault | None:
+        """A submission may overtake the one before it; only one that never comes is a gap."""
+        with trio.move_on_after(self._audit.delivery_seconds):
+            while self._docket.gap(heard.message.commitment):  # noqa: ASYNC110 - any of many messages may close it
+                await trio.sleep(GAP_POLL)
+        return self._docket.gap(heard.message.commitment)
+
+    async def _deliver(self, message: RolloutCommitted) -> Path | None:
+        """The file, from its worker or whoever has it; None if nobody hands it over in time."""
+        commitment = message.commitment
+        sources = [commitment.node, *(v for v in self._station.jury.validators() if v != self._station.key.address)]
+        with trio.move_on_after(self._audit.delivery_seconds):
+            while True:
+                try:
+                    return await self._station.blobs.fetch(
+                        commitment.file_root,
+                        sources,
+                        max_size=min(message.size, MAX_FILE_BYTES),
+                        timeout=FETCH_TIMEOUT,
+                    )
+                except IntellectError as error:
+                    log.info("rollout.unavailable", node=commitment.node, why=error.why)
+                await trio.sleep(FETCH_PAUSE)
+        return None
+
+    def _committed(self, root: bytes) -> RolloutCommitted | None:
+        heard = self._docket.find(root)
+        return heard.message if heard else None
+
+    # judging
+
+    async def _judge_files(self, nursery: trio.Nursery) -> None:
+        while True:
+            candidate = await self._desk.take()
+            self.lottery.waiting = len(self._desk)
+            if candidate.already:
+                await self._station.board.post_raw(candidate.already)
+                continue
+            node = candidate.heard.message.commitment.node
+            gone = check_membership(node, self._station.membership.is_member(node))
+            if gone:
+                log.info("rollout.ignored", node=node, why=gone.detail)
+                continue
+            try:
+                await self._judge_file(candidate)
+            except OwnTrouble as trouble:
+                self._put_off(candidate, str(trouble), nursery)
+
+    def _put_off(self, candidate: Candidate, why: str, nursery: trio.Nursery) -> None:
+        """Try again later; after some tries say nothing about the file: others will."""
+        commitment = candidate.heard.message.commitment
+        log.warning("rollout.not_judged", node=commitment.node, index=commitment.index, why=why, tries=candidate.tries)
+        if candidate.tries + 1 >= TRIES:
+            self.outcomes["withheld"] += 1
+            return
+        again = msgspec.structs.replace(candidate, tries=candidate.tries + 1)
+
+        async def later() -> None:
+            await trio.sleep(RETRY_PAUSE)
+            self._desk.hurry(again)
+
+        nursery.start_soon(later)
+
+    async def _judge_file(self, candidate: Candidate) -> None:
+        """One verdict. Raises OwnTrouble if it cannot be given now."""
+        heard = candidate.heard
+        commitment = heard.message.commitment
+        slot = "recheck" if candidate.recheck else "verdict"
+        said = await self._station.journal.do(self._station.journal.said, slot, commitment.file_root)
+        if said:
+            await self._station.board.post_raw(said)
+            return
+        if candidate.fault:
+            await self._pronounce(heard, candidate.fault, None, None, 0.0)
+            return
+        started = time.monotonic()
+        lot = await self._lot(heard, candidate.recheck)
+        path = candidate.path or await self._deliver(heard.message)
+        if path is None:
+            raise OwnTrouble("the file cannot be had for a second look")
+        found = await self._inspect(heard, path, lot)
+        seconds = time.monotonic() - started
+        self.lottery.worked(len(found.checked), found.seconds)
+        copied = self._docket.duplicate(commitment)
+        if found.reason == Reason.WRONG_IDENTITY and copied:
+            found = msgspec.structs.replace(found, detail=copied.detail)
+        elif found.outcome == Outcome.ACCEPT:
+            self._docket.owned_by(commitment.file_root, slot_of(commitment))
+        await self._pronounce(heard, found, lot, await self._standing(heard, found), seconds, candidate.recheck)
+
+    async def _lot(self, heard: Heard, recheck: bool) -> Lot | None:
+        """The groups to recompute, None for all of them."""
+        commitment = heard.message.commitment
+        step = self._docket.step_of(commitment.policy_root)
+        if step is None:
+            raise OwnTrouble("its policy is older than what is known here")
+        if recheck:
+            return None
+        history = await self._records.of(commitment.node)
+        suspect = await self._records.is_suspect(commitment.node)
+        return self.lottery.draw(commitment.file_root, step, history.verified, suspect)
+
+    async def _second_look(self, commitment: WorkCommitment) -> bool:
+        """Whether to look with another arithmetic than the worker's: at half of a suspect's files, each validator at
+        other ones, because one class of engines alone convicts nobody."""
+        if not await self._records.is_suspect(commitment.node):
+            return False
+        return blake3(self._station.key.address.encode() + commitment.file_root).digest(1)[0] & 1 == 1
+
+    async def _inspect(self, heard: Heard, path: Path, lot: Lot | None) -> Inspected:
+        commitment = heard.message.commitment
+        policy = await self._policies.get(commitment.policy_root, POLICY_TIMEOUT)
+        if policy is None:
+            raise OwnTrouble("its policy cannot be fetched")
+        order = Inspect(
+            policy_root=commitment.policy_root,
+            node=commitment.node,
+            pool=commitment.pool,
+            index=commitment.index,
+            units=commitment.units,
+            file_root=commitment.file_root,
+            path=str(path),
+            report_path=str(self._scratch / f"report-{commitment.file_root.hex()[:16]}.arrow"),
+            groups=None if lot is None else lot.groups,
+            second_look=lot is not None and await self._second_look(commitment),
+        )
+        try:
+            if self._loaded.needs(policy, self._engine.generation):
+                load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
+                await self._engine.ask(load, timeout=LOAD_DEADLINE)
+                self._loaded.loaded(policy)
+            inspected = await self._engine.ask(order, timeout=INSPECT_DEADLINE)
+        except IntellectError as error:
+            raise OwnTrouble(f"{error.what}: {error.why}") from error
+        assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
+        return inspected
+
+    async def _standing(self, heard: Heard, found: Inspected) -> Standing:
+        commitment = heard.message.commitment
+        accepted = found.outcome == Outcome.ACCEPT
+        groups = len(found.checked)
+        return await self._records.add(commitment.node, commitment.file_root, found.evidence, groups, accepted)
+
+    async def _sentence(self, heard: Heard, found: Inspected) -> tuple[int, int, str]:
+        """(outcome, reason, detail): what was found in the file, in the light of the worker's whole record."""
+        node = heard.message.commitment.node
+        statistical = found.reason in (Reason.NONE, Reason.ACTIVATIONS, Reason.SAMPLING)
+        standing, seen_by = await self._records.worst(node)
+        if not statistical or standing.level < Level.SUSPECT:
+            return found.outcome, found.reason, found.detail
+        odds = f"odds of e^{standing.log_odds:.1f} that it is {standing.against} after {standing.files} files"
+        believed = set(self._station.jury.ballots.electorate())
+        if standing.level >= Level.CONVICTED and self._records.seconded(node, seen_by, believed):
+            return Outcome.SLASH, Reason.CONVICTED, odds
+        if found.reason != Reason.NONE:
+            return found.outcome, found.reason, found.detail
+        return Outcome.REJECT, Reason.SUSPECTED, odds
+
+    # verdicts out
+
+    async def _pronounce(
+        self,
+        heard: Heard,
+        found: Inspected | Fault,
+        lot: Lot | None,
+        standing: Standing | None,
+        seconds: float,
+        recheck: bool = False,
+    ) -> None:
+        commitment = heard.message.commitment
+        outcome, reason, detail = int(found.outcome), int(found.reason), found.detail
+        if self._audit.hearsay_slashes and reason in PUBLIC_HEARSAY:
+            outcome = int(Outcome.SLASH)
+        if isinstance(found, Inspected) and standing is not None and not recheck:
+            outcome, reason, detail = await self._sentence(heard, found)
+        verdict = Verdict(
+            commitment.pool,
+            commitment.node,
+            commitment.policy_root,
+            commitment.index,
+            commitment.file_root,
+            outcome,
+            reason,
+        )
+        unsigned = self._looked_in_part(verdict, found) or await self._takes_back(verdict)
+        message = VerdictIssued(
+            pool=commitment.pool,
+            verdict=verdict,
+            signature=b"" if unsigned else sign(self._station.key, self._station.domain, verdict),
+            detail=detail[:MAX_DETAIL],
+            group=found.group,
+            recheck=recheck,
+            standing=int(standing.level) if standing else 0,
+        )
+        if isinstance(found, Inspected):
+            self.rate.add(found.tokens)
+            message = await self._with_values(message, found, lot)
+        raw = self._station.board.sealed(message)
+        slot = "recheck" if recheck else "verdict"
+        await self._station.journal.do(self._station.journal.say, slot, commitment.file_root, raw)
+        await self._station.board.post_raw(raw)
+        if not recheck:
+            self._note(heard, outcome, reason, detail)
+        log.info(
+            "rollout.accepted" if outcome == Outcome.ACCEPT else "rollout.rejected",
+            node=commitment.node,
+            index=commitment.index,
+            reason=Reason(reason).name.lower(),
+            detail=detail,
+            groups=len(found.checked) if isinstance(found, Inspected) else 0,
+            recheck=recheck,
+            seconds=round(seconds, 3),
+        )
+
+    def _looked_in_part(self, verdict: Verdict, found: Inspected | Fault) -> bool:
+        """Whether this accepts a file of which not every group was recomputed. The contract is told 'good' only by who
+        looked at everything: who has said so there can help nobody any more when another lot finds the fault."""
+        if not isinstance(found, Inspected) or verdict.outcome != Outcome.ACCEPT:
+            return False
+        return len(found.checked) < self._station.run.spec.rollout.prompts_per_file
+
+    async def _takes_back(self, verdict: Verdict) -> bool:
+        """Whether this node signed the contrary of `verdict` for the contract before. Acceptance and rejection of one
+        file under one key cost the stake on chain, so who learns better in a dispute says so to the swarm only."""
+        journal = self._station.journal
+        raw = await journal.do(journal.said, "verdict", verdict.file_root)
+        if raw is None:
+            return False
+        before = self._station.board.opened(raw).message
+        assert isinstance(before, VerdictIssued)  # noqa: S101 - what this slot holds
+        changed = (before.verdict.outcome == Outcome.ACCEPT) != (verdict.outcome == Outcome.ACCEPT)
+        return changed and bool(before.signature)
+
+    async def _with_values(self, message: VerdictIssued, found: Inspected, lot: Lot | None) -> VerdictIssued:
+        """The verdict with what was recomputed, and the report as a blob if the file is accepted."""
+        groups = self._station.run.spec.rollout.prompts_per_file
+        message = msgspec.structs.replace(
+            message,
+            window=lot.window if lot else -1,
+            rate=lot.rate if lot else 0,
+            checked=pack_groups(found.checked, groups),
+            rewards=found.rewards,
+            logprobs=found.logprobs,
+            verifier=self._verifier(found),
+        )
+        if not found.report_path:
+            return message
+        report = Path(found.report_path)
+        if message.verdict.outcome == Outcome.ACCEPT:
+            info = await self._station.blobs.add(report)
+            message = msgspec.structs.replace(message, report_root=info.root, report_size=info.size)
+        report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
+        return message
+
+    def _verifier(self, found: Inspected) -> str:
+        """The class of engine that looked, for the rule that two classes must agree."""
+        return (found.verifier or getattr(self._engine, "engine_name", ""))[:64]
+
+    def _note(self, heard: Heard, outcome: int, reason: int, detail: str) -> None:
+        commitment = heard.message.commitment
+        self.outcomes["accepted" if outcome == Outcome.ACCEPT else "rejected"] += 1
+        if outcome != Outcome.ACCEPT:
+            self.reasons[Reason(reason).name.lower()] += 1
+        step = self._docket.step_of(commitment.policy_root)
+        shown = -1 if step is None else step
+        self.recent.appendleft(
+            Judged(commitment.node, commitment.index, shown, outcome, reason, detail, time.monotonic())
+        )

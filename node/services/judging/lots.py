@@ -1,0 +1,173 @@
+"""A validator's own lots: its secrets, what it pledges, what it draws, and how much it can do.
+
+Pledges are in the journal before anybody hears them, so that a restart repeats them. What a file's lot was follows
+from the secret; which rate was used stands in the verdict.
+"""
+
+import math
+import secrets
+import time
+
+import msgspec
+import structlog
+import trio
+
+from node.state.journal import Journal
+from node.swarm.board import Board
+from protocol.audit import (
+    Load,
+    as_rate,
+    as_share,
+    last_step_of,
+    pledged_share,
+    share_of_file,
+    window_of,
+)
+from protocol.identity import Address
+from protocol.lots import LotPledge, drawn_groups, secret_hash, window_secret
+from protocol.messages import LotsRevealed
+from protocol.run import RunSpec
+
+log = structlog.get_logger()
+REVEAL_AFTER = 2
+"""Policies beyond the last one for which a window's files are accepted: others may be a little behind."""
+RECALLED = 4
+"""Windows before this one whose secrets may still be owed."""
+MEMORY = 0.9
+HORIZON = 60.0
+
+
+class Lot(msgspec.Struct, frozen=True):
+    """What one file's lot says. rate: of RATE_ONE; groups: drawn ones, ascending."""
+
+    window: int
+    rate: int
+    groups: tuple[int, ...]
+
+
+class Lottery:
+    """One validator's. Call `prepare` before anything else."""
+
+    def __init__(self, run: RunSpec, pool: int, own: Address, journal: Journal, board: Board) -> None:
+        self._run = run
+        self._audit = run.audit
+        self._pool = pool
+        self._own = own
+        self._journal = journal
+        self._board = board
+        self._master = b""
+        self._pledged: dict[int, LotPledge] = {}
+        self._revealed: set[int] = set()
+        self._newest = -1
+        self._moved = trio.Event()
+        self._arrived: list[tuple[float, Address]] = []
+        self._seconds_per_group: float | None = None
+        self.waiting = 0
+
+    @property
+    def pledges(self) -> tuple[LotPledge, ...]:
+        """For the heartbeat: this window and the next."""
+        window = window_of(max(self._newest, 0), self._audit)
+        return tuple(self._pledged[w] for w in (window, window + 1) if w in self._pledged)
+
+    async def prepare(self) -> None:
+        """Recall or make the master secret, and the first pledges."""
+        journal = self._journal
+        master = await journal.do(journal.recall, "lot_master")
+        if master is None:
+            master = secrets.token_bytes(32)
+            await journal.do(journal.remember, "lot_master", master)
+        self._master = master
+        await self._pledge(0, 1)
+
+    def policy(self, step: int) -> None:
+        """The trainer announced a policy."""
+        if step > self._newest:
+            self._newest = step
+            self._moved.set()
+
+    async def run(self) -> None:
+        """Pledge ahead and reveal behind until cancelled."""
+        while True:
+            await self._moved.wait()
+            self._moved = trio.Event()
+            window = window_of(self._newest, self._audit)
+            await self._recall(range(max(0, window - RECALLED), window))
+            await self._pledge(window, window + 1)
+            await self._reveal()
+
+    def draw(self, file_root: bytes, step: int, verified: int, suspect: bool) -> Lot:
+        """The groups of a file that must be recomputed. verified: groups of its worker that were found in order."""
+        window = window_of(step, self._audit)
+        pledge = self._pledged.get(window)
+        pledged = as_share(pledge.rate) if pledge else 1.0
+        rate = as_rate(max(pledged, share_of_file(pledged, self.load(), verified, suspect, self._audit)))
+        groups = self._run.rollout.prompts_per_file
+        secret = window_secret(self._master, self._pool, window)
+        return Lot(window, rate, drawn_groups(secret, file_root, groups, rate))
+
+    # how much this node can do
+
+    def arrived(self, node: Address) -> None:
+        """A file was committed."""
+        self._arrived.append((time.monotonic(), node))
+
+    def worked(self, groups: int, seconds: float) -> None:
+        """The engine recomputed so many groups in so many seconds."""
+        if groups > 0:
+            took = seconds / groups
+            known = self._seconds_per_group
+            self._seconds_per_group = took if known is None else MEMORY * known + (1 - MEMORY) * took
+
+    def load(self) -> Load | None:
+        """What arrives and what can be done, groups per second; None before anything was measured."""
+        horizon = time.monotonic() - HORIZON
+        self._arrived = [entry for entry in self._arrived if entry[0] >= horizon]
+        if self._seconds_per_group is None or not self._arrived:
+            return None
+        span = max(time.monotonic() - self._arrived[0][0], 1.0)
+        per_file = self._run.rollout.prompts_per_file
+        return Load(
+            arriving=len(self._arrived) * per_file / span,
+            capacity=1.0 / max(self._seconds_per_group, 1e-9),
+            backlog=self.waiting * per_file * self._seconds_per_group,
+        )
+
+    # pledging and revealing
+
+    async def _recall(self, windows: range) -> None:
+        """After a restart: what was pledged for windows that are not revealed yet."""
+        for window in windows:
+            if window not in self._pledged and await self._journal.do(self._journal.recall, f"lot_pledge_{window}"):
+                await self._pledge(window)
+
+    async def _pledge(self, *windows: int) -> None:
+        for window in windows:
+            if window in self._pledged:
+                continue
+            name = f"lot_pledge_{window}"
+            raw = await self._journal.do(self._journal.recall, name)
+            rate = int(raw) if raw else as_rate(self._promise())
+            if not raw:
+                await self._journal.do(self._journal.remember, name, str(rate).encode())
+            secret = window_secret(self._master, self._pool, window)
+            self._pledged[window] = LotPledge(window, secret_hash(secret, self._own, self._pool, window), rate)
+        for window in sorted(self._pledged)[:-64]:
+            del self._pledged[window]
+
+    def _promise(self) -> float:
+        """The share to pledge for a window to come."""
+        per_step = self._run.rollout.files_per_step
+        workers = len({node for _, node in self._arrived}) or per_step  # unknown: so many that each makes one file
+        groups = math.ceil(per_step / workers) * self._audit.window * self._run.rollout.prompts_per_file
+        return pledged_share(self.load(), groups, 1, self._audit)
+
+    async def _reveal(self) -> None:
+        staleness = self._run.recipe.max_staleness
+        due = [w for w in self._pledged if last_step_of(w, self._audit) + staleness + REVEAL_AFTER <= self._newest]
+        for window in sorted(set(due) - self._revealed):
+            secret = window_secret(self._master, self._pool, window)
+            await self._board.post(LotsRevealed(pool=self._pool, window=window, secret=secret))
+            self._revealed.add(window)
+            self._revealed = {one for one in self._revealed if one > window - 64}
+            log.debug("lots.revealed", window=window)

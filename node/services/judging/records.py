@@ -1,0 +1,94 @@
+"""What a validator knows of each worker over time: evidence by the sequential test, groups found in order.
+
+In the journal, because a worker's record must survive the validator's restart. Which consequence a standing has is for
+the validator; the arithmetic is protocol.decision.
+"""
+
+from collections import OrderedDict
+
+import msgspec
+
+from node.state.journal import Journal
+from protocol.decision import DecisionSpec, Evidence, Level, Record, Standing, after, standing
+from protocol.identity import Address
+
+REMEMBERED = 8192
+IN_MEMORY = 1024
+CLASSES_REMEMBERED = 64
+"""What other validators said of one worker: per validator and class of engine."""
+
+
+class History(msgspec.Struct, frozen=True):
+    """records: of the sequential test, by the class of engine that looked (each file counts in one of them, so that the
+    bound on false alarms per file holds over all); verified: groups recomputed in order; files: roots' first bytes,
+    counted once."""
+
+    records: dict[str, Record] = {}
+    verified: int = 0
+    files: tuple[bytes, ...] = ()
+
+
+class Records:
+    """One validator's memory of workers."""
+
+    def __init__(self, spec: DecisionSpec, journal: Journal) -> None:
+        self._spec = spec
+        self._journal = journal
+        self._known: OrderedDict[Address, History] = OrderedDict()
+        self._others: dict[Address, dict[tuple[Address, str], int]] = {}
+
+    async def of(self, node: Address) -> History:
+        """The history of a worker."""
+        known = self._known.get(node)
+        if known is None:
+            raw = await self._journal.do(self._journal.recall, f"history_{node}")
+            known = msgspec.json.decode(raw, type=History) if raw else History()
+            self._known[node] = known
+            while len(self._known) > IN_MEMORY:
+                self._known.popitem(last=False)
+        return known
+
+    async def add(self, node: Address, root: bytes, evidence: Evidence, groups: int, accepted: bool) -> Standing:
+        """Count one inspected file, once; returns the worker's standing in the eyes of the class that looked.
+
+        A file of which no prefill was made counts for no class, and says nothing.
+        """
+        history = await self.of(node)
+        name, record = root[:8], history.records.get(evidence.verifier, Record())
+        if name not in history.files:
+            record = after(record, evidence, self._spec)
+            history = History(
+                records={**history.records, evidence.verifier: record},
+                verified=history.verified + groups if accepted else 0,
+                files=(*history.files, name)[-64:],
+            )
+            self._known[node] = history
+            await self._journal.do(self._journal.remember, f"history_{node}", msgspec.json.encode(history))
+        return standing(record, self._spec)
+
+    async def worst(self, node: Address) -> tuple[Standing, str]:
+        """(the worker's worst standing over all classes of engines that this validator looked with, that class)."""
+        records = (await self.of(node)).records
+        standings = [(standing(record, self._spec), verifier) for verifier, record in records.items()]
+        return max(standings, key=lambda one: one[0].log_odds, default=(standing(Record(), self._spec), ""))
+
+    async def is_suspect(self, node: Address) -> bool:
+        return (await self.worst(node))[0].level >= Level.SUSPECT
+
+    def heard(self, validator: Address, node: Address, level: int, verifier: str) -> None:
+        """What another validator says of a worker, looking with one class of engine."""
+        told = self._others.setdefault(node, {})
+        told.pop((validator, verifier), None)
+        told[validator, verifier] = level
+        while len(told) > CLASSES_REMEMBERED:
+            told.pop(next(iter(told)))
+        while len(self._others) > REMEMBERED:
+            self._others.pop(next(iter(self._others)))
+
+    def seconded(self, node: Address, verifier: str, believed: set[Address]) -> bool:
+        """Whether a believed validator suspects this worker through another class of engine, too."""
+        return any(
+            level >= Level.SUSPECT and other and other != verifier
+            for (validator, other), level in self._others.get(node, {}).items()
+            if validator in believed
+        )

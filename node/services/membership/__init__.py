@@ -1,0 +1,1 @@
+"""Being in the pool: registered, staked, leased, and aware of who else is."""

@@ -1,0 +1,71 @@
+"""What the three roles share: the run they work for and the doors to its parts."""
+
+import time
+from collections import deque
+
+import msgspec
+
+from node.blobs.interface import Blobs
+from node.run.assets import Run
+from node.state.journal import Journal
+from node.swarm.board import Board
+from node.swarm.jury import Jury
+from node.swarm.membership import Membership
+from node.weights.keeper import HeldPolicy, PolicyShelf
+from protocol.identity import NodeKey
+from protocol.statements import Domain
+
+
+class Station(msgspec.Struct):
+    """A node's place in the swarm: who it is, what it holds, whom it can talk to."""
+
+    key: NodeKey
+    domain: Domain
+    pool: int
+    run: Run
+    board: Board
+    blobs: Blobs
+    journal: Journal
+    membership: Membership
+    shelf: PolicyShelf
+    quorum: int
+    jury: Jury
+
+
+class Rate:
+    """Tokens per second over the last `window` seconds."""
+
+    def __init__(self, window: float = 15.0) -> None:
+        self._window = window
+        self._events: deque[tuple[float, int]] = deque()
+
+    def add(self, tokens: int) -> None:
+        self._events.append((time.monotonic(), tokens))
+
+    @property
+    def per_second(self) -> float:
+        horizon = time.monotonic() - self._window
+        while self._events and self._events[0][0] < horizon:
+            self._events.popleft()
+        if not self._events:
+            return 0.0
+        span = max(time.monotonic() - self._events[0][0], 1.0)
+        return sum(tokens for _, tokens in self._events) / span
+
+
+class LoadedPolicies:
+    """Which policies the engine child has in memory: reset when the child restarts."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._roots: list[bytes] = []
+        self._generation = -1
+
+    def needs(self, policy: HeldPolicy, generation: int) -> bool:
+        """Whether `policy` must be loaded before use; `generation` counts the child's starts."""
+        if generation != self._generation:
+            self._generation, self._roots = generation, []
+        return policy.root not in self._roots
+
+    def loaded(self, policy: HeldPolicy) -> None:
+        self._roots = [*self._roots, policy.root][-self._limit :]

@@ -1,0 +1,1 @@
+"""The trainer's work: verified rollouts in, batches to the learner, policies out."""

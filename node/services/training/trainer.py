@@ -1,0 +1,247 @@
+"""The trainer: publish each policy, gather verified rollouts, hand the learner one batch per step.
+
+Which files may be used is the intake's to say, which groups make a batch node.recipe's; staleness is counted from
+the policy that made the tokens. Publishing and batching are journaled, so a restart neither repeats nor loses anything.
+"""
+
+import time
+from collections import Counter, deque
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+
+from node.metrics.alarms import Alarm
+from node.metrics.observer import Observer
+from node.recipe.ledger import Entry, Ledger
+from node.recipe.limits import reached_target, spent
+from node.recipe.pool import Group, RolloutPool, Selection, group_id
+from node.recipe.stats import describe
+from node.services.station import Rate, Station
+from node.services.training.intake import Intake
+from node.services.training.journeys import Journeys
+from node.training.batch import Batch, BatchHeader, encode_batch
+from node.training.client import TrainerProcess
+from node.training.spool import Spool
+from node.weights.publish import Publisher
+
+log = structlog.get_logger()
+POLL = 0.05
+AHEAD = 1
+POLICY_TIMEOUT = 15.0
+HISTORY = 400
+
+
+class StepMetrics(msgspec.Struct):
+    """What the learner says of one step; further fields are ignored here and kept in the spool's file."""
+
+    step: int
+    eval_reward: float | None = None
+    reward_mean: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    entropy: float | None = None
+
+
+class Trainer:
+    """Drives one learner until the run's last step."""
+
+    def __init__(
+        self, station: Station, learner: TrainerProcess, spool: Spool, publisher: Publisher, observer: Observer
+    ) -> None:
+        self._station = station
+        self._learner = learner
+        self._spool = spool
+        self._publisher = publisher
+        self._observer = observer
+        self._spec = station.run.spec
+        self._ledger = Ledger(spool.root)
+        self._pool = RolloutPool(self._spec)
+        self._used: set[bytes] = set()
+        self._tokens = 0
+        self._steps: dict[bytes, int] = {}
+        self._journeys = Journeys()
+        self._intake = Intake(
+            station,
+            step_of=self._step_of,
+            fresh=self._fresh,
+            taken_in=self._take_in,
+            taken_back=self._pool.forget,
+            journeys=self._journeys,
+        )
+        self.rate = Rate(30.0)
+        self.step = -1
+        self.done = False
+        self.staleness: Counter[int] = Counter()
+        self.ended_by: str | None = None
+        self.metrics: deque[StepMetrics] = deque(maxlen=HISTORY)
+        self.began_at: float | None = None
+        self.seconds = 0.0
+
+    @property
+    def queued(self) -> int:
+        """Verified rollouts that wait for a batch."""
+        return self._pool.rollouts
+
+    @property
+    def dropped(self) -> int:
+        """Rollouts that were too old when their turn came, and files that could not be had or used."""
+        return self._pool.stale_rollouts + self._intake.lost
+
+    @property
+    def invalidated(self) -> int:
+        """Files that trained a step and were rejected afterwards."""
+        return self._intake.invalidated
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """What looks like trouble now."""
+        return self._observer.alarms
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The newest step's record."""
+        return self._observer.latest
+
+    async def run(self) -> None:
+        journal = self._station.journal
+        await journal.do(journal.forget_consumed, self._spool.next_batch())
+        self._used = set(await journal.do(journal.consumed))
+        await self._recall()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._learner.run)
+            nursery.start_soon(self._intake.run)
+            nursery.start_soon(self._feed)
+            nursery.start_soon(self._publish)
+
+    # policies out
+
+    async def _publish(self) -> None:
+        """Publish each completed step in order; the newest ones again after a restart."""
+        first = max(0, self._spool.newest_step() - self._spec.recipe.max_staleness)
+        for step in range(first, self._spec.recipe.steps + 1):
+            while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
+                await trio.sleep(POLL)
+            metrics = await trio.to_thread.run_sync(self._read_metrics, step)
+            began = trio.current_time()
+            held = await self._publisher.publish(step, self._spool.policy_path(step))
+            announced = trio.current_time() - began
+            self._steps[held.root] = step
+            self._journeys.published(step)
+            self._station.shelf.put(held)
+            await self._count_time()
+            self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1)
+            self.step = step
+            if not self.metrics or metrics.step > self.metrics[-1].step:
+                self.metrics.append(metrics)
+            await trio.to_thread.run_sync(self._observe, step, announced)
+            self.ended_by = self._reason_to_end()
+            if self.ended_by:
+                log.info("run.ended_early", step=step, why=self.ended_by)
+                break
+        self.done = True
+        self._learner.finish()
+        log.info("run.finished", step=self.step, seconds=round(self.seconds, 1))
+
+    async def _recall(self) -> None:
+        """After a restart: the curve so far, and when training began."""
+        journal = self._station.journal
+        began = await journal.do(journal.recall, "training_began")
+        self.began_at = float(began) if began else None
+        last = self._spool.newest_step()
+        for step in range(max(0, last + 1 - HISTORY), last + 1):
+            self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
+        self._tokens = await trio.to_thread.run_sync(self._ledger.tokens, self._spool.next_batch())
+
+    async def _count_time(self) -> None:
+        """Training time runs from the first policy, through restarts."""
+        now = time.time()
+        if self.began_at is None:
+            self.began_at = now
+            journal = self._station.journal
+            await journal.do(journal.remember, "training_began", repr(now).encode())
+        self.seconds = now - self.began_at
+
+    def _read_metrics(self, step: int) -> StepMetrics:
+        return msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=StepMetrics)
+
+    def _observe(self, step: int, announced: float) -> None:
+        """Put the step on record, with what its batch was made of. announced: seconds from image to announcement."""
+        if step <= self._observer.newest:
+            return
+        learner = msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, Any])
+        entry = self._ledger.read(step - 1) if step > 0 else None
+        self._observer.observe(
+            learner, {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}, {"announce": announced}
+        )
+
+    def _reason_to_end(self) -> str | None:
+        """Why the run ends here, before its last step; None if it goes on."""
+        target = self._spec.recipe.target_reward
+        if reached_target(self._spec, [m.eval_reward for m in self.metrics if m.eval_reward is not None]):
+            return f"the goal is reached: recipe.target_reward = {target:g}"
+        if self._spec.alarms.stop and self.alarms:
+            return f"an alarm rings: {self.alarms[0].text}"
+        return spent(self._spec, self.seconds, self._tokens)
+
+    # verdicts in
+
+    def _take_in(self, groups: list[Group]) -> None:
+        self._pool.add(group for group in groups if _name(group) not in self._used)
+        self.rate.add(sum(sample.length for group in groups for sample in group.samples))
+
+    async def _step_of(self, policy_root: bytes) -> int | None:
+        """The step of one of our policies. After a restart verdicts may come before the policies are published
+        again; None if it is not one of the newest."""
+        with trio.move_on_after(POLICY_TIMEOUT):
+            while (  # noqa: ASYNC110 - publishing has no event per policy
+                policy_root not in self._steps and self.step < self._spool.newest_step()
+            ):
+                await trio.sleep(POLL)
+        return self._steps.get(policy_root)
+
+    # batches in
+
+    async def _feed(self) -> None:
+        """Hand the learner batch N as soon as it has policy N (or is about to), from fresh files, oldest first."""
+        while not self.done:
+            step = self._spool.next_batch()
+            if step >= self._spec.recipe.steps:
+                return
+            if step <= self.step + AHEAD:
+                selection = self._pool.take(step)
+                if selection is not None:
+                    await self._hand_over(selection)
+                    continue
+            await trio.sleep(POLL)
+
+    def _fresh(self, policy_step: int) -> bool:
+        return self._spool.next_batch() - policy_step <= self._spec.recipe.max_staleness
+
+    async def _hand_over(self, selection: Selection) -> None:
+        """Journal what is used up, then the ledger, then the batch: a crash in between frees the groups again."""
+        step, journal = selection.step, self._station.journal
+        settled = [_name(group) for group in selection.settled]
+        await journal.do(journal.consume, settled, step)
+        self._used.update(settled)
+        stats = describe(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
+        stats["file_seconds"] = self._journeys.means(selection.groups)
+        await trio.to_thread.run_sync(self._write, selection, stats)
+        self._tokens += stats["output_tokens"]
+        for age, count in stats["staleness"].items():
+            self.staleness[int(age)] += count
+        log.info("batch.written", step=step, groups=len(selection.groups), flat=stats["groups_flat"])
+
+    def _write(self, selection: Selection, stats: dict[str, Any]) -> None:
+        self._ledger.write(Entry(selection.step, stats, [group_id(group) for group in selection.groups]))
+        files = tuple(group_id(group) for group in selection.groups)
+        self._spool.write_batch(
+            selection.step, encode_batch(Batch(BatchHeader(selection.step, files=files), selection.rows))
+        )
+
+
+def _name(group: Group) -> bytes:
+    """What the journal calls a group: its file's root and its number."""
+    root, number = group.key
+    return root + number.to_bytes(4, "big")

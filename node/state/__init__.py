@@ -1,0 +1,1 @@
+"""The state directory: its lock, keys and journal, and how files get into it whole."""

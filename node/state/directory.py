@@ -1,0 +1,57 @@
+"""The state directory and its lock: one daemon per directory, so one daemon per key."""
+
+import errno
+import os
+from pathlib import Path
+
+from node.errors import StateError
+from node.state.locks import FileLock
+
+MIN_FREE_BYTES = 256 * 1024 * 1024
+
+
+class StateDir:
+    """Creates the directory, holds its lock until `close`. Other processes see the pid of the holder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for name in ("blobs", "logs", "tmp"):
+                (path / name).mkdir(exist_ok=True)
+            self._lock = FileLock(path / "lock")
+            self._acquire()
+        except OSError as error:
+            raise StateError(
+                f"cannot use the state directory {path}", error.strerror or str(error), _remedy(error)
+            ) from error
+        self._check_space()
+
+    def _acquire(self) -> None:
+        if not self._lock.acquire():
+            raise StateError(
+                f"the state directory {self.path} is in use",
+                f"another daemon (pid {self._lock.holder}) holds its lock",
+                "stop that daemon, or give this one its own --state-dir (and so its own key)",
+            )
+
+    def _check_space(self) -> None:
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < MIN_FREE_BYTES:
+            self.close()
+            raise StateError(
+                f"the disk of {self.path} is full",
+                f"{free // 2**20} MiB are free, at least {MIN_FREE_BYTES // 2**20} are needed",
+                "free some space, or use --state-dir on another disk",
+            )
+
+    def close(self) -> None:
+        """Release the lock and remove its file."""
+        self._lock.release()
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return "free some space, or use --state-dir on another disk"
+    return "choose another with --state-dir, or correct its permissions"

@@ -1,0 +1,112 @@
+"""Origin -> relay -> client over HTTP, and what a relay refuses."""
+
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from node.blobs.http.fetch import HttpBlobs, fetch_listing
+from node.blobs.http.listing import MalformedListing, PolicyRow, decode_listing, encode_listing
+from node.blobs.http.mirror import Mirror, root_of_image
+from node.blobs.http.server import Gateway, ServedPolicy
+from node.blobs.http.sources import HttpSource, parse_source
+from node.blobs.store import BlobStore
+from protocol.policy import MalformedPolicy, describe_tensors, encode_image, policy_root
+
+
+def image_of(step: int) -> bytes:
+    return encode_image({"a": np.full((64, 1024), step, np.uint16), "b": np.arange(7, dtype=np.uint16)})
+
+
+async def origin(store: BlobStore, steps: Sequence[int]) -> list[ServedPolicy]:
+    policies: list[ServedPolicy] = []
+    for step in steps:
+        data = image_of(step)
+        root = policy_root(
+            describe_tensors({"a": np.full((64, 1024), step, np.uint16), "b": np.arange(7, dtype=np.uint16)})
+        )
+        info = await store.add(data)
+        policies.append(ServedPolicy(step, root, info.root, info.size, store.path(info.root), b"signed"))
+    return policies
+
+
+@asynccontextmanager
+async def serving(store: BlobStore, policies: Callable[[], Sequence[ServedPolicy]]):
+    gateway = Gateway("127.0.0.1:0", store, policies)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(gateway.run)
+        yield parse_source(gateway.source())
+        nursery.cancel_scope.cancel()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with trio.fail_after(20):
+        while not true():  # noqa: ASYNC110 - what the mirror does by itself
+            await trio.sleep(0.02)
+
+
+async def test_a_relay_follows_an_origin_and_serves_what_it_holds(tmp_path: Path) -> None:
+    first, middle, last = (BlobStore(tmp_path / name, quota=10**8) for name in ("first", "middle", "last"))
+    policies = await origin(first, [3, 4])
+    async with serving(first, lambda: policies) as source, trio.open_nursery() as nursery:
+        mirror = Mirror(middle, [HttpSource("http://127.0.0.1:1"), source], keep=2, every=0.02)
+        await nursery.start(mirror.run)
+        await until(lambda: [held.step for held in mirror.policies()] == [3, 4])
+        async with serving(middle, mirror.policies) as relay:
+            rows = await fetch_listing(relay)
+            assert bytes.fromhex(rows[0].announcement) == b"signed"
+            path = await HttpBlobs(last).fetch(bytes.fromhex(rows[-1].image_root), [relay], max_size=10**7, timeout=20)
+            assert path.read_bytes() == image_of(rows[-1].step)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_relay_drops_the_oldest_and_what_it_took(tmp_path: Path) -> None:
+    first, middle = (BlobStore(tmp_path / name, quota=10**8) for name in ("first", "middle"))
+    policies = await origin(first, range(4))
+    shown = 2
+    async with serving(first, lambda: policies[:shown]) as source, trio.open_nursery() as nursery:
+        mirror = Mirror(middle, [source], keep=2, every=0.02)
+        await nursery.start(mirror.run)
+        await until(lambda: [held.step for held in mirror.policies()] == [0, 1])
+        shown = 4
+        await until(lambda: [held.step for held in mirror.policies()] == [2, 3])
+        assert middle.used == 2 * len(image_of(0))
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_image_that_is_not_the_listed_policy_is_never_served_on(tmp_path: Path) -> None:
+    first, middle = (BlobStore(tmp_path / name, quota=10**8) for name in ("first", "middle"))
+    (good,) = await origin(first, [1])
+    lie = ServedPolicy(2, bytes(32), good.image_root, good.image_size, good.path)
+    junk = await first.add(b"no image at all")
+    noise = ServedPolicy(3, b"\1" * 32, junk.root, junk.size, first.path(junk.root))
+    async with serving(first, lambda: [lie, noise]) as source, trio.open_nursery() as nursery:
+        mirror = Mirror(middle, [source], every=0.02)
+        await nursery.start(mirror.run)
+        await until(lambda: mirror.refused == 2)
+        assert mirror.policies() == () and middle.used == 0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": -1}, {"policy_root": "00"}, {"image_root": "zz" * 32}, {"image_size": 0}, {"announcement": "0"}],
+)
+def test_a_list_that_makes_no_sense_is_refused(change: dict) -> None:
+    fields = {"step": 1, "policy_root": "00" * 32, "image_root": "00" * 32, "image_size": 1, "announcement": ""}
+    decode_listing(encode_listing([PolicyRow(**fields)]))
+    for rows in ([PolicyRow(**{**fields, **change})], [PolicyRow(**fields)] * 2, [PolicyRow(**fields)] * 65):
+        with pytest.raises(MalformedListing):
+            decode_listing(encode_listing(rows))
+    with pytest.raises(MalformedListing):
+        decode_listing(b"[" * 100_000)
+
+
+def test_what_is_no_image_has_no_policy_root(tmp_path: Path) -> None:
+    for data in (b"", b"x", image_of(1)[:-1]):
+        (tmp_path / "image").write_bytes(data)
+        with pytest.raises(MalformedPolicy):
+            root_of_image(tmp_path / "image")

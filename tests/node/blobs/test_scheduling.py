@@ -1,0 +1,141 @@
+"""The exchange's decisions, without any network: which piece, from whom, who next."""
+
+import numpy as np
+import pytest
+
+from node.blobs.scheduling import bitfield
+from node.blobs.scheduling.download import Download
+from node.blobs.scheduling.seeding import ALLOWANCE, SuperSeed
+from node.blobs.scheduling.upload import HALF_LIFE, Ledger, UploadQueue
+from protocol.errors import ProtocolError
+
+PIECE = 256 * 1024
+
+
+def _flags(count: int, *pieces: int) -> np.ndarray:
+    flags = np.zeros(count, np.bool_)
+    flags[list(pieces)] = True
+    return flags
+
+
+def _download(count: int) -> Download[str]:
+    return Download(count * PIECE, PIECE, np.zeros(count, np.bool_), seed=1)
+
+
+def test_a_map_survives_the_wire_and_a_malformed_one_does_not() -> None:
+    flags = _flags(19, 0, 7, 8, 18)
+    assert (bitfield.unpack(bitfield.pack(flags), 19) == flags).all()
+    for data, count in ((b"", 1), (b"\x00\x00", 8), (b"\x80", 7)):
+        with pytest.raises(ProtocolError):
+            bitfield.unpack(data, count)
+
+
+def test_the_rarest_piece_is_asked_for_first_and_none_twice() -> None:
+    download = _download(4)
+    for peer, have in (("a", (0, 1, 2, 3)), ("b", (0, 1, 3)), ("c", (0, 3))):
+        download.add(peer)
+        download.learn(peer, _flags(4, *have))
+    first = download.plan("a", 0.0)
+    assert first is not None and first.pieces.tolist() == [2]
+    second = download.plan("a", 0.0)
+    assert second is not None and second.pieces.tolist() == [1]
+    third = download.plan("b", 0.0)
+    assert third is not None and set(third.pieces.tolist()) < {0, 3}
+
+
+def test_a_failed_request_is_free_for_others_and_a_forgotten_source_leaves_nothing_behind() -> None:
+    download = _download(1)
+    for peer in ("a", "b"):
+        download.add(peer)
+        download.learn(peer, bitfield.full(1))
+    flight = download.plan("a", 0.0)
+    assert flight is not None and download.plan("b", 0.0) is None
+    assert download.remove("a") == [flight]
+    again = download.plan("b", 0.1)
+    assert again is not None and again.pieces.tolist() == [0]
+    download.landed(again, [0], PIECE, 0.0, 0.2)
+    assert download.complete and download.in_flight == 0 and download.done == PIECE
+
+
+def test_a_stalled_request_is_given_to_another_source_and_the_loser_is_pointless() -> None:
+    download = _download(1)
+    for peer in ("slow", "fast"):
+        download.add(peer)
+        download.learn(peer, bitfield.full(1))
+    stalled = download.plan("slow", 0.0)
+    assert stalled is not None and download.plan("fast", 1.0) is None
+    copy = download.plan("fast", 100.0)
+    assert copy is not None and copy.pieces.tolist() == [0]
+    assert download.landed(copy, [0], PIECE, 0.0, 100.1) == [stalled]
+
+
+def test_a_source_that_runs_dry_gets_more_requests_and_a_crowded_one_fewer() -> None:
+    download = _download(1000)
+    download.add("a")
+    download.learn("a", bitfield.full(1000))
+
+    def in_flight(waited: float, now: float) -> int:
+        flights = []
+        while (flight := download.plan("a", now)) is not None:
+            flights.append(flight)
+        for flight in flights:
+            download.landed(flight, flight.pieces.tolist(), flight.size, waited, now + 10)
+        return len(flights)
+
+    counts = [in_flight(0.0, 100.0 * step) for step in range(4)]
+    assert counts == sorted(counts) and counts[-1] > counts[0]
+    counts = [in_flight(5.0, 1000.0 + 100.0 * step) for step in range(8)]
+    assert counts == sorted(counts, reverse=True) and counts[-1] < counts[0]
+
+
+def test_what_a_choosing_source_may_send_is_not_asked_for_by_name() -> None:
+    download = _download(40)
+    download.add("origin")
+    download.learn("origin", bitfield.full(40), chooses=True)
+    flights = [download.plan("origin", 0.0) for _ in range(2)]
+    assert all(flight is not None and not len(flight.pieces) for flight in flights)
+    download.add("seed")
+    download.learn("seed", bitfield.full(40))
+    named = download.plan("seed", 0.0)
+    assert named is not None and len(named.pieces)
+
+
+def test_an_origin_gives_each_piece_once_and_first_to_those_who_share() -> None:
+    seed: SuperSeed[str] = SuperSeed(24, seed=3)
+    nothing = np.zeros(24, np.bool_)
+    first = seed.choose("a", nothing, ALLOWANCE + 1)
+    second = seed.choose("b", nothing, 4)
+    assert len(first) == ALLOWANCE + 1 and not set(first.tolist()) & set(second.tolist())
+    assert seed.burden("a") > 0 and seed.burden("b") == 0
+    seed.seen("a", _flags(24, *first.tolist()))  # its own word does not count
+    assert seed.burden("a") > 0
+    seed.seen("b", _flags(24, *first.tolist()[:3]))
+    assert seed.burden("a") == 0
+    seed.lost("b", second)
+    assert set(second.tolist()) <= set(seed.choose("c", nothing, 24).tolist())
+    assert not seed.active
+
+
+def test_who_owes_least_is_served_first_and_nobody_is_shut_out() -> None:
+    ledger: Ledger[str] = Ledger()
+    queue: UploadQueue[str] = UploadQueue(ledger, slots=1, per_peer=2, total=4)
+    ledger.received("giver", 1000, 0.0)
+    ledger.sent("taker", 1000, 0.0)
+    taker, giver = queue.offer("taker", 10, 0.0), queue.offer("giver", 10, 0.1)
+    assert taker is not None and giver is not None
+    assert queue.next(0.2) is giver and queue.next(0.2) is None
+    queue.withdraw(giver, 0.3)
+    assert queue.next(0.3) is taker
+    assert ledger.debt("taker", HALF_LIFE) == pytest.approx(ledger.debt("taker", 0.3) / 2, rel=0.05)
+
+
+def test_the_queue_is_bounded_and_a_stalled_taker_loses_its_slot() -> None:
+    queue: UploadQueue[str] = UploadQueue(Ledger(), slots=1, per_peer=2, total=3, stalled=5.0)
+    tickets = [queue.offer(peer, 10, 0.0) for peer in ("a", "a", "a", "b", "c")]
+    assert [ticket is not None for ticket in tickets] == [True, True, False, True, False]
+    assert queue.next(0.0) is not None and queue.next(4.0) is None
+    assert queue.next(5.1) is not None
+    for ticket in tickets:
+        if ticket is not None:
+            queue.withdraw(ticket, 6.0)
+    assert queue.waiting == 0 and queue.offer("c", 10, 6.0) is not None

@@ -1,0 +1,138 @@
+"""Blobs on disk."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.blobs.errors import BlobTooLarge, BlobUnavailable, StoreFull
+from node.blobs.store import BlobStore
+from protocol.blobs import describe
+
+PIECE = 256 * 1024
+
+
+async def test_bytes_and_files_come_back_and_survive_a_restart(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path / "store", quota=10**7)
+    small, large = b"small", os.urandom(3 * PIECE + 5)
+    source = tmp_path / "large"
+    source.write_bytes(large)
+    infos = [await store.add(small), await store.add(source), await store.add(b"")]
+    assert infos[1] == describe(large)
+    again = BlobStore(tmp_path / "store", quota=10**7)
+    assert [again.path(info.root).read_bytes() for info in infos] == [small, large, b""]
+    assert [again.info(info.root) for info in infos] == infos
+    assert await again.read(infos[1].root, PIECE, 10) == large[PIECE : PIECE + 10]
+    assert source.exists()
+    assert again.used == len(small) + len(large)
+
+
+async def test_a_moved_file_is_taken_over_without_a_copy(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path / "store", quota=10**7)
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * 100_000)
+    number = source.stat().st_ino
+    info = await store.add(source, move=True)
+    assert not source.exists()
+    assert store.path(info.root).stat().st_ino == number
+
+
+async def test_the_quota_evicts_what_was_used_longest_ago_and_never_a_pinned_blob(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, quota=350)
+    one, two, three = [(await store.add(bytes([n]) * 100)).root for n in range(3)]
+    store.pin(two)
+    store.path(one)
+    four = (await store.add(b"4" * 100)).root
+    assert [store.has(root) for root in (one, two, three, four)] == [True, True, False, True]
+    store.pin(one)
+    store.pin(four)
+    with pytest.raises(StoreFull):
+        await store.add(b"5" * 100)
+    store.unpin(two)
+    await store.add(b"5" * 100)
+    assert not store.has(two)
+    with pytest.raises(BlobUnavailable):
+        store.path(two)
+    with pytest.raises(BlobTooLarge):
+        await store.add(bytes(351))
+
+
+async def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, quota=250)
+    one, two = [(await store.add(bytes([n]) * 100)).root for n in range(2)]
+    os.utime(tmp_path / "complete" / two.hex(), (1, 1))
+    again = BlobStore(tmp_path, quota=250)
+    await again.add(b"3" * 100)
+    assert again.has(one) and not again.has(two)
+
+
+async def test_a_torn_blob_is_dropped_at_the_start(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, quota=10**6)
+    one, two = [(await store.add(bytes([n]) * 1000)).root for n in range(2)]
+    os.truncate(tmp_path / "complete" / one.hex(), 10)
+    (tmp_path / "complete" / f"{two.hex()}.info").write_bytes(b"garbage")
+    assert BlobStore(tmp_path, quota=10**6).roots() == ()
+
+
+async def test_a_partial_blob_keeps_the_pieces_that_verify(tmp_path: Path) -> None:
+    data = os.urandom(4 * PIECE)
+    info = describe(data, PIECE)
+    store = BlobStore(tmp_path, quota=10**8)
+    partial = await store.open_partial(info)
+    assert await partial.write(0, data[: 2 * PIECE]) == 2
+    assert await partial.write(2, bytes(PIECE)) == 0
+    assert await partial.write(3, data[3 * PIECE :]) == 1
+    partial.close()
+    with (tmp_path / "partial" / info.root.hex()).open("r+b") as file:
+        file.write(b"flip")
+    again = BlobStore(tmp_path, quota=10**8)
+    assert again.partial_info(info.root) == info
+    partial = await again.open_partial(info)
+    assert partial.have == {1, 3}
+    for piece in (0, 2):
+        await partial.write(piece, data[piece * PIECE : (piece + 1) * PIECE])
+    assert (await again.finish(partial)).read_bytes() == data
+    partial.close()
+    assert again.has(info.root) and again.used == info.size
+
+
+async def test_a_full_disk_is_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlobStore(tmp_path, quota=10**8)
+    data = os.urandom(PIECE)
+    partial = await store.open_partial(describe(data, PIECE))
+
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StoreFull):
+        await partial.write(0, data)
+    partial.close()
+
+
+async def test_a_reader_may_finish_after_the_transfer_closed_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(2 * PIECE)
+    store = BlobStore(tmp_path, quota=10**8)
+    partial = await store.open_partial(describe(data, PIECE))
+    await partial.write(0, data)
+    reading, closed, read = trio.Event(), threading.Event(), os.pread
+    token = trio.lowlevel.current_trio_token()
+
+    def slow(*args: int) -> bytes:
+        trio.from_thread.run_sync(reading.set, trio_token=token)
+        closed.wait(10)
+        return read(*args)
+
+    monkeypatch.setattr(os, "pread", slow)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial.read, 0, PIECE)
+        await reading.wait()
+        partial.close()
+        closed.set()
+    with pytest.raises(BlobUnavailable):
+        await partial.read(0, PIECE)

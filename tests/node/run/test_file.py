@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+
+from node.errors import RunFileError
+from node.run.file import compile_run, describe_file, load_run_file
+from protocol.blobs import describe
+from protocol.run import decode_run
+
+
+@pytest.fixture
+def run_file(tmp_path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "README.md"):
+        (model / name).write_text(name)
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    path = tmp_path / "run.toml"
+    path.write_text('name = "t"\nmodel = "model"\ndataset = "train.jsonl"\n[environment]\nname = "dataset"\n')
+    return path
+
+
+def test_a_run_file_becomes_a_run_that_names_its_files_by_hash(run_file: Path) -> None:
+    compiled = compile_run(run_file)
+    assert [asset.path for asset in compiled.spec.assets] == [
+        "data/train.jsonl",
+        "model/config.json",
+        "model/model.safetensors",
+        "model/tokenizer.json",
+    ]
+    assert compiled.spec.environment.args["path"] == "data/train.jsonl"
+    assert decode_run(compiled.encoded) == compiled.spec
+    assert compiled.root == describe(compiled.encoded).root
+    assert compile_run(run_file).root == compiled.root
+
+
+def test_any_change_of_model_or_data_is_another_run(run_file: Path) -> None:
+    before = compile_run(run_file).root
+    (run_file.parent / "train.jsonl").write_text("{} \n")
+    assert compile_run(run_file).root != before
+
+
+def test_a_file_has_the_blob_root_of_its_bytes(tmp_path) -> None:
+    data = b"x" * 700_000
+    (tmp_path / "f").write_bytes(data)
+    assert describe_file(tmp_path / "f") == describe(data)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('model = "model"', 'model = "nowhere"', "no model directory"),
+        ('dataset = "train.jsonl"', 'dataset = "gone.jsonl"', "no data set"),
+        ('name = "t"', 'nmae = "t"', "did you mean 'name'"),
+        ('name = "t"', 'name = ""', "1 to 128"),
+        ('name = "t"', "name = [", "TOML"),
+        ('name = "t"', "name = 3", "Expected `str`"),
+    ],
+)
+def test_a_broken_run_file_says_what_to_do(run_file: Path, old: str, new: str, message: str) -> None:
+    run_file.write_text(run_file.read_text().replace(old, new))
+    with pytest.raises(RunFileError) as caught:
+        compile_run(run_file)
+    assert message in f"{caught.value.what} {caught.value.why} {caught.value.remedy}"
+
+
+def test_an_unknown_recipe_key_names_the_nearest_right_one(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text() + "[recipe]\nlearning_rte = 1e-4\n")
+    with pytest.raises(RunFileError) as caught:
+        load_run_file(run_file)
+    assert "'learning_rate'" in caught.value.remedy
+
+
+def test_an_incomplete_model_directory_names_what_is_missing(run_file: Path) -> None:
+    (run_file.parent / "model" / "tokenizer.json").unlink()
+    with pytest.raises(RunFileError, match=r"tokenizer\.json"):
+        compile_run(run_file)
+
+
+def test_a_missing_run_file_is_a_clear_error(tmp_path) -> None:
+    with pytest.raises(RunFileError, match="cannot read"):
+        compile_run(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(("hidden", "said", "points"), [(64, "", 16), (5120, "", 128), (64, "toploc_k = 8", 8)])
+def test_proofs_have_as_many_points_as_a_row_is_good_for(tmp_path: Path, hidden: int, said: str, points: int) -> None:
+    """The proof of an answer of two tokens must not reach down to values that rounding alone decides."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(f'{{"hidden_size": {hidden}}}')
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(f'name = "x"\nmodel = "model"\n[environment]\nname = "sort"\n[verification]\n{said}\n')
+    assert load_run_file(run_file).verification.toploc_k == points

@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from node.run.file import compile_run
+from node.run.problems import check_run
+from protocol.errors import IntellectError
+
+ROWS = [
+    {
+        "problem_id": f"p{i}",
+        "prompt": f"{i}+1=",
+        "task_type": "verifiable_math",
+        "verification_info": json.dumps({"ground_truth": str(i + 1)}),
+    }
+    for i in range(40)
+]
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    pytest.importorskip("torch")
+    from node.training.warmstart import create_model
+
+    create_model(tmp_path / "model", "0123456789+=", hidden=64, layers=1, seed=0)
+    write_rows(tmp_path, ROWS)
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'name = "t"\nmodel = "model"\ndataset = "train.jsonl"\n'
+        '[environment]\nname = "dataset"\nargs = { held_back_share = 0.3 }\n'
+        "[rollout]\nmax_prompt_tokens = 8\n[verification]\ntoploc_k = 16\n"
+    )
+    return path
+
+
+def write_rows(folder: Path, rows: list[dict]) -> None:
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def complaint(run_file: Path) -> str:
+    with pytest.raises(IntellectError) as caught:
+        check_run(compile_run(run_file))
+    assert caught.value.remedy
+    return f"{caught.value.what} {caught.value.why}"
+
+
+def test_a_run_that_members_can_work_with_passes(run_file: Path) -> None:
+    check_run(compile_run(run_file))
+
+
+def test_a_malformed_row_is_named_by_file_and_line(run_file: Path) -> None:
+    write_rows(run_file.parent, [*ROWS[:20], {**ROWS[20], "prompt": 7}, *ROWS[21:]])
+    assert f"{run_file.parent / 'train.jsonl'}, line 21" in complaint(run_file)
+
+
+def test_a_prompt_that_does_not_fit_is_named(run_file: Path) -> None:
+    write_rows(run_file.parent, [*ROWS, {**ROWS[0], "problem_id": "long", "prompt": "1" * 9}])
+    text = complaint(run_file)
+    assert "'long'" in text and "9 tokens" in text
+
+
+def test_weights_that_are_no_safetensors_are_named(run_file: Path) -> None:
+    (run_file.parent / "model" / "model.safetensors").write_bytes(b"torn")
+    assert "model.safetensors" in complaint(run_file)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(run_file: Path) -> None:
+    (run_file.parent / "model" / "tokenizer.json").write_text("{")
+    assert "tokenizer.json" in complaint(run_file)
+
+
+def test_proofs_wider_than_the_model_are_refused(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text().replace("toploc_k = 16", "toploc_k = 17"))
+    assert "verification.toploc_k = 17" in complaint(run_file)

@@ -1,0 +1,87 @@
+"""What a validator pledges, draws and reveals; and that a restart repeats all of it."""
+
+from typing import Any
+
+import trio
+
+from node.services.judging.lots import Lottery
+from protocol.audit import RATE_ONE, AuditSpec, as_rate, needed_share
+from protocol.identity import NodeKey
+from protocol.lots import broken_promise, pack_groups
+from protocol.messages import LotsRevealed
+from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from tests.attacks.validators.court import InlineJournal
+
+ME = NodeKey(b"\x01" * 32).address
+RUN = RunSpec(
+    name="t",
+    environment=EnvironmentSpec(name="sort"),
+    rollout=RolloutSpec(prompts_per_step=64, prompts_per_file=32),
+    recipe=Recipe(max_staleness=2),
+    audit=AuditSpec(window=4),
+)
+ROOT = b"\x07" * 32
+
+
+class Posted:
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    async def post(self, message: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        self.messages.append(message)
+
+
+async def lottery(journal: InlineJournal, board: Posted) -> Lottery:
+    made = Lottery(RUN, 1, ME, journal, board)  # type: ignore[arg-type]
+    await made.prepare()
+    return made
+
+
+async def test_a_pledge_stands_before_its_window_and_holds_after_a_restart() -> None:
+    journal = InlineJournal()
+    first = await lottery(journal, Posted())
+    assert [pledge.window for pledge in first.pledges] == [0, 1]
+    assert first.pledges[0].rate == as_rate(needed_share(4 * 32, RUN.audit))  # one file a step
+    again = await lottery(journal, Posted())
+    assert again.pledges == first.pledges
+    assert again.draw(ROOT, 3, 10**6, False) == first.draw(ROOT, 3, 10**6, False)
+    other = await lottery(InlineJournal(), Posted())
+    assert other.pledges != first.pledges
+
+
+async def test_secrets_are_told_when_no_file_can_come_any_more_and_prove_the_lots(autojump_clock) -> None:
+    board = Posted()
+    mine = await lottery(InlineJournal(), board)
+    pledge = mine.pledges[0]
+    lot = mine.draw(ROOT, 3, 10**6, suspect=False)
+    assert lot.window == 0
+    assert lot.rate == RATE_ONE  # nothing better to do
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mine.run)
+        for step in range(7):
+            mine.policy(step)
+            await trio.sleep(1)
+        assert board.messages == []  # step 3 and two of staleness, and two of grace
+        mine.policy(7)
+        await trio.sleep(1)
+        (told,) = board.messages
+        assert isinstance(told, LotsRevealed)
+        assert told.window == 0
+        checked = pack_groups(lot.groups, 32)
+        assert broken_promise(pledge, told.secret, ME, 1, ROOT, 32, checked, lot.rate) is None
+        mine.policy(40)
+        await trio.sleep(1)
+        assert [pledge.window for pledge in mine.pledges] == [10, 11]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_busy_validator_keeps_to_its_pledge_and_looks_at_suspects_entirely(monkeypatch) -> None:
+    mine = await lottery(InlineJournal(), Posted())
+    mine.arrived(ME)
+    mine.worked(groups=1, seconds=10.0)
+    mine.waiting = 50
+    lot = mine.draw(ROOT, 0, verified=10**6, suspect=False)
+    assert lot.rate == mine.pledges[0].rate < RATE_ONE
+    assert mine.draw(ROOT, 0, verified=10**6, suspect=True).groups == tuple(range(32))
+    assert set(lot.groups) <= set(mine.draw(ROOT, 0, verified=0, suspect=False).groups)

@@ -1,0 +1,214 @@
+"""Training at a desk, with the real engine's work in this process and a learner that only pretends to learn."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+
+from node.inference.process import Server
+from node.inference.session import Session, torch_engine
+from node.inference.wire import Prepare, decode_reply, encode
+from node.metrics.journal import read_records
+from node.metrics.observer import Observer
+from node.recipe.ledger import Ledger
+from node.services.local import LocalRun
+from node.training.batch import decode_batch
+from node.training.errors import TrainingError
+from node.training.spool import Spool, write_whole
+from protocol.policy import decode_image, describe_tensors, encode_image, policy_root
+from protocol.run import RunSpec, encode_run
+from protocol.sections import Filters, LengthBudget
+
+STEPS = 5
+
+
+class Desk:
+    """An engine child without the child: the same requests, answered by the same code."""
+
+    generation = 1
+
+    def __init__(self, run: bytes, assets: Path) -> None:
+        self._server = Server(lambda _: torch_engine, Session)
+        self._prepare = Prepare(run=run, assets_dir=str(assets))
+        self.asked: list[str] = []
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await trio.to_thread.run_sync(self._server.answer, encode(self._prepare)[4:])
+        task_status.started()
+        await trio.sleep_forever()
+
+    async def ask(self, request, *, timeout: float):
+        self.asked.append(type(request).__name__)
+        reply = await trio.to_thread.run_sync(self._server.answer, encode(request)[4:])
+        return decode_reply(encode(decode_reply(msgspec.msgpack.encode(reply)))[4:])
+
+
+class Pretender:
+    """Every batch gives the start model, shifted by a number that follows from the batch's bytes."""
+
+    pid = None
+    restarts = 0
+
+    def __init__(self, spool: Spool, start: Path, steps: int, stop_after: int, still: bool = False) -> None:
+        self._spool, self._start, self._steps, self._stop_after, self._still = spool, start, steps, stop_after, still
+        self._finishing = trio.Event()
+
+    def finish(self) -> None:
+        self._finishing.set()
+
+    async def run(self) -> None:
+        if not self._spool.is_complete(0):
+            self._publish(0, 0)
+        for step in range(self._spool.newest_step(), min(self._steps, self._stop_after)):
+            while not self._spool.batch_path(step).exists():
+                if self._finishing.is_set():
+                    return
+                await trio.sleep(0.005)
+            data = self._spool.batch_path(step).read_bytes()
+            assert all(step - row.policy_step >= 0 for row in decode_batch(data).rows)
+            self._publish(step + 1, sum(data) % 7)
+        if self._stop_after < self._steps:
+            raise KeyboardInterrupt  # killed
+
+    def _publish(self, step: int, shift: int) -> None:
+        tensors = {name: bits.copy() for name, bits in decode_image(self._start.read_bytes()).items()}
+        name = next(iter(sorted(tensors)))
+        if not self._still:
+            tensors[name] = (tensors[name] ^ np.uint16(shift + step)).astype(np.uint16)
+        write_whole(self._spool.policy_path(step), encode_image(tensors))
+        root = policy_root(describe_tensors(tensors)).hex()
+        metrics = {"step": step, "policy_root": root, "eval_reward": 0.1 * step, "seconds": {}}
+        write_whole(self._spool.metrics_path(step), json.dumps(metrics).encode())
+
+
+def make(
+    run: RunSpec, assets: Path, directory: Path, level: int, stop_after: int = STEPS, still: bool = False
+) -> tuple[LocalRun, Desk]:
+    encoded, spool = encode_run(run), Spool(directory / "spool")
+    engine = Desk(encoded, assets)
+    local = LocalRun(
+        run,
+        encoded,
+        directory,
+        assets,
+        engine=engine,  # type: ignore[arg-type]
+        learner=Pretender(spool, assets / "model" / "model.safetensors", run.recipe.steps, stop_after, still),  # type: ignore[arg-type]
+        spool=spool,
+        observer=Observer(run, directory),
+        async_level=level,
+    )
+    return local, engine
+
+
+def batches(directory: Path) -> list[bytes]:
+    return [Spool(directory / "spool").batch_path(step).read_bytes() for step in range(STEPS)]
+
+
+def story(directory: Path) -> list[dict]:
+    """What is on record, without what a clock says."""
+    timed = ("at", "elapsed", "seconds")
+    records = read_records(directory / "metrics.jsonl")
+    return [{name: value for name, value in record.items() if name not in timed} for record in records]
+
+
+@pytest.fixture
+def run(tiny_run: RunSpec) -> RunSpec:
+    recipe = msgspec.structs.replace(tiny_run.recipe, steps=STEPS, max_staleness=3)
+    rollout = msgspec.structs.replace(tiny_run.rollout, max_output_tokens=6, prompts_per_step=3, prompts_per_file=2)
+    return msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout)
+
+
+@pytest.mark.parametrize("level", [0, 2])
+async def test_the_policy_lags_by_exactly_the_async_level(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path, level: int
+) -> None:
+    local, _ = make(run, tiny_assets, tmp_path, level)
+    await local.run()
+    for step, data in enumerate(batches(tmp_path)):
+        ages = {step - row.policy_step for row in decode_batch(data).rows}
+        # a surplus group of the file before may be one step older
+        assert ages <= {min(level, step), min(level + 1, step)} and min(ages) == min(level, step)
+    assert [record["step"] for record in story(tmp_path)] == list(range(STEPS + 1))
+
+
+async def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    straight, _ = make(run, tiny_assets, tmp_path / "straight", 1)
+    await straight.run()
+    for stop_after in (1, 3):
+        killed, _ = make(run, tiny_assets, tmp_path / "killed", 1, stop_after)
+        with pytest.raises(BaseExceptionGroup):
+            await killed.run()
+    last, _ = make(run, tiny_assets, tmp_path / "killed", 1)
+    await last.run()
+    assert batches(tmp_path / "killed") == batches(tmp_path / "straight")
+    assert story(tmp_path / "killed") == story(tmp_path / "straight")
+
+
+async def test_a_run_that_is_lengthened_goes_on_as_if_it_had_been_meant_to(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    straight, _ = make(run, tiny_assets, tmp_path / "straight", 1)
+    await straight.run()
+    for steps in (2, 3, STEPS):
+        recipe = msgspec.structs.replace(run.recipe, steps=steps)
+        local, _ = make(msgspec.structs.replace(run, recipe=recipe), tiny_assets, tmp_path / "grown", 1)
+        await local.run()
+        assert local.status()["run"] == {"step": steps, "steps_total": steps}
+    assert batches(tmp_path / "grown") == batches(tmp_path / "straight")
+    assert story(tmp_path / "grown") == story(tmp_path / "straight")
+
+    other = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, learning_rate=0.5))
+    with pytest.raises(TrainingError, match="another run"):
+        await make(other, tiny_assets, tmp_path / "grown", 1)[0].run()
+
+
+async def test_no_group_is_used_twice_and_none_is_lost(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
+    local, engine = make(run, tiny_assets, tmp_path, 1)
+    await local.run()
+    used = [name for data in batches(tmp_path) for name in decode_batch(data).header.files]
+    assert len(used) == len(set(used)) == STEPS * 3
+    # 15 groups of 2 a file: no file more than is needed was made
+    assert engine.asked.count("Produce") == 8
+
+
+async def test_a_policy_that_did_not_change_draws_new_problems(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
+    local, _ = make(run, tiny_assets, tmp_path, 1, still=True)
+    await local.run()
+    used = [name for data in batches(tmp_path) for name in decode_batch(data).header.files]
+    assert len(used) == len(set(used)) == STEPS * 3
+
+
+async def test_the_online_filter_keeps_sampling_until_groups_have_signal(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    # an untrained model never sorts; with a budget on its length its rewards differ all the same
+    filters = Filters(online=True, refill=3.0)
+    flat = msgspec.structs.replace(run, filters=filters)
+    local, _ = make(flat, tiny_assets, tmp_path / "flat", 1)
+    await local.run()
+    seen = Ledger(tmp_path / "flat" / "spool").read(0)
+    assert seen is not None and seen.metrics["groups_seen"] == 10  # the first file beyond three times the batch
+    assert all(len(decode_batch(data).rows) == 3 * run.rollout.group_size for data in batches(tmp_path / "flat"))
+
+    budget = LengthBudget(targets=(2, 3), alpha=0.1, text="{target}")
+    rollout = msgspec.structs.replace(run.rollout, max_prompt_tokens=12)
+    varied = msgspec.structs.replace(run, filters=filters, length_budget=budget, rollout=rollout)
+    local, _ = make(varied, tiny_assets, tmp_path / "varied", 1)
+    await local.run()
+    rows = [row for data in batches(tmp_path / "varied") for row in decode_batch(data).rows]
+    assert {row.target_length for row in rows} == {2, 3}
+    assert all(row.reward == pytest.approx(row.solved - 0.1 * abs(len(row.output) - row.target_length)) for row in rows)
+
+
+async def test_a_run_ends_when_its_tokens_are_spent(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
+    from protocol.sections import Budget
+
+    local, _ = make(msgspec.structs.replace(run, budget=Budget(tokens=1)), tiny_assets, tmp_path, 1)
+    await local.run()
+    assert local.ended_by == "budget.tokens = 1 is used up"
+    assert [record["step"] for record in story(tmp_path)] == [0, 1]

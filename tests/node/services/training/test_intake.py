@@ -1,0 +1,186 @@
+"""What the trainer takes in, and when: verified or optimistic, and what happens to a file that is rejected too late."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+import trio.lowlevel
+
+from node.recipe.pool import Group
+from node.run.assets import Run
+from node.services.judging.judge import Validator
+from node.services.station import Station
+from node.services.training.intake import Intake
+from node.swarm.ballots import FileState
+from protocol.checks import Fault, Reason
+from protocol.errors import ProtocolError
+from protocol.lots import pack_groups
+from protocol.messages import CheckRequested, VerdictIssued
+from protocol.rollout import (
+    Report,
+    ReportHeader,
+    ReportRow,
+    RolloutBatch,
+    RolloutHeader,
+    SampleRow,
+    encode,
+    encode_report,
+)
+from protocol.statements import Verdict
+from protocol.values import mean_logprobs, reward_tags
+from tests.attacks.validators.court import (
+    GROUPS,
+    SIZE,
+    TRAINER,
+    WORKER,
+    Court,
+    InlineJournal,
+    TruthfulEngine,
+    policy_root,
+)
+
+BAD = Fault(Reason.ACTIVATIONS, "other weights", 5)
+ROOT = b"\x02" * 32
+
+
+class Bystander(Intake):
+    """Follows the jury; what it would fetch trains step 3 at once."""
+
+    taken: list[bytes]
+
+    async def _fetch_accepted(self) -> None:
+        async for root in self._accepted:
+            self.taken.append(root)
+            await self._station.journal.do(self._station.journal.consume, [root + b"group"], 3)
+
+
+def intake_of(court: Court) -> Bystander:
+    seat = court.trainer
+    station = Station(
+        key=TRAINER,
+        domain=None,  # type: ignore[arg-type]
+        pool=1,
+        run=Run(court.run, bytes(32), b"", Path("/")),
+        board=seat.board,
+        blobs=court.blobs,
+        journal=InlineJournal(),
+        membership=seat.membership,
+        shelf=None,  # type: ignore[arg-type]
+        quorum=court.quorum,
+        jury=seat.jury,
+    )
+
+    async def step_of(root: bytes) -> int | None:
+        await trio.lowlevel.checkpoint()
+        return 0 if root == policy_root(0) else None
+
+    groups: list[Group] = []
+    intake = Bystander(
+        station, step_of=step_of, fresh=lambda step: True, taken_in=groups.extend, taken_back=lambda root: 0
+    )
+    intake.taken = []
+    return intake
+
+
+@asynccontextmanager
+async def session(court: Court, **named: Any) -> AsyncIterator[Bystander]:
+    async with trio.open_nursery() as nursery:
+        trainer = intake_of(court)
+        nursery.start_soon(trainer.run)
+        await court.open(nursery, **named)
+        yield trainer
+        nursery.cancel_scope.cancel()
+
+
+def slow(seconds: float) -> Any:
+    """The first validator answers at once, the others after `seconds`."""
+    return lambda number, bad: TruthfulEngine(bad, seconds=seconds if number else 0.01)
+
+
+@pytest.mark.parametrize(("trust", "early"), [("verified", 0), ("optimistic", 1)])
+async def test_a_file_trains_after_its_quorum_or_after_the_first_word(autojump_clock, trust: str, early: int) -> None:
+    court = Court([Validator, Validator], engine=slow(10.0), trust=trust)
+    async with session(court) as trainer:
+        root = await court.commit()
+        await trio.sleep(5)
+        assert len(trainer.taken) == early
+        await trio.sleep(30)
+        assert trainer.taken == [root]
+        assert trainer.invalidated == 0
+
+
+async def test_what_the_quorum_rejects_after_it_trained_is_on_record(autojump_clock) -> None:
+    court = Court([Validator, Validator, Validator], engine=slow(10.0), trust="optimistic")
+    court.engines[0].bad = {}  # the first one is blind
+    async with session(court) as trainer:
+        root = await court.commit(fault=BAD)
+        await trio.sleep(5)
+        assert trainer.taken == [root]
+        await trio.sleep(120)
+        assert court.trainer.jury.ballots.state(root) is FileState.REJECTED
+        assert trainer.invalidated == 1
+        assert [(one, step) for one, step, _ in trainer._station.journal.invalidated()] == [(root, 3)]
+
+
+async def test_a_silent_validator_is_asked_once_more(autojump_clock) -> None:
+    court = Court([Validator, Validator])
+    async with session(court, absent=[1]) as trainer:
+        root = await court.commit()
+        await trio.sleep(20)
+        (asked,) = court.trainer.board.messages(CheckRequested)
+        assert isinstance(asked.message, CheckRequested)
+        assert trainer.taken == []
+        await trio.sleep(20)
+        assert trainer.taken == [root]  # one validator is alive, and it has spoken
+
+
+# what enters a batch
+
+
+def rollout(path: Path) -> Path:
+    rows = tuple(SampleRow(g, s, f"p{g}", [1, 2], [3, 4, 5], False, b"") for g in range(GROUPS) for s in range(SIZE))
+    path.write_bytes(encode(RolloutBatch(RolloutHeader(1, WORKER.address, policy_root(0).hex(), 0), rows)))
+    return path
+
+
+def report(path: Path, *groups: int, reward: float = 1.0) -> tuple[VerdictIssued, Path]:
+    rows = tuple(ReportRow(g, s, 1.0 if reward == 1.0 else reward, [-1.0] * 3) for g in groups for s in range(SIZE))
+    path.write_bytes(encode_report(Report(ReportHeader(ROOT.hex(), policy_root(0).hex()), rows)))
+    verdict = VerdictIssued(
+        pool=1,
+        verdict=Verdict(1, WORKER.address, policy_root(0), 0, ROOT, 0, 0),
+        signature=b"",
+        checked=pack_groups(groups, GROUPS),
+        rewards=reward_tags([1.0] * GROUPS * SIZE, SIZE, ()),
+        logprobs=mean_logprobs({g: [np.full(3, -1.0, dtype=np.float32)] for g in groups}),
+    )
+    return verdict, path
+
+
+async def test_only_recomputed_groups_are_trained_on_and_reports_add_up(tmp_path: Path) -> None:
+    trainer = intake_of(Court([Validator]))
+    file = rollout(tmp_path / "file")
+    one, two = report(tmp_path / "a", 0, 3), report(tmp_path / "b", 3, 7)
+    made = trainer._join(ROOT, 0, file, [one])
+    assert [(group.key, len(group.rows)) for group in made] == [((ROOT, 0), SIZE), ((ROOT, 3), SIZE)]
+    both = trainer._join(ROOT, 0, file, [one, two])
+    assert [group.key[1] for group in both] == [0, 3, 7]
+    assert len({row.group_key for group in both for row in group.rows}) == 3
+    assert trainer._join(ROOT, 0, file, [report(tmp_path / "c")]) == []
+
+
+async def test_a_report_that_says_something_else_than_its_verdict_is_not_believed(tmp_path: Path) -> None:
+    trainer = intake_of(Court([Validator]))
+    file = rollout(tmp_path / "file")
+    with pytest.raises(ProtocolError, match="rewards"):
+        trainer._join(ROOT, 0, file, [report(tmp_path / "a", 0, reward=0.5)])
+    verdict, path = report(tmp_path / "b", 0, 1)
+    with pytest.raises(ProtocolError, match="groups that the verdict does not"):
+        trainer._join(ROOT, 0, file, [(msgspec.structs.replace(verdict, checked=pack_groups([0], GROUPS)), path)])
+    with pytest.raises(ProtocolError, match="not about this file"):
+        trainer._join(bytes(32), 0, file, [(verdict, path)])

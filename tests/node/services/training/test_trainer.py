@@ -1,0 +1,276 @@
+"""The trainer between verdicts and its spool: doubles for the swarm, the real journal, pool, ledger and spool."""
+# ruff: noqa: ASYNC110 - a test may poll files
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+
+from node.metrics.observer import Observer
+from node.recipe.ledger import Ledger
+from node.services.training.trainer import Trainer
+from node.state.journal import Journal
+from node.swarm.ballots import FileState
+from node.training.batch import decode_batch
+from node.training.spool import Spool, write_whole
+from protocol.identity import Address, address_from_bytes
+from protocol.lots import pack_groups
+from protocol.messages import RolloutCommitted, Signed, VerdictIssued
+from protocol.policy import encode_image
+from protocol.rollout import (
+    Report,
+    ReportHeader,
+    ReportRow,
+    RolloutBatch,
+    RolloutHeader,
+    SampleRow,
+    encode,
+    encode_report,
+)
+from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec, encode_run
+from protocol.sections import Filters
+from protocol.statements import Outcome, Verdict, WorkCommitment
+from protocol.values import mean_logprobs, reward_tags
+
+WORKER = address_from_bytes(b"\x05" * 20)
+VALIDATOR = address_from_bytes(b"\x06" * 20)
+RUN = RunSpec(
+    name="t",
+    environment=EnvironmentSpec(name="sort"),
+    rollout=RolloutSpec(group_size=2, prompts_per_step=2, prompts_per_file=3),
+    recipe=Recipe(steps=5, max_staleness=2),
+)
+
+
+def policy(step: int) -> bytes:
+    return bytes([step + 1]) * 32
+
+
+class Swarm:
+    """Board, blobs and jury: what was said, and who hears it. Every file here is accepted by one validator."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._said: list[Signed] = []
+        self._listeners: list = []
+        self.fetched: list[bytes] = []
+        self._votes: dict[bytes, VerdictIssued] = {}
+        self._watchers: list[trio.MemorySendChannel[bytes]] = []
+
+    @property
+    def ballots(self) -> "Swarm":
+        return self
+
+    def state(self, root: bytes) -> FileState:
+        return FileState.ACCEPTED if root in self._votes else FileState.OPEN
+
+    def accepting(self, root: bytes) -> dict[Address, VerdictIssued]:
+        return {VALIDATOR: self._votes[root]} if root in self._votes else {}
+
+    def watch(self):
+        send, receive = trio.open_memory_channel(100)
+        self._watchers.append(send)
+        return receive
+
+    def subscribe(self, kind: type):
+        send, receive = trio.open_memory_channel(100)
+        self._listeners.append((kind, send))
+        for signed in self._said:
+            if isinstance(signed.message, kind):
+                send.send_nowait(signed)
+        return receive
+
+    def say(self, signed: Signed) -> None:
+        self._said.append(signed)
+        for kind, send in self._listeners:
+            if isinstance(signed.message, kind):
+                send.send_nowait(signed)
+
+    async def fetch(self, root: bytes, sources, *, max_size: int, timeout: float, priority: int = 0) -> Path:
+        self.fetched.append(root)
+        return self._folder / root.hex()
+
+    def submit(self, step: int, index: int, rewards: list[tuple[float, float]], nan: bool = False) -> bytes:
+        """A worker's file by policy `step` that a validator has accepted; returns its root."""
+        root = bytes([100 + step, index]) * 16
+        rows = tuple(
+            SampleRow(group, sample, f"sort-{group}", [3], [4, 1], True, b"")
+            for group in range(3)
+            for sample in range(2)
+        )
+        values = tuple(
+            ReportRow(row.group, row.sample, rewards[row.group][row.sample], [-0.5, float("nan") if nan else -0.1])
+            for row in rows
+        )
+        file = encode(RolloutBatch(RolloutHeader(1, WORKER, policy(step).hex(), index), rows))
+        report = encode_report(Report(ReportHeader(root.hex(), policy(step).hex()), values))
+        report_root = bytes([200, step, index, 0]) * 8
+        (self._folder / root.hex()).write_bytes(file)
+        (self._folder / report_root.hex()).write_bytes(report)
+        promise = WorkCommitment(1, WORKER, policy(step), index, root, 12)
+        verdict = Verdict(1, WORKER, policy(step), index, root, int(Outcome.ACCEPT), 0)
+        self.say(Signed(WORKER, RolloutCommitted(pool=1, commitment=promise, signature=b"", size=len(file)), b""))
+        by_group = {g: [np.array(row.logprobs, np.float32) for row in values if row.group == g] for g in range(3)}
+        self._votes[root] = VerdictIssued(
+            pool=1,
+            verdict=verdict,
+            signature=b"",
+            report_root=report_root,
+            report_size=len(report),
+            checked=pack_groups(range(3), 3),
+            rewards=reward_tags([row.reward for row in values], 2, ()),
+            logprobs=mean_logprobs(by_group),
+        )
+        for channel in self._watchers:
+            channel.send_nowait(root)
+        return root
+
+
+class Learner:
+    """Completes a step as soon as its batch is there, up to `last`."""
+
+    def __init__(self, spool: Spool, last: int) -> None:
+        self._spool, self.last = spool, last
+
+    def finish(self) -> None:
+        """It stops with the test."""
+
+    async def run(self) -> None:
+        for step in range(self._spool.newest_step() + 1, self.last + 1):
+            while step > 0 and not self._spool.batch_path(step - 1).exists():
+                await trio.sleep(0.005)
+            write_whole(self._spool.policy_path(step), encode_image({"w": np.full((1, 1), step, dtype=np.uint16)}))
+            metrics = {"step": step, "policy_root": policy(step).hex(), "eval_reward": 0.5, "seconds": {}}
+            write_whole(self._spool.metrics_path(step), json.dumps(metrics).encode())
+        await trio.sleep_forever()
+
+
+class House:
+    """One state directory; every `open` is another life of the node."""
+
+    def __init__(self, folder: Path, run: RunSpec) -> None:
+        self.folder, self.run = folder, run
+        (folder / "blobs").mkdir(parents=True)
+        self.swarm = Swarm(folder / "blobs")
+        self.spool = Spool(folder / "spool")
+        self.spool.prepare(encode_run(run), folder)
+
+    def open(self, last: int) -> tuple[Trainer, Journal]:
+        journal = Journal(self.folder / "journal.sqlite")
+        self.spool = Spool(self.folder / "spool")
+        station = SimpleNamespace(
+            run=SimpleNamespace(spec=self.run),
+            board=self.swarm,
+            blobs=self.swarm,
+            journal=journal,
+            shelf=SimpleNamespace(put=lambda held: None),
+            quorum=1,
+            jury=self.swarm,
+        )
+        publisher = SimpleNamespace(publish=self._publish)
+        observer = Observer(self.run, self.folder)
+        trainer = Trainer(station, Learner(self.spool, last), self.spool, publisher, observer)  # type: ignore[arg-type]
+        return trainer, journal
+
+    async def _publish(self, step: int, image: Path) -> SimpleNamespace:
+        return SimpleNamespace(step=step, root=policy(step))
+
+    def groups(self, step: int) -> list[str]:
+        """'<policy step><index>:<group>' of a batch."""
+        names = decode_batch(self.spool.batch_path(step).read_bytes()).header.files
+        return [f"{int(name[:2], 16) - 100}{int(name[2:4], 16)}:{name[65:]}" for name in names]
+
+    async def live(self, until: int, last: int) -> Trainer:
+        """Run until the batch of step `until` stands and step `last` is on record, then die."""
+        trainer, journal = self.open(last)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trainer.run)
+                while not (self.spool.batch_path(until).exists() and trainer.latest.get("step") == last):
+                    await trio.sleep(0.005)
+                nursery.cancel_scope.cancel()
+        journal.close()
+        return trainer
+
+
+VARIED = [(0.0, 1.0), (1.0, 0.0), (0.0, 1.0)]
+MIXED = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]
+
+
+async def test_surplus_groups_wait_for_the_next_batch_through_a_restart(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    house.swarm.submit(0, 0, VARIED)
+    await house.live(until=0, last=0)
+    assert house.groups(0) == ["00:0", "00:1"]
+    house.swarm.submit(0, 1, VARIED)
+    trainer = await house.live(until=2, last=1)  # it prepares one batch ahead
+    assert (house.groups(1), house.groups(2)) == (["00:2", "01:0"], ["01:1", "01:2"])
+    assert trainer.staleness == {1: 4, 2: 4} and trainer.queued == 0
+
+
+async def test_a_death_between_journal_and_batch_frees_the_groups(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    house.swarm.submit(0, 0, VARIED)
+    await house.live(until=0, last=0)
+    before = house.spool.batch_path(0).read_bytes()
+    house.spool.batch_path(0).unlink()
+    await house.live(until=0, last=0)
+    assert house.spool.batch_path(0).read_bytes() == before
+
+
+async def test_the_online_filter_settles_groups_without_signal_for_good(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", msgspec.structs.replace(RUN, filters=Filters(online=True)))
+    house.swarm.submit(0, 0, MIXED)
+    house.swarm.submit(0, 1, MIXED)
+    await house.live(until=0, last=0)
+    assert house.groups(0) == ["00:1", "01:1"]
+    seen = Ledger(house.spool.root).read(0)
+    assert seen is not None and seen.metrics["groups_seen"] == 5 and seen.metrics["reward_mean"] == 0.4
+    house.swarm.submit(0, 2, VARIED)
+    await house.live(until=1, last=1)
+    assert house.groups(1) == ["02:0", "02:1"]  # 01:2 had come after the first batch was full, and has no signal
+
+
+async def test_files_that_are_too_old_are_not_even_fetched(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    for index in range(3):
+        house.swarm.submit(0, index, VARIED)
+    await house.live(until=2, last=3)
+    late = house.swarm.submit(0, 9, VARIED)
+    fresh = house.swarm.submit(3, 0, VARIED)
+    trainer = await house.live(until=3, last=3)
+    assert late not in house.swarm.fetched and fresh in house.swarm.fetched
+    assert house.groups(3) == ["30:0", "30:1"] and trainer.dropped >= 1
+
+
+async def test_a_report_with_nan_is_refused_and_the_next_file_is_used(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    house.swarm.submit(0, 0, VARIED, nan=True)
+    house.swarm.submit(0, 1, VARIED)
+    trainer = await house.live(until=0, last=0)
+    assert house.groups(0) == ["01:0", "01:1"] and trainer.dropped == 1
+
+
+async def test_steps_are_on_record_with_what_their_batches_were_made_of(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    house.swarm.submit(0, 0, VARIED)
+    house.swarm.submit(0, 1, VARIED)
+    await house.live(until=1, last=1)
+    await house.live(until=1, last=2)
+    records = [json.loads(line) for line in (tmp_path / "house" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert records[1]["staleness"] == {"0": 4} and records[2]["staleness"] == {"1": 4}
+    assert records[2]["pass_rate"] == 0.5 and "elapsed" in records[2]
+    assert all(record["seconds"]["announce"] >= 0 for record in records)
+    assert set(records[1]["file_seconds"]) == {"commit", "verify", "fetch", "queue"}, "by the trainer's own clock"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look more often than a node does, and fetch one file after the other, so that their order is known."""
+    monkeypatch.setattr("node.services.training.trainer.POLL", 0.005)
+    monkeypatch.setattr("node.services.training.intake.FETCHERS", 1)

@@ -1,0 +1,52 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.errors import StateError
+from node.state import directory as statedir
+from node.state.directory import StateDir
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLD = """
+import sys
+from pathlib import Path
+from node.state.directory import StateDir
+held = StateDir(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_daemon_on_one_directory_is_told_who_holds_it(tmp_path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    holder = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, cwd=ROOT)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(StateError, match=f"pid {holder.pid}"):
+            StateDir(tmp_path)
+    finally:
+        holder.kill()
+        holder.communicate()
+    StateDir(tmp_path).close()  # a killed daemon leaves nothing that blocks the next one
+
+
+def test_leaving_removes_the_lock(tmp_path) -> None:
+    StateDir(tmp_path / "new" / "dir").close()
+    assert not (tmp_path / "new" / "dir" / "lock").exists()
+
+
+def test_a_full_disk_is_noticed_before_anything_is_lost(tmp_path, monkeypatch) -> None:
+    real = os.statvfs(tmp_path)
+    full = os.statvfs_result((real.f_bsize, real.f_frsize, real.f_blocks, 0, 0, *tuple(real)[5:]))
+    monkeypatch.setattr(statedir.os, "statvfs", lambda _: full)
+    with pytest.raises(StateError, match="full"):
+        StateDir(tmp_path)
+
+
+def test_a_file_in_the_way_is_a_clear_error(tmp_path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(StateError, match="cannot use the state directory"):
+        StateDir(tmp_path / "state")

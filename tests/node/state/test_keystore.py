@@ -1,0 +1,61 @@
+import json
+
+import pytest
+from eth_account import Account
+
+from node.errors import KeyError_
+from node.state.keystore import load_key, load_or_create, read_password, save_key
+from protocol.identity import NodeKey
+
+
+@pytest.fixture(autouse=True)
+def light_scrypt(monkeypatch):
+    """The format is the same with a small work factor, and the tests are fast."""
+    full = Account.encrypt
+    monkeypatch.setattr(Account, "encrypt", lambda secret, password: full(secret, password, iterations=2))
+
+
+def test_a_key_is_the_same_after_a_restart_and_private(tmp_path) -> None:
+    path = tmp_path / "node-key.json"
+    key = load_or_create(path, "secret")
+    assert load_or_create(path, "secret").secret == key.secret
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert key.secret.hex() not in path.read_text()
+    assert json.loads(path.read_text())["version"] == 3
+
+
+def test_a_wrong_password_is_a_clear_error(tmp_path) -> None:
+    save_key(tmp_path / "k", NodeKey.generate(), "right")
+    with pytest.raises(KeyError_, match="cannot open"):
+        load_key(tmp_path / "k", "wrong")
+
+
+def test_an_exposed_key_is_not_used(tmp_path) -> None:
+    save_key(tmp_path / "k", NodeKey.generate(), "pw")
+    (tmp_path / "k").chmod(0o644)
+    with pytest.raises(KeyError_, match="exposed"):
+        load_key(tmp_path / "k", "pw")
+
+
+def test_a_key_is_never_overwritten(tmp_path) -> None:
+    save_key(tmp_path / "k", NodeKey.generate(), "pw")
+    with pytest.raises(KeyError_, match="overwrite"):
+        save_key(tmp_path / "k", NodeKey.generate(), "pw")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 3, "crypto": {}}', "\x00\xff"])
+def test_a_damaged_key_file_is_a_clear_error(tmp_path, text: str) -> None:
+    path = tmp_path / "k"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(KeyError_):
+        load_key(path, "pw")
+
+
+def test_a_password_comes_from_the_setting_the_file_or_is_made(tmp_path) -> None:
+    assert read_password("given", None, tmp_path) == "given"
+    made = read_password(None, None, tmp_path)
+    assert made == read_password(None, None, tmp_path) and len(made) > 20
+    assert (tmp_path / "password").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(KeyError_, match="no key"):
+        read_password(None, tmp_path / "absent", tmp_path)
