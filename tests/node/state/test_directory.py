@@ -9,7 +9,7 @@ from node.errors import StateError
 from node.state import directory as statedir
 from node.state.directory import StateDir
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys
 from pathlib import Path
