@@ -53,13 +53,17 @@ class WorkCommitment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A validator's judgement of one committed file. outcome: Outcome; reason: checks.Reason."""
+    """A validator's judgement of one commitment, all of whose fields it repeats.
+
+    outcome: Outcome; reason: checks.Reason.
+    """
 
     pool: int
     node: Address
     policy_root: bytes
     index: int
     file_root: bytes
+    units: int
     outcome: int
     reason: int
 
@@ -120,6 +124,7 @@ _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
         ("policy_root", "policyRoot", "bytes32"),
         ("index", "index", "uint64"),
         ("file_root", "fileRoot", "bytes32"),
+        ("units", "units", "uint32"),
         ("outcome", "outcome", "uint8"),
         ("reason", "reason", "uint8"),
     ],

@@ -20,7 +20,7 @@ KEY = NodeKey(b"\x05" * 32)
 DOMAIN = Domain(84532, KEY.address)
 STATEMENTS: list[Statement] = [
     WorkCommitment(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640),
-    Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 2, 5),
+    Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 2, 5),
     NodeRegistration(KEY.address, KEY.address, 4, 1, 1_800_000_000),
 ]
 
@@ -68,7 +68,7 @@ def test_a_statement_means_nothing_on_another_chain_or_contract() -> None:
         WorkCommitment(3, KEY.address, b"\x01" * 31, 7, b"\x02" * 32, 640),
         WorkCommitment(3, KEY.address, b"\x01" * 32, -1, b"\x02" * 32, 640),
         WorkCommitment(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 2**32),
-        Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 256, 5),
+        Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 256, 5),
     ],
 )
 def test_fields_out_of_range_cannot_be_signed(statement: Statement) -> None:
