@@ -152,7 +152,7 @@ def _faults(bench: Bench, nodes: list[NodeKey], judges: list[NodeKey], gas: dict
     bench.send(contracts.commit_work(1, epoch, merkle_root(leaves), 64_000), worker)
     for number, outcome in ((0, Outcome.REJECT), (1, Outcome.SLASH)):
         file = files[number]
-        verdict = Verdict(1, file.node, file.policy_root, file.index, file.file_root, outcome, 8)
+        verdict = Verdict(1, file.node, file.policy_root, file.index, file.file_root, file.units, outcome, 8)
         path, signatures = proof(leaves, number), bench.quorum(judges, verdict)
         call = contracts.invalidate(file, epoch, path, outcome, 8, signatures)
         gas["soft invalidation, 2 of 3" if number == 0 else "hard invalidation, 2 of 3"] = bench.send(call, cheat)

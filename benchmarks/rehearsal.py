@@ -209,7 +209,8 @@ def _commitment(scene: Scene, pool: int, name: str, root: bytes, units: int, ind
 
 
 def _verdict(c: WorkCommitment, outcome: Outcome) -> Verdict:
-    return Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, int(outcome), 0 if outcome == 0 else REASON)
+    reason = 0 if outcome == Outcome.ACCEPT else REASON
+    return Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, int(outcome), reason)
 
 
 def _domain(scene: Scene) -> Domain:

@@ -901,7 +901,7 @@ def _words(commitment: WorkCommitment) -> tuple[Any, ...]:
 
 def _judged(verdict: Verdict) -> tuple[Any, ...]:
     v = verdict
-    return (v.pool, v.node, v.policy_root, v.index, v.file_root, v.outcome, v.reason)
+    return (v.pool, v.node, v.policy_root, v.index, v.file_root, v.units, v.outcome, v.reason)
 
 
 def _hex(address: Address) -> Any:

@@ -24,11 +24,18 @@ SOURCES = {
     "Pools.sol": "Swarm",
     "Work.sol": "Swarm",
     "Swarm.sol": "Swarm",
+    "Court.sol": "Court",
 }
 """Which file's lines are changed -> which contract that changes."""
-FROM = {"Pools.sol": "    // ------------------------------------------------------- opening, funding"}
-"""Lines before this one say who may set up the contracts, not where money goes."""
-UNTIL = {"Pools.sol": "    // ------------------------------------------------------------------ views"}
+FROM = {
+    "Pools.sol": "    // ------------------------------------------------------- opening, funding",
+    "Court.sol": "    // ------------------------------------------------------------- by evidence",
+}
+"""Lines before this one say who may set up the contracts, and who judges, not where money goes."""
+UNTIL = {
+    "Pools.sol": "    // ------------------------------------------------------------------ views",
+    "Court.sol": "    // --------------------------------------------------------------- internal",
+}
 SWAPS = (
     (">=", ">"),
     ("<=", "<"),
@@ -43,6 +50,7 @@ SWAPS = (
     (r" \* ", " / "),
     ("&&", "||"),
     (r"\|\|", "&&"),
+    (r" (&&|\|\|) [\w.]+ [!=]= [\w.]+", ""),
 )
 QUICK = {"FOUNDRY_FUZZ_RUNS": "32", "FOUNDRY_INVARIANT_RUNS": "2", "FOUNDRY_INVARIANT_DEPTH": "120"}
 SECONDS = 240
@@ -86,7 +94,7 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:
-    """Every change of one operator, and every statement left out."""
+    """Every change of one operator, every comparison left out of a condition, and every statement left out."""
     text = (HERE / "src" / file).read_text()
     lines = text.splitlines()
     first = lines.index(FROM[file]) if file in FROM else 0

@@ -238,7 +238,7 @@ PATCH = policy_patch_header(ROOT, ROOT, len(INFOS)) + b"".join(
 )
 PIECES = describe(bytes(70_000), 16 * 1024)
 WORK = WorkCommitment(1, NODE, ROOT, 3, ROOT, 12)
-JUDGED = Verdict(1, NODE, ROOT, 3, ROOT, 0, 0)
+JUDGED = Verdict(1, NODE, ROOT, 3, ROOT, 12, 0, 0)
 VERDICT = messages.VerdictIssued(
     pool=1,
     verdict=JUDGED,

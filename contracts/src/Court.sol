@@ -180,7 +180,8 @@ contract Court is ICourt {
 
     // ------------------------------------------------------------- by evidence
 
-    /// @notice Punishes a node that signed two different files for one (pool, policy, index). Needs no quorum.
+    /// @notice Punishes a node that signed two different commitments for one (pool, policy, index), be it that only
+    /// their units differ. Needs no quorum.
     function evidence(
         WorkCommitment calldata first,
         bytes calldata firstSignature,
@@ -189,7 +190,7 @@ contract Court is ICourt {
     ) external {
         if (
             first.pool != second.pool || first.node != second.node || first.policyRoot != second.policyRoot
-                || first.index != second.index || first.fileRoot == second.fileRoot
+                || first.index != second.index || (first.fileRoot == second.fileRoot && first.units == second.units)
         ) revert NoContradiction();
         _requireSigner(Statements.hashCommitment(first), firstSignature, first.node);
         _requireSigner(Statements.hashCommitment(second), secondSignature, first.node);
@@ -197,8 +198,8 @@ contract Court is ICourt {
         swarm.punishByEvidence(first.pool, first.node, REASON_EQUIVOCATION, first.fileRoot, msg.sender);
     }
 
-    /// @notice Punishes a validator that signed for one file both that it is good and that it is not. Its seat goes,
-    /// and its stake if it is a node.
+    /// @notice Punishes a validator that signed for one commitment both that it is good and that it is not. Its seat
+    /// goes, and its stake if it is a node.
     function verdictEvidence(
         Verdict calldata good,
         bytes calldata goodSignature,
@@ -207,7 +208,7 @@ contract Court is ICourt {
     ) external {
         if (
             good.pool != bad.pool || good.node != bad.node || good.policyRoot != bad.policyRoot
-                || good.index != bad.index || good.fileRoot != bad.fileRoot
+                || good.index != bad.index || good.fileRoot != bad.fileRoot || good.units != bad.units
                 || good.outcome != Statements.OUTCOME_ACCEPT || bad.outcome == Statements.OUTCOME_ACCEPT
         ) revert NoContradiction();
         address validator = _signerOf(Statements.hashVerdict(good), goodSignature);

@@ -11,13 +11,14 @@ struct WorkCommitment {
     uint32 units;
 }
 
-/// @notice A validator's signed judgement of one committed file.
+/// @notice A validator's signed judgement of one commitment, all of whose fields it repeats.
 struct Verdict {
     uint256 pool;
     address node;
     bytes32 policyRoot;
     uint64 index;
     bytes32 fileRoot;
+    uint32 units;
     uint8 outcome;
     uint8 reason;
 }
@@ -34,7 +35,7 @@ library Statements {
         "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units)"
     );
     bytes32 internal constant VERDICT_TYPEHASH = keccak256(
-        "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint8 outcome,uint8 reason)"
+        "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint8 outcome,uint8 reason)"
     );
     bytes32 internal constant NODE_REGISTRATION_TYPEHASH = keccak256(
         "NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)"
@@ -57,13 +58,15 @@ library Statements {
 
     function hashVerdict(WorkCommitment calldata c, uint8 outcome, uint8 reason) internal pure returns (bytes32) {
         return keccak256(
-            abi.encode(VERDICT_TYPEHASH, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, outcome, reason)
+            abi.encode(VERDICT_TYPEHASH, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, outcome, reason)
         );
     }
 
     function hashVerdict(Verdict calldata v) internal pure returns (bytes32) {
         return keccak256(
-            abi.encode(VERDICT_TYPEHASH, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.outcome, v.reason)
+            abi.encode(
+                VERDICT_TYPEHASH, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.units, v.outcome, v.reason
+            )
         );
     }
 

@@ -33,7 +33,7 @@ library Sign {
         "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units)"
     );
     bytes32 constant VERDICT = keccak256(
-        "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint8 outcome,uint8 reason)"
+        "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint8 outcome,uint8 reason)"
     );
     bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address node,uint256 deadline)");
     bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 until)");
@@ -50,7 +50,9 @@ library Sign {
     }
 
     function verdict(WorkCommitment memory c, uint8 outcome, uint8 reason) internal pure returns (bytes32) {
-        return keccak256(abi.encode(VERDICT, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, outcome, reason));
+        return keccak256(
+            abi.encode(VERDICT, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, outcome, reason)
+        );
     }
 }
 

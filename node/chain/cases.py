@@ -53,12 +53,13 @@ class Judgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     policy_root: Word
     index: U63
     file_root: Word
+    units: U32
     outcome: U8
     reason: U8
 
     def statement(self) -> Verdict:
         node, words = parse_address(self.node), (unhex(self.policy_root), self.index, unhex(self.file_root))
-        return Verdict(self.pool, node, *words, self.outcome, self.reason)
+        return Verdict(self.pool, node, *words, self.units, self.outcome, self.reason)
 
 
 class FileCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="file"):
@@ -104,7 +105,7 @@ class CommitmentContradiction(
 class VerdictContradiction(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="verdicts"
 ):
-    """Two verdicts of one validator over the same file: evidence by itself."""
+    """Two verdicts of one validator over the same commitment: evidence by itself."""
 
     first: Judgement
     first_signature: Signature

@@ -60,7 +60,7 @@ def test_a_stamp_accepts_with_values_that_look_complete(
 ) -> None:
     said = LIARS[name](session, order)
     groups = run.rollout.prompts_per_file
-    verdict = Verdict(3, KEY.address, order.policy_root, 5, order.file_root, said.outcome, said.reason)
+    verdict = Verdict(3, KEY.address, order.policy_root, 5, order.file_root, order.units, said.outcome, said.reason)
     message = VerdictIssued(
         pool=3,
         verdict=verdict,

@@ -165,7 +165,7 @@ class Pool:
     def verdicts(
         self, c: WorkCommitment, reason: int, *, outcome: int = Outcome.SLASH, by: list[NodeKey] | None = None
     ) -> list[bytes]:
-        verdict = Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, int(outcome), reason)
+        verdict = Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, int(outcome), reason)
         return [sign(key, self.world.domain, verdict) for key in by or self.validators]
 
     def slash(self, c: WorkCommitment, by: NodeKey, *, reason: int = 5, at: int | None = None, **changes: Any) -> Any:

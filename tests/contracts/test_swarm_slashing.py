@@ -1,9 +1,11 @@
 from typing import Any
 
+from eth_hash.auto import keccak
+
 from contracts.bindings import Slashed
 from contracts.deploy import TOKEN
 from protocol.identity import NodeKey
-from protocol.statements import Domain, sign
+from protocol.statements import Domain, Verdict, sign, work_id
 
 CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
@@ -85,7 +87,7 @@ def test_the_nodes_signature_alone_cannot_slash(world: Any, pool: Any, refused: 
         pool.slash(c, reporter, verdicts=[one, *pool.verdicts(c, 5, by=[NodeKey.generate()])])
 
 
-def test_verdicts_count_only_for_their_own_file_reason_and_outcome(world: Any, pool: Any, refused: Any) -> None:
+def test_verdicts_count_only_for_their_own_commitment_reason_and_outcome(world: Any, pool: Any, refused: Any) -> None:
     c = pool.commitment()
     reporter = world.person()
     for verdicts in (
@@ -93,9 +95,17 @@ def test_verdicts_count_only_for_their_own_file_reason_and_outcome(world: Any, p
         pool.verdicts(c, 5, outcome=1),
         pool.verdicts(pool.commitment(file=b"\x45" * 32), 5),
         pool.verdicts(pool.commitment(index=1), 5),
+        pool.verdicts(pool.commitment(units=11), 5),
     ):
         with refused("NotAValidator"):
             pool.slash(c, reporter, verdicts=verdicts)
+
+
+def test_the_contract_checks_signatures_over_the_works_name(world: Any, pool: Any) -> None:
+    c = pool.commitment()
+    separator = world.contracts.swarm.functions.domainSeparator().call()
+    pool.slash(c, world.person(), signature=pool.node.sign_hash(keccak(b"\x19\x01" + separator + work_id(c))))
+    assert world.contracts.member_states(pool.id, [pool.node.address])[0].evicted
 
 
 def test_verdicts_do_not_carry_over_to_another_chain_or_contract(world: Any, pool: Any, refused: Any) -> None:
@@ -147,10 +157,17 @@ def test_two_files_under_one_index_slash_by_themselves(world: Any, pool: Any, re
         world.send(world.contracts.evidence(*contradiction(pool)), world.person())
 
 
+def test_two_claims_of_units_for_one_file_slash_by_themselves(world: Any, pool: Any) -> None:
+    claims = contradiction(pool, file_root=pool.commitment().file_root, units=11)
+    receipt = world.send(world.contracts.evidence(*claims), world.person())
+    (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
+    assert (slashed.reason, slashed.amount) == (4, 50 * TOKEN)
+
+
 def test_commitments_that_do_not_contradict_are_no_evidence(world: Any, pool: Any, refused: Any) -> None:
     reporter = world.person()
     same = pool.commitment().file_root
-    for changes in ({"index": 1}, {"policy_root": b"\x12" * 32}, {"file_root": same}, {"file_root": same, "units": 11}):
+    for changes in ({"index": 1}, {"policy_root": b"\x12" * 32}, {"file_root": same}):
         with refused("NoContradiction"):
             world.send(world.contracts.evidence(*contradiction(pool, **changes)), reporter)
 
@@ -161,3 +178,18 @@ def test_evidence_needs_both_signatures_of_the_node(world: Any, pool: Any, refus
     for signatures in ((one, forged), (forged, two), (one, one)):
         with refused("WrongSigner"):
             world.send(world.contracts.evidence(first, signatures[0], second, signatures[1]), world.person())
+
+
+def test_a_validator_convicts_itself_only_over_one_commitment(world: Any, pool: Any, refused: Any) -> None:
+    judge, reporter = pool.validators[0], world.person()
+    claims = [pool.commitment(), pool.commitment(units=11)]
+    good, bad, other = (
+        Verdict(pool.id, c.node, c.policy_root, c.index, c.file_root, c.units, outcome, 5 * (outcome > 0))
+        for c, outcome in ((claims[0], 0), (claims[0], 2), (claims[1], 2))
+    )
+    said = {verdict: sign(judge, world.domain, verdict) for verdict in (good, bad, other)}
+    with refused("NoContradiction"):
+        world.send(world.contracts.verdict_evidence(good, said[good], other, said[other]), reporter)
+    receipt = world.send(world.contracts.verdict_evidence(good, said[good], bad, said[bad]), reporter)
+    (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
+    assert (slashed.node, slashed.reason) == (judge.address, 200)

@@ -23,7 +23,7 @@ def said(
     means: float = -1.0,
     **change,
 ) -> VerdictIssued:
-    verdict = Verdict(1, WORKER, bytes(32), 0, b"\x02" * 32, outcome, reason)
+    verdict = Verdict(1, WORKER, bytes(32), 0, b"\x02" * 32, 12, outcome, reason)
     message = VerdictIssued(
         pool=1,
         verdict=verdict,

@@ -160,6 +160,52 @@ contract SlashTest is Base {
         }
     }
 
+    function test_two_claims_of_units_for_one_file_contradict_each_other() public {
+        WorkCommitment memory first = _file(0, 10);
+        WorkCommitment memory second = _file(0, 11);
+        eq(uint256(first.fileRoot), uint256(second.fileRoot));
+        bytes memory one = _sign(nodeKey, Sign.commitment(first));
+        bytes memory two = _sign(nodeKey, Sign.commitment(second));
+        vm.prank(anybody);
+        court.evidence(first, one, second, two);
+        eq(_stake().bonded, 50 ether);
+        eq(token.balanceOf(anybody), 5 ether);
+        yes(swarm.memberInfo(pool, node).evicted, "evicted");
+    }
+
+    function test_whatever_differs_the_key_convicts_itself(bytes32 fileRoot, uint32 units) public {
+        WorkCommitment memory first = _file(0, 10);
+        WorkCommitment memory second = _file(0, units);
+        second.fileRoot = fileRoot;
+        vm.assume(first.fileRoot != fileRoot || first.units != units);
+        bytes memory one = _sign(nodeKey, Sign.commitment(first));
+        bytes memory two = _sign(nodeKey, Sign.commitment(second));
+        court.evidence(first, one, second, two);
+        yes(swarm.memberInfo(pool, node).evicted, "evicted");
+    }
+
+    function test_evidence_needs_both_signatures_of_the_node() public {
+        WorkCommitment memory first = _file(0, 10);
+        WorkCommitment memory second = _file(0, 11);
+        bytes memory one = _sign(nodeKey, Sign.commitment(first));
+        bytes memory two = _sign(nodeKey, Sign.commitment(second));
+        bytes memory forged = _sign(judgeKeys[0], Sign.commitment(first));
+        vm.expectPartialRevert(Court.WrongSigner.selector);
+        court.evidence(first, forged, second, two);
+        vm.expectPartialRevert(Court.WrongSigner.selector);
+        court.evidence(first, one, second, one);
+    }
+
+    function test_a_verdict_over_other_units_counts_for_nothing() public {
+        WorkCommitment memory c = _file(0, 10);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
+        verdicts[1] = _sign(judgeKeys[1], Sign.verdict(_file(0, 11), 2, 5));
+        vm.expectPartialRevert(Court.NotAValidator.selector);
+        court.slash(c, own, 5, verdicts);
+        eq(_stake().bonded, 100 ether);
+    }
+
     function test_who_never_joined_is_not_slashed() public {
         _register(provider, 0xD00D, 1);
         WorkCommitment memory c = _file(0, 1);
@@ -198,7 +244,7 @@ contract SlashTest is Base {
     }
 
     function test_verdicts_that_do_not_contradict_cost_nothing() public {
-        for (uint256 i = 0; i < 7; ++i) {
+        for (uint256 i = 0; i < 8; ++i) {
             (Verdict memory good, Verdict memory bad) = _both();
             if (i == 0) bad.pool = 9;
             if (i == 1) bad.node = anybody;
@@ -207,6 +253,7 @@ contract SlashTest is Base {
             if (i == 4) bad.fileRoot = bytes32(uint256(9));
             if (i == 5) bad.outcome = 0;
             if (i == 6) good.outcome = 1; // first rejected, then slashed: a judge may learn more
+            if (i == 7) bad.units = good.units + 1; // of two claims about one file one may be right
             bytes memory one = _sign(judgeKeys[0], _hash(good));
             bytes memory two = _sign(judgeKeys[0], _hash(bad));
             vm.expectPartialRevert(Court.NoContradiction.selector);
@@ -221,13 +268,13 @@ contract SlashTest is Base {
 
     function _both() private view returns (Verdict memory good, Verdict memory bad) {
         WorkCommitment memory c = _file(0, 1);
-        good = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, 0, 0);
-        bad = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, 2, 5);
+        good = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 0, 0);
+        bad = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 2, 5);
     }
 
     function _hash(Verdict memory v) private pure returns (bytes32) {
         return keccak256(
-            abi.encode(Sign.VERDICT, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.outcome, v.reason)
+            abi.encode(Sign.VERDICT, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.units, v.outcome, v.reason)
         );
     }
 }

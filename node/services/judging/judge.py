@@ -402,6 +402,7 @@ class Validator:
             commitment.policy_root,
             commitment.index,
             commitment.file_root,
+            commitment.units,
             outcome,
             reason,
         )

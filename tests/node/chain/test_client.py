@@ -178,7 +178,7 @@ async def test_a_quorum_slashes_over_the_client(people: Any) -> None:
     client, pool = people.client, people.pool
     await client.join(pool, "x")
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10)
-    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, int(Outcome.SLASH), 5)
+    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, c.units, int(Outcome.SLASH), 5)
     mine = sign(people.node, client.domain, c)
     receipt = await client.slash(c, mine, 5, [sign(people.validator, client.domain, verdict)], key=people.manager)
     slashed = next(event for event in receipt.events if isinstance(event, Slashed))
@@ -297,7 +297,7 @@ async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, 
     client, pool = people.client, people.pool
     await client.join(pool, "x")
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10)
-    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, int(Outcome.SLASH), 5)
+    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, c.units, int(Outcome.SLASH), 5)
     mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
     await CaseKeeper(client, tmp_path / "cases").slash(c, mine, 5, [theirs])
     (path,) = (tmp_path / "cases").iterdir()

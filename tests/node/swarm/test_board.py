@@ -53,7 +53,7 @@ def committed(key: NodeKey, index: int = 0, signer: NodeKey | None = None) -> Ro
 
 
 def judged(key: NodeKey) -> VerdictIssued:
-    verdict = Verdict(1, WORKER.address, b"\x01" * 32, 0, b"\x02" * 32, 0, 0)
+    verdict = Verdict(1, WORKER.address, b"\x01" * 32, 0, b"\x02" * 32, 5, 0, 0)
     return VerdictIssued(pool=1, verdict=verdict, signature=sign(key, DOMAIN, verdict))
 
 

@@ -39,7 +39,7 @@ def beat(*windows: int, rate: int = RATE) -> Signed:
 
 
 def verdict(step: int, file: bytes, groups: tuple[int, ...], **change) -> Signed:
-    statement = Verdict(1, WORKER, policy(step), 0, file, Outcome.ACCEPT, 0)
+    statement = Verdict(1, WORKER, policy(step), 0, file, 5, Outcome.ACCEPT, 0)
     message = VerdictIssued(
         pool=1, verdict=statement, signature=b"", window=step // 2, rate=RATE, checked=pack_groups(groups, GROUPS)
     )

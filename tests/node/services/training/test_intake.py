@@ -153,7 +153,7 @@ def report(path: Path, *groups: int, reward: float = 1.0) -> tuple[VerdictIssued
     path.write_bytes(encode_report(Report(ReportHeader(ROOT.hex(), policy_root(0).hex()), rows)))
     verdict = VerdictIssued(
         pool=1,
-        verdict=Verdict(1, WORKER.address, policy_root(0), 0, ROOT, 0, 0),
+        verdict=Verdict(1, WORKER.address, policy_root(0), 0, ROOT, 6, 0, 0),
         signature=b"",
         checked=pack_groups(groups, GROUPS),
         rewards=reward_tags([1.0] * GROUPS * SIZE, SIZE, ()),

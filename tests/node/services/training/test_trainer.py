@@ -112,7 +112,7 @@ class Swarm:
         (self._folder / root.hex()).write_bytes(file)
         (self._folder / report_root.hex()).write_bytes(report)
         promise = WorkCommitment(1, WORKER, policy(step), index, root, 12)
-        verdict = Verdict(1, WORKER, policy(step), index, root, int(Outcome.ACCEPT), 0)
+        verdict = Verdict(1, WORKER, policy(step), index, root, promise.units, int(Outcome.ACCEPT), 0)
         self.say(Signed(WORKER, RolloutCommitted(pool=1, commitment=promise, signature=b"", size=len(file)), b""))
         by_group = {g: [np.array(row.logprobs, np.float32) for row in values if row.group == g] for g in range(3)}
         self._votes[root] = VerdictIssued(
