@@ -17,7 +17,7 @@ from protocol.checks import HEARSAY, OBJECTIVE, reason_name
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import VerdictIssued
-from protocol.statements import Outcome
+from protocol.statements import Outcome, work_id
 
 UNDECIDED = b"\0\0\0\0"
 """Stands for the rewards of a group that could not be scored in time."""
@@ -41,11 +41,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def compare(first: VerdictIssued, second: VerdictIssued, groups: int, tolerance: float) -> Finding | None:
-    """How two verdicts on the same file conflict, None if they can both be right.
+    """How two verdicts on the same commitment conflict, None if they can both be right; about two they always can.
 
     groups: of the file; tolerance: nats per token between the means of one group.
     """
-    if first.verdict.file_root != second.verdict.file_root:
+    if work_id(first.verdict) != work_id(second.verdict):
         return None
     if hearsay(first) or hearsay(second):
         return None

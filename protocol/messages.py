@@ -4,7 +4,7 @@ A message travels in an envelope signed by its author's node key, so it stays au
 node relays it later (catch-up after a loss). Anything bigger than MAX_MESSAGE_BYTES is a blob.
 """
 
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import msgspec
 from blake3 import blake3
@@ -162,11 +162,14 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     signature: bytes
 
 
-class Signed(msgspec.Struct, frozen=True):
+M = TypeVar("M", bound=Message)
+
+
+class Signed(msgspec.Struct, Generic[M], frozen=True):
     """A message whose author is proven. raw: the envelope's bytes, for relaying."""
 
     author: Address
-    message: Message
+    message: M
     raw: bytes
 
 
@@ -188,7 +191,7 @@ def seal(key: NodeKey, domain: Domain, message: Message) -> bytes:
     return raw
 
 
-def open_envelope(domain: Domain, pool: int, raw: bytes) -> Signed:
+def open_envelope(domain: Domain, pool: int, raw: bytes) -> Signed[Message]:
     """Parse, bound and authenticate; raises MalformedMessage or InvalidSignature."""
     what = "malformed message"
     envelope = decode_msgpack(raw, Envelope, limit=MAX_MESSAGE_BYTES, error=MalformedMessage, what=what)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from eth_hash.auto import keccak
 
 from protocol.identity import Address, address_bytes
+from protocol.run import RunSpec
 
 EMPTY_ROOT = bytes(32)
 
@@ -55,3 +56,11 @@ def verify(root: bytes, leaf_hash: bytes, path: Sequence[bytes]) -> bool:
     for sibling in path:
         current = _parent(current, sibling)
     return current == root
+
+
+def most_files(run: RunSpec) -> int:
+    """Submissions that one node may make for one policy: eight times what a whole step needs, and some.
+
+    More than that nobody can use, and whoever commits to more only fills other people's tables.
+    """
+    return 8 * run.rollout.files_per_step + 32

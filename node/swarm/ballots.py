@@ -1,34 +1,34 @@
-"""Ballots: what a pool's validators say of each file, and whether they may still be believed.
+"""Ballots: what a pool's validators say of each work, and whether they may still be believed.
 
 Every member counts the same signed verdicts by the same pure rules (protocol.disputes), so that trainer, workers and
-validators come to one result. A file is accepted or rejected by the quorum; a conflict between two validators
+validators come to one result. A verdict counts for the one commitment that it names, and only once this node has heard
+of that (`register.py`). Work is accepted or rejected by the quorum; a conflict between two validators
 opens a dispute, which all re-check; whoever contradicted the majority is quarantined: its verdicts count no more,
-and the two envelopes that show it are kept as evidence. Knows nothing of engines, lots or chains.
+and the envelopes that show it are kept as evidence. Knows nothing of engines, lots or chains.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from itertools import combinations
 
 import msgspec
 
+from node.swarm.register import Register, Work, WorkId
 from protocol.disputes import Finding, Resolution, Ruling, compare, hearsay, resolve, values_complete
 from protocol.identity import Address
 from protocol.messages import MAX_VALUES, Signed, VerdictIssued
 from protocol.run import RunSpec
-from protocol.statements import Outcome
+from protocol.statements import Outcome, work_id
 
-REMEMBERED = 8192
 STRIKES = 3
 """Contradictions about arithmetic that one validator may be wrong in before it is quarantined: hardware differs."""
 SILENT_AFTER = 4
-"""Files in a row that a validator let pass without a word before others decide without it."""
+"""Files in a row that a validator let pass without a word, although they could be had, before others decide without it."""
 EVIDENCE = 64
 
 
 class FileState(Enum):
-    """What the pool thinks of a file."""
+    """What the pool thinks of the file of a work."""
 
     OPEN = "open"
     ACCEPTED = "accepted"
@@ -49,19 +49,20 @@ class Quarantined(msgspec.Struct, frozen=True):
 class Dispute(msgspec.Struct, frozen=True):
     """Two verdicts that conflict. first, second: as signed."""
 
-    root: bytes
-    first: Signed
-    second: Signed
+    work: WorkId
+    first: Signed[VerdictIssued]
+    second: Signed[VerdictIssued]
     finding: Finding
 
 
 class _Case(msgspec.Struct):
-    """One file. votes, rechecks: by validator; opened: when it was disputed; heard: first verdict; ruled: result;
+    """One work. votes, rechecks: by validator; opened: when it was disputed; heard: first verdict; ruled: result;
     overdue: those who had not spoken in time were noted."""
 
+    work: Work
     heard: float
-    votes: dict[Address, Signed] = {}
-    rechecks: dict[Address, Signed] = {}
+    votes: dict[Address, Signed[VerdictIssued]] = {}
+    rechecks: dict[Address, Signed[VerdictIssued]] = {}
     disputed: bool = False
     opened: float = 0.0
     ruled: Ruling | None = None
@@ -69,17 +70,25 @@ class _Case(msgspec.Struct):
 
 
 class Ballots:
-    """Counts verdicts. live: the validators that are alive now; clock: monotonic seconds."""
+    """Counts verdicts on the works of a register. live: the validators that are alive now; clock: monotonic seconds."""
 
     def __init__(
-        self, run: RunSpec, quorum: int, live: Callable[[], Sequence[Address]], clock: Callable[[], float]
+        self,
+        run: RunSpec,
+        quorum: int,
+        register: Register,
+        live: Callable[[], Sequence[Address]],
+        clock: Callable[[], float],
     ) -> None:
         self._groups = run.rollout.prompts_per_file
         self._audit = run.audit
         self._quorum = quorum
+        self._register = register
         self._live = live
         self._clock = clock
-        self._cases: OrderedDict[bytes, _Case] = OrderedDict()
+        self._cases: dict[WorkId, _Case] = {}
+        self._open: dict[WorkId, _Case] = {}
+        register.on_forgotten = self._forget
         self._strikes: dict[Address, int] = {}
         self._shown: dict[Address, list[bytes]] = {}
         self._missed: dict[Address, int] = {}
@@ -91,15 +100,20 @@ class Ballots:
 
     # what is said
 
-    def add(self, signed: Signed) -> list[Dispute]:
-        """Count a verdict; returns the conflicts that it opens (none for a file that is disputed already)."""
-        message = _verdict(signed)
-        case = self._case(message.verdict.file_root)
+    def add(self, signed: Signed[VerdictIssued]) -> list[Dispute]:
+        """Count a verdict on a work of the register; returns the conflicts that it opens, none if it is disputed already.
+
+        Raises KeyError for what the register does not know.
+        """
+        message = signed.message
+        case = self._case(work_id(message.verdict))
         side = case.rechecks if message.recheck else case.votes
         if signed.author in side:
             return self._second_word(case, side[signed.author], signed)
         if not values_complete(message, self._groups, MAX_VALUES):
-            self._quarantine(signed.author, "it accepts without saying what it recomputed", (signed.raw,))
+            self._quarantine(
+                signed.author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw)
+            )
             return []
         side[signed.author] = signed
         self._missed[signed.author] = 0
@@ -108,9 +122,9 @@ class Ballots:
             return []
         return self._conflicts(case, signed)
 
-    def heed(self, dispute: tuple[Signed, Signed]) -> bool:
-        """Take a dispute that somebody else raised; whether the two verdicts really conflict."""
-        first, second = (_verdict(one) for one in dispute)
+    def heed(self, dispute: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> bool:
+        """Take a dispute that somebody else raised; whether the two verdicts really conflict. Raises KeyError as `add`."""
+        first, second = (one.message for one in dispute)
         finding = compare(first, second, self._groups, self._audit.logprob_tolerance)
         if finding is None or dispute[0].author == dispute[1].author:
             return False
@@ -118,7 +132,7 @@ class Ballots:
             return False  # it has said enough
         for one in dispute:
             self.add(one)
-        self._open(self._case(first.verdict.file_root))
+        self._dispute(self._case(work_id(first.verdict)))
         return True
 
     def quarantine(self, validator: Address, why: str, evidence: tuple[bytes, ...]) -> None:
@@ -127,9 +141,9 @@ class Ballots:
 
     # what it amounts to
 
-    def state(self, root: bytes) -> FileState:
-        """What the pool thinks of a file at this moment."""
-        case = self._cases.get(root)
+    def state(self, id: WorkId) -> FileState:
+        """What the pool thinks of a work at this moment."""
+        case = self._cases.get(id)
         if case is None:
             return FileState.OPEN
         self._settle(case)
@@ -145,37 +159,37 @@ class Ballots:
             return FileState.ACCEPTED
         return FileState.REJECTED if len(rejecting) >= self._needed(case, {}) else FileState.OPEN
 
-    def accepting(self, root: bytes) -> dict[Address, VerdictIssued]:
-        """The believed verdicts that accept a file, re-checks first where there are any."""
-        case = self._cases.get(root)
-        return {author: _verdict(one) for author, one in self._side(case, True).items()} if case else {}
+    def accepting(self, id: WorkId) -> dict[Address, VerdictIssued]:
+        """The believed verdicts that accept a work, re-checks first where there are any."""
+        case = self._cases.get(id)
+        return {author: one.message for author, one in self._side(case, True).items()} if case else {}
 
-    def rejecting(self, root: bytes) -> dict[Address, VerdictIssued]:
-        """The believed verdicts that reject a file, with or without its worker's stake."""
-        case = self._cases.get(root)
-        return {author: _verdict(one) for author, one in self._side(case, False).items()} if case else {}
+    def rejecting(self, id: WorkId) -> dict[Address, VerdictIssued]:
+        """The believed verdicts that reject a work, with or without its worker's stake."""
+        case = self._cases.get(id)
+        return {author: one.message for author, one in self._side(case, False).items()} if case else {}
 
-    def accusations(self, root: bytes, reason: int) -> dict[Address, VerdictIssued]:
+    def accusations(self, id: WorkId, reason: int) -> dict[Address, VerdictIssued]:
         """The believed verdicts that would take the stake for `reason`, of those that a contract can be shown."""
-        votes = {author: vote for author, vote in self.rejecting(root).items() if vote.signature}
+        votes = {author: vote for author, vote in self.rejecting(id).items() if vote.signature}
         return {a: v for a, v in votes.items() if v.verdict.outcome == Outcome.SLASH and v.verdict.reason == reason}
 
-    def undisputed(self, root: bytes) -> bool:
-        """Whether every living, believed validator has spoken of a file, or the time for that is over; and no dispute
+    def undisputed(self, id: WorkId) -> bool:
+        """Whether every living, believed validator has spoken of a work, or the time for that is over; and no dispute
         about it is open. Only then may a stake be touched."""
-        case = self._cases.get(root)
+        case = self._cases.get(id)
         if case is None or (case.disputed and case.ruled is None):
             return False
         said = {*case.votes, *case.rechecks}
         waited = self._clock() - case.heard >= self._audit.verdict_seconds
         return waited or all(validator in said for validator in self.electorate())
 
-    def _needed(self, case: _Case, rejecting: Mapping[Address, Signed]) -> int:
+    def _needed(self, case: _Case, rejecting: Mapping[Address, Signed[VerdictIssued]]) -> int:
         """How many verdicts decide a file: the quorum; once silent validators have been waited for, as many as are
         alive, at least one. Who rejects by hearsay then counts as if it had not spoken."""
         if self._clock() - case.heard < self._audit.verdict_seconds:
             return self._quorum
-        abstaining = {author for author, one in rejecting.items() if hearsay(_verdict(one))}
+        abstaining = {author for author, one in rejecting.items() if hearsay(one.message)}
         return max(1, min(self._quorum, len(set(self.electorate()) - abstaining)))
 
     def electorate(self) -> list[Address]:
@@ -186,17 +200,11 @@ class Ballots:
         """Whether it let the last files pass without a verdict, alive or not."""
         return self._missed.get(validator, 0) >= SILENT_AFTER
 
-    def open_disputes(self) -> list[bytes]:
-        """Roots of the files that wait for re-checks; those whose time is over are closed by asking."""
-        for case in self._open_cases():
+    def open_disputes(self) -> list[WorkId]:
+        """What waits for re-checks; disputes whose time is over are closed by asking."""
+        for case in list(self._open.values()):
             self._settle(case)
-        return [root for root, case in self._cases.items() if case.disputed and case.ruled is None]
-
-    def worker_of(self, root: bytes) -> Address | None:
-        """Whose file it is, as the first verdict on it says."""
-        case = self._cases.get(root)
-        first = next(iter(case.votes.values()), None) if case else None
-        return _verdict(first).verdict.node if first else None
+        return list(self._open)
 
     def restore(self, quarantined: Sequence[Quarantined]) -> None:
         """Those who were not believed before a restart."""
@@ -205,57 +213,69 @@ class Ballots:
     # inside
 
     def _note_silence(self, case: _Case) -> None:
-        """Once per file: who has not spoken when its time was over."""
-        if case.overdue or self._clock() - case.heard < self._audit.verdict_seconds:
+        """Once per work: who has not spoken when its time was over. A file that this node never had may be one that
+        nobody could have."""
+        if case.overdue or not case.work.delivered or self._clock() - case.heard < self._audit.verdict_seconds:
             return
         case.overdue = True
         for validator in self._live():
             if validator not in case.votes and validator not in case.rechecks:
                 self._missed[validator] = self._missed.get(validator, 0) + 1
 
-    def _case(self, root: bytes) -> _Case:
-        case = self._cases.get(root)
+    def _case(self, id: WorkId) -> _Case:
+        case = self._cases.get(id)
         if case is None:
-            case = self._cases[root] = _Case(heard=self._clock(), votes={}, rechecks={})
-            if len(self._cases) > REMEMBERED:
-                self._cases.popitem(last=False)
+            work = self._register.get(id)
+            if work is None:
+                raise KeyError(id)
+            case = self._cases[id] = _Case(work, self._clock(), votes={}, rechecks={})
         return case
 
-    def _side(self, case: _Case, accept: bool) -> dict[Address, Signed]:
+    def _forget(self, id: WorkId) -> None:
+        """The register knows this work no more."""
+        self._cases.pop(id, None)
+        self._open.pop(id, None)
+
+    def _side(self, case: _Case, accept: bool) -> dict[Address, Signed[VerdictIssued]]:
         """Per believed validator its last word, if it is of this kind."""
         last = {**case.votes, **case.rechecks}
         return {
             author: one
             for author, one in last.items()
-            if author not in self.quarantined and (_verdict(one).verdict.outcome == Outcome.ACCEPT) == accept
+            if author not in self.quarantined and (one.message.verdict.outcome == Outcome.ACCEPT) == accept
         }
 
-    def _conflicts(self, case: _Case, signed: Signed) -> list[Dispute]:
+    def _conflicts(self, case: _Case, signed: Signed[VerdictIssued]) -> list[Dispute]:
         found: list[Dispute] = []
         if case.disputed or signed.author in self.quarantined:
             return found
         for author, other in case.votes.items():
             if author == signed.author or author in self.quarantined:
                 continue
-            finding = compare(_verdict(other), _verdict(signed), self._groups, self._audit.logprob_tolerance)
+            finding = compare(other.message, signed.message, self._groups, self._audit.logprob_tolerance)
             if finding is not None:
-                found.append(Dispute(_verdict(signed).verdict.file_root, other, signed, finding))
+                found.append(Dispute(case.work.id, other, signed, finding))
         if found:
-            self._open(case)
+            self._dispute(case)
             self._settle(case)  # the re-checks may have come before
         return found
 
-    def _open(self, case: _Case) -> None:
+    def _dispute(self, case: _Case) -> None:
         if not case.disputed:
             case.disputed, case.opened = True, self._clock()
+            self._open[case.work.id] = case
             self.disputes_raised += 1
 
-    def _second_word(self, case: _Case, before: Signed, signed: Signed) -> list[Dispute]:
-        """The same again is a repetition; something else about the same file is a contradiction in itself."""
-        old, new = _verdict(before), _verdict(signed)
+    def _second_word(
+        self, case: _Case, before: Signed[VerdictIssued], signed: Signed[VerdictIssued]
+    ) -> list[Dispute]:
+        """The same again is a repetition; something else about the same work is a contradiction in itself."""
+        old, new = before.message, signed.message
         same = (old.verdict, old.checked, old.rewards) == (new.verdict, new.checked, new.rewards)
         if before.raw != signed.raw and not same:
-            self._quarantine(signed.author, "it signed two different verdicts on one file", (before.raw, signed.raw))
+            self._quarantine(
+                signed.author, "it signed two different verdicts on one file", (*self._shows(case), before.raw, signed.raw)
+            )
             self._settle(case)
         return []
 
@@ -263,8 +283,8 @@ class Ballots:
         """Decide a dispute as soon as the re-checks do, or when their time is over."""
         if not case.disputed or case.ruled is not None:
             return
-        votes = {author: _verdict(one) for author, one in case.votes.items()}
-        rechecks = {a: _verdict(one) for a, one in case.rechecks.items() if a not in self.quarantined}
+        votes = {author: one.message for author, one in case.votes.items()}
+        rechecks = {a: one.message for a, one in case.rechecks.items() if a not in self.quarantined}
         spoke = votes.keys() - self.quarantined.keys()  # whoever has just come knows nobody alive
         electorate = len(spoke | set(self.electorate()) | set(rechecks))
         result = resolve(votes, rechecks, electorate, self._groups, self._audit.logprob_tolerance)
@@ -275,11 +295,12 @@ class Ballots:
 
     def _conclude(self, case: _Case, result: Resolution) -> None:
         case.ruled = result.ruling
+        self._open.pop(case.work.id, None)
         self.disputes_resolved += 1
         for validator, finding in result.wrong.items():
             self._strikes[validator] = self._strikes.get(validator, 0) + 1
             shown = self._shown.setdefault(validator, [])  # of all strikes: others must come to the same count
-            shown += [one.raw for one in (*case.votes.values(), *case.rechecks.values())]
+            shown += [*self._shows(case), *(one.raw for one in (*case.votes.values(), *case.rechecks.values()))]
             if finding.objective or self._strikes[validator] >= STRIKES:
                 self._quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
 
@@ -288,22 +309,20 @@ class Ballots:
             return
         one = self.quarantined[validator] = Quarantined(validator, why, self._clock(), evidence)
         self.on_quarantine(one)
-        for case in self._open_cases():
+        for case in list(self._open.values()):
             self._withdraw(case)
 
-    def _open_cases(self) -> list[_Case]:
-        return [case for case in self._cases.values() if case.disputed and case.ruled is None]
+    def _shows(self, case: _Case) -> tuple[bytes, ...]:
+        """What makes verdicts on a work count for those who come later: its policy's announcement, its commitment."""
+        announced = self._register.announcement(case.work)
+        return (*((announced,) if announced else ()), case.work.signed.raw)
 
     def _withdraw(self, case: _Case) -> None:
         """End a dispute that only somebody led who is not believed any more: who knew that before never opened it, and
         would not look again."""
-        believed = [_verdict(one) for author, one in case.votes.items() if author not in self.quarantined]
+        believed = [one.message for author, one in case.votes.items() if author not in self.quarantined]
         tolerance = self._audit.logprob_tolerance
         if not any(compare(a, b, self._groups, tolerance) for a, b in combinations(believed, 2)):
             case.disputed = False
+            self._open.pop(case.work.id, None)
             self.disputes_resolved += 1
-
-
-def _verdict(signed: Signed) -> VerdictIssued:
-    assert isinstance(signed.message, VerdictIssued)  # noqa: S101 - what the caller subscribed to
-    return signed.message

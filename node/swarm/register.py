@@ -1,0 +1,238 @@
+"""The register of work: every commitment that this node has heard of, under everything that was signed in it.
+
+Anybody can name any file root, any policy and any number of units in a commitment of its own. So a piece of work is
+known by the hash of its whole commitment (`protocol.statements.work_id`), its slot by node, policy and index; nothing
+overwrites an older entry, and one node's entries crowd out its own older ones, never those of others. Votes, disputes,
+lots, intake, slashing and invalidating all name work by its id and ask here.
+
+What is committed to a policy that nobody announced is no work: it waits a while for its announcement, and is forgotten.
+Ages and gaps are counted from what was heard *then*. A node that has just come (back) cannot know how old the files are
+that it finds, nor which ones it missed: it holds neither against anybody. Pure: the clock is an argument.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from node.recent import Recent
+from node.swarm.policies import PolicyClock
+from protocol.checks import Fault, Slot, check_duplicate, check_gap, check_staleness, slot_of
+from protocol.identity import Address
+from protocol.messages import RolloutCommitted, Signed
+from protocol.run import RunSpec
+from protocol.statements import WorkCommitment, work_id
+from protocol.work import most_files
+
+BACKLOG_SECONDS = 20.0
+"""After a start: what is heard in this time may be old news."""
+EARLY = 16
+"""Commitments of one node that may wait for their policy to be announced."""
+EARLY_SECONDS = 60.0
+POLICIES_BACK = 20
+"""Policies beyond the staleness of a run for which a node's work is remembered, if it commits all that it may."""
+READ = 8192
+
+WorkId = bytes
+
+
+class Work(msgspec.Struct):
+    """One commitment. signed: its first envelope; step: of its policy; at: when it was heard of; newest_step: of the
+    policies that everybody knew then; backlog: found on arrival, so of unknown age; rival: its slot was taken before;
+    delivered: this node has had the file."""
+
+    id: WorkId
+    signed: Signed[RolloutCommitted]
+    step: int
+    at: float
+    newest_step: int
+    backlog: bool
+    rival: bool = False
+    delivered: bool = False
+
+    @property
+    def commitment(self) -> WorkCommitment:
+        return self.signed.message.commitment
+
+    @property
+    def node(self) -> Address:
+        return self.commitment.node
+
+
+class _Early(msgspec.Struct, frozen=True):
+    """A commitment that waits for its policy. What was known when it came counts, not when the policy came."""
+
+    signed: Signed[RolloutCommitted]
+    at: float
+    newest_step: int
+
+
+class _Submissions(msgspec.Struct):
+    """What one node has committed to, oldest first; files: the same by file; heard: the indices of each policy."""
+
+    works: OrderedDict[WorkId, Work]
+    files: dict[tuple[bytes, int], list[Work]]
+    heard: Recent[bytes, set[int]]
+    early: Recent[WorkId, _Early]
+
+
+Listener = Callable[[Work], None]
+Rivals = Callable[[Work, Work], None]
+
+
+class Register:
+    """One per node. clock: monotonic seconds."""
+
+    def __init__(self, run: RunSpec, policies: PolicyClock, clock: Callable[[], float]) -> None:
+        self._run = run
+        self._policies = policies
+        self._clock = clock
+        self._opened = clock()
+        self._most = most_files(run)
+        self._works: dict[WorkId, Work] = {}
+        self._slots: dict[Slot, list[Work]] = {}
+        self._nodes: dict[Address, _Submissions] = {}
+        self._read: Recent[bytes, Slot] = Recent(READ)
+        self._listeners: list[Listener] = []
+        self._on_rivals: list[Rivals] = []
+        self.on_forgotten: Callable[[WorkId], None] = lambda id: None
+        """Told of work that is known no more, so that what hangs on it can go with it."""
+        self.ignored = 0
+
+    # what is heard
+
+    def commit(self, signed: Signed[RolloutCommitted]) -> Work | None:
+        """Note a commitment; the work if it is new and may count, None for all else."""
+        return self._note(_Early(signed, self._clock(), self._policies.settled_step))
+
+    def policy_announced(self) -> None:
+        """Look again at what came before its policy."""
+        for node in self._nodes.values():
+            for early in list(node.early.values()):
+                if self._policies.find(early.signed.message.commitment.policy_root):
+                    self._note(early)
+
+    def follow(self, listener: Listener) -> None:
+        """Tell of every work, those already known first."""
+        self._listeners.append(listener)
+        for work in list(self._works.values()):
+            if not work.rival:
+                listener(work)
+
+    def follow_rivals(self, listener: Rivals) -> None:
+        """Tell of every two commitments of one node for one slot: (the first, another)."""
+        self._on_rivals.append(listener)
+        for works in list(self._slots.values()):
+            for other in works[1:]:
+                listener(works[0], other)
+
+    # what is known
+
+    def get(self, id: WorkId) -> Work | None:
+        return self._works.get(id)
+
+    def of_file(self, node: Address, root: bytes, units: int) -> list[Work]:
+        """A node's works about this file with these units: more than one, if it put it into several slots."""
+        return list(self._nodes[node].files.get((root, units), ())) if node in self._nodes else []
+
+    def announcement(self, work: Work) -> bytes | None:
+        """The envelope in which the trainer announced the work's policy, as long as it is kept."""
+        return self._policies.announcement(work.commitment.policy_root)
+
+    def is_contested(self, work: Work) -> bool:
+        """Whether its node signed something else for the same slot."""
+        return len(self._slots.get(slot_of(work.commitment), ())) > 1
+
+    # what may be held against a worker
+
+    def fault(self, work: Work) -> Fault | None:
+        """What is wrong with a commitment by itself: its age when it was heard."""
+        if work.backlog:
+            return None
+        return check_staleness(work.step, max(work.newest_step, work.step), self._run)
+
+    def gap(self, work: Work) -> Fault | None:
+        """An index that was left out before this one, if we would have heard of it."""
+        known = self._policies.find(work.commitment.policy_root)
+        if known is None or known.at - self._opened < BACKLOG_SECONDS:
+            return None
+        heard = self._nodes[work.node].heard if work.node in self._nodes else {}
+        return check_gap(work.commitment.index, heard.get(work.commitment.policy_root, set()))
+
+    def was_read(self, work: Work) -> None:
+        """The header of its file was read: it is this slot's."""
+        self._read[work.commitment.file_root] = slot_of(work.commitment)
+
+    def copied(self, work: Work) -> Fault | None:
+        """Whether its file was read before as another slot's."""
+        return check_duplicate(work.commitment, self._read.get(work.commitment.file_root))
+
+    # inside
+
+    def _note(self, early: _Early) -> Work | None:
+        commitment = early.signed.message.commitment
+        id = work_id(commitment)
+        if id in self._works:
+            return None
+        node = self._submissions(commitment.node)
+        node.early.pop(id, None)
+        known = self._policies.find(commitment.policy_root)
+        if known is None or commitment.index >= self._most:
+            self._set_aside(node, id, early, wait=known is None)
+            return None
+        slot = self._slots.setdefault(slot_of(commitment), [])
+        if len(slot) > 1:
+            return None  # two are evidence enough
+        backlog = early.at - self._opened < BACKLOG_SECONDS
+        work = Work(id, early.signed, known.step, early.at, early.newest_step, backlog, rival=bool(slot))
+        slot.append(work)
+        self._works[id] = node.works[id] = work
+        node.files.setdefault(_file(work), []).append(work)
+        node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
+        self._forget_beyond(node)
+        self._tell(work, slot)
+        return None if work.rival else work
+
+    def _set_aside(self, node: _Submissions, id: WorkId, early: _Early, *, wait: bool) -> None:
+        """What may become work waits, a few of each node's, for a while; the rest was never said."""
+        self.ignored += 1
+        if wait:
+            for old, one in list(node.early.items()):
+                if self._clock() - one.at > EARLY_SECONDS:
+                    del node.early[old]
+            node.early[id] = early
+
+    def _tell(self, work: Work, slot: list[Work]) -> None:
+        if work.rival:
+            for on_rivals in self._on_rivals:
+                on_rivals(slot[0], work)
+            return
+        for listener in self._listeners:
+            listener(work)
+
+    def _submissions(self, node: Address) -> _Submissions:
+        known = self._nodes.get(node)
+        if known is None:
+            policies = self._run.recipe.max_staleness + POLICIES_BACK
+            known = self._nodes[node] = _Submissions(OrderedDict(), {}, Recent(policies), Recent(EARLY))
+        return known
+
+    def _forget_beyond(self, node: _Submissions) -> None:
+        most = self._most * (self._run.recipe.max_staleness + POLICIES_BACK)
+        while len(node.works) > most:
+            id, old = node.works.popitem(last=False)
+            del self._works[id]
+            _drop(self._slots, slot_of(old.commitment), old)
+            _drop(node.files, _file(old), old)
+            self.on_forgotten(id)
+
+
+def _file(work: Work) -> tuple[bytes, int]:
+    return work.commitment.file_root, work.commitment.units
+
+
+def _drop(table: dict[Any, list[Work]], key: object, work: Work) -> None:
+    table[key] = [one for one in table[key] if one is not work]
+    if not table[key]:
+        del table[key]
