@@ -4,15 +4,16 @@ Knows type strings, digests and signatures. What the statements mean is decided 
 `checks.py` (validators) and by the Swarm contract.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TypeVar
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import msgspec
-from eth_abi.abi import encode as abi_encode
 from eth_hash.auto import keccak
 
 from protocol.errors import ProtocolError
-from protocol.identity import Address, NodeKey, recover
+from protocol.identity import Address, NodeKey, address_bytes, parse_address, recover
 
 _DOMAIN_TYPE = b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
 
@@ -34,8 +35,8 @@ class Domain(msgspec.Struct, frozen=True):
     contract: Address
 
     def separator(self) -> bytes:
-        words = [keccak(_DOMAIN_TYPE), keccak(b"intellect-node"), keccak(b"1"), self.chain_id, self.contract]
-        return keccak(abi_encode(["bytes32", "bytes32", "bytes32", "uint256", "address"], words))
+        """The 32-byte domain separator; raises ProtocolError if chain_id or contract is none."""
+        return _separator(self.chain_id, self.contract)
 
 
 class WorkCommitment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,17 +162,23 @@ def type_string(kind: type[Statement]) -> str:
     return f"{kind.__name__}({','.join(f'{abi} {name}' for _, name, abi in _FIELDS[kind])})"
 
 
+def struct_hash(statement: Statement) -> bytes:
+    """EIP-712's hashStruct, 32 bytes, of no domain; raises ProtocolError if a field is out of its type's range."""
+    return _hash_as(type(statement), statement)
+
+
+def work_id(statement: WorkCommitment | Verdict) -> bytes:
+    """What names one piece of work: everything that was signed, units included.
+
+    The struct hash of the commitment, 32 bytes, the same whether asked of it or of a verdict about it; in the
+    contracts `Statements.hashCommitment`. Raises ProtocolError if a field of the commitment is out of its type's range.
+    """
+    return _hash_as(WorkCommitment, statement)
+
+
 def digest(domain: Domain, statement: Statement) -> bytes:
     """The 32-byte EIP-712 digest; raises ProtocolError if a field is out of its type's range."""
-    fields = _FIELDS[type(statement)]
-    kinds = ["bytes32", *(abi for _, _, abi in fields)]
-    values = [keccak(type_string(type(statement)).encode()), *(getattr(statement, name) for name, _, _ in fields)]
-    _check_words(statement)
-    try:
-        encoded = abi_encode(kinds, values)
-    except Exception as error:  # eth-abi raises several unrelated types for values out of range
-        raise ProtocolError("unusable statement", f"a field of {type(statement).__name__} is out of range") from error
-    return keccak(b"\x19\x01" + domain.separator() + keccak(encoded))
+    return keccak(b"\x19\x01" + domain.separator() + struct_hash(statement))
 
 
 def sign(key: NodeKey, domain: Domain, statement: Statement) -> bytes:
@@ -184,12 +191,50 @@ def signer_of(domain: Domain, statement: Statement, signature: bytes) -> Address
     return recover(digest(domain, statement), signature)
 
 
-_WORDS = {"policy_root": 32, "file_root": 32, "root": 20}
+def _hash_as(kind: type[Statement], statement: Statement) -> bytes:
+    """The hash of the struct `kind` with the values that `statement` has under its names; each is one 32-byte word."""
+    words = [encode(name, getattr(statement, name)) for name, encode in _ENCODERS[kind]]
+    return keccak(_TYPE_HASHES[kind] + b"".join(words))
 
 
-def _check_words(statement: Statement) -> None:
-    """eth-abi pads what is too short; a hash has one length."""
-    for name, size in _WORDS.items():
-        word = getattr(statement, name, None)
-        if word is not None and len(word) != size:
-            raise ProtocolError("unusable statement", f"{name} has {len(word)} bytes instead of {size}")
+@lru_cache(maxsize=16)
+def _separator(chain_id: int, contract: Address) -> bytes:
+    words = [keccak(_DOMAIN_TYPE), keccak(b"intellect-node"), keccak(b"1")]
+    place = [_uint(32, "chain_id", chain_id), _address("contract", parse_address(contract))]
+    return keccak(b"".join([*words, *place]))
+
+
+def _uint(size: int, name: str, value: int) -> bytes:
+    """size: bytes of the type."""
+    try:
+        return value.to_bytes(size).rjust(32, b"\0")
+    except OverflowError as error:
+        raise ProtocolError("unusable statement", f"{name} is not in 0..2**{8 * size}-1") from error
+
+
+def _bytes(size: int, name: str, value: bytes) -> bytes:
+    """A hash has one length: what is shorter is not padded to it."""
+    if len(value) != size:
+        raise ProtocolError("unusable statement", f"{name} has {len(value)} bytes instead of {size}")
+    return value.ljust(32, b"\0")
+
+
+@lru_cache(maxsize=4096)
+def _address(name: str, value: Address) -> bytes:
+    """Only the checksummed spelling: two spellings would be two statements with one hash."""
+    if parse_address(value) != value:
+        raise ProtocolError("unusable statement", f"{name} is not spelled with its checksum")
+    return address_bytes(value).rjust(32, b"\0")
+
+
+_WORDS: dict[str, Callable[[str, Any], bytes]] = {
+    "uint256": partial(_uint, 32),
+    "uint64": partial(_uint, 8),
+    "uint32": partial(_uint, 4),
+    "uint8": partial(_uint, 1),
+    "bytes32": partial(_bytes, 32),
+    "bytes20": partial(_bytes, 20),
+    "address": _address,
+}
+_ENCODERS = {kind: [(name, _WORDS[abi]) for name, _, abi in fields] for kind, fields in _FIELDS.items()}
+_TYPE_HASHES = {kind: keccak(type_string(kind).encode()) for kind in _FIELDS}

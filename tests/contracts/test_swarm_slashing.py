@@ -1,9 +1,11 @@
 from typing import Any
 
+from eth_hash.auto import keccak
+
 from contracts.bindings import Slashed
 from contracts.deploy import TOKEN
 from protocol.identity import NodeKey
-from protocol.statements import Domain, Verdict, sign
+from protocol.statements import Domain, Verdict, sign, work_id
 
 CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
@@ -97,6 +99,13 @@ def test_verdicts_count_only_for_their_own_commitment_reason_and_outcome(world: 
     ):
         with refused("NotAValidator"):
             pool.slash(c, reporter, verdicts=verdicts)
+
+
+def test_the_contract_checks_signatures_over_the_works_name(world: Any, pool: Any) -> None:
+    c = pool.commitment()
+    separator = world.contracts.swarm.functions.domainSeparator().call()
+    pool.slash(c, world.person(), signature=pool.node.sign_hash(keccak(b"\x19\x01" + separator + work_id(c))))
+    assert world.contracts.member_states(pool.id, [pool.node.address])[0].evicted
 
 
 def test_verdicts_do_not_carry_over_to_another_chain_or_contract(world: Any, pool: Any, refused: Any) -> None:
