@@ -14,7 +14,7 @@ from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, recover
 from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
-from protocol.statements import Domain, Verdict, WorkCommitment
+from protocol.statements import Domain, Statement, Verdict, WorkCommitment, struct_hash
 
 MAX_MESSAGE_BYTES = 16 * 1024
 MAX_CONTACT = 160
@@ -220,14 +220,11 @@ def _fault(message: Message, author: Address, pool: int) -> str | None:
         case RolloutCommitted(commitment=commitment, size=size):
             if commitment.node != author or commitment.pool != pool or size <= 0:
                 return "the commitment is not the author's own"
-            if len(commitment.policy_root) != 32 or len(commitment.file_root) != 32 or commitment.index < 0:
-                return "a root is not 32 bytes, or the index is negative"
+            return _statement_fault(commitment)
         case VerdictIssued(verdict=verdict, detail=detail, report_root=root):
             if len(root) not in (0, 32) or len(detail) > MAX_DETAIL or verdict.pool != pool:
                 return "a root or text has the wrong length"
-            if len(verdict.policy_root) != 32 or len(verdict.file_root) != 32:
-                return "a root is not 32 bytes"
-            return _values_fault(message)
+            return _statement_fault(verdict) or _values_fault(message)
         case LotsRevealed(window=window, secret=secret):
             if window < 0 or len(secret) != SECRET_BYTES:
                 return "the window is negative or the secret not 32 bytes"
@@ -239,6 +236,15 @@ def _fault(message: Message, author: Address, pool: int) -> str | None:
                 return "a root is not 32 bytes, or a number is out of range"
         case CheckRequested():
             return None
+    return None
+
+
+def _statement_fault(statement: Statement) -> str | None:
+    """Why no contract could be shown this statement: a root of another length, a number or address out of range."""
+    try:
+        struct_hash(statement)
+    except ProtocolError as error:
+        return error.why
     return None
 
 

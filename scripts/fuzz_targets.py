@@ -49,7 +49,7 @@ from protocol.rollout import (
     encode_report,
 )
 from protocol.run import EnvironmentSpec, RolloutSpec, RunError, RunSpec, VerificationSpec, decode_run, encode_run
-from protocol.statements import Domain, Statement, Verdict, WorkCommitment, sign, signer_of
+from protocol.statements import Domain, Statement, Verdict, WorkCommitment, sign, signer_of, work_id
 
 K, ROWS = 8, 4
 KEY = NodeKey(b"\x07" * 32)
@@ -148,6 +148,7 @@ def payload(data: bytes) -> None:
         values_complete(opened, 8, 8)
     statement = getattr(opened, "commitment", None) or getattr(opened, "verdict", None)
     if isinstance(statement, WorkCommitment | Verdict):
+        work_id(statement)  # what was let in has a name
         _signer(statement, getattr(opened, "signature", b""))
 
 

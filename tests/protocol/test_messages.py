@@ -13,16 +13,22 @@ from protocol.messages import (
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    VerdictIssued,
     open_envelope,
     seal,
 )
-from protocol.statements import Domain, WorkCommitment
+from protocol.statements import Domain, Verdict, WorkCommitment, work_id
 
 KEY, OTHER = NodeKey(b"\x05" * 32), NodeKey(b"\x06" * 32)
 DOMAIN = Domain(31337, KEY.address)
 BEAT = Heartbeat(
     pool=1, sequence=5, role="worker", state="working", contact="/ip4/1.2.3.4", policy_step=3, interval=1.0
 )
+
+WORK = WorkCommitment(1, KEY.address, bytes(32), 0, bytes(32), 1)
+COMMITTED = RolloutCommitted(pool=1, commitment=WORK, signature=bytes(65), size=9)
+JUDGED = Verdict(1, OTHER.address, bytes(32), 0, bytes(32), 1, 0, 0)
+ISSUED = VerdictIssued(pool=1, verdict=JUDGED, signature=b"")
 
 
 def test_a_sealed_message_names_its_author() -> None:
@@ -67,6 +73,38 @@ def test_a_tampered_payload_is_not_its_authors() -> None:
 def test_a_message_out_of_bounds_is_refused(message: Message) -> None:
     with pytest.raises(MalformedMessage):
         open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, message))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"units": -1},
+        {"units": 2**32},
+        {"index": -1},
+        {"policy_root": bytes(31)},
+        {"file_root": bytes(33)},
+        {"node": "0x12"},
+        {"node": KEY.address.lower()},
+        {"outcome": 256},
+        {"reason": -1},
+    ],
+    ids=str,
+)
+def test_a_statement_that_no_contract_could_read_is_refused(change: dict[str, object]) -> None:
+    messages: list[Message] = [msgspec.structs.replace(ISSUED, verdict=msgspec.structs.replace(JUDGED, **change))]
+    if change.keys() <= set(WORK.__struct_fields__):
+        messages.append(msgspec.structs.replace(COMMITTED, commitment=msgspec.structs.replace(WORK, **change)))
+    for message in messages:
+        with pytest.raises(MalformedMessage):
+            open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, message))
+
+
+@pytest.mark.parametrize(("index", "units"), [(0, 0), (2**64 - 1, 2**32 - 1)])
+def test_the_widest_numbers_that_a_contract_can_read_pass(index: int, units: int) -> None:
+    for message, field in ((COMMITTED, "commitment"), (ISSUED, "verdict")):
+        statement = msgspec.structs.replace(getattr(message, field), index=index, units=units)
+        raw = seal(KEY, DOMAIN, msgspec.structs.replace(message, **{field: statement}))
+        assert len(work_id(getattr(open_envelope(DOMAIN, 1, raw).message, field))) == 32
 
 
 def test_a_message_too_long_to_gossip_is_not_sent() -> None:
