@@ -2,7 +2,7 @@
 
 For every audit window a validator has one secret. Its hash and a rate stand in the validator's heartbeats before the
 window's first policy exists; the secret is revealed when files of the window can no longer be committed. Group g of a
-file is drawn if the g-th word of BLAKE3(secret | file root) falls below the rate. Nobody can know a lot before the
+file is drawn if the g-th word of BLAKE3(secret | work id) falls below the rate. Nobody can know a lot before the
 secret, the validator cannot choose it after the file, and with the revealed secret everybody can repeat it.
 """
 
@@ -44,14 +44,14 @@ def secret_hash(secret: bytes, validator: Address, pool: int, window: int) -> by
     return blake3(secret + place, derive_key_context=_PLEDGE).digest()
 
 
-def drawn_groups(secret: bytes, file_root: bytes, groups: int, rate: int) -> tuple[int, ...]:
-    """The groups of a file of `groups` groups that a validator with this secret recomputes, ascending.
+def drawn_groups(secret: bytes, work: bytes, groups: int, rate: int) -> tuple[int, ...]:
+    """The groups of a file of `groups` groups that a validator with this secret recomputes, ascending. work: its id.
 
     A higher rate draws a superset: words of 64 bits are compared with rate / RATE_ONE of their range.
     """
     if not 0 <= groups <= MAX_GROUPS or not 0 <= rate <= RATE_ONE:
         raise ValueError(f"{groups} groups at rate {rate} is out of range")
-    words = blake3(secret + file_root, derive_key_context=_LOT).digest(8 * groups)
+    words = blake3(secret + work, derive_key_context=_LOT).digest(8 * groups)
     limit = rate * (2**64 // RATE_ONE)
     return tuple(g for g in range(groups) if int.from_bytes(words[8 * g : 8 * g + 8], "little") < limit)
 
@@ -79,7 +79,7 @@ def broken_promise(
     secret: bytes,
     validator: Address,
     pool: int,
-    file_root: bytes,
+    work: bytes,
     groups: int,
     checked: bytes,
     rate: int,
@@ -95,5 +95,5 @@ def broken_promise(
     said = unpack_groups(checked, groups)
     if said is None:
         return "its list of groups has another length than the file"
-    missing = set(drawn_groups(secret, file_root, groups, min(rate, RATE_ONE))) - set(said)
+    missing = set(drawn_groups(secret, work, groups, min(rate, RATE_ONE))) - set(said)
     return f"{len(missing)} drawn groups were not recomputed" if missing else None

@@ -18,16 +18,20 @@ MAX_LOGPROB = 1e-3
 """A log-probability may exceed 0 by no more than rounding."""
 
 
-def join(run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, report: Report) -> list[Group]:
-    """The groups of one file that the report recomputes, in order. root: of the file (32 bytes). Raises ProtocolError
-    for a report that is not about it, holds part of a group, or whose numbers are not finite."""
+def join(
+    run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, report: Report, *, name: bytes = b""
+) -> list[Group]:
+    """The groups of one file that the report recomputes, in order. root: of the file (32 bytes); name: what the groups
+    go by (32 bytes, the id of its work), the root where there is none. Raises ProtocolError for a report that is not
+    about it, holds part of a group, or whose numbers are not finite."""
     values = _values(root, batch, report)
     header = batch.header
     try:
         targets = draw_targets(run, bytes.fromhex(header.policy_root), header.node, header.index, header.capacity)
     except ValueError as error:
         raise _unusable(str(error)) from None
-    key = int.from_bytes(root[:6]) << 14
+    name = name or root
+    key = int.from_bytes(name[:6]) << 14
     rows: dict[int, list[tuple[BatchRow, Sample]]] = {}
     labels: dict[int, str] = {}
     for sample in batch.rows:
@@ -54,7 +58,7 @@ def join(run: RunSpec, root: bytes, policy_step: int, batch: RolloutBatch, repor
         rows.setdefault(sample.group, []).append((row, Sample(length, value.reward, task, sample.finished, target)))
     return [
         Group(
-            key=(root, group),
+            key=(name, group),
             policy_step=policy_step,
             rows=tuple(row for row, _ in members),
             samples=tuple(sample for _, sample in members),

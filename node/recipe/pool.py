@@ -90,9 +90,9 @@ class RolloutPool:
         for group in groups:
             self._groups.setdefault(group.key, group)
 
-    def forget(self, root: bytes) -> int:
-        """Remove the groups of a file that wait; how many there were."""
-        keys = [key for key in self._groups if key[0] == root]
+    def forget(self, name: bytes) -> int:
+        """Remove the groups of a work that wait; how many there were."""
+        keys = [key for key in self._groups if key[0] == name]
         for key in keys:
             del self._groups[key]
         return len(keys)

@@ -5,7 +5,7 @@ Its own rewards are for its log only. What it has committed to is in the journal
 
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from pathlib import Path
 from typing import Protocol
 
@@ -15,18 +15,20 @@ import trio
 from contracts.bindings import PoolInfo, WorkInfo
 from node.chain.client import Block
 from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
+from node.recent import Recent
 from node.recipe.capacity import CapacityGauge
 from node.services.court.invalidating import encode_leaves
 from node.services.station import LoadedPolicies, Rate, Station
 from node.state.journal import Journal
 from node.swarm.ballots import FileState
+from node.swarm.register import Work, WorkId
 from node.weights.keeper import HeldPolicy
 from protocol.checks import reason_name
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import Heartbeat, RolloutCommitted, WorkPublished
 from protocol.statements import WorkCommitment, sign
-from protocol.work import leaf, merkle_root
+from protocol.work import leaf, merkle_root, most_files
 
 log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
@@ -112,7 +114,8 @@ class Worker:
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             patience = max(SHORTEST_PATIENCE, 2 * self._interval)
             waited = trio.current_time() - self._arrived_at
-            if not self.finished and made < self._share() + math.floor(waited / patience):
+            wanted = min(self._share() + math.floor(waited / patience), most_files(self._station.run.spec))
+            if not self.finished and made < wanted and not self._station.jury.distrust.is_set():
                 return policy
             with trio.move_on_after(30.0 if self.finished else patience - waited % patience + 0.01):
                 await self._station.shelf.newer_than(policy.step)
@@ -200,34 +203,38 @@ class Worker:
     async def _follow_verdicts(self) -> None:
         """What becomes of this worker's files, as the pool's jury decides; a dispute may change it once more."""
         told = self._station.jury.watch()
-        known: OrderedDict[bytes, FileState] = OrderedDict()
+        known: Recent[WorkId, FileState] = Recent(REMEMBERED)
         while True:
             with trio.move_on_after(VERDICT_POLL):  # some things only time decides
-                root = await told.receive()
-                if self._station.jury.ballots.worker_of(root) == self._station.key.address:
-                    known.setdefault(root, FileState.OPEN)
-            for root, before in list(known.items()):
-                state = self._station.jury.ballots.state(root)
-                if state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
-                    known[root] = state
-                    await self._note_verdict(root, state is FileState.ACCEPTED)
-            while len(known) > REMEMBERED:
-                known.popitem(last=False)
+                id = await told.receive()
+                work = self._station.jury.register.get(id)
+                if work is not None and work.node == self._station.key.address:
+                    work.delivered = True  # it lies in our own store
+                    known.setdefault(id, FileState.OPEN)
+            for id, before in list(known.items()):
+                state = self._station.jury.ballots.state(id)
+                work = self._station.jury.register.get(id)
+                if work and state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
+                    known[id] = state
+                    await self._note_verdict(work, state is FileState.ACCEPTED)
 
-    async def _note_verdict(self, root: bytes, accepted: bool) -> None:
+    async def _note_verdict(self, work: Work, accepted: bool) -> None:
+        root = work.commitment.file_root
         if not accepted:
             await self._journal.do(self._journal.revoke_file, root)
-            self._note_reasons(root)
+            self._note_reasons(work)
         await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
         self.counts = await self._journal.do(self._journal.file_counts)
 
-    def _note_reasons(self, root: bytes) -> None:
+    def _note_reasons(self, work: Work) -> None:
         """Why a file was refused, in the validators' words: what its worker's owner must know."""
-        votes = self._station.jury.ballots.rejecting(root)
+        votes = self._station.jury.ballots.rejecting(work.id)
         reasons = {reason_name(vote.verdict.reason) for vote in votes.values()} or {"disputed"}
         self.refused.update(reasons)
         details = sorted({vote.detail for vote in votes.values() if vote.detail})
-        log.warning("rollout.refused", root=root.hex()[:16], reasons=sorted(reasons), details=details[:3])
+        log.warning(
+            "rollout.refused", root=work.commitment.file_root.hex()[:16], reasons=sorted(reasons), details=details[:3]
+        )
 
     async def _watch_trainer(self) -> None:
         async for signed in self._station.board.subscribe(Heartbeat):

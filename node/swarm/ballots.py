@@ -23,7 +23,7 @@ from protocol.statements import Outcome, work_id
 STRIKES = 3
 """Contradictions about arithmetic that one validator may be wrong in before it is quarantined: hardware differs."""
 SILENT_AFTER = 4
-"""Files in a row that a validator let pass without a word, although they could be had, before others decide without it."""
+"""Files in a row that could be had and that a validator let pass without a word, before others decide without it."""
 EVIDENCE = 64
 
 
@@ -101,9 +101,9 @@ class Ballots:
     # what is said
 
     def add(self, signed: Signed[VerdictIssued]) -> list[Dispute]:
-        """Count a verdict on a work of the register; returns the conflicts that it opens, none if it is disputed already.
+        """Count a verdict; returns the conflicts that it opens, none for a work that is disputed already.
 
-        Raises KeyError for what the register does not know.
+        Raises KeyError for a work that the register does not know.
         """
         message = signed.message
         case = self._case(work_id(message.verdict))
@@ -123,7 +123,7 @@ class Ballots:
         return self._conflicts(case, signed)
 
     def heed(self, dispute: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> bool:
-        """Take a dispute that somebody else raised; whether the two verdicts really conflict. Raises KeyError as `add`."""
+        """Take a dispute that somebody else raised; whether the verdicts really conflict. Raises KeyError as `add`."""
         first, second = (one.message for one in dispute)
         finding = compare(first, second, self._groups, self._audit.logprob_tolerance)
         if finding is None or dispute[0].author == dispute[1].author:
@@ -266,15 +266,15 @@ class Ballots:
             self._open[case.work.id] = case
             self.disputes_raised += 1
 
-    def _second_word(
-        self, case: _Case, before: Signed[VerdictIssued], signed: Signed[VerdictIssued]
-    ) -> list[Dispute]:
+    def _second_word(self, case: _Case, before: Signed[VerdictIssued], signed: Signed[VerdictIssued]) -> list[Dispute]:
         """The same again is a repetition; something else about the same work is a contradiction in itself."""
         old, new = before.message, signed.message
         same = (old.verdict, old.checked, old.rewards) == (new.verdict, new.checked, new.rewards)
         if before.raw != signed.raw and not same:
             self._quarantine(
-                signed.author, "it signed two different verdicts on one file", (*self._shows(case), before.raw, signed.raw)
+                signed.author,
+                "it signed two different verdicts on one file",
+                (*self._shows(case), before.raw, signed.raw),
             )
             self._settle(case)
         return []

@@ -1,21 +1,25 @@
 """The jury: a pool's validators as every member sees them. Counts their verdicts, watches their lots, hears disputes.
 
-A service over the board. Whoever needs a decision about a file asks `ballots`; whoever wants to know when to ask
+A service over the board, and the one place where policies, commitments and verdicts meet: the policy clock and the
+register of work are kept here. Whoever needs a decision about a work asks `ballots`; whoever wants to know when to ask
 again watches. Raises disputes that it is the first to see (validators and the trainer only: others may not).
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 import structlog
 import trio
 
+from node.recent import Recent
 from node.state.journal import Journal
 from node.swarm.ballots import Ballots, Dispute, Quarantined
 from node.swarm.board import Board
 from node.swarm.lotbook import BrokenPromise, LotBook
 from node.swarm.membership import Membership
+from node.swarm.policies import Fork, PolicyClock
+from node.swarm.register import Register, Work, WorkId
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.messages import (
@@ -28,11 +32,19 @@ from protocol.messages import (
     VerdictIssued,
 )
 from protocol.run import RunSpec
+from protocol.statements import work_id
 
 log = structlog.get_logger()
 WATCHED = 1024
 QUARANTINE = "quarantined_validators"
+FORK = "forked_trainer"
 REMEMBERED = 4096
+EARLY = 64
+"""Works of which one validator may speak before this node has heard of them."""
+TO_RAISE = 64
+
+Early = Signed[VerdictIssued] | tuple[Signed[VerdictIssued], Signed[VerdictIssued]]
+"""A verdict, or the two of a dispute, about work that is not known yet."""
 
 
 class Jury:
@@ -48,109 +60,170 @@ class Jury:
         self._pool = pool
         own = membership.own
         self._may_raise = membership.is_trainer(own) or membership.may_validate(own)
-        self.ballots = Ballots(run, quorum, self.validators, trio.current_time)
-        self.lots = LotBook(run, pool)
+        self.policies = PolicyClock(trio.current_time)
+        self.register = Register(run, self.policies, trio.current_time)
+        self.ballots = Ballots(run, quorum, self.register, self.validators, trio.current_time)
+        self.lots = LotBook(run, pool, self.policies)
+        self.distrust = trio.Event()
+        """Set once the trainer has signed two things that cannot both be true; `policies.fork` says which."""
         self.ballots.on_quarantine = self._tell
-        self._watchers: list[trio.MemorySendChannel[bytes]] = []
-        self._raised: OrderedDict[bytes, None] = OrderedDict()
+        self.register.follow(self._on_work)
+        self.register.follow_rivals(lambda _, rival: self._on_work(rival))
+        self._watchers: list[trio.MemorySendChannel[WorkId]] = []
+        self._raised: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._early: dict[Address, Recent[WorkId, list[Early]]] = {}
+        self._to_raise_send, self._to_raise = trio.open_memory_channel[Dispute](TO_RAISE)
 
     def validators(self) -> list[Address]:
         """The validators that are alive at this moment."""
         live = self._membership.table.live(trio.current_time())
         return [address for address in live if self._membership.is_validator(address)]
 
-    def watch(self) -> trio.MemoryReceiveChannel[bytes]:
-        """Roots of files about which something was said. A slow reader loses some: ask about old ones by the clock."""
-        send, receive = trio.open_memory_channel[bytes](WATCHED)
+    def watch(self) -> trio.MemoryReceiveChannel[WorkId]:
+        """Works about which something was said. A slow reader loses some: ask about old ones by the clock."""
+        send, receive = trio.open_memory_channel[WorkId](WATCHED)
         self._watchers.append(send)
         return receive
 
     async def run(self) -> None:
         """Listen until cancelled."""
+        await self._recall()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
+            nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self.register.commit)
+            nursery.start_soon(self._follow, self._board.subscribe(Heartbeat), self._on_beat)
+            nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
+            nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
+            nursery.start_soon(self._follow, self._board.subscribe(VerdictIssued), self._on_verdict)
+            nursery.start_soon(self._raise_disputes)
+            nursery.start_soon(self._remember)
+
+    async def _recall(self) -> None:
+        """Whom this node did not believe before a restart, and why."""
         kept = await self._journal.do(self._journal.recall, QUARANTINE)
         if kept is not None:
             self.ballots.restore(msgspec.msgpack.decode(kept, type=list[Quarantined]))
             for one in self.ballots.quarantined.values():
                 self._board.pin(one.evidence)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
-            nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self._on_commitment)
-            nursery.start_soon(self._follow, self._board.subscribe(Heartbeat), self._on_beat)
-            nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
-            nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
-            nursery.start_soon(self._follow_verdicts)
-            nursery.start_soon(self._remember)
+        kept = await self._journal.do(self._journal.recall, FORK)
+        if kept is not None:
+            self.policies.fork = msgspec.msgpack.decode(kept, type=Fork)
+            self._board.pin(self.policies.fork.evidence)
+            self.distrust.set()
 
     async def _remember(self) -> None:
-        """Keep the evidence against validators."""
+        """Keep the evidence against validators, and against the trainer."""
         while True:
             await self._judged.wait()
             self._judged = trio.Event()
             kept = msgspec.msgpack.encode(list(self.ballots.quarantined.values()))
             await self._journal.do(self._journal.remember, QUARANTINE, kept)
+            if self.policies.fork is not None:
+                await self._journal.do(self._journal.remember, FORK, msgspec.msgpack.encode(self.policies.fork))
 
-    async def _follow(self, messages: trio.MemoryReceiveChannel[Signed], act: Callable[[Signed], None]) -> None:
+    async def _follow(self, messages: trio.MemoryReceiveChannel[Signed], act: Callable[[Signed], object]) -> None:
         async for signed in messages:
             act(signed)
 
-    async def _follow_verdicts(self) -> None:
-        async for signed in self._board.subscribe(VerdictIssued):
-            message = signed.message
-            assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
-            disputes = self.ballots.add(signed)
-            self._punish(self.lots.verdict(signed))
-            self._notify(message.verdict.file_root)
-            for dispute in disputes[:1]:
-                await self._raise(dispute)
+    # policies and work
 
-    async def _raise(self, dispute: Dispute) -> None:
-        log.warning("validators.disagree", root=dispute.root.hex()[:16], what=dispute.finding.what)
-        if not self._may_raise or not self._first_of(dispute.root):
+    def _on_policy(self, signed: Signed[PolicyAnnounced]) -> None:
+        if self.policies.announce(signed):
+            self.register.policy_announced()
+        elif self.policies.fork is not None and not self.distrust.is_set():
+            log.error("trainer.forked", trainer=signed.author, what=self.policies.fork.what)
+            self._board.pin(self.policies.fork.evidence)
+            self._judged.set()
+            self.distrust.set()
+
+    def _on_work(self, work: Work) -> None:
+        """A commitment is work now: what was said of it before counts."""
+        self.lots.committed(work)
+        for early in list(self._early.values()):
+            for one in early.pop(work.id, ()):
+                if isinstance(one, Signed):
+                    self._count(work, one)
+                else:
+                    self._heed(work, one)
+
+    def _wait_for_work(self, author: Address, id: WorkId, early: Early) -> None:
+        """Verdicts overtake commitments. Whoever speaks of what nobody committed to fills a small table of its own."""
+        waiting = self._early.setdefault(author, Recent(EARLY)).setdefault(id, [])
+        if len(waiting) < EARLY:
+            waiting.append(early)
+
+    # verdicts and disputes
+
+    def _on_verdict(self, signed: Signed[VerdictIssued]) -> None:
+        id = work_id(signed.message.verdict)
+        work = self.register.get(id)
+        if work is None:
+            self._wait_for_work(signed.author, id, signed)
+        else:
+            self._count(work, signed)
+
+    def _count(self, work: Work, signed: Signed[VerdictIssued]) -> None:
+        if not self.lots.is_of_its_window(work, signed.message):
+            log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
-        message = DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw)
-        try:
-            await self._board.post(message)
-        except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
-            log.warning("dispute.not_raised", root=dispute.root.hex()[:16], why=error.why)
+        disputes = self.ballots.add(signed)
+        self._punish(self.lots.verdict(work, signed))
+        self._notify(work.id)
+        for dispute in disputes[:1]:
+            log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
+            if self._may_raise and self._first_of(work.id):
+                try:
+                    self._to_raise_send.send_nowait(dispute)
+                except trio.WouldBlock:
+                    log.warning("dispute.not_raised", work=work.id.hex()[:16], why="too many wait")
 
-    def _first_of(self, root: bytes) -> bool:
-        if root in self._raised:
+    async def _raise_disputes(self) -> None:
+        async for dispute in self._to_raise:
+            message = DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw)
+            try:
+                await self._board.post(message)
+            except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
+                log.warning("dispute.not_raised", work=dispute.work.hex()[:16], why=error.why)
+
+    def _first_of(self, id: WorkId) -> bool:
+        if id in self._raised:
             return False
-        self._raised[root] = None
-        while len(self._raised) > REMEMBERED:
-            self._raised.popitem(last=False)
+        self._raised[id] = None
         return True
 
-    def _on_policy(self, signed: Signed) -> None:
-        message = signed.message
-        assert isinstance(message, PolicyAnnounced)  # noqa: S101 - the subscription's type
-        self.lots.policy(message.policy_root, message.step)
-
-    def _on_commitment(self, signed: Signed) -> None:
-        message = signed.message
-        assert isinstance(message, RolloutCommitted)  # noqa: S101 - the subscription's type
-        commitment = message.commitment
-        self.lots.committed(commitment.node, commitment.policy_root, commitment.file_root)
-
-    def _on_beat(self, signed: Signed) -> None:
-        if self._membership.is_validator(signed.author):
-            self._punish(self.lots.beat(signed))
-
-    def _on_reveal(self, signed: Signed) -> None:
-        self._punish(self.lots.reveal(signed))
-
-    def _on_dispute(self, signed: Signed) -> None:
-        message = signed.message
-        assert isinstance(message, DisputeRaised)  # noqa: S101 - the subscription's type
+    def _on_dispute(self, signed: Signed[DisputeRaised]) -> None:
         try:
-            pair = (self._board.opened(message.first), self._board.opened(message.second))
+            first = self._opened(signed.message.first)
+            second = self._opened(signed.message.second)
         except ProtocolError as error:  # the board checked it; a validator may have left since
             log.debug("dispute.refused", why=error.why)
             return
-        if self.ballots.heed(pair):
-            root = pair[0].message.verdict.file_root  # type: ignore[union-attr]
-            self._first_of(root)
-            self._notify(root)
+        id = work_id(first.message.verdict)
+        work = self.register.get(id)
+        if work is None:
+            self._wait_for_work(signed.author, id, (first, second))
+        else:
+            self._heed(work, (first, second))
+
+    def _opened(self, raw: bytes) -> Signed[VerdictIssued]:
+        signed = self._board.opened(raw)
+        if not isinstance(signed.message, VerdictIssued):
+            raise ProtocolError("dispute refused", "it carries something else than verdicts")
+        return cast("Signed[VerdictIssued]", signed)
+
+    def _heed(self, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
+        if all(self.lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
+            self._first_of(work.id)
+            self._notify(work.id)
+
+    # lots
+
+    def _on_beat(self, signed: Signed[Heartbeat]) -> None:
+        if self._membership.is_validator(signed.author):
+            self._punish(self.lots.beat(signed))
+
+    def _on_reveal(self, signed: Signed[LotsRevealed]) -> None:
+        self._punish(self.lots.reveal(signed))
 
     def _punish(self, broken: BrokenPromise | None) -> None:
         if broken is not None:
@@ -162,9 +235,9 @@ class Jury:
         self._board.pin(one.evidence)
         self._judged.set()
 
-    def _notify(self, root: bytes) -> None:
+    def _notify(self, id: WorkId) -> None:
         for channel in self._watchers:
             try:
-                channel.send_nowait(root)
+                channel.send_nowait(id)
             except trio.WouldBlock:
-                log.debug("jury.watcher_slow", root=root.hex()[:16])
+                log.debug("jury.watcher_slow", work=id.hex()[:16])

@@ -8,12 +8,14 @@ from collections import OrderedDict
 
 import msgspec
 
+from node.swarm.policies import PolicyClock
+from node.swarm.register import Work, WorkId
 from protocol.audit import as_share, detection_power, joint_share, window_of
 from protocol.identity import Address
 from protocol.lots import LotPledge, broken_promise, secret_hash, unpack_groups
 from protocol.messages import Heartbeat, LotsRevealed, Signed, VerdictIssued
 from protocol.run import RunSpec
-from protocol.statements import Outcome
+from protocol.statements import Outcome, work_id
 
 KEPT_WINDOWS = 64
 KEPT_VERDICTS = 4096
@@ -52,44 +54,43 @@ class _Pledged(msgspec.Struct):
 
 
 class LotBook:
-    """Pledges, verdicts and reveals of one pool's validators."""
+    """Pledges, verdicts and reveals of one pool's validators. policies: the clock of windows."""
 
-    def __init__(self, run: RunSpec, pool: int) -> None:
+    def __init__(self, run: RunSpec, pool: int, policies: PolicyClock) -> None:
         self._audit = run.audit
         self._groups = run.rollout.prompts_per_file
         self._staleness = run.recipe.max_staleness
         self._pool = pool
-        self._steps: OrderedDict[bytes, int] = OrderedDict()
-        self.newest_step = -1
+        self._policies = policies
         self._pledged: OrderedDict[tuple[Address, int], _Pledged] = OrderedDict()
-        self._verdicts: OrderedDict[tuple[Address, int], list[Signed]] = OrderedDict()
-        self._files: OrderedDict[int, dict[Address, dict[bytes, set[int]]]] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[Address, int], list[Signed[VerdictIssued]]] = OrderedDict()
+        self._files: OrderedDict[int, dict[Address, dict[WorkId, set[int]]]] = OrderedDict()
         self.kept = 0
         self.early = 0
         self.broken = 0
 
-    def policy(self, root: bytes, step: int) -> None:
-        """The trainer announced a policy: the clock of windows."""
-        self._steps[root] = step
-        self.newest_step = max(self.newest_step, step)
-        while len(self._steps) > 4096:
-            self._steps.popitem(last=False)
+    @property
+    def newest_step(self) -> int:
+        return self._policies.newest_step
 
-    def committed(self, node: Address, policy_root: bytes, file_root: bytes) -> None:
+    def committed(self, work: Work) -> None:
         """A worker committed to a file: its groups count, checked or not."""
-        step = self._steps.get(policy_root)
-        if step is not None:
-            window = self._files.setdefault(window_of(step, self._audit), {})
-            window.setdefault(node, {}).setdefault(file_root, set())
-            while len(self._files) > KEPT_WINDOWS:
-                self._files.popitem(last=False)
+        window = self._files.setdefault(window_of(work.step, self._audit), {})
+        window.setdefault(work.node, {}).setdefault(work.id, set())
+        while len(self._files) > KEPT_WINDOWS:
+            self._files.popitem(last=False)
 
-    def beat(self, signed: Signed) -> BrokenPromise | None:
+    def is_of_its_window(self, work: Work, message: VerdictIssued) -> bool:
+        """Whether an accepting verdict was drawn with the secret of its work's own window. One that was not counts for
+        nothing, so choosing among secrets gains nobody anything; and it is no fault, since only the trainer's word
+        says which policy belongs to which window."""
+        partial = not message.recheck and message.verdict.outcome == Outcome.ACCEPT
+        return not partial or message.window == window_of(work.step, self._audit)
+
+    def beat(self, signed: Signed[Heartbeat]) -> BrokenPromise | None:
         """Note a validator's pledges; two different ones for a window are a broken promise."""
-        message = signed.message
-        assert isinstance(message, Heartbeat)  # noqa: S101 - the subscription's type
         current = window_of(max(self.newest_step, 0), self._audit)
-        for pledge in message.lots:
+        for pledge in signed.message.lots:
             if abs(pledge.window - current) > NEAR_WINDOWS:
                 continue  # nobody can crowd out others with pledges for ever
             known = self._pledged.get((signed.author, pledge.window))
@@ -102,22 +103,15 @@ class LotBook:
                 return self._break(signed.author, f"two pledges for window {pledge.window}", known.raw, signed.raw)
         return None
 
-    def verdict(self, signed: Signed) -> BrokenPromise | None:
-        """Note which groups a verdict covers. An accepting one must belong to the lot of its window."""
+    def verdict(self, work: Work, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
+        """Note which groups a verdict that counts covers."""
         message = signed.message
-        assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
-        verdict = message.verdict
-        step = self._steps.get(verdict.policy_root)
-        if step is None:
+        window = window_of(work.step, self._audit)
+        self.committed(work)
+        files = self._files.get(window, {}).get(work.node, {})
+        files.setdefault(work.id, set()).update(unpack_groups(message.checked, self._groups) or ())
+        if message.recheck or message.verdict.outcome != Outcome.ACCEPT:
             return None
-        window = window_of(step, self._audit)
-        self.committed(verdict.node, verdict.policy_root, verdict.file_root)
-        files = self._files.get(window, {}).get(verdict.node, {})
-        files.setdefault(verdict.file_root, set()).update(unpack_groups(message.checked, self._groups) or ())
-        if message.recheck or verdict.outcome != Outcome.ACCEPT:
-            return None
-        if message.window != window:
-            return self._break(signed.author, "it accepted a file by the lot of another window", signed.raw)
         said = self._verdicts.setdefault((signed.author, window), [])
         if len(said) < KEPT_VERDICTS:
             said.append(signed)
@@ -128,7 +122,7 @@ class LotBook:
             pledged.used = True
         return self._unrevealed(signed)
 
-    def _unrevealed(self, signed: Signed) -> BrokenPromise | None:
+    def _unrevealed(self, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
         """Whether the author keeps its secrets to itself for good."""
         due = (self.newest_step - self._staleness) // self._audit.window - OVERDUE_WINDOWS
         kept = [
@@ -140,13 +134,12 @@ class LotBook:
             return None
         return self._break(signed.author, f"it did not reveal the lots of {len(kept)} windows", kept[0].raw, signed.raw)
 
-    def reveal(self, signed: Signed) -> BrokenPromise | None:
+    def reveal(self, signed: Signed[LotsRevealed]) -> BrokenPromise | None:
         """Compare a revealed secret with the pledge and with every accepting verdict of its window.
 
         A secret that comes too early is no proven fault (our own clock may be late), but earns no credit.
         """
         message = signed.message
-        assert isinstance(message, LotsRevealed)  # noqa: S101 - the subscription's type
         known = self._pledged.get((signed.author, message.window))
         if known is None or known.revealed:
             return None
@@ -154,17 +147,15 @@ class LotBook:
             return self._break(signed.author, "it revealed another secret than it pledged", known.raw, signed.raw)
         known.revealed = True
         for said in self._verdicts.pop((signed.author, message.window), []):
-            verdict = said.message
-            assert isinstance(verdict, VerdictIssued)  # noqa: S101 - what was kept
             why = broken_promise(
                 known.pledge,
                 message.secret,
                 signed.author,
                 self._pool,
-                verdict.verdict.file_root,
+                work_id(said.message.verdict),
                 self._groups,
-                verdict.checked,
-                verdict.rate,
+                said.message.checked,
+                said.message.rate,
             )
             if why is not None:
                 return self._break(signed.author, why, known.raw, signed.raw, said.raw)

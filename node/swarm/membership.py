@@ -69,6 +69,10 @@ class Membership:
         """Whether the pool names it a validator, in the pool at this moment or not."""
         return address in self._validators
 
+    @property
+    def trainer(self) -> Address:
+        return self._trainer
+
     def is_trainer(self, address: Address) -> bool:
         return address == self._trainer
 

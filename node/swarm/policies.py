@@ -83,6 +83,6 @@ class PolicyClock:
         if same_step is not None and same_step.message.policy_root != message.policy_root:
             self.fork = Fork(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
         elif same_root is not None and same_root.message.step != message.step:
-            steps = sorted((same_root.message.step, message.step))
-            self.fork = Fork(f"one policy was announced for steps {steps[0]} and {steps[1]}", (same_root.raw, signed.raw))
+            what = f"one policy was announced for steps {same_root.message.step} and {message.step}"
+            self.fork = Fork(what, (same_root.raw, signed.raw))
         return self.fork is not None

@@ -6,7 +6,7 @@ out of the epoch, as long as that is not mature.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -14,13 +14,15 @@ import structlog
 import trio
 
 from node.chain.errors import Reverted
+from node.recent import Recent
 from node.services.court.turns import seconds_to_wait
 from node.services.station import Station
 from node.swarm.ballots import FileState
+from node.swarm.register import Work, WorkId
 from protocol.codec import decode_msgpack
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
-from protocol.messages import RolloutCommitted, WorkPublished
+from protocol.messages import WorkPublished
 from protocol.statements import Outcome, WorkCommitment
 from protocol.work import leaf, merkle_root, proof
 
@@ -33,8 +35,8 @@ KEPT = 1024
 KEPT_LEAVES = 65_536
 """Of one worker: it crowds out its own old epochs, not those of others."""
 QUEUE = 16
-BREATH = 256
-"""Leaves that are looked at in one go."""
+WATCHED = 4096
+"""Works that something was said of lately, or that stand in an epoch."""
 TRIES = 5
 DONE = ("AlreadyInvalidated", "AlreadyMature", "NothingCommitted", "WorkIsVoided")
 """What the contract answers when there is nothing (left) to take."""
@@ -62,6 +64,18 @@ class _Epoch(msgspec.Struct, frozen=True):
     leaves: tuple[Leaf, ...]
 
 
+class _Place(msgspec.Struct, frozen=True):
+    epoch: _Epoch
+    number: int
+
+
+class _Watched(msgspec.Struct):
+    """A work that may have to be taken out. due: when it is this validator's turn, by the clock."""
+
+    due: float
+    tried: int = 0
+
+
 def encode_leaves(leaves: Sequence[Leaf]) -> bytes:
     """The blob that a worker publishes."""
     return msgspec.msgpack.encode(list(leaves))
@@ -85,32 +99,40 @@ def checked_leaves(node: Address, message: WorkPublished, data: bytes) -> tuple[
 
 
 class Annulment:
-    """Runs beside a validator's judging. find: the commitment to a file, by its root."""
+    """Runs beside a validator's judging."""
 
-    def __init__(
-        self, station: Station, canceller: Canceller, find: Callable[[bytes], RolloutCommitted | None]
-    ) -> None:
+    def __init__(self, station: Station, canceller: Canceller) -> None:
         self._station = station
         self._canceller = canceller
-        self._find = find
+        self._register = station.jury.register
         self._epochs: OrderedDict[tuple[Address, int], _Epoch] = OrderedDict()
-        self._tried: Counter[bytes] = Counter()
-        self._due: OrderedDict[bytes, float] = OrderedDict()
+        self._leaves: dict[tuple[Address, Leaf], list[_Place]] = {}
+        self._watched: Recent[WorkId, _Watched] = Recent(WATCHED)
         self._queues: dict[Address, trio.MemorySendChannel[WorkPublished]] = {}
         self.annulled = 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._collect, nursery)
+            nursery.start_soon(self._follow_jury)
             while True:
                 await trio.sleep(POLL)
-                for epoch in list(self._epochs.values()):
-                    await self._look_through(epoch)
+                for id, watched in list(self._watched.items()):
+                    await self._look_at(id, watched)
+                    await trio.lowlevel.checkpoint()
+
+    async def _follow_jury(self) -> None:
+        """Whatever is said of a work may refuse it; only such work is looked at again."""
+        async for id in self._station.jury.watch():
+            self._watch(id)
+
+    def _watch(self, id: WorkId) -> None:
+        if id not in self._watched:
+            self._watched[id] = _Watched(trio.current_time() + seconds_to_wait(self._station, id))
 
     async def _collect(self, nursery: trio.Nursery) -> None:
         async for signed in self._station.board.subscribe(WorkPublished):
             message = signed.message
-            assert isinstance(message, WorkPublished)  # noqa: S101 - the subscription's type
             queue = self._queues.get(signed.author)
             if queue is None:
                 queue, work = trio.open_memory_channel[WorkPublished](QUEUE)
@@ -141,55 +163,65 @@ class Annulment:
 
     def note(self, node: Address, message: WorkPublished, leaves: tuple[Leaf, ...]) -> None:
         """Keep the leaves of an epoch, once they are known to be those of its root."""
-        self._epochs[node, message.epoch] = _Epoch(node, message.epoch, leaves)
+        key = (node, message.epoch)
+        self._forget(key)
+        self._epochs[key] = epoch = _Epoch(node, message.epoch, leaves)
+        for place, one in enumerate(leaves):
+            self._leaves.setdefault((node, one), []).append(_Place(epoch, place))
+            for work in self._register.of_file(node, *one):
+                self._watch(work.id)
         mine = [key for key in self._epochs if key[0] == node]
         while len(mine) > 1 and sum(len(self._epochs[key].leaves) for key in mine) > KEPT_LEAVES:
-            del self._epochs[mine.pop(0)]
+            self._forget(mine.pop(0))
         while len(self._epochs) > KEPT:
-            self._epochs.popitem(last=False)
+            self._forget(next(iter(self._epochs)))
 
-    async def _look_through(self, epoch: _Epoch) -> None:
-        ballots = self._station.jury.ballots
-        for place, (root, _) in enumerate(epoch.leaves):
-            if place % BREATH == 0:
-                await trio.lowlevel.checkpoint()
-            rejected = ballots.state(root) is FileState.REJECTED and ballots.undisputed(root)
-            if rejected and self._tried[root] < TRIES and self._is_our_turn(root):
-                await self._annul(epoch, place, root)
+    def _forget(self, key: tuple[Address, int]) -> None:
+        epoch = self._epochs.pop(key, None)
+        for one in epoch.leaves if epoch else ():
+            left = [place for place in self._leaves.pop((key[0], one), ()) if place.epoch is not epoch]
+            if left:
+                self._leaves[key[0], one] = left
 
-    def _is_our_turn(self, root: bytes) -> bool:
-        now = trio.current_time()
-        if root not in self._due:
-            self._due[root] = now + seconds_to_wait(self._station, root)
-        while len(self._due) > MAX_LEAVES:
-            self._due.popitem(last=False)
-        return now >= self._due[root]
-
-    async def _annul(self, epoch: _Epoch, place: int, root: bytes) -> None:
-        message = self._find(root)
-        reason, signatures = self._quorum(root)
-        if message is None or len(signatures) < self._station.quorum:
+    async def _look_at(self, id: WorkId, watched: _Watched) -> None:
+        ballots, work = self._station.jury.ballots, self._register.get(id)
+        state = ballots.state(id)
+        if work is None or state is FileState.ACCEPTED or watched.tried >= TRIES:
+            self._watched.pop(id, None)
             return
-        self._tried[root] += 1
-        hashes = [leaf(epoch.node, one, units) for one, units in epoch.leaves]
-        path = proof(hashes, place)
+        places = self._leaves.get((work.node, (work.commitment.file_root, work.commitment.units)), ())
+        if places and state is FileState.REJECTED and ballots.undisputed(id) and trio.current_time() >= watched.due:
+            for place in list(places):
+                await self._annul(work, watched, place)
+
+    async def _annul(self, work: Work, watched: _Watched, place: _Place) -> None:
+        reason, signatures = self._quorum(work.id)
+        if len(signatures) < self._station.quorum:
+            return
+        watched.tried += 1
+        epoch = place.epoch
+        path = await trio.to_thread.run_sync(_path, epoch, place.number)
         try:
-            await self._canceller.invalidate(message.commitment, epoch.number, path, reason, signatures)
+            await self._canceller.invalidate(work.commitment, epoch.number, path, reason, signatures)
         except IntellectError as error:
             if isinstance(error, Reverted) and error.name in DONE:
-                self._tried[root] = TRIES
+                watched.tried = TRIES
             log.warning("work.not_invalidated", node=epoch.node, epoch=epoch.number, why=error.why)
             return
-        self._tried[root] = TRIES
+        watched.tried = TRIES
         self.annulled += 1
-        log.warning("work.invalidated", node=epoch.node, epoch=epoch.number, root=root.hex()[:16], reason=reason)
+        log.warning("work.invalidated", node=work.node, epoch=epoch.number, work=work.id.hex()[:16], reason=reason)
 
-    def _quorum(self, root: bytes) -> tuple[int, list[bytes]]:
-        """The reason that most believed validators reject a file for (outcome 1), and their signatures."""
+    def _quorum(self, id: WorkId) -> tuple[int, list[bytes]]:
+        """The reason that most believed validators reject a work for (outcome 1), and their signatures."""
         in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
-        votes = [vote for author, vote in self._station.jury.ballots.rejecting(root).items() if in_office(author)]
+        votes = [vote for author, vote in self._station.jury.ballots.rejecting(id).items() if in_office(author)]
         plain = [vote for vote in votes if vote.verdict.outcome == Outcome.REJECT and vote.signature]
         if not plain:
             return 0, []
         reason = Counter(vote.verdict.reason for vote in plain).most_common(1)[0][0]
         return reason, [vote.signature for vote in plain if vote.verdict.reason == reason]
+
+
+def _path(epoch: _Epoch, number: int) -> tuple[bytes, ...]:
+    return proof([leaf(epoch.node, root, units) for root, units in epoch.leaves], number)

@@ -4,22 +4,23 @@ An objective fault needs the pool's quorum, and that every living validator has 
 by a worker's whole record needs, besides, two validators that look with different classes of engines.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
 import trio
 
+from node.recent import Recent
 from node.services.court.invalidating import Canceller
 from node.services.court.turns import seconds_to_wait
 from node.services.station import Station
 from node.swarm.ballots import FileState
+from node.swarm.register import Work, WorkId
 from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, Reason
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.messages import RolloutCommitted, VerdictIssued
-from protocol.statements import Outcome, Verdict, WorkCommitment
+from protocol.messages import VerdictIssued
+from protocol.statements import Outcome, Verdict, WorkCommitment, work_id
 
 log = structlog.get_logger()
 TRIES = 20
@@ -40,17 +41,18 @@ class Judge(Canceller, Protocol):
 
 
 class Tribunal:
-    """Executes verdicts until cancelled. find: the commitment to a file, by its root."""
+    """Executes verdicts until cancelled."""
 
-    def __init__(self, station: Station, judge: Judge, find: Callable[[bytes], RolloutCommitted | None]) -> None:
+    def __init__(self, station: Station, judge: Judge) -> None:
         self._station = station
         self._judge = judge
-        self._find = find
-        self._pending: OrderedDict[tuple[bytes, int], Verdict] = OrderedDict()
+        self._register = station.jury.register
+        self._pending: Recent[tuple[WorkId, int], Verdict] = Recent(PENDING)
         self._executed: set[Address] = set()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
+            self._register.follow_rivals(lambda one, other: nursery.start_soon(self._report_equivocation, one, other))
             nursery.start_soon(self._collect)
             while True:
                 for verdict in self._ripe():
@@ -58,29 +60,32 @@ class Tribunal:
                     nursery.start_soon(self._execute, verdict)
                 await trio.sleep(POLL if self._pending else POLL / 4)
 
-    async def report_equivocation(self, first: RolloutCommitted, second: RolloutCommitted) -> None:
-        """Two contradicting commitments signed by one key are evidence by themselves."""
-        node = first.commitment.node
+    async def _report_equivocation(self, first: Work, second: Work) -> None:
+        """Two different commitments for one slot, signed by one key, are evidence by themselves."""
+        node = first.node
         if node in self._executed:
             return
         self._executed.add(node)
         log.warning("worker.equivocated", node=node, index=first.commitment.index)
-        try:
-            await self._judge.evidence(first.commitment, first.signature, second.commitment, second.signature)
-        except IntellectError as error:
-            self._executed.discard(node)
-            log.warning("evidence.failed", node=node, why=error.why)
+        one, other = first.signed.message, second.signed.message
+        await trio.sleep(seconds_to_wait(self._station, first.id))
+        for attempt in range(TRIES):
+            if not self._station.membership.is_member(node):
+                return
+            try:
+                await self._judge.evidence(one.commitment, one.signature, other.commitment, other.signature)
+                return
+            except IntellectError as error:
+                log.warning("evidence.failed", node=node, why=error.why, attempt=attempt)
+                await trio.sleep(min(2.0**attempt, 30.0))
+        self._executed.discard(node)
 
     async def _collect(self) -> None:
         async for signed in self._station.board.subscribe(VerdictIssued):
-            message = signed.message
-            assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
-            verdict = message.verdict
+            verdict = signed.message.verdict
             slashable = verdict.reason in OBJECTIVE or verdict.reason == Reason.CONVICTED or self._heard_by_all(verdict)
             if verdict.outcome == Outcome.SLASH and slashable:
-                self._pending[verdict.file_root, verdict.reason] = verdict
-            while len(self._pending) > PENDING:
-                self._pending.popitem(last=False)
+                self._pending[work_id(verdict), verdict.reason] = verdict
 
     def _ripe(self) -> list[Verdict]:
         """Accusations that a quorum shares and nobody disputes."""
@@ -88,39 +93,41 @@ class Tribunal:
         for key, verdict in list(self._pending.items()):
             if verdict.node in self._executed or not self._station.membership.is_member(verdict.node):
                 del self._pending[key]
-            elif verdict.node not in ripe and self._may_execute(verdict):
+            elif verdict.node not in ripe and self._may_execute(key[0], verdict):
                 ripe[verdict.node] = verdict
                 del self._pending[key]
         return list(ripe.values())
 
-    def _may_execute(self, verdict: Verdict) -> bool:
+    def _may_execute(self, id: WorkId, verdict: Verdict) -> bool:
         ballots = self._station.jury.ballots
-        accusing = ballots.accusations(verdict.file_root, verdict.reason)
-        if len(accusing) < self._station.quorum or not ballots.undisputed(verdict.file_root):
+        accusing = ballots.accusations(id, verdict.reason)
+        if len(accusing) < self._station.quorum or not ballots.undisputed(id):
             return False
         if self._heard_by_all(verdict) and not accusing.keys() >= set(ballots.electorate()):
             return False
         if verdict.reason == Reason.CONVICTED:
             return len({vote.verifier for vote in accusing.values()}) >= CLASSES_TO_CONVICT
-        return ballots.state(verdict.file_root) is FileState.REJECTED
+        return ballots.state(id) is FileState.REJECTED
 
     def _heard_by_all(self, verdict: Verdict) -> bool:
         """Whether this rests on what was heard, and costs the stake unless somebody heard otherwise."""
         return verdict.reason in PUBLIC_HEARSAY and self._station.run.spec.audit.hearsay_slashes
 
     async def _execute(self, verdict: Verdict) -> None:
-        message = self._find(verdict.file_root)
-        if message is None or message.commitment.node != verdict.node:
+        id = work_id(verdict)
+        work = self._register.get(id)
+        if work is None:
             self._executed.discard(verdict.node)
             return
-        await trio.sleep(seconds_to_wait(self._station, verdict.file_root))
+        message = work.signed.message
+        await trio.sleep(seconds_to_wait(self._station, id))
         for attempt in range(TRIES):
             if not self._station.membership.is_member(verdict.node):
                 return
-            if not self._may_execute(verdict):  # while it waited somebody objected, or is not believed any more
-                self._pending[verdict.file_root, verdict.reason] = verdict
+            if not self._may_execute(id, verdict):  # while it waited somebody objected, or is not believed any more
+                self._pending[id, verdict.reason] = verdict
                 break
-            accusing = self._station.jury.ballots.accusations(verdict.file_root, verdict.reason)
+            accusing = self._station.jury.ballots.accusations(id, verdict.reason)
             in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
             signatures = [vote.signature for author, vote in accusing.items() if in_office(author)]
             try:

@@ -6,17 +6,18 @@ The order follows from the case, so nobody is first by right; whoever is first a
 from blake3 import blake3
 
 from node.services.station import Station
+from node.swarm.register import WorkId
 
 TURN = 10.0
 """Seconds that each one before this node is given."""
 
 
-def seconds_to_wait(station: Station, root: bytes) -> float:
-    """How long this node lets others act on the file `root` before it does so itself; 0 where it is alone."""
+def seconds_to_wait(station: Station, work: WorkId) -> float:
+    """How long this node lets others act on a work before it does so itself; 0 where it is alone."""
     own = station.key.address
     others = [one for one in station.jury.ballots.electorate() if one != own]
-    return TURN * sum(_place(root, one) < _place(root, own) for one in others)
+    return TURN * sum(_place(work, one) < _place(work, own) for one in others)
 
 
-def _place(root: bytes, address: str) -> bytes:
-    return blake3(root + address.lower().encode()).digest()
+def _place(work: WorkId, address: str) -> bytes:
+    return blake3(work + address.lower().encode()).digest()

@@ -8,6 +8,7 @@ worker: such a file waits, and in the end gets no verdict from here. Consequence
 import time
 from collections import Counter, deque
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import structlog
@@ -15,16 +16,17 @@ import trio
 from blake3 import blake3
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy
+from node.recent import Recent
 from node.services.court.invalidating import Annulment
 from node.services.court.slashing import Judge, Tribunal
 from node.services.generating import EngineChild
-from node.services.judging.commitments import Docket, Heard
 from node.services.judging.lots import Lot, Lottery
 from node.services.judging.queue import Desk
 from node.services.judging.records import Records
 from node.services.station import LoadedPolicies, Rate, Station
+from node.swarm.register import Work, WorkId
 from node.weights.fetch import PolicyFollower
-from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership, slot_of
+from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
 from protocol.decision import Level, Standing
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
@@ -38,13 +40,12 @@ from protocol.messages import (
     VerdictIssued,
 )
 from protocol.rollout import MAX_FILE_BYTES
-from protocol.statements import Outcome, Verdict, WorkCommitment, sign
+from protocol.statements import Outcome, Verdict, sign, work_id
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
 FETCH_PAUSE = 1.0
 POLICY_TIMEOUT = 30.0
-ANNOUNCE_TIMEOUT = 15.0
 GAP_POLL = 0.5
 INSPECT_DEADLINE = 300.0
 LOAD_DEADLINE = 120.0
@@ -62,7 +63,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """A committed file on its way to judgement. path: None if it could not be had; already: our verdict of before;
     fault: what was wrong before it was read; tries: inspections that failed on our side."""
 
-    heard: Heard
+    work: Work
     path: Path | None = None
     already: bytes | None = None
     fault: Fault | None = None
@@ -98,13 +99,13 @@ class Validator:
         self._scratch = scratch
         self._audit = station.run.spec.audit
         self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
-        self._docket = Docket(station.run.spec, trio.current_time)
+        self._register = station.jury.register
         self._desk: Desk[Candidate] = Desk(READY)
         self._records = Records(station.run.spec.verification.decision, station.journal)
-        self._tribunal = Tribunal(station, judge, self._committed)
-        self._annulment = Annulment(station, judge, self._committed)
-        self._queues: dict[Address, trio.MemorySendChannel[Heard]] = {}
-        self._rechecked: set[bytes] = set()
+        self._tribunal = Tribunal(station, judge)
+        self._annulment = Annulment(station, judge)
+        self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
+        self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
         own = station.key.address
         self.lottery = Lottery(station.run.spec, station.pool, own, station.journal, station.board)
@@ -120,7 +121,7 @@ class Validator:
             nursery.start_soon(self._tribunal.run)
             nursery.start_soon(self._annulment.run)
             nursery.start_soon(self._follow_policies)
-            nursery.start_soon(self._listen, nursery)
+            self._listen(nursery)
             nursery.start_soon(self._heed_requests, nursery)
             nursery.start_soon(self._heed_disputes)
             nursery.start_soon(self._heed_others)
@@ -130,125 +131,110 @@ class Validator:
 
     async def _follow_policies(self) -> None:
         async for signed in self._station.board.subscribe(PolicyAnnounced):
-            message = signed.message
-            assert isinstance(message, PolicyAnnounced)  # noqa: S101 - the subscription's type
-            self._docket.policy(message.policy_root, message.step)
-            self.lottery.policy(message.step)
+            self.lottery.policy(signed.message.step)
 
-    async def _listen(self, nursery: trio.Nursery) -> None:
-        async for signed in self._station.board.subscribe(RolloutCommitted):
-            await self._consider(signed, nursery)
+    def _listen(self, nursery: trio.Nursery) -> None:
+        """Every work goes into its worker's own queue: one who commits to much waits for itself."""
 
-    async def _consider(self, signed: Signed, nursery: trio.Nursery) -> None:
-        message = signed.message
-        assert isinstance(message, RolloutCommitted)  # noqa: S101 - the subscription's type
-        rival = self._docket.rival(message)
-        if rival is not None:
-            await self._tribunal.report_equivocation(rival, message)
-            return
-        heard = self._docket.hear(signed)
-        if heard is None:
-            return
-        node = message.commitment.node
-        self.lottery.arrived(node)
-        queue = self._queues.get(node)
-        if queue is None:
-            queue, work = trio.open_memory_channel[Heard](QUEUE)
-            self._queues[node] = queue
-            nursery.start_soon(self._fetch_files, work)
-        try:
-            queue.send_nowait(heard)
-        except trio.WouldBlock:
-            self.outcomes["skipped"] += 1
+        def consider(work: Work) -> None:
+            self.lottery.arrived(work.node)
+            queue = self._queues.get(work.node)
+            if queue is None:
+                queue, works = trio.open_memory_channel[Work](QUEUE)
+                self._queues[work.node] = queue
+                nursery.start_soon(self._fetch_files, works)
+            try:
+                queue.send_nowait(work)
+            except trio.WouldBlock:
+                self.outcomes["skipped"] += 1
+
+        self._register.follow(consider)
 
     async def _heed_requests(self, nursery: trio.Nursery) -> None:
         """The trainer waits for a verdict: ours again, or the file on top of the pile."""
         async for signed in self._station.board.subscribe(CheckRequested):
-            message = signed.message
-            assert isinstance(message, CheckRequested)  # noqa: S101 - the subscription's type
             try:
-                wanted = self._station.board.opened(message.commitment).message
+                wanted = self._station.board.opened(signed.message.commitment)
             except ProtocolError as error:
                 log.debug("request.refused", why=error.why)
                 continue
-            assert isinstance(wanted, RolloutCommitted)  # noqa: S101 - the board let nothing else pass
-            heard = self._docket.find(wanted.commitment.file_root)
-            if heard is not None and self._asked < MOST_ASKED:
+            if not isinstance(wanted.message, RolloutCommitted):
+                continue
+            self._register.commit(cast("Signed[RolloutCommitted]", wanted))  # gossip may have lost it
+            work = self._register.get(work_id(wanted.message.commitment))
+            if work is not None and self._asked < MOST_ASKED:
                 self._asked += 1
-                nursery.start_soon(self._hurry, heard)
+                nursery.start_soon(self._hurry, work)
 
-    async def _hurry(self, heard: Heard) -> None:
-        self._desk.hurry(await self._fetch_file(heard))
+    async def _hurry(self, work: Work) -> None:
+        self._desk.hurry(await self._fetch_file(work))
         self._asked -= 1
 
     async def _heed_disputes(self) -> None:
         """Look again, at everything, wherever two validators disagree."""
         while True:
-            for root in self._station.jury.ballots.open_disputes():
-                heard = self._docket.find(root)
-                if heard is not None and root not in self._rechecked:
-                    self._rechecked = {*list(self._rechecked)[-REMEMBERED:], root}
-                    self._desk.hurry(Candidate(heard, recheck=True))
+            for id in self._station.jury.ballots.open_disputes():
+                work = self._register.get(id)
+                if work is not None and id not in self._rechecked:
+                    self._rechecked[id] = None
+                    self._desk.hurry(Candidate(work, recheck=True))
             await trio.sleep(RECHECK_POLL)
 
     async def _heed_others(self) -> None:
         async for signed in self._station.board.subscribe(VerdictIssued):
             message = signed.message
-            assert isinstance(message, VerdictIssued)  # noqa: S101 - the subscription's type
             if signed.author != self._station.key.address:
                 self._records.heard(signed.author, message.verdict.node, message.standing, message.verifier)
 
     # files in
 
-    async def _fetch_files(self, work: trio.MemoryReceiveChannel[Heard]) -> None:
+    async def _fetch_files(self, works: trio.MemoryReceiveChannel[Work]) -> None:
         """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
-        async for heard in work:
-            if self._station.membership.is_member(heard.message.commitment.node):
-                await self._desk.put(await self._fetch_file(heard))
+        async for work in works:
+            if self._station.membership.is_member(work.node):
+                await self._desk.put(await self._fetch_file(work))
 
-    async def _fetch_file(self, heard: Heard) -> Candidate:
-        commitment = heard.message.commitment
-        already = await self._station.journal.do(self._station.journal.said, "verdict", commitment.file_root)
+    async def _fetch_file(self, work: Work) -> Candidate:
+        already = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
         if already:
-            return Candidate(heard, already=already)
-        with trio.move_on_after(ANNOUNCE_TIMEOUT):
-            await self._policies.announced(commitment.policy_root)
-        fault = self._docket.fault(heard) or await self._wait_for_gap(heard)
+            return Candidate(work, already=already)
+        fault = self._register.fault(work) or await self._wait_for_gap(work)
         if fault:
-            return Candidate(heard, fault=fault)
-        path = await self._deliver(heard.message)
+            return Candidate(work, fault=fault)
+        path = await self._deliver(work)
         if path is None:
             fault = Fault(Reason.UNAVAILABLE, f"not delivered within {self._audit.delivery_seconds:g} seconds")
-        return Candidate(heard, path=path, fault=fault)
+        return Candidate(work, path=path, fault=fault)
 
-    async def _wait_for_gap(self, heard: Heard) -> Fault | None:
+    async def _wait_for_gap(self, work: Work) -> Fault | None:
         """A submission may overtake the one before it; only one that never comes is a gap."""
         with trio.move_on_after(self._audit.delivery_seconds):
-            while self._docket.gap(heard.message.commitment):  # noqa: ASYNC110 - any of many messages may close it
+            while self._register.gap(work):  # noqa: ASYNC110 - any of many messages may close it
                 await trio.sleep(GAP_POLL)
-        return self._docket.gap(heard.message.commitment)
+        return self._register.gap(work)
 
-    async def _deliver(self, message: RolloutCommitted) -> Path | None:
+    async def _deliver(self, work: Work) -> Path | None:
         """The file, from its worker or whoever has it; None if nobody hands it over in time."""
-        commitment = message.commitment
-        sources = [commitment.node, *(v for v in self._station.jury.validators() if v != self._station.key.address)]
+        root, limit = work.commitment.file_root, min(work.signed.message.size, MAX_FILE_BYTES)
         with trio.move_on_after(self._audit.delivery_seconds):
             while True:
                 try:
-                    return await self._station.blobs.fetch(
-                        commitment.file_root,
-                        sources,
-                        max_size=min(message.size, MAX_FILE_BYTES),
-                        timeout=FETCH_TIMEOUT,
+                    path = await self._station.blobs.fetch(
+                        root, self._holders(work), max_size=limit, timeout=FETCH_TIMEOUT
                     )
+                    work.delivered = True
+                    return path
                 except IntellectError as error:
-                    log.info("rollout.unavailable", node=commitment.node, why=error.why)
+                    log.info("rollout.unavailable", node=work.node, why=error.why)
                 await trio.sleep(FETCH_PAUSE)
         return None
 
-    def _committed(self, root: bytes) -> RolloutCommitted | None:
-        heard = self._docket.find(root)
-        return heard.message if heard else None
+    def _holders(self, work: Work) -> list[Address]:
+        """Who may have a file: its worker, the other validators, and the trainer, so that a worker who serves only some
+        of them serves all."""
+        own, membership = self._station.key.address, self._station.membership
+        others = [*self._station.jury.validators(), membership.trainer]
+        return [work.node, *(one for one in others if one != own)]
 
     # judging
 
@@ -256,10 +242,12 @@ class Validator:
         while True:
             candidate = await self._desk.take()
             self.lottery.waiting = len(self._desk)
+            if self._station.jury.distrust.is_set():
+                continue  # there is no telling what this trainer's policies are
             if candidate.already:
                 await self._station.board.post_raw(candidate.already)
                 continue
-            node = candidate.heard.message.commitment.node
+            node = candidate.work.node
             gone = check_membership(node, self._station.membership.is_member(node))
             if gone:
                 log.info("rollout.ignored", node=node, why=gone.detail)
@@ -271,7 +259,7 @@ class Validator:
 
     def _put_off(self, candidate: Candidate, why: str, nursery: trio.Nursery) -> None:
         """Try again later; after some tries say nothing about the file: others will."""
-        commitment = candidate.heard.message.commitment
+        commitment = candidate.work.commitment
         log.warning("rollout.not_judged", node=commitment.node, index=commitment.index, why=why, tries=candidate.tries)
         if candidate.tries + 1 >= TRIES:
             self.outcomes["withheld"] += 1
@@ -286,52 +274,47 @@ class Validator:
 
     async def _judge_file(self, candidate: Candidate) -> None:
         """One verdict. Raises OwnTrouble if it cannot be given now."""
-        heard = candidate.heard
-        commitment = heard.message.commitment
+        work = candidate.work
         slot = "recheck" if candidate.recheck else "verdict"
-        said = await self._station.journal.do(self._station.journal.said, slot, commitment.file_root)
+        said = await self._station.journal.do(self._station.journal.said, slot, work.id)
         if said:
             await self._station.board.post_raw(said)
             return
         if candidate.fault:
-            await self._pronounce(heard, candidate.fault, None, None, 0.0)
+            await self._pronounce(work, candidate.fault, None, None, 0.0)
             return
         started = time.monotonic()
-        lot = await self._lot(heard, candidate.recheck)
-        path = candidate.path or await self._deliver(heard.message)
+        lot = await self._lot(work, candidate.recheck)
+        path = candidate.path or await self._deliver(work)
         if path is None:
             raise OwnTrouble("the file cannot be had for a second look")
-        found = await self._inspect(heard, path, lot)
+        found = await self._inspect(work, path, lot)
         seconds = time.monotonic() - started
         self.lottery.worked(len(found.checked), found.seconds)
-        copied = self._docket.duplicate(commitment)
+        copied = self._register.copied(work)
         if found.reason == Reason.WRONG_IDENTITY and copied:
             found = msgspec.structs.replace(found, detail=copied.detail)
         elif found.outcome == Outcome.ACCEPT:
-            self._docket.owned_by(commitment.file_root, slot_of(commitment))
-        await self._pronounce(heard, found, lot, await self._standing(heard, found), seconds, candidate.recheck)
+            self._register.was_read(work)
+        await self._pronounce(work, found, lot, await self._standing(work, found), seconds, candidate.recheck)
 
-    async def _lot(self, heard: Heard, recheck: bool) -> Lot | None:
+    async def _lot(self, work: Work, recheck: bool) -> Lot | None:
         """The groups to recompute, None for all of them."""
-        commitment = heard.message.commitment
-        step = self._docket.step_of(commitment.policy_root)
-        if step is None:
-            raise OwnTrouble("its policy is older than what is known here")
         if recheck:
             return None
-        history = await self._records.of(commitment.node)
-        suspect = await self._records.is_suspect(commitment.node)
-        return self.lottery.draw(commitment.file_root, step, history.verified, suspect)
+        history = await self._records.of(work.node)
+        suspect = await self._records.is_suspect(work.node)
+        return self.lottery.draw(work.id, work.step, history.verified, suspect)
 
-    async def _second_look(self, commitment: WorkCommitment) -> bool:
+    async def _second_look(self, work: Work) -> bool:
         """Whether to look with another arithmetic than the worker's: at half of a suspect's files, each validator at
         other ones, because one class of engines alone convicts nobody."""
-        if not await self._records.is_suspect(commitment.node):
+        if not await self._records.is_suspect(work.node):
             return False
-        return blake3(self._station.key.address.encode() + commitment.file_root).digest(1)[0] & 1 == 1
+        return blake3(self._station.key.address.encode() + work.id).digest(1)[0] & 1 == 1
 
-    async def _inspect(self, heard: Heard, path: Path, lot: Lot | None) -> Inspected:
-        commitment = heard.message.commitment
+    async def _inspect(self, work: Work, path: Path, lot: Lot | None) -> Inspected:
+        commitment = work.commitment
         policy = await self._policies.get(commitment.policy_root, POLICY_TIMEOUT)
         if policy is None:
             raise OwnTrouble("its policy cannot be fetched")
@@ -343,9 +326,9 @@ class Validator:
             units=commitment.units,
             file_root=commitment.file_root,
             path=str(path),
-            report_path=str(self._scratch / f"report-{commitment.file_root.hex()[:16]}.arrow"),
+            report_path=str(self._scratch / f"report-{work.id.hex()[:16]}.arrow"),
             groups=None if lot is None else lot.groups,
-            second_look=lot is not None and await self._second_look(commitment),
+            second_look=lot is not None and await self._second_look(work),
         )
         try:
             if self._loaded.needs(policy, self._engine.generation):
@@ -358,15 +341,13 @@ class Validator:
         assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
         return inspected
 
-    async def _standing(self, heard: Heard, found: Inspected) -> Standing:
-        commitment = heard.message.commitment
+    async def _standing(self, work: Work, found: Inspected) -> Standing:
         accepted = found.outcome == Outcome.ACCEPT
-        groups = len(found.checked)
-        return await self._records.add(commitment.node, commitment.file_root, found.evidence, groups, accepted)
+        return await self._records.add(work.node, work.id, found.evidence, len(found.checked), accepted)
 
-    async def _sentence(self, heard: Heard, found: Inspected) -> tuple[int, int, str]:
+    async def _sentence(self, work: Work, found: Inspected) -> tuple[int, int, str]:
         """(outcome, reason, detail): what was found in the file, in the light of the worker's whole record."""
-        node = heard.message.commitment.node
+        node = work.node
         statistical = found.reason in (Reason.NONE, Reason.ACTIVATIONS, Reason.SAMPLING)
         standing, seen_by = await self._records.worst(node)
         if not statistical or standing.level < Level.SUSPECT:
@@ -383,19 +364,19 @@ class Validator:
 
     async def _pronounce(
         self,
-        heard: Heard,
+        work: Work,
         found: Inspected | Fault,
         lot: Lot | None,
         standing: Standing | None,
         seconds: float,
         recheck: bool = False,
     ) -> None:
-        commitment = heard.message.commitment
+        commitment = work.commitment
         outcome, reason, detail = int(found.outcome), int(found.reason), found.detail
         if self._audit.hearsay_slashes and reason in PUBLIC_HEARSAY:
             outcome = int(Outcome.SLASH)
         if isinstance(found, Inspected) and standing is not None and not recheck:
-            outcome, reason, detail = await self._sentence(heard, found)
+            outcome, reason, detail = await self._sentence(work, found)
         verdict = Verdict(
             commitment.pool,
             commitment.node,
@@ -406,7 +387,7 @@ class Validator:
             outcome,
             reason,
         )
-        unsigned = self._looked_in_part(verdict, found) or await self._takes_back(verdict)
+        unsigned = self._looked_in_part(verdict, found) or await self._takes_back(verdict, work.id)
         message = VerdictIssued(
             pool=commitment.pool,
             verdict=verdict,
@@ -421,10 +402,10 @@ class Validator:
             message = await self._with_values(message, found, lot)
         raw = self._station.board.sealed(message)
         slot = "recheck" if recheck else "verdict"
-        await self._station.journal.do(self._station.journal.say, slot, commitment.file_root, raw)
+        await self._station.journal.do(self._station.journal.say, slot, work.id, raw)
         await self._station.board.post_raw(raw)
         if not recheck:
-            self._note(heard, outcome, reason, detail)
+            self._note(work, outcome, reason, detail)
         log.info(
             "rollout.accepted" if outcome == Outcome.ACCEPT else "rollout.rejected",
             node=commitment.node,
@@ -443,11 +424,11 @@ class Validator:
             return False
         return len(found.checked) < self._station.run.spec.rollout.prompts_per_file
 
-    async def _takes_back(self, verdict: Verdict) -> bool:
+    async def _takes_back(self, verdict: Verdict, id: WorkId) -> bool:
         """Whether this node signed the contrary of `verdict` for the contract before. Acceptance and rejection of one
         file under one key cost the stake on chain, so who learns better in a dispute says so to the swarm only."""
         journal = self._station.journal
-        raw = await journal.do(journal.said, "verdict", verdict.file_root)
+        raw = await journal.do(journal.said, "verdict", id)
         if raw is None:
             return False
         before = self._station.board.opened(raw).message
@@ -480,13 +461,11 @@ class Validator:
         """The class of engine that looked, for the rule that two classes must agree."""
         return (found.verifier or getattr(self._engine, "engine_name", ""))[:64]
 
-    def _note(self, heard: Heard, outcome: int, reason: int, detail: str) -> None:
-        commitment = heard.message.commitment
+    def _note(self, work: Work, outcome: int, reason: int, detail: str) -> None:
+        commitment = work.commitment
         self.outcomes["accepted" if outcome == Outcome.ACCEPT else "rejected"] += 1
         if outcome != Outcome.ACCEPT:
             self.reasons[Reason(reason).name.lower()] += 1
-        step = self._docket.step_of(commitment.policy_root)
-        shown = -1 if step is None else step
         self.recent.appendleft(
-            Judged(commitment.node, commitment.index, shown, outcome, reason, detail, time.monotonic())
+            Judged(commitment.node, commitment.index, work.step, outcome, reason, detail, time.monotonic())
         )

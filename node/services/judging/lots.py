@@ -14,6 +14,7 @@ import trio
 
 from node.state.journal import Journal
 from node.swarm.board import Board
+from node.swarm.register import WorkId
 from protocol.audit import (
     Load,
     as_rate,
@@ -96,7 +97,7 @@ class Lottery:
             await self._pledge(window, window + 1)
             await self._reveal()
 
-    def draw(self, file_root: bytes, step: int, verified: int, suspect: bool) -> Lot:
+    def draw(self, work: WorkId, step: int, verified: int, suspect: bool) -> Lot:
         """The groups of a file that must be recomputed. verified: groups of its worker that were found in order."""
         window = window_of(step, self._audit)
         pledge = self._pledged.get(window)
@@ -104,7 +105,7 @@ class Lottery:
         rate = as_rate(max(pledged, share_of_file(pledged, self.load(), verified, suspect, self._audit)))
         groups = self._run.rollout.prompts_per_file
         secret = window_secret(self._master, self._pool, window)
-        return Lot(window, rate, drawn_groups(secret, file_root, groups, rate))
+        return Lot(window, rate, drawn_groups(secret, work, groups, rate))
 
     # how much this node can do
 

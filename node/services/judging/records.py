@@ -9,6 +9,7 @@ from collections import OrderedDict
 import msgspec
 
 from node.state.journal import Journal
+from node.swarm.register import WorkId
 from protocol.decision import DecisionSpec, Evidence, Level, Record, Standing, after, standing
 from protocol.identity import Address
 
@@ -20,8 +21,8 @@ CLASSES_REMEMBERED = 64
 
 class History(msgspec.Struct, frozen=True):
     """records: of the sequential test, by the class of engine that looked (each file counts in one of them, so that the
-    bound on false alarms per file holds over all); verified: groups recomputed in order; files: roots' first bytes,
-    counted once."""
+    bound on false alarms per file holds over all); verified: groups recomputed in order; files: first bytes of their
+    works' ids, counted once."""
 
     records: dict[str, Record] = {}
     verified: int = 0
@@ -48,13 +49,13 @@ class Records:
                 self._known.popitem(last=False)
         return known
 
-    async def add(self, node: Address, root: bytes, evidence: Evidence, groups: int, accepted: bool) -> Standing:
+    async def add(self, node: Address, work: WorkId, evidence: Evidence, groups: int, accepted: bool) -> Standing:
         """Count one inspected file, once; returns the worker's standing in the eyes of the class that looked.
 
         A file of which no prefill was made counts for no class, and says nothing.
         """
         history = await self.of(node)
-        name, record = root[:8], history.records.get(evidence.verifier, Record())
+        name, record = work[:8], history.records.get(evidence.verifier, Record())
         if name not in history.files:
             record = after(record, evidence, self._spec)
             history = History(

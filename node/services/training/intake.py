@@ -5,24 +5,24 @@ A file is used once its quorum is reached (`audit.trust` 'verified') or the firs
 through the model. What is rejected after it was used is forgotten where it waits, and recorded where it trained a step.
 """
 
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 import trio
 
+from node.recent import Recent
 from node.recipe.join import join
 from node.recipe.pool import Group
 from node.services.station import Station
 from node.services.training.journeys import Journeys
 from node.swarm.ballots import FileState
+from node.swarm.register import Work, WorkId
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
 from protocol.lots import unpack_groups
-from protocol.messages import CheckRequested, RolloutCommitted, Signed, VerdictIssued
+from protocol.messages import CheckRequested, VerdictIssued
 from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES, Report, ReportHeader, ReportRow, decode, decode_report
-from protocol.statements import WorkCommitment
 from protocol.values import report_fault
 
 log = structlog.get_logger()
@@ -34,33 +34,31 @@ REMEMBERED = 8192
 
 
 class Intake:
-    """A service. step_of: the step of one of our policies, awaited if it may still be published; fresh: whether
-    groups of a step may still be trained on; taken_in, taken_back: what becomes of groups, and of a file's root;
-    journeys: hears how far each file has come."""
+    """A service. fresh: whether groups of a step may still be trained on; taken_in, taken_back: what becomes of groups,
+    and of a work's; journeys: hears how far each work has come."""
 
     def __init__(
         self,
         station: Station,
         *,
-        step_of: Callable[[bytes], Awaitable[int | None]],
         fresh: Callable[[int], bool],
         taken_in: Callable[[list[Group]], None],
-        taken_back: Callable[[bytes], int],
+        taken_back: Callable[[WorkId], int],
         journeys: Journeys | None = None,
     ) -> None:
         self._station = station
         self._spec = station.run.spec
-        self._step_of = step_of
+        self._register = station.jury.register
         self._fresh = fresh
         self._taken_in = taken_in
         self._taken_back = taken_back
         self._journeys = journeys or Journeys()
-        self._commitments: OrderedDict[bytes, Signed] = OrderedDict()
-        self._open: OrderedDict[bytes, float] = OrderedDict()
-        self._asked: OrderedDict[bytes, None] = OrderedDict()
-        self._taken: set[bytes] = set()
-        self._trained: set[bytes] = set()  # before this start; what is left of them may still be taken in
-        self._accepted_send, self._accepted = trio.open_memory_channel[bytes](PENDING)
+        self._open: dict[WorkId, Work] = {}
+        self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._looked_at: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._taken: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._trained: set[WorkId] = set()  # before this start; what is left of them may still be taken in
+        self._accepted_send, self._accepted = trio.open_memory_channel[Work](PENDING)
         self.lost = 0
         self.invalidated = 0
 
@@ -69,114 +67,115 @@ class Intake:
         journal = self._station.journal
         self._trained = {name[:32] for name in await journal.do(journal.consumed)}
         self.invalidated = len(await journal.do(journal.invalidated))
+        self._register.follow(self._note)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._note_commitments)
             nursery.start_soon(self._follow_jury)
-            nursery.start_soon(self._watch_clock)
+            nursery.start_soon(self._watch_clock, nursery)
             for _ in range(FETCHERS):
                 nursery.start_soon(self._fetch_accepted)
 
-    async def _note_commitments(self) -> None:
-        async for signed in self._station.board.subscribe(RolloutCommitted):
-            root = _commitment(signed).file_root
-            self._commitments[root] = signed
-            self._journeys.reached(root, "commit")
-            self._open.setdefault(root, trio.current_time())
-            for table in (self._commitments, self._open):
-                while len(table) > REMEMBERED:
-                    table.popitem(last=False)
-            await self._decide(root)
+    def _note(self, work: Work) -> None:
+        self._journeys.reached(work.id, "commit")
+        self._open[work.id] = work
 
     async def _follow_jury(self) -> None:
-        async for root in self._station.jury.watch():
-            await self._decide(root)
+        async for id in self._station.jury.watch():
+            work = self._register.get(id)
+            if work is not None:
+                await self._decide(work)
 
-    async def _watch_clock(self) -> None:
+    async def _watch_clock(self, nursery: trio.Nursery) -> None:
         """What only time decides: silent validators are asked again, then gone without."""
         patience = self._spec.audit.verdict_seconds
         while True:
             await trio.sleep(WATCH_POLL)
-            for root, heard in list(self._open.items()):
-                waited = trio.current_time() - heard
-                if waited > patience / 2 and root not in self._asked:
-                    await self._ask_again(root)
+            for work in list(self._open.values()):
+                waited = trio.current_time() - work.at
+                if work.id not in self._looked_at:  # its verdicts may have come before it was work
+                    self._looked_at[work.id] = None
+                    await self._decide(work)
+                if waited > patience / 2 and work.id not in self._asked:
+                    self._asked[work.id] = None
+                    nursery.start_soon(self._ask_again, work)
                 if waited > patience:
-                    await self._decide(root)
-                if waited > 4 * patience:
-                    self._open.pop(root, None)
+                    await self._decide(work)
+                if waited > 4 * patience or not self._fresh(work.step):
+                    self._open.pop(work.id, None)
 
-    async def _ask_again(self, root: bytes) -> None:
-        """Ask every validator for its verdict on a file that waits too long."""
-        self._asked[root] = None
-        while len(self._asked) > REMEMBERED:
-            self._asked.popitem(last=False)
-        signed = self._commitments.get(root)
-        step = await self._step_of(_commitment(signed).policy_root) if signed else None
-        if signed is None or step is None or not self._fresh(step):
-            self._open.pop(root, None)
-            return
-        await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=signed.raw))
-        log.info("verdict.wanted", root=root.hex()[:16])
-
-    async def _decide(self, root: bytes) -> None:
-        """Fetch a file as soon as the run's rule lets it be used; note one that was used and is rejected now."""
-        ballots = self._station.jury.ballots
-        state = ballots.state(root)
-        if state is FileState.REJECTED:
-            self._open.pop(root, None)
-            if root in self._taken or root in self._trained:
-                await self._invalidate(root)
-            return
-        believed = self._spec.audit.optimistic and state is FileState.OPEN and bool(ballots.accepting(root))
-        if root in self._taken or root not in self._commitments or not (believed or state is FileState.ACCEPTED):
-            return
-        self._taken.add(root)
-        self._open.pop(root, None)
-        self._journeys.reached(root, "verify")
+    async def _ask_again(self, work: Work) -> None:
+        """Ask every validator for its verdict on a file that waits too long, and see whether it can be had at all: only
+        of such files is silence held against anybody."""
+        await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
+        log.info("verdict.wanted", work=work.id.hex()[:16])
         try:
-            self._accepted_send.send_nowait(root)
+            await self._fetch(work, self._station.jury.validators())
+        except IntellectError as error:
+            log.info("rollout.unavailable", node=work.node, why=error.why)
+
+    async def _fetch(self, work: Work, holders: Sequence[Address]) -> Path:
+        path = await self._station.blobs.fetch(
+            work.commitment.file_root,
+            [work.node, *holders],
+            max_size=min(work.signed.message.size, MAX_FILE_BYTES),
+            timeout=FETCH_TIMEOUT,
+        )
+        work.delivered = True
+        return path
+
+    async def _decide(self, work: Work) -> None:
+        """Fetch a file as soon as the run's rule lets it be used; note one that was used and is rejected now."""
+        ballots, id = self._station.jury.ballots, work.id
+        state = ballots.state(id)
+        if state is FileState.REJECTED:
+            self._open.pop(id, None)
+            if id in self._taken or id in self._trained:
+                await self._invalidate(id)
+            return
+        believed = self._spec.audit.optimistic and state is FileState.OPEN and bool(ballots.accepting(id))
+        usable = believed or state is FileState.ACCEPTED
+        if id in self._taken or not usable or self._register.is_contested(work):
+            return
+        self._taken[id] = None
+        self._open.pop(id, None)
+        self._journeys.reached(id, "verify")
+        try:
+            self._accepted_send.send_nowait(work)
         except trio.WouldBlock:
-            self._taken.discard(root)
+            del self._taken[id]
             self.lost += 1
 
-    async def _invalidate(self, root: bytes) -> None:
+    async def _invalidate(self, id: WorkId) -> None:
         """A file that was taken is rejected after all: out of the queue, and on record if it trained a step already."""
-        self._taken_back(root)
+        self._taken_back(id)
         journal = self._station.journal
-        if await journal.do(journal.invalidate, root, "rejected by the quorum after it was used"):
+        if await journal.do(journal.invalidate, id, "rejected by the quorum after it was used"):
             self.invalidated += 1
-            log.warning("rollout.invalidated", root=root.hex()[:16])
+            log.warning("rollout.invalidated", work=id.hex()[:16])
 
     async def _fetch_accepted(self) -> None:
-        async for root in self._accepted:
+        async for work in self._accepted:
             try:
-                groups = await self._obtain(root)
+                groups = await self._obtain(work)
             except IntellectError as error:
-                log.warning("rollout.lost", root=root.hex()[:16], why=error.why)
+                log.warning("rollout.lost", work=work.id.hex()[:16], why=error.why)
                 groups = []
             if not groups:
                 self.lost += 1
-            elif self._station.jury.ballots.state(root) is not FileState.REJECTED:
-                self._journeys.reached(root, "fetch")
+            elif self._station.jury.ballots.state(work.id) is not FileState.REJECTED:
+                self._journeys.reached(work.id, "fetch")
                 self._taken_in(groups)
 
-    async def _obtain(self, root: bytes) -> list[Group]:
+    async def _obtain(self, work: Work) -> list[Group]:
         """Tokens from the worker's file, rewards and log-probs from the reports of validators that accepted it; nothing
         if it is stale, or nobody's report can be had."""
-        signed = self._commitments[root]
-        message, commitment = signed.message, _commitment(signed)
-        assert isinstance(message, RolloutCommitted)  # noqa: S101 - what was noted
-        step = await self._step_of(commitment.policy_root)
-        if step is None or not self._fresh(step):
+        if not self._fresh(work.step):
             return []
-        votes = {a: vote for a, vote in self._station.jury.ballots.accepting(root).items() if vote.report_root}
+        votes = {a: vote for a, vote in self._station.jury.ballots.accepting(work.id).items() if vote.report_root}
         reports = await self._fetch_reports(votes)
         if not reports:
             return []
-        holders = [commitment.node, *votes]
-        limit = min(message.size, MAX_FILE_BYTES)
-        file = await self._station.blobs.fetch(root, holders, max_size=limit, timeout=FETCH_TIMEOUT)
-        return await trio.to_thread.run_sync(self._join, root, step, file, reports)
+        file = await self._fetch(work, list(votes))
+        return await trio.to_thread.run_sync(self._join, work, file, reports)
 
     async def _fetch_reports(self, votes: Mapping[Address, VerdictIssued]) -> list[tuple[VerdictIssued, Path]]:
         """Reports until every group of the file is covered."""
@@ -199,8 +198,9 @@ class Intake:
         groups = self._spec.rollout.prompts_per_file
         return {group for vote, _ in reports for group in unpack_groups(vote.checked, groups) or ()}
 
-    def _join(self, root: bytes, step: int, path: Path, reports: list[tuple[VerdictIssued, Path]]) -> list[Group]:
+    def _join(self, work: Work, path: Path, reports: list[tuple[VerdictIssued, Path]]) -> list[Group]:
         """Pair the samples of a file with their recomputed values; groups that nobody recomputed are left out."""
+        root = work.commitment.file_root
         batch = decode(path.read_bytes(), self._spec.rollout.samples_per_file)
         values: dict[int, list[ReportRow]] = {}
         for vote, where in reports:
@@ -210,7 +210,7 @@ class Intake:
             values = {**found, **values}  # the first report that has a group is the one
         header = ReportHeader(root.hex(), batch.header.policy_root)
         merged = Report(header, tuple(row for group in sorted(values) for row in values[group]))
-        return join(self._spec, root, step, batch, merged)
+        return join(self._spec, root, work.step, batch, merged, name=work.id)
 
     def _read_report(self, root: bytes, vote: VerdictIssued, path: Path) -> Report:
         """A report that is about this file and holds what its author signed; raises ProtocolError."""
@@ -222,8 +222,3 @@ class Intake:
         if fault is not None:
             raise ProtocolError("unusable report", fault)
         return report
-
-
-def _commitment(signed: Signed) -> WorkCommitment:
-    assert isinstance(signed.message, RolloutCommitted)  # noqa: S101 - what was subscribed to
-    return signed.message.commitment

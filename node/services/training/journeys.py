@@ -5,13 +5,14 @@ what: its policy was published, a worker committed to a file, the file's verdict
 before a restart are not known; a stage without any is left out.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from statistics import fmean
 
 import trio
 
+from node.recent import Recent
 from node.recipe.pool import Group
+from node.swarm.register import WorkId
 
 STAGES = ("commit", "verify", "fetch", "queue")
 """From the policy's publication to the commitment (its way, generation, the promise's way), from there to the verdict,
@@ -23,36 +24,26 @@ class Journeys:
     """Bounded: the oldest files are forgotten first."""
 
     def __init__(self) -> None:
-        self._published: OrderedDict[int, float] = OrderedDict()
-        self._files: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+        self._published: Recent[int, float] = Recent(REMEMBERED)
+        self._works: Recent[WorkId, dict[str, float]] = Recent(REMEMBERED)
 
     def published(self, step: int) -> None:
-        _keep(self._published, step, trio.current_time())
+        self._published[step] = trio.current_time()
 
-    def reached(self, root: bytes, stage: str) -> None:
+    def reached(self, work: WorkId, stage: str) -> None:
         """A file has come to the end of a stage; only the first time counts."""
-        known = self._files.get(root)
-        if known is None:
-            known = {}
-            _keep(self._files, root, known)
-        known.setdefault(stage, trio.current_time())
+        self._works.setdefault(work, {}).setdefault(stage, trio.current_time())
 
     def means(self, groups: Iterable[Group]) -> dict[str, float]:
         """Mean seconds of each stage over the files of a batch that is being handed over now."""
         spent: dict[str, list[float]] = {stage: [] for stage in STAGES}
         now = trio.current_time()
-        for root, step in {group.key[0]: group.policy_step for group in groups}.items():
+        for work, step in {group.key[0]: group.policy_step for group in groups}.items():
             at: float | None = self._published.get(step)
-            ends = {**self._files.get(root, {}), "queue": now}
+            ends = {**self._works.get(work, {}), "queue": now}
             for stage in STAGES:
                 end = ends.get(stage)
                 if at is not None and end is not None:
                     spent[stage].append(max(end - at, 0.0))
                 at = end
         return {stage: round(fmean(values), 4) for stage, values in spent.items() if values}
-
-
-def _keep(table: OrderedDict, key: object, value: object) -> None:
-    table[key] = value
-    while len(table) > REMEMBERED:
-        table.popitem(last=False)

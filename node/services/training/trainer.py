@@ -29,7 +29,6 @@ from node.weights.publish import Publisher
 log = structlog.get_logger()
 POLL = 0.05
 AHEAD = 1
-POLICY_TIMEOUT = 15.0
 HISTORY = 400
 
 
@@ -60,11 +59,9 @@ class Trainer:
         self._pool = RolloutPool(self._spec)
         self._used: set[bytes] = set()
         self._tokens = 0
-        self._steps: dict[bytes, int] = {}
         self._journeys = Journeys()
         self._intake = Intake(
             station,
-            step_of=self._step_of,
             fresh=self._fresh,
             taken_in=self._take_in,
             taken_back=self._pool.forget,
@@ -123,11 +120,13 @@ class Trainer:
         for step in range(first, self._spec.recipe.steps + 1):
             while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
                 await trio.sleep(POLL)
+            if self._station.jury.distrust.is_set():  # a second daemon with this key, or a copied state directory
+                self.ended_by = f"this trainer contradicted itself: {self._station.jury.policies.fork}"
+                break
             metrics = await trio.to_thread.run_sync(self._read_metrics, step)
             began = trio.current_time()
             held = await self._publisher.publish(step, self._spool.policy_path(step))
             announced = trio.current_time() - began
-            self._steps[held.root] = step
             self._journeys.published(step)
             self._station.shelf.put(held)
             await self._count_time()
@@ -190,16 +189,6 @@ class Trainer:
     def _take_in(self, groups: list[Group]) -> None:
         self._pool.add(group for group in groups if _name(group) not in self._used)
         self.rate.add(sum(sample.length for group in groups for sample in group.samples))
-
-    async def _step_of(self, policy_root: bytes) -> int | None:
-        """The step of one of our policies. After a restart verdicts may come before the policies are published
-        again; None if it is not one of the newest."""
-        with trio.move_on_after(POLICY_TIMEOUT):
-            while (  # noqa: ASYNC110 - publishing has no event per policy
-                policy_root not in self._steps and self.step < self._spool.newest_step()
-            ):
-                await trio.sleep(POLL)
-        return self._steps.get(policy_root)
 
     # batches in
 

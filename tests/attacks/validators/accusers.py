@@ -3,9 +3,9 @@
 from typing import Any
 
 from node.inference.wire import Inspected
-from node.services.judging.commitments import Heard
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
+from node.swarm.register import Work
 from protocol.checks import Reason
 from protocol.statements import Outcome
 from tests.attacks.validators.court import changed
@@ -14,14 +14,14 @@ from tests.attacks.validators.court import changed
 class FalseAccuser(Validator):
     """Says of every file that it solves the wrong problems."""
 
-    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
-        found = await super()._inspect(heard, path, lot)
+    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(work, path, lot)
         return changed(found, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW), detail="invented")
 
 
 class StatisticalAccuser(Validator):
     """Says of every file that its activations are another model's."""
 
-    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
-        found = await super()._inspect(heard, path, lot)
+    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(work, path, lot)
         return changed(found, outcome=int(Outcome.REJECT), reason=int(Reason.ACTIVATIONS), detail="invented", group=0)

@@ -21,6 +21,7 @@ from node.state.journal import Journal
 from node.swarm.board import Board
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
+from node.swarm.register import WorkId
 from node.weights.keeper import HeldPolicy
 from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, describe
@@ -30,7 +31,7 @@ from protocol.identity import Address, NodeKey
 from protocol.lots import LotPledge
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Domain, Outcome, WorkCommitment, sign
+from protocol.statements import Domain, Outcome, WorkCommitment, sign, work_id
 from protocol.values import mean_logprobs, reward_tags
 
 GROUPS, SIZE = 16, 4
@@ -53,6 +54,11 @@ def court_run(**audit: Any) -> RunSpec:
 
 def policy_root(step: int) -> bytes:
     return blake3(b"policy %d" % step).digest()
+
+
+def root_of(step: int = 0, index: int = 0, fault: Fault | None = None, key: NodeKey = WORKER) -> bytes:
+    """The file that a worker commits to, if nothing else is said."""
+    return blake3(b"%s %d %d %s" % (key.address.encode(), step, index, repr(fault).encode())).digest()
 
 
 class InlineJournal(Journal):
@@ -261,10 +267,11 @@ class Court:
         """Everybody takes a seat; validators in `absent` are dead from the start."""
         everybody = [self.trainer, *self.workers, *self.seats]
         for seat in everybody:
-            await seat.run(nursery)
+            if seat not in [self.seats[i] for i in absent]:
+                await seat.run(nursery)
         for seat in everybody:
             for other in everybody:
-                seat.membership.joined(other.key.address, other.network.contacts()[0])
+                seat.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
         present = [i for i in range(len(self.seats)) if i not in absent]
         for i in present:
             nursery.start_soon(self.validators[i].run)
@@ -272,6 +279,17 @@ class Court:
             nursery.start_soon(seat.beat)
         await trio.sleep(25)  # longer than a newcomer's leniency
         await self.announce(0)
+
+    async def arrive(self, number: int, nursery: trio.Nursery) -> None:
+        """A validator that was absent starts now."""
+        seat = self.seats[number]
+        seat.jury.register._opened = trio.current_time()
+        await seat.run(nursery)
+        for other in (self.trainer, *self.workers, *self.seats):
+            seat.membership.joined(other.key.address, other.network.contacts()[0])
+            other.membership.joined(seat.key.address, seat.network.contacts()[0])
+        nursery.start_soon(self.validators[number].run)
+        nursery.start_soon(seat.beat)
 
     async def announce(self, step: int) -> None:
         """The trainer publishes a policy."""
@@ -282,17 +300,34 @@ class Court:
         )
         await trio.sleep(0.5)
 
-    async def commit(self, step: int = 0, index: int = 0, fault: Fault | None = None, key: NodeKey = WORKER) -> bytes:
-        """A worker commits to a file, honest or with a fault; returns its root."""
-        root = blake3(b"%s %d %d %s" % (key.address.encode(), step, index, repr(fault).encode())).digest()
+    async def commit(
+        self,
+        step: int = 0,
+        index: int = 0,
+        fault: Fault | None = None,
+        key: NodeKey = WORKER,
+        root: bytes | None = None,
+        units: int = 100,
+        policy: bytes | None = None,
+        size: int = 9,
+    ) -> WorkId:
+        """A worker commits to a file, honest or with a fault; returns the id of its work."""
+        root = root or root_of(step, index, fault, key)
         if fault:
             self.bad[root] = fault
-        commitment = WorkCommitment(POOL, key.address, policy_root(step), index, root, 100)
+        commitment = WorkCommitment(POOL, key.address, policy or policy_root(step), index, root, units)
         seat = next(seat for seat in self.workers if seat.key is key)
         await seat.board.post(
-            RolloutCommitted(pool=POOL, commitment=commitment, signature=sign(key, DOMAIN, commitment), size=9)
+            RolloutCommitted(pool=POOL, commitment=commitment, signature=sign(key, DOMAIN, commitment), size=size)
         )
-        return root
+        return work_id(commitment)
+
+    def hand_over(self, *works: WorkId) -> None:
+        """The trainer has had these files."""
+        for id in works:
+            work = self.trainer.jury.register.get(id)
+            assert work is not None
+            work.delivered = True
 
     def quarantined(self) -> list[set[Address]]:
         """Whom each node does not believe."""

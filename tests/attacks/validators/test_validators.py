@@ -9,20 +9,20 @@ import trio
 
 from node.inference.wire import Inspected
 from node.services.court.invalidating import checked_leaves, encode_leaves
-from node.services.judging.commitments import Heard
 from node.services.judging.judge import Candidate, Validator
 from node.services.judging.lots import Lot
 from node.swarm.ballots import FileState
 from node.swarm.jury import Jury
+from node.swarm.register import Work
 from protocol.checks import Fault, Reason
 from protocol.decision import Level, Standing
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
-from protocol.messages import RolloutCommitted, VerdictIssued, WorkPublished
-from protocol.statements import Outcome
+from protocol.messages import VerdictIssued, WorkPublished
+from protocol.statements import Outcome, work_id
 from protocol.work import leaf, merkle_root
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
-from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, Seat, TruthfulEngine, changed
+from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, Seat, TruthfulEngine, changed, root_of
 
 WRONG_DRAW = Fault(Reason.WRONG_DRAW, "solves easy problems")
 BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)
@@ -31,7 +31,7 @@ BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)
 class RubberStamp(Validator):
     """Accepts everything unseen, with values of its own invention."""
 
-    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
+    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
         found = TruthfulEngine({}).inspect(
             # the right form, about another file
             _order(b"\x55" * 32, lot.groups if lot else None)
@@ -42,8 +42,8 @@ class RubberStamp(Validator):
 class LazyStamp(Validator):
     """Recomputes nothing and says so, hoping that nobody looks at its lots."""
 
-    async def _inspect(self, heard: Heard, path: Any, lot: Lot | None) -> Inspected:
-        found = await super()._inspect(heard, path, lot)
+    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(work, path, lot)
         return changed(found, outcome=0, reason=0, detail="", checked=(), logprobs=b"")
 
 
@@ -57,8 +57,8 @@ class Silent(Validator):
 class Contradictory(Validator):
     """Tells one what it wants to hear, and another the opposite."""
 
-    async def _pronounce(self, heard: Heard, found: Any, *rest: Any, **named: Any) -> None:
-        await super()._pronounce(heard, found, *rest, **named)
+    async def _pronounce(self, work: Work, found: Any, *rest: Any, **named: Any) -> None:
+        await super()._pronounce(work, found, *rest, **named)
         own = self._station.board.messages(VerdictIssued)
         last = next(one.message for one in reversed(own) if one.author == self._station.key.address)
         assert isinstance(last, VerdictIssued)
@@ -171,6 +171,7 @@ async def test_silence_delays_a_few_files_and_then_nothing(autojump_clock) -> No
         await court.open(nursery)
         roots = [await court.commit(index=index) for index in range(4)]
         await trio.sleep(10)
+        court.hand_over(*roots)
         ballots = court.trainer.jury.ballots
         assert {ballots.state(root) for root in roots} == {FileState.OPEN}
         await trio.sleep(30)
@@ -224,7 +225,7 @@ async def test_a_fault_that_only_one_lot_drew_is_seen_by_all_in_the_end(autojump
             outcomes = {
                 one.message.verdict.outcome
                 for one in court.trainer.board.messages(VerdictIssued)
-                if one.message.verdict.file_root == root and not one.message.recheck
+                if work_id(one.message.verdict) == root and not one.message.recheck
             }
             await trio.sleep(8)
             if outcomes == {Outcome.ACCEPT, Outcome.REJECT}:
@@ -235,7 +236,7 @@ async def test_a_fault_that_only_one_lot_drew_is_seen_by_all_in_the_end(autojump
         for_the_contract: dict[str, set[bool]] = {}
         for one in court.trainer.board.messages(VerdictIssued):
             assert isinstance(one.message, VerdictIssued)
-            if one.message.verdict.file_root == root and one.message.signature:
+            if work_id(one.message.verdict) == root and one.message.signature:
                 for_the_contract.setdefault(one.author, set()).add(one.message.verdict.outcome == Outcome.ACCEPT)
         assert all(len(words) == 1 for words in for_the_contract.values())  # both would cost an honest stake
         assert not any(court.quarantined())
@@ -267,9 +268,7 @@ async def test_an_honest_worker_survives_a_restart_of_its_only_validator(autojum
         root = await court.commit(step=0)
         for step in range(1, 9):
             await court.announce(step)
-        nursery.start_soon(court.validators[0].run)
-        nursery.start_soon(court.seats[0].beat)
-        court.validators[0]._docket._opened = trio.current_time()  # it starts now
+        await court.arrive(0, nursery)
         await trio.sleep(10)
         assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
@@ -304,11 +303,11 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         await trio.sleep(15)
         late = await court.commit(step=0, key=OTHER)
         missing = await court.commit(step=4)
-        court.blobs.missing.add(missing)
+        court.blobs.missing.add(root_of(step=4))
         await trio.sleep(120)
         ballots = court.trainer.jury.ballots
         reasons = {
-            one.message.verdict.file_root: one.message.verdict.reason
+            work_id(one.message.verdict): one.message.verdict.reason
             for one in court.trainer.board.messages(VerdictIssued)
         }
         assert reasons == {skipped: Reason.GAP, late: Reason.STALE, missing: Reason.UNAVAILABLE}
@@ -352,7 +351,7 @@ async def test_a_gap_that_one_living_validator_did_not_see_costs_no_stake(autoju
     court = Court([Validator, Validator, Validator], hearsay_costs="stake")
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
-        court.validators[0]._docket.gap = lambda _: None  # type: ignore[method-assign]
+        court.validators[0]._register.gap = lambda _: None  # type: ignore[method-assign]
         root = await court.commit(index=1)
         await trio.sleep(120)
         said = [one.message.verdict for one in court.trainer.board.messages(VerdictIssued)]
@@ -378,7 +377,7 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         await court.open(nursery)
         good, bad = await court.commit(), await court.commit(index=1, fault=BAD_GROUP)
         await trio.sleep(20)
-        leaves = ((good, 100), (bad, 100))
+        leaves = ((root_of(), 100), (root_of(index=1, fault=BAD_GROUP), 100))
         root = merkle_root([leaf(WORKER.address, one, units) for one, units in leaves])
         message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
         named = (WORKER.address, message)
@@ -387,7 +386,10 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
             with pytest.raises(ProtocolError, match="root"):
                 checked_leaves(*named, encode_leaves(leaves[:1]))
         await trio.sleep(60)
-        assert [judge.annulled for judge in court.judges] == [[(bad, 7, Reason.ACTIVATIONS, 3)]] * 3
+        taken = (leaves[1][0], 7, Reason.ACTIVATIONS, 3)
+        assert [judge.annulled for judge in court.judges] == [[taken]] * 3
+        ballots = court.trainer.jury.ballots
+        assert (ballots.state(good), ballots.state(bad)) == (FileState.ACCEPTED, FileState.REJECTED)
         nursery.cancel_scope.cancel()
 
 
@@ -431,7 +433,7 @@ async def test_suspicion_costs_pay_and_never_the_stake(autojump_clock, monkeypat
 class Hearsayer(Validator):
     """Claims of every file that it was never delivered."""
 
-    async def _deliver(self, message: RolloutCommitted) -> Path | None:
+    async def _deliver(self, work: Work) -> Path | None:
         await trio.lowlevel.checkpoint()
         return None
 
@@ -461,5 +463,5 @@ async def test_a_restart_does_not_make_a_liar_credible(autojump_clock) -> None:
         await trio.sleep(0.01)
         (one,) = again.ballots.quarantined.values()
         assert one.validator == VALIDATORS[0].address
-        assert len(one.evidence) == 2
+        assert len(one.evidence) == 4  # the policy's announcement, the commitment, both verdicts
         nursery.cancel_scope.cancel()

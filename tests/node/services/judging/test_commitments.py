@@ -1,6 +1,7 @@
 """Ages and gaps are counted from what was heard, and a newcomer holds neither against anybody."""
 
 from node.services.judging.commitments import BACKLOG_SECONDS, GRACE_SECONDS, Docket
+
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.messages import RolloutCommitted, Signed

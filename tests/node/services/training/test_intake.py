@@ -17,10 +17,11 @@ from node.services.judging.judge import Validator
 from node.services.station import Station
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
+from node.swarm.register import Work
 from protocol.checks import Fault, Reason
 from protocol.errors import ProtocolError
 from protocol.lots import pack_groups
-from protocol.messages import CheckRequested, VerdictIssued
+from protocol.messages import CheckRequested, RolloutCommitted, Signed, VerdictIssued
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -31,7 +32,7 @@ from protocol.rollout import (
     encode,
     encode_report,
 )
-from protocol.statements import Verdict
+from protocol.statements import Verdict, WorkCommitment, work_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import (
     GROUPS,
@@ -54,9 +55,9 @@ class Bystander(Intake):
     taken: list[bytes]
 
     async def _fetch_accepted(self) -> None:
-        async for root in self._accepted:
-            self.taken.append(root)
-            await self._station.journal.do(self._station.journal.consume, [root + b"group"], 3)
+        async for work in self._accepted:
+            self.taken.append(work.id)
+            await self._station.journal.do(self._station.journal.consume, [work.id + b"group"], 3)
 
 
 def intake_of(court: Court) -> Bystander:
@@ -75,14 +76,8 @@ def intake_of(court: Court) -> Bystander:
         jury=seat.jury,
     )
 
-    async def step_of(root: bytes) -> int | None:
-        await trio.lowlevel.checkpoint()
-        return 0 if root == policy_root(0) else None
-
     groups: list[Group] = []
-    intake = Bystander(
-        station, step_of=step_of, fresh=lambda step: True, taken_in=groups.extend, taken_back=lambda root: 0
-    )
+    intake = Bystander(station, fresh=lambda step: True, taken_in=groups.extend, taken_back=lambda root: 0)
     intake.taken = []
     return intake
 
@@ -142,6 +137,12 @@ async def test_a_silent_validator_is_asked_once_more(autojump_clock) -> None:
 # what enters a batch
 
 
+def promised(root: bytes = ROOT) -> Work:
+    commitment = WorkCommitment(1, WORKER.address, policy_root(0), 0, root, 6)
+    message = RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=9)
+    return Work(work_id(commitment), Signed(WORKER.address, message, b""), 0, 0.0, 0, False)
+
+
 def rollout(path: Path) -> Path:
     rows = tuple(SampleRow(g, s, f"p{g}", [1, 2], [3, 4, 5], False, b"") for g in range(GROUPS) for s in range(SIZE))
     path.write_bytes(encode(RolloutBatch(RolloutHeader(1, WORKER.address, policy_root(0).hex(), 0), rows)))
@@ -166,21 +167,22 @@ async def test_only_recomputed_groups_are_trained_on_and_reports_add_up(tmp_path
     trainer = intake_of(Court([Validator]))
     file = rollout(tmp_path / "file")
     one, two = report(tmp_path / "a", 0, 3), report(tmp_path / "b", 3, 7)
-    made = trainer._join(ROOT, 0, file, [one])
-    assert [(group.key, len(group.rows)) for group in made] == [((ROOT, 0), SIZE), ((ROOT, 3), SIZE)]
-    both = trainer._join(ROOT, 0, file, [one, two])
+    work = promised()
+    made = trainer._join(work, file, [one])
+    assert [(group.key, len(group.rows)) for group in made] == [((work.id, 0), SIZE), ((work.id, 3), SIZE)]
+    both = trainer._join(work, file, [one, two])
     assert [group.key[1] for group in both] == [0, 3, 7]
     assert len({row.group_key for group in both for row in group.rows}) == 3
-    assert trainer._join(ROOT, 0, file, [report(tmp_path / "c")]) == []
+    assert trainer._join(work, file, [report(tmp_path / "c")]) == []
 
 
 async def test_a_report_that_says_something_else_than_its_verdict_is_not_believed(tmp_path: Path) -> None:
     trainer = intake_of(Court([Validator]))
     file = rollout(tmp_path / "file")
     with pytest.raises(ProtocolError, match="rewards"):
-        trainer._join(ROOT, 0, file, [report(tmp_path / "a", 0, reward=0.5)])
+        trainer._join(promised(), file, [report(tmp_path / "a", 0, reward=0.5)])
     verdict, path = report(tmp_path / "b", 0, 1)
     with pytest.raises(ProtocolError, match="groups that the verdict does not"):
-        trainer._join(ROOT, 0, file, [(msgspec.structs.replace(verdict, checked=pack_groups([0], GROUPS)), path)])
+        trainer._join(promised(), file, [(msgspec.structs.replace(verdict, checked=pack_groups([0], GROUPS)), path)])
     with pytest.raises(ProtocolError, match="not about this file"):
-        trainer._join(bytes(32), 0, file, [(verdict, path)])
+        trainer._join(promised(bytes(32)), file, [(verdict, path)])

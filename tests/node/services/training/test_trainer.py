@@ -15,11 +15,13 @@ from node.recipe.ledger import Ledger
 from node.services.training.trainer import Trainer
 from node.state.journal import Journal
 from node.swarm.ballots import FileState
+from node.swarm.policies import PolicyClock
+from node.swarm.register import Register
 from node.training.batch import decode_batch
 from node.training.spool import Spool, write_whole
 from protocol.identity import Address, address_from_bytes
 from protocol.lots import pack_groups
-from protocol.messages import RolloutCommitted, Signed, VerdictIssued
+from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued
 from protocol.policy import encode_image
 from protocol.rollout import (
     Report,
@@ -33,7 +35,7 @@ from protocol.rollout import (
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec, encode_run
 from protocol.sections import Filters
-from protocol.statements import Outcome, Verdict, WorkCommitment
+from protocol.statements import Outcome, Verdict, WorkCommitment, work_id
 from protocol.values import mean_logprobs, reward_tags
 
 WORKER = address_from_bytes(b"\x05" * 20)
@@ -56,10 +58,13 @@ class Swarm:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._said: list[Signed] = []
-        self._listeners: list = []
+        self.names: dict[str, str] = {}
         self.fetched: list[bytes] = []
         self._votes: dict[bytes, VerdictIssued] = {}
         self._watchers: list[trio.MemorySendChannel[bytes]] = []
+        self.distrust = trio.Event()
+        self.policies = PolicyClock(trio.current_time)
+        self.register: Register
 
     @property
     def ballots(self) -> "Swarm":
@@ -76,19 +81,27 @@ class Swarm:
         self._watchers.append(send)
         return receive
 
-    def subscribe(self, kind: type):
-        send, receive = trio.open_memory_channel(100)
-        self._listeners.append((kind, send))
+    def start_again(self, run: RunSpec) -> None:
+        """The trainer starts: what was said is told again, its policies are announced when they are published."""
+        self.policies = PolicyClock(trio.current_time)
+        self.register = Register(run, self.policies, trio.current_time)
         for signed in self._said:
-            if isinstance(signed.message, kind):
-                send.send_nowait(signed)
-        return receive
+            self.register.commit(signed)
 
-    def say(self, signed: Signed) -> None:
+    def announce(self, step: int) -> None:
+        message = PolicyAnnounced(pool=1, step=step, policy_root=policy(step), manifest_root=bytes(32), manifest_size=1)
+        self.policies.announce(Signed(WORKER, message, b""))
+        self.register.policy_announced()
+        self._tell()
+
+    def say(self, signed: Signed[RolloutCommitted]) -> None:
         self._said.append(signed)
-        for kind, send in self._listeners:
-            if isinstance(signed.message, kind):
-                send.send_nowait(signed)
+        self.register.commit(signed)
+
+    def _tell(self) -> None:
+        for channel in self._watchers:
+            for id in self._votes:
+                channel.send_nowait(id)
 
     async def fetch(self, root: bytes, sources, *, max_size: int, timeout: float, priority: int = 0) -> Path:
         self.fetched.append(root)
@@ -114,8 +127,10 @@ class Swarm:
         promise = WorkCommitment(1, WORKER, policy(step), index, root, 12)
         verdict = Verdict(1, WORKER, policy(step), index, root, promise.units, int(Outcome.ACCEPT), 0)
         self.say(Signed(WORKER, RolloutCommitted(pool=1, commitment=promise, signature=b"", size=len(file)), b""))
+        id = work_id(promise)
+        self.names[id.hex()] = f"{step}{index}"
         by_group = {g: [np.array(row.logprobs, np.float32) for row in values if row.group == g] for g in range(3)}
-        self._votes[root] = VerdictIssued(
+        self._votes[id] = VerdictIssued(
             pool=1,
             verdict=verdict,
             signature=b"",
@@ -125,8 +140,7 @@ class Swarm:
             rewards=reward_tags([row.reward for row in values], 2, ()),
             logprobs=mean_logprobs(by_group),
         )
-        for channel in self._watchers:
-            channel.send_nowait(root)
+        self._tell()
         return root
 
 
@@ -156,12 +170,14 @@ class House:
         self.folder, self.run = folder, run
         (folder / "blobs").mkdir(parents=True)
         self.swarm = Swarm(folder / "blobs")
+        self.swarm.start_again(run)
         self.spool = Spool(folder / "spool")
         self.spool.prepare(encode_run(run), folder)
 
     def open(self, last: int) -> tuple[Trainer, Journal]:
         journal = Journal(self.folder / "journal.sqlite")
         self.spool = Spool(self.folder / "spool")
+        self.swarm.start_again(self.run)
         station = SimpleNamespace(
             run=SimpleNamespace(spec=self.run),
             board=self.swarm,
@@ -177,12 +193,13 @@ class House:
         return trainer, journal
 
     async def _publish(self, step: int, image: Path) -> SimpleNamespace:
+        self.swarm.announce(step)
         return SimpleNamespace(step=step, root=policy(step))
 
     def groups(self, step: int) -> list[str]:
         """'<policy step><index>:<group>' of a batch."""
         names = decode_batch(self.spool.batch_path(step).read_bytes()).header.files
-        return [f"{int(name[:2], 16) - 100}{int(name[2:4], 16)}:{name[65:]}" for name in names]
+        return [f"{self.swarm.names[name[:64]]}:{name[65:]}" for name in names]
 
     async def live(self, until: int, last: int) -> Trainer:
         """Run until the batch of step `until` stands and step `last` is on record, then die."""
