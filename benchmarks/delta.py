@@ -30,7 +30,7 @@ import zstandard
 
 from node.weights.images import describe_image, write_patch
 from protocol.delta import apply_patch, digest, encode_patch
-from protocol.policy import bf16_bits, decode_image
+from protocol.policy import bf16_bits, decode_image, policy_root
 
 BLOCK = 4_000_000
 RUNS = 5
@@ -137,7 +137,8 @@ def demo_images(directory: Path, steps: int) -> list[Path]:
 def measure_policies(old: Path, new: Path, work: Path) -> dict[str, Any]:
     """A whole policy's patch, as a trainer publishes it (a file, written in `work`)."""
     infos = [describe_image(path) for path in (old, new)]
-    seconds = best(lambda: write_patch(old, infos[0], new, infos[1], work, 1 << 40), 3)
+    roots = policy_root(0, infos[0]), policy_root(1, infos[1])
+    seconds = best(lambda: write_patch(old, infos[0], new, infos[1], work, 1 << 40, roots=roots), 3)
     size = work.stat().st_size
     before, after = (decode_image(path.read_bytes()) for path in (old, new))
     pair = tuple(np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)]) for tensors in (before, after))

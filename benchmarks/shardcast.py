@@ -258,7 +258,7 @@ async def _origin(directory: str, image: str) -> None:
         await trio.to_thread.run_sync(sys.stdin.readline)
         info = await store.add(Path(image))
         path = store.path(info.root)
-        root = await trio.to_thread.run_sync(root_of_image, path)
+        root = await trio.to_thread.run_sync(root_of_image, path, 1)
         served.append(ServedPolicy(1, root, info.root, info.size, path))
         print("published", flush=True)
 
@@ -342,7 +342,7 @@ async def _peer(directory: str, contact: str) -> None:
         print("met", flush=True)
         root = bytes.fromhex(await trio.to_thread.run_sync(lambda: sys.stdin.readline().strip()))
         path = await exchange.fetch(root, [seed, *others], max_size=1 << 40, timeout=PATIENCE)
-        await trio.to_thread.run_sync(root_of_image, path)
+        await trio.to_thread.run_sync(root_of_image, path, 1)
         print("done", flush=True)
         await trio.sleep(PATIENCE)  # a peer goes on serving
 

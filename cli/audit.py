@@ -72,8 +72,20 @@ def _from_state(file: str, state_dir: Path, policy: Path | None) -> "SelfAudit":
     spec, assets = state.run()
     path = state.blob(file) if len(file) == ROOT_DIGITS and not Path(file).exists() else Path(file)
     named = named_policy(path, spec)
-    image = policy or (state.policy(named) if named else assets / "model")
+    if policy is None and named:
+        policy = _recorded(state_dir, named) or state.policy(named, spec.recipe.steps)
+    image = policy or assets / "model"
     return audit_file(path, spec, assets, image)
+
+
+def _recorded(state_dir: Path, root: str) -> Path | None:
+    """The image of a policy of which the node kept the record, if it is still there."""
+    from node.weights.records import PolicyRecords
+
+    records = PolicyRecords(state_dir / "weights" / "held").read()
+    images = {record.manifest.policy_root.hex(): record.manifest.image_root.hex() for record in records}
+    image = state_dir / "blobs" / "complete" / images.get(root, "none")
+    return image if image.is_file() else None
 
 
 @contextmanager

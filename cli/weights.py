@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from node.weights.export import Exported
     from node.weights.records import Record
 
+MOST_STEPS = 1_000_000
+"""Steps that are tried to find the one at which a file without a record has the root that was given: about a second."""
 app = typer.Typer(no_args_is_help=True, help="The policies of a run, as files: list, fetch, verify, export, serve.")
 
 StateDir = Annotated[
@@ -303,19 +305,35 @@ def _verify_path(path: Path, root: str | None, signer: _Signer | None, as_json: 
     total = sum(file.stat().st_size for file in weight_files(path))
     with _bars(as_json) as bars:
         task = bars.add_task("hashing", total=total, peers="")
-        found, record = verify_directory(path, told=lambda count: bars.advance(task, count))
-    if root is not None and found.hex() != root.lower().removeprefix("0x"):
-        raise CommandError(f"{path} is another policy", f"its root is {found.hex()}", "fetch it again", RUN)
-    if record is None and root is None:
+        weights, record = verify_directory(path, told=lambda count: bars.advance(task, count))
+    step, found = _named(path, weights, record, root)
+    signed = signer.check(record) if signer and record else None
+    return {"path": str(path), "step": step, "policy_root": found, "signer": signed}
+
+
+def _named(path: Path, weights: bytes, record: "Record | None", root: str | None) -> tuple[int, str]:
+    """Step and root of the policy that a path is: those of its record, or the root that was given and the step at which
+    its weights have it. Raises CommandError if it is another policy than that, or nothing says which it should be."""
+    from protocol.policy import find_step
+
+    wanted = root.lower().removeprefix("0x") if root else None
+    if record is not None and wanted in (None, record.manifest.policy_root.hex()):
+        return record.manifest.step, record.manifest.policy_root.hex()
+    if record is not None:
+        why = f"its root is {record.manifest.policy_root.hex()}"
+        raise CommandError(f"{path} is another policy", why, "fetch it again", RUN)
+    if wanted is None:
         raise CommandError(
             f"{path} says nothing of its origin",
-            f"its policy root is {found.hex()}, and there is no record beside it to compare with",
-            "give the root that it must have with --root",
+            "weights do not say of which policy they are, and there is no record beside them to compare with",
+            "give the policy root that it must have with --root",
             RUN,
         )
-    signed = signer.check(record) if signer and record else None
-    step = record.manifest.step if record else None
-    return {"path": str(path), "step": step, "policy_root": found.hex(), "signer": signed}
+    step = find_step(wanted, weights, MOST_STEPS)
+    if step is None:
+        why = f"its weights are not that policy at any step up to {MOST_STEPS:,}"
+        raise CommandError(f"{path} is another policy", why, "fetch it again", RUN)
+    return step, wanted
 
 
 def _verify_held(directory: Path, record: "Record", signer: _Signer | None, as_json: bool) -> dict[str, Any]:

@@ -102,8 +102,9 @@ class _Server:
         from protocol.policy import MalformedPolicy
 
         for index, image in enumerate(self._images):
+            step = _step_of(image, index)
             try:
-                root = await trio.to_thread.run_sync(root_of_image, image)
+                root = await trio.to_thread.run_sync(root_of_image, image, step)
             except (OSError, MalformedPolicy) as error:
                 raise CommandError(
                     f"{image} cannot be served",
@@ -113,7 +114,6 @@ class _Server:
                 ) from None
             info = await store.add(image)
             store.pin(info.root)
-            step = _step_of(image, index)
             self._own.append(ServedPolicy(step, root, info.root, info.size, store.path(info.root)))
         steps = [policy.step for policy in self._own]
         if len(set(steps)) < len(steps):

@@ -1,9 +1,10 @@
 """The policy: exact bf16 bytes of every tensor, their digests, the policy root, the manifest.
 
 An image is a safetensors file in one canonical form (names sorted, bf16 only, no gaps), so the same weights
-always give the same bytes. The policy root hashes names, shapes and tensor digests: it names the weights
-however they are packed, and it is the clock of a run. The manifest says how to come by them: the image itself, an
-older image (the anchor), and patches from one policy to the next. Callers read and write the files.
+always give the same bytes. The weights root hashes names, shapes and tensor digests: it names the weights however they
+are packed. A policy is named by its step and its weights: the policy root hashes both and is the clock of a run, so
+weights that a step left as they were are another policy, in the same image. The manifest says how to come by them: the
+image itself, an older image (the anchor), and patches from one policy to the next. Callers read and write the files.
 """
 
 import json
@@ -27,7 +28,9 @@ MAX_DIMENSIONS = 16
 MAX_PATCHES = 512
 PATCH_SHARE = 4
 """Patches that a manifest lists have together at most the bytes of an image divided by this."""
-_CONTEXT = "intellect-node policy v1"
+_WEIGHTS = "intellect-node weights v1"
+_POLICY = "intellect-node policy v2"
+_STEPS = 1 << 64
 
 
 class MalformedPolicy(ProtocolError):
@@ -77,12 +80,14 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patches: tuple[PolicyPatch, ...] = ()
 
     def check(self) -> None:
-        """Raise MalformedPolicy unless the root follows from the tensors and the patches lead to it."""
+        """Raise MalformedPolicy unless the root follows from step and tensors and the patches lead to it."""
         problem = self._tensor_fault() or self._patch_fault() or self._anchor_fault()
         if problem:
             raise MalformedPolicy("bad policy manifest", problem)
-        if policy_root(self.tensors) != self.policy_root:
-            raise MalformedPolicy("bad policy manifest", "the policy root does not follow from the tensors")
+        if policy_root(self.step, self.tensors) != self.policy_root:
+            raise MalformedPolicy(
+                "bad policy manifest", "the policy root does not follow from the step and the tensors"
+            )
 
     def patches_from(self, base_root: bytes) -> tuple[PolicyPatch, ...] | None:
         """The patches that lead from a policy to this one, None if there is no such way."""
@@ -95,8 +100,10 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         names = [tensor.name for tensor in self.tensors]
         if not 0 < len(names) <= MAX_TENSORS or names != sorted(set(names)):
             return "tensor names are missing, repeated or not in order"
-        if any(len(root) != 32 for root in (self.run_root, self.policy_root, self.image_root)) or self.step < 0:
-            return "a root is not 32 bytes, or the step is negative"
+        if any(len(root) != 32 for root in (self.run_root, self.policy_root, self.image_root)):
+            return "a root is not 32 bytes"
+        if not 0 <= self.step < _STEPS:
+            return "its step is negative or absurd"
         if any(len(tensor.digest) != 32 for tensor in self.tensors):
             return "a digest is not 32 bytes"
         if not all(len(t.shape) <= MAX_DIMENSIONS and all(0 <= n < 1 << 40 for n in t.shape) for t in self.tensors):
@@ -127,12 +134,32 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return None
         if len(anchor.policy_root) != 32 or len(anchor.image_root) != 32 or not 0 <= anchor.step < self.step:
             return "its anchor is malformed"
+        if any(p.target_root == anchor.policy_root and p.step != anchor.step for p in self.patches):
+            return "its anchor is of another step than the patch that leads to it"
         return None if self.patches_from(anchor.policy_root) else "no patches lead from its anchor"
 
 
-def policy_root(tensors: tuple[TensorInfo, ...]) -> bytes:
+def policy_root(step: int, tensors: tuple[TensorInfo, ...]) -> bytes:
+    """32 bytes that name the policy of a step: these weights, at this step and at no other."""
+    return root_at(step, weights_root(tensors))
+
+
+def root_at(step: int, weights: bytes) -> bytes:
+    """The policy root of the weights whose root is `weights`, at a step below 2^64."""
+    return blake3(step.to_bytes(8, "little") + weights, derive_key_context=_POLICY).digest()
+
+
+def find_step(root: str, weights: bytes, last: int) -> int | None:
+    """The step, `last` at most, at which weights are the policy with these hex digits: for images without a manifest.
+
+    None if there is none. Tries them all, about a million a second.
+    """
+    return next((step for step in range(last + 1) if root_at(step, weights).hex() == root), None)
+
+
+def weights_root(tensors: tuple[TensorInfo, ...]) -> bytes:
     """32 bytes over (name, shape, digest) of every tensor in name order."""
-    hasher = blake3(derive_key_context=_CONTEXT)
+    hasher = blake3(derive_key_context=_WEIGHTS)
     for tensor in tensors:
         name = tensor.name.encode()
         hasher.update(len(name).to_bytes(4, "little") + name + len(tensor.shape).to_bytes(1))

@@ -227,12 +227,12 @@ INFOS = describe_tensors(BASE)
 MANIFEST = PolicyManifest(
     ROOT,
     5,
-    policy_root(INFOS),
+    policy_root(5, INFOS),
     INFOS,
     ROOT,
     image_size(INFOS),
     Anchor(3, ROOT, ROOT),
-    (PolicyPatch(5, ROOT, policy_root(INFOS), ROOT, 9),),
+    (PolicyPatch(5, ROOT, policy_root(5, INFOS), ROOT, 9),),
 )
 PATCH = policy_patch_header(ROOT, ROOT, len(INFOS)) + b"".join(
     part for name in sorted(BASE) for part in framed(encode_patch(BASE[name], TARGET_TENSORS[name]))

@@ -1,8 +1,9 @@
 """Training at a desk: a trainer and one engine, no chain, no peers; the same learner, spool, engine and recipe.
 
-Batch k is made by policy max(0, k - async_level) exactly, and the draws follow from the policy and the seed: the
-same run file and seed give the same curve, however fast the machine is and however often it was interrupted.
-Rollouts stay on disk until they are stale, so a restart finds them; the ledger says which of them are used up.
+Batch k is made by policy max(0, k - async_level) exactly, and the draws follow from the policy (its step and its
+weights) and the seed: the same run file and seed give the same curve, however fast the machine is and however often it
+was interrupted. Rollouts stay on disk until they are stale, so a restart finds them; the ledger says which of them are
+used up.
 """
 
 import time
@@ -42,7 +43,6 @@ POLL = 0.02
 LOAD_DEADLINE = 300.0
 WORK_DEADLINE = 3600.0
 ENGINE_TRIES = 5
-FILES_PER_POLICY = 1 << 20
 _NODE = "intellect-node local node v1"
 Told = Callable[[dict[str, Any]], None]
 
@@ -183,7 +183,6 @@ class LocalRun:
     async def _make(self, policy: int, index: int, rollout: Path, report: Path) -> None:
         """Sample and score a submission exactly as a worker and a validator would."""
         root = await trio.to_thread.run_sync(self._policy_root, policy)
-        number = policy * FILES_PER_POLICY + index  # a step without signal leaves the root, and would draw the same
         if self._loaded != (policy, self._engine.generation):
             path = str(self._spool.policy_path(policy))
             await self._engine.ask(LoadPolicy(policy_root=root, step=policy, path=path), timeout=LOAD_DEADLINE)
@@ -192,7 +191,7 @@ class LocalRun:
             policy_root=root,
             node=self._node,
             pool=0,
-            index=number,
+            index=index,
             out_path=str(rollout),
             capacity=highest_capacity(self._run),
         )
@@ -202,7 +201,7 @@ class LocalRun:
             policy_root=root,
             node=self._node,
             pool=0,
-            index=number,
+            index=index,
             units=produced.units,
             path=str(rollout),
             report_path=str(report),

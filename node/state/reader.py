@@ -7,7 +7,7 @@ from pathlib import Path
 
 from node.errors import StateError
 from protocol.blobs import describe
-from protocol.policy import MalformedPolicy, decode_image, describe_tensors, policy_root
+from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
 _SMALLEST_IMAGE = 64
@@ -33,10 +33,13 @@ class StateFiles:
             f"no run in {self.directory}", "a node that has joined a pool keeps it there", "name the run file: --run"
         )
 
-    def policy(self, root: str) -> Path:
-        """The image of a policy, by the hex digits of its root."""
+    def policy(self, root: str, last: int) -> Path:
+        """The image of a policy of step `last` or before, by the hex digits of its root.
+
+        The node's records say of which step an image is, where there are any; this looks at the images alone.
+        """
         for blob in sorted(self._blobs.glob("*"), key=lambda path: -path.stat().st_mtime):
-            if blob.suffix == "" and _is_image(blob) and _root_of(blob) == root:
+            if blob.suffix == "" and _is_image(blob) and _is_policy(blob, root, last):
                 return blob
         raise StateError(
             f"the policy {root[:16]}… is not in {self.directory}",
@@ -61,8 +64,9 @@ def _is_image(path: Path) -> bool:
     return len(start) == _SMALLEST_IMAGE and start[8:24] == b'{"__metadata__":'
 
 
-def _root_of(path: Path) -> str:
+def _is_policy(path: Path, root: str, last: int) -> bool:
     try:
-        return policy_root(describe_tensors(decode_image(path.read_bytes()))).hex()
+        weights = weights_root(describe_tensors(decode_image(path.read_bytes())))
     except MalformedPolicy:
-        return ""
+        return False
+    return find_step(root, weights, last) is not None

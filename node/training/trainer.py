@@ -210,7 +210,7 @@ class Trainer:
         metrics |= {
             "step": step,
             "seconds": watch.seconds,
-            "policy_root": policy_root(describe_tensors(tensors)).hex(),
+            "policy_root": policy_root(step, describe_tensors(tensors)).hex(),
             "image": digest,
             "computed_by": self._computed_by(),
         }

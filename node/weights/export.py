@@ -17,8 +17,15 @@ import msgspec
 from node.weights.errors import WeightsError, disk_errors
 from node.weights.images import mapped, raw
 from node.weights.records import RECORD_NAME, Record, encode_record, read_record
-from protocol.policy import MalformedPolicy, PolicyManifest, TensorInfo, decode_image, describe_tensors, image_header
-from protocol.policy import policy_root as root_of
+from protocol.policy import (
+    MalformedPolicy,
+    PolicyManifest,
+    TensorInfo,
+    decode_image,
+    describe_tensors,
+    image_header,
+    weights_root,
+)
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 INDEX_NAME = "model.safetensors.index.json"
@@ -153,7 +160,9 @@ def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[
 
 
 def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, Record | None]:
-    """The policy root of a model directory or file, and its record if it carries one, which then fits.
+    """The weights root of a model directory or file, and its record if it carries one, which then fits.
+
+    The policy root is the record's: weights alone do not say of which step they are.
 
     Raises MalformedPolicy naming the first tensor that is not the record's; WeightsError.
     """
@@ -168,4 +177,4 @@ def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, Re
                 )
         if len(ours) != len(record.manifest.tensors):
             raise MalformedPolicy("not the policy", "it has tensors that the policy does not have")
-    return root_of(infos), record
+    return weights_root(infos), record

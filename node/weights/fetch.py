@@ -274,9 +274,14 @@ class PolicyFollower:
         return False
 
     async def _obtain(self, signed: Signed, attempt: int) -> None:
-        """Fetch, verify and shelve one policy: the cheapest way first, the next one where that fails."""
+        """Fetch, verify and shelve one policy; its image, which may be here under another step, stays meanwhile."""
+        manifest = await self._manifest(announcement(signed), signed.author)
+        with self._shelf.pinned([manifest.image_root]):
+            await self._obtain_image(signed, manifest, attempt)
+
+    async def _obtain_image(self, signed: Signed, manifest: PolicyManifest, attempt: int) -> None:
+        """The cheapest way first, the next one where that fails; an image that is here costs nothing."""
         message = announcement(signed)
-        manifest = await self._manifest(message, signed.author)
         failure: IntellectError = PolicyUnknown("no policy", "there is no way to it", "wait for the next one")
         for way in ways_to(manifest, self._bases(message.step), self._present):
             try:
@@ -291,9 +296,8 @@ class PolicyFollower:
                 continue
             root = message.policy_root
             await self._hold(HeldPolicy(message.step, root, path, manifest, message.manifest_root, signed.raw))
-            how = "image" if way.whole else "anchor" if way.image else "patches"
-            self.counts[how] += 1
-            log.info("policy.held", step=message.step, root=root.hex()[:16], by=how, bytes=way.cost)
+            self.counts[way.name] += 1
+            log.info("policy.held", step=message.step, root=root.hex()[:16], by=way.name, bytes=way.cost)
             return
         raise failure
 
@@ -332,6 +336,9 @@ class PolicyFollower:
                 await trio.to_thread.run_sync(verify_file, manifest, paths[way.image])
                 return paths[way.image]
             base = paths[way.image] if way.image else await self._base(way.base)
+            if self._store.has(manifest.image_root):  # it arrived with a base that has the same weights
+                await trio.to_thread.run_sync(verify_file, manifest, self._store.path(manifest.image_root))
+                return self._store.path(manifest.image_root)
             patches = [(patch, paths[patch.root]) for patch in way.patches]
             return await self._build(manifest, base, patches)
 
@@ -422,8 +429,7 @@ class PolicyFollower:
         if manifest.anchor is not None:
             steps.setdefault(manifest.anchor.step, manifest.anchor.policy_root)
         for step, root in steps.items():
-            known = self._ledger.step_with(step)
-            if known is not None and announcement(known).policy_root != root:
+            if self.root_of(step) not in (None, root) or self.step_of(root) not in (None, step):
                 raise MalformedPolicy("forked policy", f"it builds on another policy of step {step} than was announced")
 
     def _refuse(self, signed: Signed, why: str) -> None:

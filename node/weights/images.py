@@ -27,7 +27,6 @@ from protocol.policy import (
     TensorInfo,
     decode_image,
     image_header,
-    policy_root,
 )
 from protocol.policy_patch import forms, framed, policy_patch_header, split_policy_patch
 
@@ -133,9 +132,16 @@ def is_sound(path: Path, info: BlobInfo) -> bool:
 
 
 def write_patch(
-    base: Path, base_infos: tuple[TensorInfo, ...], target: Path, infos: tuple[TensorInfo, ...], out: Path, most: int
+    base: Path,
+    base_infos: tuple[TensorInfo, ...],
+    target: Path,
+    infos: tuple[TensorInfo, ...],
+    out: Path,
+    most: int,
+    *,
+    roots: tuple[bytes, bytes],
 ) -> None:
-    """Write the patch between two images.
+    """Write the patch between two images. roots: the policies that they are, of the base and of the target.
 
     Raises PatchTooLong beyond `most` bytes, PatchError if their tensors differ in name or shape.
     """
@@ -148,7 +154,7 @@ def write_patch(
         return encode_patch(old[before.name], new[after.name], digests=(before.digest, after.digest))
 
     with disk_errors(f"the patch {out}"), out.open("wb") as file:
-        size = file.write(policy_patch_header(policy_root(base_infos), policy_root(infos), len(infos)))
+        size = file.write(policy_patch_header(*roots, len(infos)))
         for patch in in_order(encode, list(zip(base_infos, infos, strict=True)), size_of(infos)):
             for part in framed(patch):
                 size += len(part)

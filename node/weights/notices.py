@@ -26,7 +26,8 @@ _ANY = Message
 
 
 class Ledger:
-    """Every announced step, once: a second policy for a step is a fork, and whoever signed both is to blame."""
+    """Every announced step, once: a second policy for a step is a fork, a second step for a policy is a lie (its root
+    follows from its step), and whoever signed both is to blame."""
 
     def __init__(self) -> None:
         self._by_step: dict[int, Signed] = {}
@@ -40,7 +41,7 @@ class Ledger:
         return self._by_step[max(self._by_step)] if self._by_step else None
 
     def admit(self, signed: Signed) -> bool:
-        """Take note of an announcement. False: known, or too old to matter. Raises MalformedPolicy for a fork."""
+        """Take note of an announcement. False: known, or too old to matter. Raises MalformedPolicy for either."""
         message = announcement(signed)
         known = self._by_step.get(message.step)
         if known is not None:
@@ -49,15 +50,19 @@ class Ledger:
             return False
         if message.step <= self.newest_step - REMEMBERED:
             return False
+        twin = self.by_root(message.policy_root)
+        if twin is not None:
+            raise MalformedPolicy(
+                "forked policy", f"one policy was announced for the steps {announcement(twin).step} and {message.step}"
+            )
         self._by_step[message.step] = signed
         if len(self._by_step) > REMEMBERED:
             del self._by_step[min(self._by_step)]
         return True
 
     def by_root(self, root: bytes) -> Signed | None:
-        """The newest announcement of a policy."""
-        found = [step for step, signed in self._by_step.items() if announcement(signed).policy_root == root]
-        return self._by_step[max(found)] if found else None
+        """The announcement of a policy."""
+        return next((signed for signed in self._by_step.values() if announcement(signed).policy_root == root), None)
 
     @property
     def steps(self) -> tuple[int, ...]:

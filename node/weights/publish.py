@@ -6,6 +6,7 @@ run says so, or when the patches since the last one have grown to a quarter of i
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -132,7 +133,7 @@ class Publisher:
 
     async def _describe(self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]) -> PolicyManifest:
         previous = self._previous.manifest if self._previous and self._previous.step < step else None
-        root = await trio.to_thread.run_sync(policy_root, tensors)
+        root = await trio.to_thread.run_sync(policy_root, step, tensors)
         patch = await self._patch(step, info, tensors, root)
         chain = next_chain(previous, patch, info.size, info.size // PATCH_SHARE)
         anchor = self._anchor(step, previous, chain)
@@ -146,20 +147,25 @@ class Publisher:
             return None
         old = previous.anchor or Anchor(previous.step, previous.policy_root, previous.image_root)
         reached = any(patch.base_root == old.policy_root for patch in chain)
-        moved = chain[-1].target_root != old.policy_root
-        return old if reached and moved and step - old.step < self._anchor_every else None
+        return old if reached and step - old.step < self._anchor_every else None
 
     async def _patch(
         self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], root: bytes
     ) -> PolicyPatch | None:
-        """The patch from the policy before, as a blob; None if there is none or it would not pay."""
+        """The patch from the policy before, as a blob; None if there is none or it would not pay.
+
+        Between equal weights it is a few bytes per tensor, and made all the same: the chain leads on over it.
+        """
         previous = self._previous
         if previous is None or previous.step >= step or not self._store.has(previous.manifest.image_root):
             return None
         base, target = self._store.path(previous.manifest.image_root), self._store.path(info.root)
         work, most = self._workshop / f"patch-{step:06d}", info.size // PATCH_SHARE
+        write = partial(
+            write_patch, base, previous.manifest.tensors, target, tensors, work, most, roots=(previous.root, root)
+        )
         try:
-            await trio.to_thread.run_sync(write_patch, base, previous.manifest.tensors, target, tensors, work, most)
+            await trio.to_thread.run_sync(write)
             blob = await self._add(work)
         except PatchTooLong:
             log.debug("policy.no_patch", step=step, why="it would be longer than a quarter of the image")
@@ -188,7 +194,7 @@ class Publisher:
     ) -> PolicyManifest:
         """The manifest that was announced before a restart; the image must be that one's."""
         message = notice_of(raw)
-        if message.policy_root != policy_root(tensors):
+        if message.policy_root != policy_root(step, tensors):
             raise MalformedPolicy("will not publish two policies for one step", f"step {step} was announced otherwise")
         encoded = message.manifest
         if not encoded and self._store.has(message.manifest_root):

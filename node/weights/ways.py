@@ -26,6 +26,13 @@ class Way(msgspec.Struct, frozen=True):
         """Whether the policy's own image is fetched."""
         return bool(self.image) and not self.patches
 
+    @property
+    def name(self) -> str:
+        """What the way leads over, as it is counted; "here": nothing has to be fetched or built."""
+        if self.whole:
+            return "image" if self.cost else "here"
+        return "anchor" if self.image else "patches"
+
 
 def ways_to(manifest: PolicyManifest, held: Set[bytes], present: Callable[[bytes], int]) -> list[Way]:
     """held: policy roots whose images are here or about to be; present: bytes of a blob that are here already."""

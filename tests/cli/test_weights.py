@@ -35,7 +35,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             tensors = {"a.weight": np.full((20, 30), step, np.uint16), "b.weight": np.arange(50, dtype=np.uint16)}
             info = await store.add(encode_image(tensors))
             infos = describe_tensors(tensors)
-            manifest = PolicyManifest(RUN, step, policy_root(infos), infos, info.root, image_size(infos))
+            manifest = PolicyManifest(RUN, step, policy_root(step, infos), infos, info.root, image_size(infos))
             fields = {"step": step, "policy_root": manifest.policy_root, "manifest_root": b"m" * 32}
             message = PolicyAnnounced(pool=1, manifest_size=1, **fields)
             raw = seal(key, domain, message)

@@ -19,8 +19,11 @@ from protocol.policy import (
     describe_tensors,
     encode_image,
     encode_manifest,
+    find_step,
     policy_root,
+    root_at,
     verify_image,
+    weights_root,
 )
 
 TENSORS = {
@@ -32,7 +35,7 @@ TENSORS = {
 
 def manifest() -> PolicyManifest:
     infos = describe_tensors(TENSORS)
-    return PolicyManifest(b"\x01" * 32, 4, policy_root(infos), infos, b"\x02" * 32, len(encode_image(TENSORS)))
+    return PolicyManifest(b"\x01" * 32, 4, policy_root(4, infos), infos, b"\x02" * 32, len(encode_image(TENSORS)))
 
 
 def test_an_image_holds_its_tensors_whatever_order_they_came_in() -> None:
@@ -54,14 +57,53 @@ def test_safetensors_reads_our_images(tmp_path) -> None:
 
 def test_one_changed_weight_changes_the_root() -> None:
     changed = {**TENSORS, "a": np.array([1, 1, 1, 2], np.uint16)}
-    assert policy_root(describe_tensors(changed)) != policy_root(describe_tensors(TENSORS))
+    assert policy_root(4, describe_tensors(changed)) != policy_root(4, describe_tensors(TENSORS))
     with pytest.raises(MalformedPolicy):
         verify_image(manifest(), encode_image(changed))
 
 
 def test_a_reshaped_tensor_is_another_policy() -> None:
     reshaped = {**TENSORS, "b.weight": TENSORS["b.weight"].reshape(3, 2)}
-    assert policy_root(describe_tensors(reshaped)) != policy_root(describe_tensors(TENSORS))
+    assert policy_root(4, describe_tensors(reshaped)) != policy_root(4, describe_tensors(TENSORS))
+
+
+STEPS = st.integers(0, 2**64 - 1)
+
+
+@given(STEPS, STEPS)
+def test_the_same_weights_at_another_step_are_another_policy(step: int, other: int) -> None:
+    infos = describe_tensors(TENSORS)
+    assert (policy_root(step, infos) == policy_root(other, infos)) == (step == other)
+
+
+@given(STEPS)
+def test_a_manifest_of_another_step_than_its_root_is_refused(step: int) -> None:
+    told = encode_manifest(msgspec.structs.replace(manifest(), step=step))
+    if step == manifest().step:
+        assert decode_manifest(told) == manifest()
+    else:
+        with pytest.raises(MalformedPolicy, match="the step and the tensors"):
+            decode_manifest(told)
+
+
+def test_a_step_that_fits_no_root_is_refused() -> None:
+    for step in (-1, 2**64):
+        with pytest.raises(MalformedPolicy, match="its step is"):
+            msgspec.structs.replace(manifest(), step=step).check()
+
+
+def test_a_policy_is_named_by_these_very_bytes() -> None:
+    """Golden: a root stands on chain and in signatures, so another hash is another protocol."""
+    infos = describe_tensors(TENSORS)
+    assert weights_root(infos).hex() == "e3324e7d9e9962c886195dcfa3016ce38f7ecbb5f2095532d7f01100c2dbb6c5"
+    assert policy_root(4, infos).hex() == "46bbabb6b537210cab4e8e3ad01e322c27dadf7a00ec91335aa593b1400a409e"
+
+
+def test_the_step_of_an_image_is_found_from_its_root() -> None:
+    weights = weights_root(describe_tensors(TENSORS))
+    assert find_step(root_at(9, weights).hex(), weights, 9) == 9
+    for unknown in (root_at(10, weights).hex(), weights.hex(), "", "no root"):
+        assert find_step(unknown, weights, 9) is None
 
 
 def header(entry: object) -> bytes:
@@ -118,6 +160,7 @@ def test_a_manifest_must_follow_from_its_tensors() -> None:
         {"image_size": good.image_size - 1},
         {"image_size": 1 << 60},
         {"step": -1},
+        {"step": 5},
     ):
         with pytest.raises(MalformedPolicy):
             decode_manifest(encode_manifest(msgspec.structs.replace(good, **change)))
@@ -129,11 +172,11 @@ BIG = {"w": np.zeros(4000, np.uint16)}
 def chained(*patches: PolicyPatch, anchor: Anchor | None = None) -> PolicyManifest:
     infos = describe_tensors(BIG)
     size = len(encode_image(BIG))
-    return PolicyManifest(b"\x01" * 32, 4, policy_root(infos), infos, b"\x02" * 32, size, anchor, patches)
+    return PolicyManifest(b"\x01" * 32, 4, policy_root(4, infos), infos, b"\x02" * 32, size, anchor, patches)
 
 
 def test_patches_must_be_a_chain_that_ends_at_the_policy_and_costs_little() -> None:
-    target = policy_root(describe_tensors(BIG))
+    target = policy_root(4, describe_tensors(BIG))
     two = PolicyPatch(2, b"a" * 32, b"b" * 32, b"x" * 32, 900)
     four = PolicyPatch(4, b"b" * 32, target, b"y" * 32, 900)
     good = chained(two, four, anchor=Anchor(1, b"a" * 32, b"i" * 32))
@@ -153,6 +196,7 @@ def test_patches_must_be_a_chain_that_ends_at_the_policy_and_costs_little() -> N
         chained(replace(two, step=4), four),
         chained(two, four, anchor=Anchor(1, b"?" * 32, b"i" * 32)),
         chained(two, four, anchor=Anchor(4, b"a" * 32, b"i" * 32)),
+        chained(two, four, anchor=Anchor(1, b"b" * 32, b"i" * 32)),
         chained(anchor=Anchor(1, b"a" * 32, b"i" * 32)),
     ):
         with pytest.raises(MalformedPolicy):

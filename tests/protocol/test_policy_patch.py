@@ -14,7 +14,7 @@ def weights(seed: int) -> dict[str, np.ndarray]:
 
 
 BASE, TARGET = weights(1), weights(2)
-BASE_ROOT, TARGET_ROOT = (policy_root(describe_tensors(tensors)) for tensors in (BASE, TARGET))
+BASE_ROOT, TARGET_ROOT = (policy_root(step, describe_tensors(tensors)) for step, tensors in enumerate((BASE, TARGET)))
 INFOS = describe_tensors(TARGET)
 PATCH = policy_patch_header(BASE_ROOT, TARGET_ROOT, 2)
 PATCH += b"".join(part for name in ("a", "b") for part in framed(encode_patch(BASE[name], TARGET[name])))

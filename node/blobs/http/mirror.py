@@ -1,7 +1,7 @@
 """A middle node: follows the policies of HTTP sources and holds the newest few, to be served again.
 
-Newest first, every image checked piece by piece and as a whole against the policy root that its source lists. Who
-signed the policy is for the final reader to check: the trainer's announcement is passed on as it is.
+Newest first, every image checked piece by piece and as a whole against the step and the policy root that its source
+lists. Who signed the policy is for the final reader to check: the trainer's announcement is passed on as it is.
 """
 
 import mmap
@@ -49,7 +49,7 @@ class Mirror:
         self._progress = progress
         self._http = HttpBlobs(store)
         self._held: dict[int, ServedPolicy] = {}
-        self._refused: set[str] = set()
+        self._refused: set[tuple[int, str, str]] = set()
 
     def policies(self) -> tuple[ServedPolicy, ...]:
         """What is held now, oldest first."""
@@ -73,7 +73,7 @@ class Mirror:
         rows: dict[int, PolicyRow] = {}
         for source in self._sources:
             try:
-                rows |= {row.step: row for row in await fetch_listing(source) if row.policy_root not in self._refused}
+                rows |= {row.step: row for row in await fetch_listing(source) if _claim(row) not in self._refused}
             except SourceFailed as error:
                 log.info("mirror.source_failed", source=source.url, why=error.why)
         newest = sorted(rows, reverse=True)[: self._keep]
@@ -91,7 +91,7 @@ class Mirror:
                 timeout=FETCH_TIMEOUT,
                 progress=self._teller(row.step),
             )
-            found = await trio.to_thread.run_sync(root_of_image, path)
+            found = await trio.to_thread.run_sync(root_of_image, path, row.step)
         except (SourceFailed, NetworkError) as error:
             log.info("mirror.not_fetched", step=row.step, why=error.why)
             return
@@ -99,16 +99,16 @@ class Mirror:
             self._refuse(row, root, error.why)
             return
         if found.hex() != row.policy_root:
-            self._refuse(row, root, "its tensors have another root")
+            self._refuse(row, root, "its tensors at this step have another root")
             return
         self._hold(ServedPolicy(row.step, found, root, row.image_size, path, bytes.fromhex(row.announcement)))
 
     def _refuse(self, row: PolicyRow, root: bytes, why: str) -> None:
         log.warning("mirror.refused", step=row.step, why=why)
-        self._refused.add(row.policy_root)
+        self._refused.add(_claim(row))
         if len(self._refused) > MAX_REFUSED:
             self._refused.pop()
-        self._store.evict(root)
+        self._let_go(root)
 
     def _hold(self, policy: ServedPolicy) -> None:
         self._held[policy.step] = policy
@@ -117,18 +117,27 @@ class Mirror:
         for step in sorted(self._held)[: -self._keep]:
             dropped = self._held.pop(step)
             self._store.unpin(dropped.image_root)
-            if all(each.image_root != dropped.image_root for each in self._held.values()):
-                self._store.evict(dropped.image_root)
+            self._let_go(dropped.image_root)
+
+    def _let_go(self, image_root: bytes) -> None:
+        """Forget an image, unless a held policy has it: steps with the same weights share one."""
+        if all(each.image_root != image_root for each in self._held.values()):
+            self._store.evict(image_root)
 
     def _teller(self, step: int) -> Callable[[int, int], None] | None:
         tell = self._progress
         return None if tell is None else lambda have, total: tell(step, have, total)
 
 
-def root_of_image(path: Path) -> bytes:
-    """The policy root of a canonical image. Hashes all of it: call in a thread. Raises MalformedPolicy."""
+def _claim(row: PolicyRow) -> tuple[int, str, str]:
+    """What is refused when it does not hold; the same policy with another image, from another source, may be good."""
+    return row.step, row.policy_root, row.image_root
+
+
+def root_of_image(path: Path, step: int) -> bytes:
+    """The policy root of a canonical image at a step. Hashes all of it: call in a thread. Raises MalformedPolicy."""
     with path.open("rb") as file:
         if path.stat().st_size == 0:
             raise MalformedPolicy("bad policy image", "the file is empty")
         image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # unmapped when the last view of it is gone
-    return policy_root(describe_tensors(decode_image(memoryview(image))))
+    return policy_root(step, describe_tensors(decode_image(memoryview(image))))

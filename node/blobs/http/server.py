@@ -176,12 +176,12 @@ class Gateway:
     async def _digest(self, policy: ServedPolicy) -> bytes:
         """Plain BLAKE3 of a policy's image, computed once."""
         async with self._digesting:
-            if policy.policy_root not in self._digests:
+            if policy.image_root not in self._digests:
                 digest = await trio.to_thread.run_sync(lambda: blake3().update_mmap(policy.path).digest())
-                self._digests[policy.policy_root] = digest
+                self._digests[policy.image_root] = digest
                 while len(self._digests) > 2 * shardcast.MAX_VERSIONS:
                     del self._digests[next(iter(self._digests))]
-            return self._digests[policy.policy_root]
+            return self._digests[policy.image_root]
 
     async def _probe(self, _: Request) -> Response:
         return Response(bytes(shardcast.PROBE_BYTES), headers={**_BYTES, **_NEVER})

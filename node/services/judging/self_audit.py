@@ -14,7 +14,7 @@ from node.inference.session import Session, torch_engine
 from node.inference.wire import Inspect
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason
-from protocol.policy import MalformedPolicy, decode_image, describe_tensors, policy_root
+from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, root_at, weights_root
 from protocol.rollout import MAX_FILE_BYTES, MalformedRollout, RolloutBatch, decode
 from protocol.run import RunSpec
 from protocol.statements import Outcome
@@ -58,7 +58,7 @@ def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit
         batch = decode(data, run.rollout.samples_per_file)
     except MalformedRollout as error:
         return _refused(Fault(Reason.MALFORMED, error.why[:200]), root.hex())
-    named = _check_image(image, batch)
+    named = _check_image(image, batch, run.recipe.steps)
     session = Session(run, assets, torch_engine)
     try:
         session.keep(named, str(image))
@@ -106,18 +106,20 @@ def _refused(fault: Fault, root: str) -> SelfAudit:
     return SelfAudit(fault.outcome, fault.reason, fault.detail, fault.group, root, "", "", -1, 0, 0, 0.0, 0.0, {})
 
 
-def _check_image(image: Path, batch: RolloutBatch) -> bytes:
-    """The root of the policy in `image`, which must be the one that the file's header names."""
+def _check_image(image: Path, batch: RolloutBatch, last: int) -> bytes:
+    """The root of the policy that the file's header names: it must be `image` at a step of the run, `last` at most."""
+    named = batch.header.policy_root
     try:
-        root = policy_root(describe_tensors(decode_image(image.read_bytes())))
+        weights = weights_root(describe_tensors(decode_image(image.read_bytes())))
     except (MalformedPolicy, OSError) as error:
         raise RunFileError(
             f"cannot read the policy {image}", str(error), "name the policy's canonical bf16 image with --policy"
         ) from error
-    if root.hex() != batch.header.policy_root:
+    step = find_step(named, weights, last)
+    if step is None:
         raise RunFileError(
             "the file was made by another policy",
-            f"it names {batch.header.policy_root[:16]}…, {image} is {root.hex()[:16]}…",
+            f"it names {named[:16]}…, which {image} is at no step from 0 to {last}",
             "name the policy that the worker had loaded with --policy",
         )
-    return root
+    return root_at(step, weights)

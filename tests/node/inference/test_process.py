@@ -58,7 +58,7 @@ def test_a_child_survives_garbage_works_and_dies_with_its_input(
     assert isinstance(ready, wire.Ready) and ready.id == 3 and ready.dtype == "float32"
 
     image = tiny_assets / "model" / "model.safetensors"
-    root = policy_root(describe_tensors(decode_image(image.read_bytes())))
+    root = policy_root(0, describe_tensors(decode_image(image.read_bytes())))
     node = NodeKey.generate().address
     order = wire.Produce(id=5, policy_root=root, node=node, pool=1, index=0, out_path=str(tmp_path / "file"))
     unknown = exchange(child, wire.encode(order))

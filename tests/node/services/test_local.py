@@ -1,5 +1,6 @@
 """Training at a desk, with the real engine's work in this process and a learner that only pretends to learn."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class Pretender:
         if not self._still:
             tensors[name] = (tensors[name] ^ np.uint16(shift + step)).astype(np.uint16)
         write_whole(self._spool.policy_path(step), encode_image(tensors))
-        root = policy_root(describe_tensors(tensors)).hex()
+        root = policy_root(step, describe_tensors(tensors)).hex()
         metrics = {"step": step, "policy_root": root, "eval_reward": 0.1 * step, "seconds": {}}
         write_whole(self._spool.metrics_path(step), json.dumps(metrics).encode())
 
@@ -179,8 +180,11 @@ async def test_no_group_is_used_twice_and_none_is_lost(run: RunSpec, tiny_assets
 async def test_a_policy_that_did_not_change_draws_new_problems(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
     local, _ = make(run, tiny_assets, tmp_path, 1, still=True)
     await local.run()
-    used = [name for data in batches(tmp_path) for name in decode_batch(data).header.files]
-    assert len(used) == len(set(used)) == STEPS * 3
+    drawn: dict[int, set[tuple[int, ...]]] = {}
+    for row in (row for data in batches(tmp_path) for row in decode_batch(data).rows):
+        drawn.setdefault(row.policy_step, set()).add(tuple(row.prompt))
+    assert len(drawn) == STEPS - 1
+    assert all(a.isdisjoint(b) for a, b in itertools.combinations(drawn.values(), 2))
 
 
 async def test_the_online_filter_keeps_sampling_until_groups_have_signal(

@@ -132,6 +132,106 @@ async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, orig
     assert follower.shelf.newest.path.read_bytes() == held[1].path.read_bytes()
 
 
+# steps that leave the weights as they were
+
+
+async def test_unchanged_weights_are_another_policy_in_the_image_that_is_here(run, origin, peer, wire) -> None:
+    trainer = origin()
+    size = len(encode_image(run.step()))
+    follower = peer("a", trainer.key.address, keep=2, quota=int(4.5 * size))
+    weights = run.step()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        for step, tensors in enumerate((run.step(), weights, weights, weights, weights)):
+            held = await trainer.publish(step, tensors)
+            await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
+        nursery.cancel_scope.cancel()
+    assert follower.follower.counts == {"image": 1, "patches": 1, "here": 3} and not follower.blamed
+    fetched = [root for asker, _, root in wire.log if asker == follower.key.address]
+    assert len(fetched) == 2, "the first image and the one patch that changes anything"
+    helds = follower.shelf.held
+    assert [policy.step for policy in helds] == [3, 4]
+    assert helds[0].root != helds[1].root and helds[0].path == helds[1].path
+    for filler in range(8):  # whatever is not pinned goes
+        await follower.store.add(bytes([filler]) * size)
+    assert follower.store.path(held.manifest.image_root).read_bytes() == encode_image(weights)
+    records = PolicyRecords(follower.directory / "weights" / "held").read()
+    assert [record.manifest.step for record in records] == [3, 4]
+
+
+async def test_the_last_step_that_has_an_image_lets_go_of_it(run, origin, peer) -> None:
+    trainer = origin()
+    weights = run.step()
+    helds = [await trainer.publish(step, weights) for step in range(3)]
+    helds += [await trainer.publish(step, run.step()) for step in range(3, 7)]
+    assert [policy.step for policy in trainer.shelf.held] == [3, 4, 5, 6]
+    trainer.store.quota = trainer.store.used
+    assert helds[-1].manifest.anchor.image_root == helds[0].manifest.image_root
+    while trainer.shelf.make_room():
+        pass
+    await trainer.store.add(b"x" * len(encode_image(weights)))
+    assert not trainer.store.has(helds[0].manifest.image_root)
+
+
+async def test_a_chain_leads_on_over_steps_that_changed_nothing(run, origin, peer, wire) -> None:
+    trainer = origin()
+    follower = peer("a", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        await trainer.publish(0, run.step())
+        await until(lambda: follower.shelf.newest is not None)
+        trainer.board.muted = True
+        changed = run.step()
+        for step, tensors in enumerate((changed, changed, changed, run.step()), start=1):
+            held = await trainer.publish(step, tensors)
+        wire.say(held.announcement)
+        await until(lambda: follower.shelf.newest.step == 4)
+        nursery.cancel_scope.cancel()
+    roots = [held.manifest.patches[0].base_root, *(patch.target_root for patch in held.manifest.patches)]
+    assert len(set(roots)) == 5
+    assert follower.follower.counts == {"image": 1, "patches": 1}
+    assert follower.shelf.newest.path.read_bytes() == held.path.read_bytes()
+
+
+async def test_an_image_that_arrives_with_the_step_before_is_not_built_again(
+    run, origin, peer, wire, monkeypatch
+) -> None:
+    built: list[int] = []
+    honest = fetch.build_image
+
+    def build(manifest, *arguments) -> None:
+        built.append(manifest.step)
+        honest(manifest, *arguments)
+
+    monkeypatch.setattr(fetch, "build_image", build)
+    async with trio.open_nursery() as nursery:
+        trainer, follower, _ = await published(run, origin, peer, nursery, steps=1)
+        trainer.board.muted = True
+        weights = run.step()
+        changed, same = [await trainer.publish(step, weights) for step in (1, 2)]
+        first, second = changed.manifest.patches[-1].root, same.manifest.patches[-1].root
+        wire.held_back[first] = trio.Event()
+        for held in (changed, same):
+            wire.say(held.announcement)
+            await trio.testing.wait_all_tasks_blocked()
+        await until(lambda: follower.store.has(second))
+        wire.held_back[first].set()
+        await until(lambda: follower.shelf.newest.step == 2)
+        nursery.cancel_scope.cancel()
+    assert built == [1] and [policy.step for policy in follower.shelf.held] == [0, 1, 2]
+
+
+async def test_a_restarted_trainer_knows_its_unchanged_steps_apart(run, origin) -> None:
+    first = origin()
+    weights = run.step()
+    helds = [await first.publish(step, weights) for step in range(3)]
+    first.journal.close()
+    second = origin(key=first.key)
+    again = [await second.publish(step, weights) for step in range(3)]
+    assert [held.announcement for held in again] == [held.announcement for held in helds]
+    assert len({held.root for held in again}) == 3 and len({held.path for held in again}) == 1
+
+
 # what the trainer signs and what does not hold
 
 
@@ -157,6 +257,30 @@ async def test_a_second_policy_for_a_step_is_a_fork_and_blamed(run, origin, peer
         nursery.cancel_scope.cancel()
 
 
+async def test_a_second_step_for_a_policy_is_a_lie_and_blamed(run, origin, peer, wire) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery)
+        wire.say(announce(trainer.key, msgspec.structs.replace(held.manifest, step=9), b"x" * 32))
+        await until(lambda: follower.blamed)
+        assert "one policy was announced for the steps 1 and 9" in follower.blamed[0]
+        assert follower.follower.step_of(held.root) == 1 and follower.follower.newest_step == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_chain_that_gives_a_known_policy_another_step_is_blamed(run, origin, peer, wire) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, follower, _ = await published(run, origin, peer, nursery)
+        trainer.board.muted = True
+        good = await trainer.publish(4, run.step())
+        chain = (msgspec.structs.replace(good.manifest.patches[0], step=2), *good.manifest.patches[1:])
+        bad = msgspec.structs.replace(good.manifest, patches=chain)
+        info = await trainer.store.add(encode_manifest(bad))
+        wire.say(announce(trainer.key, bad, info.root))
+        await until(lambda: follower.blamed)
+        assert "another policy of step 2" in follower.blamed[0] and follower.shelf.newest.step == 1
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_replayed_announcement_changes_nothing(run, origin, peer, wire) -> None:
     async with trio.open_nursery() as nursery:
         trainer, follower, held = await published(run, origin, peer, nursery, steps=3)
@@ -177,6 +301,7 @@ async def test_a_replayed_announcement_changes_nothing(run, origin, peer, wire) 
         ({"run_root": b"z" * 32}, {}, "not the one that was announced"),
         ({"policy_root": b"z" * 32}, {}, "another policy"),
         ({"policy_root": b"z" * 32, "patches": (), "anchor": None}, {}, "does not follow"),
+        ({"step": 3, "patches": (), "anchor": None}, {}, "does not follow"),
         ({}, {"manifest_root": b"q" * 32}, "not the one it names"),
         ({}, {"step": 9}, "not the one that was announced"),
         ({}, {"manifest": b"garbage"}, "not the one it names"),
@@ -362,7 +487,7 @@ def manifest_for(tensors, step: int = 1):
     from protocol.policy import PolicyManifest, describe_tensors, image_size, policy_root
 
     infos = describe_tensors(tensors)
-    return PolicyManifest(b"r" * 32, step, policy_root(infos), infos, b"i" * 32, image_size(infos))
+    return PolicyManifest(b"r" * 32, step, policy_root(step, infos), infos, b"i" * 32, image_size(infos))
 
 
 def patch_between(directory, before, after):
@@ -372,7 +497,9 @@ def patch_between(directory, before, after):
     paths = [directory / name for name in ("old", "new", "patch")]
     for path, tensors in zip(paths, (before, after), strict=False):
         path.write_bytes(encode_image(tensors))
-    images.write_patch(paths[0], old.tensors, paths[1], new.tensors, paths[2], 1 << 30)
+    images.write_patch(
+        paths[0], old.tensors, paths[1], new.tensors, paths[2], 1 << 30, roots=(old.policy_root, new.policy_root)
+    )
     path = paths[2]
     return PolicyPatch(1, old.policy_root, new.policy_root, b"p" * 32, path.stat().st_size), path
 
@@ -421,7 +548,9 @@ def test_a_big_image_is_patched_by_several_threads_to_the_same_bytes(run, tmp_pa
     assert (tmp_path / "out").read_bytes() == encode_image(after)
     with pytest.raises(images.PatchTooLong):
         infos = [manifest_for(tensors).tensors for tensors in (before, after)]
-        images.write_patch(tmp_path / "old", infos[0], tmp_path / "new", infos[1], tmp_path / "short", 500)
+        images.write_patch(
+            tmp_path / "old", infos[0], tmp_path / "new", infos[1], tmp_path / "short", 500, roots=(b"", b"")
+        )
 
 
 def test_policies_of_other_shapes_have_no_patch(run, tmp_path) -> None:

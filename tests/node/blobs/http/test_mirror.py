@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -14,7 +15,7 @@ from node.blobs.http.mirror import Mirror, root_of_image
 from node.blobs.http.server import Gateway, ServedPolicy
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.store import BlobStore
-from protocol.policy import MalformedPolicy, describe_tensors, encode_image, policy_root
+from protocol.policy import MalformedPolicy, decode_image, describe_tensors, encode_image, policy_root
 
 
 def image_of(step: int) -> bytes:
@@ -25,10 +26,8 @@ async def origin(store: BlobStore, steps: Sequence[int]) -> list[ServedPolicy]:
     policies: list[ServedPolicy] = []
     for step in steps:
         data = image_of(step)
-        root = policy_root(
-            describe_tensors({"a": np.full((64, 1024), step, np.uint16), "b": np.arange(7, dtype=np.uint16)})
-        )
         info = await store.add(data)
+        root = policy_root(step, describe_tensors(decode_image(data)))
         policies.append(ServedPolicy(step, root, info.root, info.size, store.path(info.root), b"signed"))
     return policies
 
@@ -91,6 +90,48 @@ async def test_an_image_that_is_not_the_listed_policy_is_never_served_on(tmp_pat
         nursery.cancel_scope.cancel()
 
 
+def same_weights(good: ServedPolicy, steps: Sequence[int]) -> list[ServedPolicy]:
+    """What steps that changed nothing leave: the same image under other roots."""
+    tensors = describe_tensors(decode_image(good.path.read_bytes()))
+    return [msgspec.structs.replace(good, step=step, policy_root=policy_root(step, tensors)) for step in steps]
+
+
+async def test_steps_that_changed_nothing_share_an_image_until_the_last_of_them_goes(tmp_path: Path) -> None:
+    first, middle = (BlobStore(tmp_path / name, quota=10**8) for name in ("first", "middle"))
+    (good,) = await origin(first, [1])
+    policies = [good, *same_weights(good, [2, 3, 4]), *await origin(first, [5, 6])]
+    shown = 4
+    async with serving(first, lambda: policies[:shown]) as source, trio.open_nursery() as nursery:
+        mirror = Mirror(middle, [source], keep=2, every=0.02)
+        await nursery.start(mirror.run)
+        await until(lambda: [held.step for held in mirror.policies()] == [3, 4])
+        assert middle.used == len(image_of(1)) and len({held.policy_root for held in mirror.policies()}) == 2
+        shown = 5
+        await until(lambda: [held.step for held in mirror.policies()] == [4, 5])
+        assert middle.has(good.image_root)
+        shown = 6
+        await until(lambda: [held.step for held in mirror.policies()] == [5, 6])
+        assert not middle.has(good.image_root)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_policy_under_another_step_is_refused_and_costs_nobody_an_image(tmp_path: Path) -> None:
+    first, middle = (BlobStore(tmp_path / name, quota=10**8) for name in ("first", "middle"))
+    (good,) = await origin(first, [1])
+    lie = msgspec.structs.replace(good, step=2)
+    shown = [good]
+    async with serving(first, lambda: shown) as source, trio.open_nursery() as nursery:
+        mirror = Mirror(middle, [source], every=0.02)
+        await nursery.start(mirror.run)
+        await until(lambda: len(mirror.policies()) == 1)
+        shown = [good, lie]
+        await until(lambda: mirror.refused == 1)
+        assert [held.step for held in mirror.policies()] == [1] and middle.has(good.image_root)
+        shown = [good, *same_weights(good, [2])]
+        await until(lambda: [held.step for held in mirror.policies()] == [1, 2])
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(
     "change",
     [{"step": -1}, {"policy_root": "00"}, {"image_root": "zz" * 32}, {"image_size": 0}, {"announcement": "0"}],
@@ -109,4 +150,4 @@ def test_what_is_no_image_has_no_policy_root(tmp_path: Path) -> None:
     for data in (b"", b"x", image_of(1)[:-1]):
         (tmp_path / "image").write_bytes(data)
         with pytest.raises(MalformedPolicy):
-            root_of_image(tmp_path / "image")
+            root_of_image(tmp_path / "image", 1)

@@ -13,10 +13,13 @@ from node.inference.produce import produce
 from node.inference.session import Session, torch_engine
 from node.inference.wire import Produce
 from node.services.judging.self_audit import audit_file
+from node.state.reader import StateFiles
+from node.weights.keeper import HeldPolicy
+from node.weights.records import PolicyRecords
 from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.identity import NodeKey
-from protocol.policy import decode_image, describe_tensors, encode_image, policy_root
+from protocol.policy import PolicyManifest, decode_image, describe_tensors, encode_image, policy_root
 from protocol.rollout import decode, encode
 from protocol.run import RunSpec, encode_run
 from protocol.statements import Outcome
@@ -25,13 +28,13 @@ from tests.cheats.own_problems import OwnProblems
 NODE = NodeKey(b"\x07" * 32).address
 
 
-def image_of(assets: Path) -> tuple[Path, bytes]:
+def image_of(assets: Path, step: int = 0) -> tuple[Path, bytes]:
     image = assets / "model" / "model.safetensors"
-    return image, policy_root(describe_tensors(decode_image(image.read_bytes())))
+    return image, policy_root(step, describe_tensors(decode_image(image.read_bytes())))
 
 
-def made_by(kind: type[Session], run: RunSpec, assets: Path, path: Path) -> Path:
-    image, root = image_of(assets)
+def made_by(kind: type[Session], run: RunSpec, assets: Path, path: Path, step: int = 0) -> Path:
+    image, root = image_of(assets, step)
     session = kind(run, assets, torch_engine)
     session.keep(root, str(image))
     produce(session, Produce(policy_root=root, node=NODE, pool=3, index=5, out_path=str(path)))
@@ -89,6 +92,19 @@ def test_garbage_is_malformed_and_another_policy_is_an_error(
         audit_file(honest, tiny_run, tiny_assets, other)
 
 
+def test_the_step_of_the_policy_is_found_among_those_of_the_run(
+    tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path
+) -> None:
+    """Weights that steps without signal left as they were: the file says which of the policies made it."""
+    image, _ = image_of(tiny_assets)
+    last = tiny_run.recipe.steps
+    file = made_by(Session, tiny_run, tiny_assets, tmp_path / "last.arrow", step=last)
+    assert audit_file(file, tiny_run, tiny_assets, image).passed
+    beyond = made_by(Session, tiny_run, tiny_assets, tmp_path / "beyond.arrow", step=last + 1)
+    with pytest.raises(RunFileError, match=f"at no step from 0 to {last}"):
+        audit_file(beyond, tiny_run, tiny_assets, image)
+
+
 def run_file(assets: Path, directory: Path) -> Path:
     path = directory / "run.toml"
     path.write_text(
@@ -129,8 +145,16 @@ def test_the_command_ends_with_the_documented_codes(
     assert main(["audit", str(tmp_path / "missing"), "--run", str(run), "--json"]) == 3
 
 
+def keep_record(state: Path, image: bytes) -> None:
+    """What a node writes when it holds a policy: here the one of step 0."""
+    infos = describe_tensors(decode_image(image))
+    root = policy_root(0, infos)
+    manifest = PolicyManifest(b"r" * 32, 0, root, infos, describe(image).root, len(image))
+    PolicyRecords(state / "weights" / "held").write(HeldPolicy(0, root, state, manifest), keep=4)
+
+
 def test_a_nodes_state_directory_is_enough(
-    honest: Path, tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path, capsys: Any
+    honest: Path, tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a daemon leaves there: the run as a blob, its assets, policies and rollouts among other blobs."""
     encoded = encode_run(tiny_run)
@@ -147,6 +171,10 @@ def test_a_nodes_state_directory_is_enough(
         (store / f"{describe(data).root.hex()}.info").write_bytes(b"piece list")
     assert main(["audit", describe(rollout).root.hex(), "--state-dir", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["passed"]
+    keep_record(tmp_path, canonical)
+    with monkeypatch.context() as patched:
+        patched.delattr(StateFiles, "policy")  # the record says where the image is: nothing is hashed to find it
+        assert main(["audit", describe(rollout).root.hex(), "--state-dir", str(tmp_path), "--json"]) == 0
     (store / describe(canonical).root.hex()).unlink()
     assert main(["audit", describe(rollout).root.hex(), "--state-dir", str(tmp_path)]) == 3
     assert main(["audit", str(honest)]) == 2
