@@ -58,6 +58,7 @@ class Swarm:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._said: list[Signed] = []
+        self._announced: list[int] = []
         self.names: dict[str, str] = {}
         self.fetched: list[bytes] = []
         self._votes: dict[bytes, VerdictIssued] = {}
@@ -82,13 +83,17 @@ class Swarm:
         return receive
 
     def start_again(self, run: RunSpec) -> None:
-        """The trainer starts: what was said is told again, its policies are announced when they are published."""
+        """The trainer starts: what was said is told again, its own announcements among it."""
         self.policies = PolicyClock(trio.current_time)
         self.register = Register(run, self.policies, trio.current_time)
+        for step in self._announced:
+            self.announce(step)
         for signed in self._said:
             self.register.commit(signed)
 
     def announce(self, step: int) -> None:
+        if step not in self._announced:
+            self._announced.append(step)
         message = PolicyAnnounced(pool=1, step=step, policy_root=policy(step), manifest_root=bytes(32), manifest_size=1)
         self.policies.announce(Signed(WORKER, message, b""))
         self.register.policy_announced()
