@@ -26,8 +26,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -140,9 +140,7 @@ def open_session(
     return session
 
 
-def try_cheat(
-    name: str, subject: Subject, regime: str, validator: Session, files: int, guise: Guise
-) -> list[Seen]:
+def try_cheat(name: str, subject: Subject, regime: str, validator: Session, files: int, guise: Guise) -> list[Seen]:
     """The cheat's files as a validator sees them."""
     with tempfile.TemporaryDirectory() as folder:
         order = (name, subject, validator.run.verification, regime, guise, Path(folder), files)
