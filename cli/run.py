@@ -184,6 +184,12 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
         found.append(f"learning_rate = {recipe.learning_rate:g} is high for {_count(facts.parameters)} parameters")
     if run.length_budget.targets and run.length_budget.targets[-1] >= rollout.max_output_tokens:
         found.append("the longest length budget leaves no room below rollout.max_output_tokens")
+    rules = run.verification
+    if narrowed := [pattern for pattern in rules.engines if pattern not in rules.admitted]:
+        found.append(
+            f"verification.engines permits {', '.join(narrowed)}, but the run was calibrated for "
+            f"{', '.join(rules.admitted)} only: workers that compute otherwise are turned away"
+        )
     for part in facts.parts:
         if part.held_back < 32:
             found.append(f"{part.label}: only {part.held_back} held-back problems; evaluations will be noisy")
@@ -213,6 +219,7 @@ def _as_json(
         "facts": msgspec.to_builtins(facts),
         "objective": msgspec.to_builtins(compiled.spec.recipe.objective()),
         "warnings": warnings,
+        "engines": compiled.spec.verification.admitted,
         "this_machine_lacks": fits,
     }
 
@@ -245,6 +252,7 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
         ),
         ("filters", _filters(run)),
         ("lengths", f"targets {list(run.length_budget.targets)}" if run.length_budget.targets else "no budgets"),
+        ("engines", ", ".join(run.verification.admitted)),
         *(("this machine", f"{role}: {'; '.join(lacks) or 'enough'}") for role, lacks in fits.items()),
     ]
     for name, text in rows:

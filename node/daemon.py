@@ -249,7 +249,7 @@ class Daemon:
             await nursery.start(engine.run)
             nursery.start_soon(policies.run)
             if role == "worker":
-                engine.check_permitted(station.run.spec.verification.engines)
+                engine.check_permitted(station.run.spec.verification)
                 machine = await trio.to_thread.run_sync(measure, station.run.assets, hardware.gpus)
                 actor = Worker(station, engine, chain, scratch, CapacityGauge(station.run.spec, machine))
             else:

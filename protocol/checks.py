@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.cuts import Cuts
-from protocol.engines import is_engine_class, permits
 from protocol.envelope import ProofSubject, open_envelope
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import RunSpec, VerificationSpec
@@ -72,7 +71,7 @@ HEARSAY = frozenset(
 )
 """Reasons that rest on what a validator had heard or seen by then, so that two honest ones may differ in them. They
 cost a file its pay and never a stake, with one exception: CONVICTED, the odds over a worker's whole record, which
-needs two validators on different classes of engines besides the quorum."""
+needs two validators on different kinds of engines (protocol.engines) besides the quorum."""
 
 PUBLIC_HEARSAY = frozenset({Reason.GAP, Reason.STALE})
 """Hearsay that all validators should have heard alike: a run may let it cost the stake (`audit.hearsay_costs`)."""
@@ -132,10 +131,11 @@ def check_groups(batch: RolloutBatch, run: RunSpec) -> Fault | None:
 
 
 def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int) -> Fault | None:
-    """Prompts, outputs and token ids are within the run's limits, the engine is one that it permits."""
+    """Prompts, outputs and token ids are within the run's limits, the engine is one that it admits."""
     rollout, engine = run.rollout, batch.header.engine
-    if not is_engine_class(engine) or not permits(run.verification.engines, engine):
-        return Fault(Reason.MALFORMED, f"made with {engine[:80]!r}, an engine that the run does not permit")
+    objection = run.verification.objection(engine)
+    if objection:
+        return Fault(Reason.MALFORMED, f"made with the engine {engine[:80]!r}: {objection}")
     for row in batch.rows:
         if not 1 <= len(row.prompt) <= rollout.max_prompt_tokens:
             return Fault(Reason.MALFORMED, f"a prompt of {len(row.prompt)} tokens", row.group)

@@ -4,10 +4,14 @@ One checked file gives, for every way of cheating that the run was calibrated fo
 "this way" against "honest". A worker's record is the running sum of their logarithms, kept above a floor
 (Page's CUSUM, Biometrika 41, 1954), so that years of honest work buy no licence to cheat.
 
-What is promised. Take any one way of cheating, and an honest worker whose statistics follow one of the honest
-tables, the same one throughout a file. Then the ratio of each file has expectation at most 1:
-- it is taken against the table of the pair of engines at hand, or, where nobody calibrated that pair, it is the
-  *smallest* over the honest tables, whichever is the right one;
+What is promised. Take any one way of cheating, and an honest worker whose statistics follow the honest table that it is
+held against. Then the ratio of each file has expectation at most 1:
+- it is taken against the table of the pair of engines at hand;
+- a worker whose pair nobody calibrated chose its name itself, and earns nothing by it: it is held against the narrowest
+  of what stands for that pair (protocol.engines: float32 on other hardware; lower precision stands for itself alone).
+  So to honest float32 on unknown hardware the promise is as good as this: that it computes as what was measured does;
+- where no table stands for the pair, because the verifier is of a class that nobody measured, the ratio is 1: nothing
+  is said. Which pairs have tables does not depend on the worker's name (a run must hold all pairs of its classes);
 - activations and sampling of one sample depend on each other, so their ratios are averaged, not multiplied:
   the mean of two numbers of expectation <= 1 has expectation <= 1, however they depend;
 - a cheat may cheat in some samples only: for a share f of them the ratio of a sample is (1 - f) + f * ratio, and a
@@ -34,7 +38,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.engines import pair
+from protocol.engines import classes, standing_for
 from protocol.errors import ProtocolError
 from protocol.toploc import ProofErrors
 
@@ -298,19 +302,22 @@ class Judge:
     """Turns a file's statistics into evidence, by the tables of one run.
 
     k: points per proof; worker, verifier: classes of the engines that made and that measured the file
-    (protocol.engines). An honest worker states its class, so only the table of this pair counts. Of a pair that
-    nobody calibrated, all that this verifier knows counts (or all there is): then the smallest ratio decides.
+    (protocol.engines). An honest worker states its class, so only the table of this pair counts; if it was not
+    calibrated, the narrowest of what stands for it. honest: that table; None if nothing does, and then no way of
+    cheating is looked for: `names` is empty.
     """
 
-    def __init__(self, spec: DecisionSpec, k: int, verifier: str = "", worker: str = "") -> None:
-        self._spec, self._k, self.names = spec, k, spec.ways
-        honest = _honest_tables(spec, worker, verifier)
-        self.honest_names = tuple(honest)
-        self._allowances = np.array([table.allowance for table in honest.values()])
-        known = spec.cheating if worker == verifier else {**spec.cheating, **spec.crossed}
+    def __init__(self, spec: DecisionSpec, k: int, verifier: str, worker: str) -> None:
+        self._spec, self._k = spec, k
+        pairs = standing_for(spec.honest, worker, verifier)
+        self.honest = narrowest([spec.honest[name] for name in pairs]) if pairs else None
+        self.names = spec.ways if self.honest else ()
+        equals = any(maker == looking for maker, looking in map(classes, pairs))
+        known = spec.cheating if equals else {**spec.cheating, **spec.crossed}
         cheats = [known[name] for name in self.names if name != ANYTHING]
-        self._by_proof = _terms([t.proofs for t in cheats], [t.proofs for t in honest.values()], _PROOF_CAP)
-        self._by_token = _terms([t.tokens for t in cheats], [t.tokens for t in honest.values()], _TOKEN_CAP)
+        if self.honest is not None:
+            self._by_proof = _terms([table.proofs for table in cheats], self.honest.proofs, _PROOF_CAP)
+            self._by_token = _terms([table.tokens for table in cheats], self.honest.tokens, _TOKEN_CAP)
 
     def evidence(self, samples: Sequence[SampleStatistics], verifier: str = "") -> Evidence:
         """What the samples of one file say together. verifier: the name that the evidence carries."""
@@ -323,39 +330,50 @@ class Judge:
         return Evidence(log_ratios, len(samples), proofs, tokens, verifier)
 
     def of_samples(self, samples: Sequence[SampleStatistics]) -> F64:
-        """float64[samples, cheats, honest tables]: log ratio of each sample if it was cheated; at most the cap."""
+        """float64[samples, cheats]: log ratio of each sample if it was cheated; at most the cap."""
+        if self.honest is None:
+            return np.zeros((len(samples), 0))
         proofs = np.zeros((len(samples), PROOF_BINS))
         tokens = np.zeros((len(samples), TOKEN_BINS))
         for i, sample in enumerate(samples):
             proofs[i] = np.bincount(proof_bins(sample.errors, self._k), minlength=PROOF_BINS)
             tokens[i] = np.bincount(token_bins(sample.distances), minlength=TOKEN_BINS)
-        total: F64 = np.zeros((len(samples), len(self.names), len(self.honest_names)))
-        known: F64 = np.zeros((len(samples), 1, 1))
+        total: F64 = np.zeros((len(samples), len(self.names)))
+        known: F64 = np.zeros((len(samples), 1))
         for counts, terms in ((proofs, self._by_proof), (tokens, self._by_token)):
-            summed: F64 = (counts @ terms.transpose(0, 2, 1)).transpose(1, 0, 2)
-            seen: F64 = (counts.sum(axis=1) > 0).astype(np.float64)[:, None, None]
+            summed: F64 = counts @ terms.T
+            seen: F64 = (counts.sum(axis=1) > 0).astype(np.float64)[:, None]
             total = total + seen * np.exp(np.minimum(summed * self._spec.temper, _SAMPLE_CAP))
             known = known + seen
         mean: F64 = np.where(known > 0, total / np.maximum(known, 1.0), 1.0)
-        return np.log(np.maximum(mean, _LEAST_RATIO)) - self._allowances
+        return np.log(np.maximum(mean, _LEAST_RATIO)) - self.honest.allowance
 
     def of_file(self, samples: F64) -> F64:
-        """samples: float64[samples, cheats, honest tables] -> float64[cheats]: the smallest over the honest tables of
-        the log of the mean over the shares of cheated samples, capped."""
-        shares = np.array(self._spec.shares)[:, None, None, None]
+        """samples: float64[samples, cheats] -> float64[cheats]: the log of the mean over the shares of cheated samples,
+        capped."""
+        shares = np.array(self._spec.shares)[:, None, None]
         sums: F64 = np.log((1 - shares) + shares * np.exp(samples)).sum(axis=1)
         highest: F64 = sums.max(axis=0)
         mean: F64 = highest + np.log(np.exp(sums - highest).sum(axis=0) / len(sums))
-        capped: F64 = np.minimum(mean.min(axis=1), math.log(self._spec.file_cap))
+        capped: F64 = np.minimum(mean, math.log(self._spec.file_cap))
         return capped
 
 
-def _honest_tables(spec: DecisionSpec, worker: str, verifier: str) -> dict[str, Table]:
-    exact = pair(worker, verifier)
-    if exact in spec.honest:
-        return {exact: spec.honest[exact]}
-    own = {name: table for name, table in spec.honest.items() if verifier and name.endswith(f">{verifier}")}
-    return own or spec.honest
+def narrowest(tables: Sequence[Table]) -> Table:
+    """Field by field the strictest of these: the counts with the lowest mean bin, the least allowance.
+
+    One table chosen beforehand, not the largest ratio of each file: the largest of several ratios of expectation 1 has
+    a larger one, and over many files that would be no promise to anybody.
+    """
+    return Table(
+        proofs=min((table.proofs for table in tables), key=_mean_bin),
+        tokens=min((table.tokens for table in tables), key=_mean_bin),
+        allowance=min(table.allowance for table in tables),
+    )
+
+
+def _mean_bin(counts: Sequence[int]) -> float:
+    return sum(place * n for place, n in enumerate(counts)) / sum(counts)
 
 
 def _by_group(samples: F64, groups: Sequence[int]) -> F64:
@@ -366,13 +384,11 @@ def _by_group(samples: F64, groups: Sequence[int]) -> F64:
     return np.log(np.stack([np.exp(samples[chosen]).mean(axis=0) for chosen in places.values()])) if places else samples
 
 
-def _terms(cheats: Sequence[Sequence[int]], honest: Sequence[Sequence[int]], cap: float) -> F64:
-    """float64[cheats + 1, honest tables, bins]: what one proof or token in a bin adds to a log ratio."""
-    if not honest:
-        return np.zeros((1, 0, 0))
-    bins = len(honest[0])
+def _terms(cheats: Sequence[Sequence[int]], honest: Sequence[int], cap: float) -> F64:
+    """float64[cheats + 1, bins]: what one proof or token in a bin adds to a log ratio."""
+    bins = len(honest)
     likely = np.stack([*(_log_share(counts) for counts in cheats), np.full(bins, -math.log(bins))])
-    return np.minimum(likely[:, None] - np.stack([_log_share(counts) for counts in honest]), cap)
+    return np.minimum(likely - _log_share(honest), cap)
 
 
 def _log_share(counts: Sequence[int]) -> F64:

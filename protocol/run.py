@@ -11,9 +11,20 @@ import msgspec
 
 from protocol.audit import AuditSpec
 from protocol.codec import decode_json
-from protocol.cuts import Cuts
+from protocol.cuts import Cuts, strictest
 from protocol.decision import MAX_TABLES, DecisionError, DecisionSpec
-from protocol.engines import MAX_PATTERNS, is_engine_pattern, is_pair, pair
+from protocol.engines import (
+    MAX_PATTERNS,
+    classes,
+    is_engine_class,
+    is_engine_pattern,
+    is_pair,
+    kind,
+    missing_pairs,
+    overlap,
+    permits,
+    standing_for,
+)
 from protocol.errors import ProtocolError
 from protocol.recipe import Recipe
 from protocol.sections import (
@@ -85,8 +96,12 @@ class VerificationSpec(Cuts, frozen=True):
     """What the checks go by. The default cuts fit fp32 compute on both sides; bf16 engines need calibrated ones.
 
     engines: classes that workers may compute with, any part may be `*` (protocol.engines); pairs: cuts by
-    "worker's class>verifier's class", the section's own for all others;
+    "worker's class>verifier's class", the section's own for other pairs that have tables;
     decision: bounds and calibrated tables of the sequential test over a worker's history.
+
+    A run that has tables (or at least cuts) of pairs is calibrated. Then it admits only classes of which it knows
+    something, whatever `engines` permits, and those whose very pair was not measured are judged by the strictest of
+    what stands for it.
     """
 
     toploc_k: int = 128
@@ -96,9 +111,40 @@ class VerificationSpec(Cuts, frozen=True):
     pairs: dict[str, Cuts] = {}
     decision: DecisionSpec = DecisionSpec()
 
+    @property
+    def known_pairs(self) -> tuple[str, ...]:
+        """The pairs of classes that were calibrated; empty if the run is not."""
+        return tuple(self.decision.honest or self.pairs)
+
+    @property
+    def admitted(self) -> tuple[str, ...]:
+        """Patterns of the classes that workers may compute with: those permitted and, in a calibrated run, known."""
+        if not self.known_pairs:
+            return self.engines
+        known = sorted({kind(classes(name)[0]) for name in self.known_pairs})
+        both = (overlap(permitted, one) for permitted in self.engines for one in known)
+        return tuple(dict.fromkeys(pattern for pattern in both if pattern))
+
+    def admits(self, engine: str) -> bool:
+        """Whether workers may compute with this class: files of any other are malformed."""
+        return is_engine_class(engine) and permits(self.admitted, engine)
+
+    def objection(self, engine: str) -> str:
+        """Why a class is not admitted, in words; empty if it is."""
+        if self.admits(engine):
+            return ""
+        permitted = is_engine_class(engine) and permits(self.engines, engine)
+        return "the run was not calibrated for it" if permitted else "the run does not permit it"
+
+    def judges(self, worker: str, verifier: str) -> bool:
+        """Whether something is known of work by one class in the eyes of another; of an uncalibrated run: yes."""
+        return not self.known_pairs or bool(standing_for(self.known_pairs, worker, verifier))
+
     def cuts(self, worker: str, verifier: str) -> Cuts:
-        """The cuts for a file of one class of engine in the eyes of another."""
-        return self.pairs.get(pair(worker, verifier), self)
+        """The cuts for a file of one class of engine in the eyes of another: of this pair or, if it was not measured,
+        the strictest of those that stand for it. The section's own, a calibrated run's loosest, where nothing does."""
+        known = standing_for(self.known_pairs, worker, verifier)
+        return strictest([self.pairs.get(name, self) for name in known]) if known else self
 
 
 class WeightsSpec(_Spec, frozen=True):
@@ -178,6 +224,17 @@ class RunSpec(_Spec, frozen=True):
                 )
                 for table, names in (("pairs", v.pairs), ("decision.honest", v.decision.honest))
             ),
+            (
+                "verification.decision.honest",
+                not missing_pairs(v.decision.honest),
+                f"must hold every pair of its classes, and lacks {', '.join(missing_pairs(v.decision.honest)[:3])}",
+            ),
+            (
+                "verification.pairs",
+                not v.decision.honest or set(v.pairs) <= set(v.decision.honest),
+                "must name pairs that decision.honest has tables of",
+            ),
+            ("verification.engines", bool(v.admitted), "permits no class that the run was calibrated for"),
             ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
             ("weights.anchor_every", 1 <= self.weights.anchor_every <= 256, "must be 1 to 256"),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),

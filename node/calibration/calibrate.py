@@ -307,15 +307,15 @@ def _expectations(spec: DecisionSpec, honest: Looks, k: int) -> dict[str, float]
     bounds: dict[str, float] = {}
     for name, samples in honest.items():
         worker, _, verifier = name.partition(">")
-        ratios = np.exp(Judge(spec, k, verifier, worker).of_samples(samples)[:, :, 0])
+        ratios = np.exp(Judge(spec, k, verifier, worker).of_samples(samples))
         bound = ratios.mean(axis=0) + STANDARD_ERRORS * ratios.std(axis=0) / math.sqrt(max(1, len(samples)))
         bounds[name] = float(bound.max())
     return bounds
 
 
 def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
-    """Cuts that no honest proof or file came near: HONEST_MARGIN times the largest seen, per pair of classes; of pairs
-    that were not measured, the loosest of all.
+    """Cuts that no honest proof or file came near: HONEST_MARGIN times the largest seen, per pair of classes. The
+    section's own are the loosest of all: of pairs not listed, and where nothing stands for a pair (protocol.run).
 
     Two engines that round differently anywhere (bf16's decoding and prefill of one class do, once in some hundred
     proofs) may be as far apart in a single proof as any two: only a pair that always agreed has cuts of its own for

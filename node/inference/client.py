@@ -30,7 +30,7 @@ from node.inference.wire import (
     decode_reply,
     encode,
 )
-from protocol.engines import is_engine_class, permits
+from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
 PREPARE_DEADLINE = 600.0
@@ -70,6 +70,7 @@ class EngineProcess:
         self._ready = trio.Event()
         self._broken = trio.Event()
         self._waiting = 0
+        self._rules: VerificationSpec | None = None
         self.generation = 0
         self.ready: Ready | None = None
 
@@ -83,14 +84,20 @@ class EngineProcess:
         """What the engine calls itself; empty until it is ready."""
         return f"{self.ready.engine} ({self.ready.device}, {self.ready.dtype})" if self.ready else ""
 
-    def check_permitted(self, patterns: Sequence[str]) -> None:
-        """Raise EngineError unless a run's workers may compute as this engine does. Call when it is ready."""
+    def check_permitted(self, rules: VerificationSpec) -> None:
+        """Raise EngineError unless a run's workers may compute as this engine does. Call when it is ready.
+
+        From then on a child that starts anew and computes in another way serves nobody: its files would be malformed.
+        """
+        self._rules = rules
         name = self.ready.engine_class if self.ready else ""
-        if not is_engine_class(name) or not permits(patterns, name):
+        objection = rules.objection(name)
+        if objection:
             raise EngineError(
-                "this run does not permit this engine",
-                f"it computes as {name or 'it does not say'}, permitted: {', '.join(patterns)}"[:500],
-                "choose --engine-command with another --dtype or --attention, or ask the run's owner to permit yours",
+                "this run does not admit this engine",
+                f"it computes as {name or 'it does not say'}: {objection}; admitted: {', '.join(rules.admitted)}"[:500],
+                "choose --engine-command with --dtype float32 or another --attention, or ask the run's owner to permit "
+                "yours and to calibrate on this hardware",
             )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -139,6 +146,8 @@ class EngineProcess:
             assert isinstance(ready, Ready)  # noqa: S101 - _exchange checks the type
             first, self.ready = self.ready is None, ready
             log.info("engine.ready", engine=ready.engine, device=ready.device, parameters=ready.parameters)
+            if self._rules is not None:
+                self.check_permitted(self._rules)
             self._ready.set()
             if first:
                 task_status.started()

@@ -228,7 +228,7 @@ def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts:
 def _evidence(
     rules: VerificationSpec, worker: str, found: Findings, errors: Sequence[ProofErrors], distances: np.ndarray
 ) -> Evidence:
-    """What the samples say about their worker, by the run's calibrated tables; nothing if it has none."""
+    """What the samples say about their worker, by the run's calibrated tables; nothing if none fits."""
     if not rules.decision.calibrated:
         return Evidence({})
     samples: list[SampleStatistics] = []

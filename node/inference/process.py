@@ -108,7 +108,7 @@ class Server:
 
 
 def _as_wished(wish: Wish) -> Callable[[RunSpec], EngineFactory]:
-    return lambda run: functools.partial(torch_engine, settings=wish.granted(run.verification.engines, devices()))
+    return lambda run: functools.partial(torch_engine, settings=wish.granted(run.verification.admitted, devices()))
 
 
 def main(session_type: SessionType = Session, factory: EngineFactory | None = None) -> None:

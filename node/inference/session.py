@@ -1,7 +1,7 @@
 """What an engine process holds between requests: the run, its problems, one engine, recent weights."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.environments.base import Environment, Problem, Tokenizer
@@ -13,7 +13,7 @@ from node.inference.memory import keep_freed_memory
 from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.tasks import Tasks, deal
 from protocol.draw import draw_problems
-from protocol.engines import arithmetic
+from protocol.engines import arithmetic, classes, kind
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
 
@@ -46,27 +46,35 @@ class Session:
             self._images.pop(oldest).close()
 
     def like(self, engine_class: str) -> Engine:
-        """An engine that computes like those of this class, on this machine's device; the own one if none does.
+        """An engine to look at work of this class with, on this machine's device: one that computes like it, or, where
+        the run cannot judge by that, the own one, or the first that it can judge by."""
+        return self._looking_at(engine_class, [arithmetic(engine_class), *self._other_ways(engine_class)])
+
+    def unlike(self, engine_class: str) -> Engine:
+        """The same of another arithmetic; the own one if there is none."""
+        return self._looking_at(engine_class, self._other_ways(engine_class))
+
+    def _other_ways(self, engine_class: str) -> list[tuple[str, str]]:
+        """The own arithmetic and those in which such work was seen in calibration, without its own."""
+        seen = (classes(name) for name in self.run.verification.known_pairs)
+        known = sorted({arithmetic(looking) for made, looking in seen if kind(made) == kind(engine_class)})
+        ways = dict.fromkeys([arithmetic(self.engine.name), *known])
+        return [way for way in ways if way != arithmetic(engine_class)]
+
+    def _looking_at(self, engine_class: str, ways: Sequence[tuple[str, str]]) -> Engine:
+        """An engine for the first of these ways to compute that this machine has and the run can judge by; the own one
+        if there is none.
 
         One per arithmetic is made and kept. What this kind of engine does not know is not remembered: files name it.
         """
-        wanted = arithmetic(engine_class)
-        if wanted not in self._siblings:
-            sibling = self.engine.sibling(*wanted)
-            if sibling is None:
-                return self.engine
-            self._siblings[wanted] = sibling
-        return self._siblings[wanted]
-
-    def unlike(self, engine_class: str) -> Engine:
-        """An engine of another arithmetic than this class: the own one, or the first that the run has tables of."""
-        wanted = arithmetic(engine_class)
-        if arithmetic(self.engine.name) != wanted:
-            return self.engine
-        prefix = f"{engine_class}>"
-        known = (name.removeprefix(prefix) for name in self.run.verification.decision.honest if name.startswith(prefix))
-        other = next((name for name in sorted(known) if arithmetic(name) != wanted), None)
-        return self.engine if other is None else self.like(other)
+        hardware = self.engine.name.partition("/")[0]
+        for way in ways:
+            if not self.run.verification.judges(engine_class, "/".join((hardware, *way))):
+                continue
+            sibling = self._siblings.get(way) or self.engine.sibling(*way)
+            if sibling is not None:
+                return self._siblings.setdefault(way, sibling)
+        return self.engine
 
     def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
         """Put a kept policy's weights into `engine`, by default the own one."""

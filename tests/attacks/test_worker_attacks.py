@@ -6,16 +6,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from node.inference import settings
 from node.inference.inspect import inspect
 from node.inference.produce import produce
 from node.inference.session import Session, torch_engine
 from node.inference.settings import EngineSettings
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol.checks import OBJECTIVE, Reason
+from protocol.decision import ANYTHING, PROOF_BINS, TOKEN_BINS, DecisionSpec, Table
+from protocol.engines import pair
 from protocol.identity import NodeKey
 from protocol.run import RunSpec
 from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of
 from tests.cheats.catalogue import CHEATS, Cheat
+from tests.cheats.sessions import Renamed
 
 KEY = NodeKey(b"\x07" * 32)
 HONEST = Cheat("nothing", frozenset())
@@ -122,3 +126,75 @@ def test_arithmetic_that_no_engine_knows_leaves_nothing_behind(validator: Sessio
     for number in range(3):
         assert validator.like(f"x/strange{number}/own") is validator.engine
     assert validator._siblings == known
+
+
+def calibrated(run: RunSpec, hardware: str) -> RunSpec:
+    """The run as if fp32 and bf16 had been measured on this hardware: equals agree, fp32 seen in bf16 is far off."""
+    classes = [f"{hardware}/{kind}/sdpa" for kind in ("float32", "bfloat16")]
+
+    def table(width: int) -> Table:
+        return Table(proofs=counts(PROOF_BINS, width), tokens=counts(TOKEN_BINS, width))
+
+    def counts(bins: int, width: int) -> tuple[int, ...]:
+        return tuple(100 if i < width else 0 for i in range(bins))
+
+    honest = {pair(a, b): table(1 if a == b else 12) for a in classes for b in classes}
+    decision = DecisionSpec(honest=honest, cheating={"int8": table(10)})
+    rules = msgspec.structs.replace(
+        run.verification,
+        mantissa_mean=20.0,
+        exponent_mismatches=32,
+        sampling_mean=0.1,
+        sampling_outside=0.5,
+        pairs={name: run.verification.cuts("", "") for name in honest if name.count("float32") == 2},
+        decision=decision,
+    )
+    return msgspec.structs.replace(run, verification=rules)
+
+
+def seen_under(
+    name: str, validator: Session, cheat: Cheat, assets: Path, roots: list[bytes], out: Path
+) -> list[Inspected]:
+    """The first and the second look at a cheat's file whose header says this class."""
+    session = open_session(cheat.session, validator.run, assets, roots)
+    session.engine = Renamed(session.engine, name)
+    order = Produce(policy_root=roots[-1], node=KEY.address, pool=3, index=5, out_path=str(out / "file"))
+    made = cheat.produce(session, order)
+    return [judge(validator, roots, made, second_look=second) for second in (False, True)]
+
+
+@pytest.mark.parametrize("measured", ["here", "elsewhere"])
+@pytest.mark.parametrize("name", ["int8", "temperature 0.9", "greedy"])
+def test_made_up_hardware_earns_nothing(
+    run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path, name: str, measured: str
+) -> None:
+    """The same cuts, tables and looks as for the truth, also by a validator whose own hardware nobody measured."""
+    hardware = settings.hardware("cpu") if measured == "here" else "elsewhere"
+    validator = open_session(Session, calibrated(run, hardware), assets, roots)
+    looks = {}
+    for says in (f"{hardware}/float32/sdpa", "zz/float32/sdpa"):
+        first, second = seen_under(says, validator, CHEATS[name], assets, roots, tmp_path)
+        looks[says] = [(one.outcome, one.reason, one.evidence, one.verifier) for one in (first, second)]
+    truth, lie = looks.values()
+    assert lie == truth and lie[0][0] == Outcome.REJECT and "/float32/" in lie[0][3]
+    assert set(lie[0][2].log_ratios) == {"int8", ANYTHING}
+    assert ("/bfloat16/" in lie[1][3]) is (measured == "here")
+
+
+def test_lower_precision_under_a_name_that_nobody_calibrated_is_malformed(
+    run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+) -> None:
+    validator = open_session(Session, calibrated(run, settings.hardware("cpu")), assets, roots)
+    for says in ("zz/bfloat16/sdpa", "zz/float32/zz", "x86_64-avx512/float16/sdpa"):
+        first, _ = seen_under(says, validator, CHEATS["int8"], assets, roots, tmp_path)
+        assert first.reason == Reason.MALFORMED and "not calibrated" in first.detail
+
+
+def test_honest_bfloat16_of_measured_hardware_is_not_met_in_the_bfloat16_of_another(
+    run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+) -> None:
+    """Here it would look like a cheat's; in float32 the run knows how far off it may be."""
+    validator = open_session(Session, calibrated(run, "elsewhere"), assets, roots)
+    for engine_class in ("elsewhere/bfloat16/sdpa", "elsewhere/float32/sdpa", "zz/float32/sdpa"):
+        assert validator.like(engine_class) is validator.engine
+        assert "/float32/" in validator.unlike(engine_class).name

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli import demo
@@ -102,6 +103,16 @@ def test_what_is_odd_is_noted() -> None:
         assert words in notes
     calm = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
     assert warnings_about(calm, RunFacts(10**5, 5, (PartFacts("sort", 9000, 512, 0, 1.0),))) == []
+
+
+def test_engines_that_are_permitted_and_not_calibrated_are_noted() -> None:
+    run = load_run_file(Path(demo.__file__).with_name("sort.toml"))
+    spec = RunSpec(name="t", environment=EnvironmentSpec(name="sort"), verification=run.verification)
+    facts = RunFacts(10**5, 5, (PartFacts("sort", 9000, 512, 0, 1.0),))
+    assert not any("calibrated" in note for note in warnings_about(spec, facts))
+    wide = msgspec.structs.replace(spec.verification, engines=("*/*/sdpa",))
+    notes = warnings_about(msgspec.structs.replace(spec, verification=wide), facts)
+    assert any("permits */*/sdpa, but the run was calibrated for */float32/sdpa only" in note for note in notes)
 
 
 def test_a_run_file_is_written_as_it_was_read(tmp_path: Path) -> None:

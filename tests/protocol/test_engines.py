@@ -1,7 +1,18 @@
 import pytest
 
 from protocol.cuts import Cuts
-from protocol.engines import arithmetic, is_engine_class, is_engine_pattern, is_pair, pair, permits
+from protocol.engines import (
+    arithmetic,
+    is_engine_class,
+    is_engine_pattern,
+    is_pair,
+    kind,
+    missing_pairs,
+    overlap,
+    pair,
+    permits,
+    standing_for,
+)
 from protocol.run import EnvironmentSpec, RunError, RunSpec, VerificationSpec
 
 
@@ -51,3 +62,39 @@ def test_what_a_run_knows_of_two_classes_is_named_by_both() -> None:
     rules = VerificationSpec(pairs={"float32>bfloat16": Cuts()})
     with pytest.raises(RunError, match=r"verification\.pairs"):
         RunSpec(name="x", environment=EnvironmentSpec(name="sort"), verification=rules).check()
+
+
+def test_float32_stands_for_itself_on_all_hardware_and_nothing_else_does() -> None:
+    assert kind("x86/float32/sdpa") == kind("arm/float32/sdpa") != kind("x86/float32/eager")
+    assert kind("x86/bfloat16/sdpa") == "x86/bfloat16/sdpa"
+    assert kind("an engine (cpu, float32)") == "an engine (cpu, float32)"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ("*/*/*", "*/float32/sdpa", "*/float32/sdpa"),
+        ("arm/*/*", "*/float32/sdpa", "arm/float32/sdpa"),
+        ("*/bfloat16/*", "*/float32/sdpa", None),
+        ("*/bfloat16/*", "arm/bfloat16/sdpa", "arm/bfloat16/sdpa"),
+        ("*", "*/float32/sdpa", None),
+    ],
+)
+def test_two_patterns_overlap_where_both_match(one: str, other: str, both: str | None) -> None:
+    assert overlap(one, other) == overlap(other, one) == both
+
+
+def test_a_measured_pair_stands_for_itself_and_others_of_its_kinds_for_what_was_not_measured() -> None:
+    exact, arm = "x86/float32/sdpa", "arm/float32/sdpa"
+    rough = "x86/bfloat16/sdpa"
+    known = [pair(exact, exact), pair(arm, exact), pair(rough, rough), pair(exact, rough)]
+    assert standing_for(known, arm, exact) == [pair(arm, exact)]
+    assert standing_for(known, "zz/float32/sdpa", "zz/float32/sdpa") == known[:2]
+    assert standing_for(known, "zz/float32/sdpa", rough) == [pair(exact, rough)]
+    for worker, verifier in (("zz/bfloat16/sdpa", rough), (rough, "zz/bfloat16/sdpa"), ("zz/float32/zz", exact)):
+        assert standing_for(known, worker, verifier) == []
+
+
+def test_every_worker_must_have_been_seen_by_every_verifier() -> None:
+    assert missing_pairs(["a>x", "a>y", "b>x"]) == ["b>y"]
+    assert missing_pairs(["a>x", "b>x"]) == missing_pairs([]) == []

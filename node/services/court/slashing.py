@@ -1,7 +1,8 @@
 """The quorum's hand: carries what validators agree on to the chain, and nothing that one of them still disputes.
 
 An objective fault needs the pool's quorum, and that every living validator has spoken or had the time to. A conviction
-by a worker's whole record needs, besides, two validators that look with different classes of engines.
+by a worker's whole record needs, besides, two validators that look with different kinds of engines: the same arithmetic
+on two machines sees twice the same (protocol.engines).
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from node.services.station import Station
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
 from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, Reason
+from protocol.engines import kind
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import VerdictIssued
@@ -26,7 +28,7 @@ log = structlog.get_logger()
 TRIES = 20
 POLL = 1.0
 PENDING = 1024
-CLASSES_TO_CONVICT = 2
+KINDS_TO_CONVICT = 2
 
 
 class Judge(Canceller, Protocol):
@@ -106,7 +108,7 @@ class Tribunal:
         if self._heard_by_all(verdict) and not accusing.keys() >= set(ballots.electorate()):
             return False
         if verdict.reason == Reason.CONVICTED:
-            return len({vote.verifier for vote in accusing.values()}) >= CLASSES_TO_CONVICT
+            return len({kind(vote.verifier) for vote in accusing.values()}) >= KINDS_TO_CONVICT
         return ballots.state(id) is FileState.REJECTED
 
     def _heard_by_all(self, verdict: Verdict) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 from node.state.journal import Journal
 from node.swarm.register import WorkId
 from protocol.decision import DecisionSpec, Evidence, Level, Record, Standing, after, standing
+from protocol.engines import kind
 from protocol.identity import Address
 
 REMEMBERED = 8192
@@ -87,9 +88,9 @@ class Records:
             self._others.pop(next(iter(self._others)))
 
     def seconded(self, node: Address, verifier: str, believed: set[Address]) -> bool:
-        """Whether a believed validator suspects this worker through another class of engine, too."""
+        """Whether a believed validator suspects this worker through another kind of engine, too."""
         return any(
-            level >= Level.SUSPECT and other and other != verifier
+            level >= Level.SUSPECT and other and kind(other) != kind(verifier)
             for (validator, other), level in self._others.get(node, {}).items()
             if validator in believed
         )

@@ -393,7 +393,16 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize(("classes", "stake"), [(("a", "b"), True), (("a", "a"), False)])
+@pytest.mark.parametrize(
+    ("classes", "stake"),
+    [
+        (("a", "b"), True),
+        (("a", "a"), False),
+        (("x86/float32/sdpa", "x86/float32/eager"), True),
+        (("x86/float32/sdpa", "arm/float32/sdpa"), False),  # twice the same look
+        (("x86/bfloat16/sdpa", "arm/bfloat16/sdpa"), True),
+    ],
+)
 async def test_a_conviction_by_odds_needs_two_classes_of_engines(
     autojump_clock, monkeypatch, classes: tuple[str, str], stake: bool
 ) -> None:

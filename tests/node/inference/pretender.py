@@ -1,10 +1,15 @@
-"""An engine child without an engine: answers at once, and misbehaves when a policy's path says so."""
+"""An engine child without an engine: answers at once, and misbehaves when a policy's path says so.
+
+Its class is what the file `class` in its assets says, read at every start.
+"""
 
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import msgspec
 
 from node.inference import wire
 
@@ -22,7 +27,10 @@ while header := source.read(4):
         if request.assets_dir == "broken":
             say(wire.Failed(id=request.id, what="no model", why="broken", remedy="mend it"))
         else:
-            say(wire.Ready(id=request.id, device="none", dtype="none", engine="pretender", parameters=0))
+            told = Path(request.assets_dir) / "class"
+            name = told.read_text() if told.exists() else ""
+            reply = wire.Ready(id=request.id, device="none", dtype="none", engine="pretender", parameters=0)
+            say(msgspec.structs.replace(reply, engine_class=name))
     elif isinstance(request, wire.LoadPolicy):
         deed, _, argument = request.path.partition(" ")
         if deed == "die":

@@ -10,6 +10,8 @@ import trio
 from node.inference.client import EngineProcess
 from node.inference.errors import EngineCrashed, EngineError
 from node.inference.wire import Loaded, LoadPolicy
+from protocol.cuts import Cuts
+from protocol.run import VerificationSpec
 
 PRETENDER = [sys.executable, str(Path(__file__).with_name("pretender.py"))]
 REPOSITORY = str(Path(__file__).resolve().parents[3])
@@ -58,3 +60,52 @@ async def test_an_engine_that_cannot_prepare_the_run_ends_the_service() -> None:
             async with trio.open_nursery() as nursery:
                 await nursery.start(hopeless.run)
         assert caught.group_contains(EngineError)
+
+
+RULES = VerificationSpec(
+    engines=("*/*/*",),
+    pairs={f"here/{kind}/sdpa>here/{kind}/sdpa": Cuts() for kind in ("float32", "bfloat16")},
+)
+
+
+@pytest.mark.parametrize(
+    ("computes", "why"),
+    [
+        ("here/bfloat16/sdpa", ""),
+        ("elsewhere/float32/sdpa", ""),
+        ("elsewhere/bfloat16/sdpa", "the run was not calibrated for it"),
+        ("here/float32/own", "the run was not calibrated for it"),
+        ("", "it does not say"),
+    ],
+)
+async def test_a_worker_whose_files_would_be_malformed_does_not_start(tmp_path: Path, computes: str, why: str) -> None:
+    (tmp_path / "class").write_text(computes)
+    child = engine(str(tmp_path))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(child.run)
+        if not why:
+            child.check_permitted(RULES)
+        else:
+            with pytest.raises(EngineError) as caught:
+                child.check_permitted(RULES)
+            assert why in caught.value.why and "admitted: */float32/sdpa, here/bfloat16/sdpa" in caught.value.why
+            assert "float32" in caught.value.remedy and "calibrate" in caught.value.remedy
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_new_child_that_computes_in_another_way_makes_nothing(tmp_path: Path) -> None:
+    """A GPU that is gone after a crash must not cost its owner the stake."""
+    told = tmp_path / "class"
+    told.write_text("here/bfloat16/sdpa")
+    child = engine(str(tmp_path))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(child.run)
+        child.check_permitted(RULES)
+        told.write_text("elsewhere/bfloat16/sdpa")
+        with pytest.raises(EngineCrashed):
+            await child.ask(load("die"), timeout=20)
+        with pytest.raises(EngineCrashed):
+            await child.ask(load("well"), timeout=3)
+        told.write_text("here/bfloat16/sdpa")
+        assert isinstance(await child.ask(load("well"), timeout=30), Loaded)
+        nursery.cancel_scope.cancel()
