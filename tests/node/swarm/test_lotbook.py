@@ -2,13 +2,15 @@
 
 import msgspec
 
-from node.swarm.lotbook import OVERDUE_WINDOWS, LotBook
+from node.swarm.lotbook import OVERDUE_WINDOWS, BrokenPromise, LotBook
+from node.swarm.policies import PolicyClock
+from node.swarm.register import Work
 from protocol.audit import RATE_ONE, AuditSpec
 from protocol.identity import NodeKey
 from protocol.lots import LotPledge, drawn_groups, pack_groups, secret_hash, window_secret
-from protocol.messages import Heartbeat, LotsRevealed, Signed, VerdictIssued
+from protocol.messages import Heartbeat, LotsRevealed, PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Outcome, Verdict
+from protocol.statements import Outcome, Verdict, WorkCommitment, work_id
 
 VALIDATOR, WORKER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
 GROUPS = 16
@@ -38,7 +40,13 @@ def beat(*windows: int, rate: int = RATE) -> Signed:
     return Signed(VALIDATOR, message, b"beat %d" % rate)
 
 
-def verdict(step: int, file: bytes, groups: tuple[int, ...], **change) -> Signed:
+def work(step: int, file: bytes, node=WORKER) -> Work:
+    commitment = WorkCommitment(1, node, policy(step), 0, file, 5)
+    message = RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=9)
+    return Work(work_id(commitment), Signed(node, message, b""), step, 0.0, 0, False)
+
+
+def verdict(step: int, file: bytes, groups: tuple[int, ...], **change) -> Signed[VerdictIssued]:
     statement = Verdict(1, WORKER, policy(step), 0, file, 5, Outcome.ACCEPT, 0)
     message = VerdictIssued(
         pool=1, verdict=statement, signature=b"", window=step // 2, rate=RATE, checked=pack_groups(groups, GROUPS)
@@ -50,18 +58,32 @@ def reveal(window: int) -> Signed:
     return Signed(VALIDATOR, LotsRevealed(pool=1, window=window, secret=secret(window)), b"reveal")
 
 
-def book(newest: int = 0) -> LotBook:
-    made = LotBook(RUN, 1)
-    for step in range(newest + 1):
-        made.policy(policy(step), step)
-    return made
+class Book(LotBook):
+    """A book with the clock and the works that belong to it."""
+
+    def __init__(self, newest: int) -> None:
+        self.clock = PolicyClock(lambda: 0.0)
+        super().__init__(RUN, 1, self.clock)
+        for step in range(newest + 1):
+            self.policy(step)
+
+    def policy(self, step: int) -> None:
+        message = PolicyAnnounced(pool=1, step=step, policy_root=policy(step), manifest_root=bytes(32), manifest_size=1)
+        self.clock.announce(Signed(OTHER, message, b""))
+
+    def judge(self, step: int, file: bytes, groups: tuple[int, ...]) -> BrokenPromise | None:
+        return self.verdict(work(step, file), verdict(step, file, groups))
+
+
+def book(newest: int = 0) -> Book:
+    return Book(newest)
 
 
 def test_power_is_what_was_really_recomputed_of_the_worker_that_was_checked_least() -> None:
     made = book(1)
     for n in range(4):
-        made.verdict(verdict(0, bytes([n]) * 32, tuple(range(GROUPS))))
-    made.committed(OTHER, policy(1), b"\x77" * 32)
+        made.judge(0, bytes([n]) * 32, tuple(range(GROUPS)))
+    made.committed(work(1, b"\x77" * 32, OTHER))
     powers = {row.node: row for row in made.powers(0)}
     assert powers[WORKER].groups == powers[WORKER].checked == 64
     assert powers[WORKER].power == 1.0
@@ -70,8 +92,8 @@ def test_power_is_what_was_really_recomputed_of_the_worker_that_was_checked_leas
 
 def test_two_validators_that_look_at_different_groups_add_up() -> None:
     made = book(1)
-    made.verdict(verdict(0, bytes(32), (0, 1, 2, 3)))
-    made.verdict(verdict(0, bytes(32), (3, 4, 5)))
+    made.judge(0, bytes(32), (0, 1, 2, 3))
+    made.judge(0, bytes(32), (3, 4, 5))
     (row,) = made.powers(0)
     assert row.checked == 6
 
@@ -88,10 +110,10 @@ def test_a_kept_lot_earns_credit_and_one_told_too_early_does_not() -> None:
     made = book()
     made.beat(beat(0, 1))
     for step in range(9):
-        made.policy(policy(step), step)
+        made.policy(step)
     made.beat(beat(4, 5, 900))
     file = b"\x05" * 32
-    made.verdict(verdict(0, file, drawn_groups(secret(0), file, GROUPS, RATE)))
+    made.judge(0, file, drawn_groups(secret(0), work(0, file).id, GROUPS, RATE))
     assert made.reveal(reveal(0)) is None
     assert made.reveal(reveal(4)) is None
     assert (made.kept, made.early, made.broken) == (1, 1, 0)
@@ -102,11 +124,11 @@ def test_a_lot_that_was_not_kept_is_shown_by_three_envelopes() -> None:
     made = book()
     made.beat(beat(0))
     for step in range(9):
-        made.policy(policy(step), step)
+        made.policy(step)
     file = b"\x05" * 32
-    drawn = drawn_groups(secret(0), file, GROUPS, RATE)
+    drawn = drawn_groups(secret(0), work(0, file).id, GROUPS, RATE)
     assert len(drawn) > 1
-    made.verdict(verdict(0, file, drawn[1:]))
+    made.judge(0, file, drawn[1:])
     broken = made.reveal(reveal(0))
     assert broken is not None
     assert broken.validator == VALIDATOR
@@ -121,20 +143,23 @@ def test_one_window_has_one_pledge() -> None:
     assert broken is not None and "two pledges" in broken.why
 
 
-def test_a_verdict_by_the_lot_of_another_window_is_no_lot() -> None:
+def test_a_verdict_by_the_lot_of_another_window_does_not_count() -> None:
+    """Only the trainer's word says which policy belongs to which window, so it is no fault either."""
     made = book(5)
-    broken = made.verdict(verdict(0, bytes(32), (), window=-1))
-    assert broken is not None
-    assert made.verdict(verdict(0, bytes(32), (), window=-1, recheck=True)) is None
+    file = work(0, bytes(32))
+    assert made.is_of_its_window(file, verdict(0, bytes(32), ()).message)
+    assert not made.is_of_its_window(file, verdict(0, bytes(32), (), window=-1).message)
+    assert not made.is_of_its_window(file, verdict(0, bytes(32), (), window=1).message)
+    assert made.is_of_its_window(file, verdict(0, bytes(32), (), window=-1, recheck=True).message)
 
 
 def test_secrets_that_are_never_told_end_the_belief_in_their_owner() -> None:
     made = book()
     seen = []
     for step in range(2 * 3 * OVERDUE_WINDOWS):
-        made.policy(policy(step), step)
+        made.policy(step)
         made.beat(beat(step // 2, step // 2 + 1))
-        seen.append(made.verdict(verdict(step, policy(step), tuple(range(GROUPS)))))
+        seen.append(made.judge(step, policy(step), tuple(range(GROUPS))))
     first = next(step for step, broken in enumerate(seen) if broken is not None)
     assert first > 2 * OVERDUE_WINDOWS  # patience first: a reveal can be late or lost
     assert "did not reveal" in seen[first].why
