@@ -16,7 +16,6 @@ from contracts.bindings import PoolInfo, WorkInfo
 from node.chain.client import Block
 from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.recipe.capacity import CapacityGauge
-from node.services.court.invalidating import encode_leaves
 from node.services.station import LoadedPolicies, Rate, Station
 from node.state.journal import Journal
 from node.swarm.ballots import FileState
@@ -26,7 +25,7 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import Heartbeat, RolloutCommitted, WorkPublished
 from protocol.statements import WorkCommitment, sign
-from protocol.work import leaf, merkle_root
+from protocol.work import encode_leaves, merkle_root, tree_of
 
 log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
@@ -256,10 +255,10 @@ class Worker:
             files = await self._journal.do(self._journal.unpaid_files, time.time())
             await self._journal.do(self._journal.assign_epoch, [root for root, _ in files], epoch)
         if files and not await self._is_on_chain(epoch):
-            leaves = [leaf(self._station.key.address, root, units) for root, units in files]
+            root = merkle_root(tree_of(self._station.key.address, files))
             units = sum(units for _, units in files)
-            await self._treasury.commit_work(self._station.pool, epoch, merkle_root(leaves), units)
-            await self._publish_leaves(epoch, merkle_root(leaves), files)
+            await self._treasury.commit_work(self._station.pool, epoch, root, units)
+            await self._publish_leaves(epoch, root, files)
             log.info("work.committed", epoch=epoch, files=len(files), units=units)
         await self._journal.do(self._journal.remember, "epoch", str(epoch).encode())
 

@@ -17,18 +17,15 @@ from node.chain.errors import Reverted
 from node.services.court.turns import seconds_to_wait
 from node.services.station import Station
 from node.swarm.ballots import FileState
-from protocol.codec import decode_msgpack
-from protocol.errors import IntellectError, ProtocolError
+from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import RolloutCommitted, WorkPublished
 from protocol.statements import Outcome, WorkCommitment
-from protocol.work import leaf, merkle_root, proof
+from protocol.work import MAX_LEAVES, MAX_LEAVES_BYTES, Leaf, checked_leaves, proof, tree_of
 
 log = structlog.get_logger()
 POLL = 2.0
 FETCH_TIMEOUT = 30.0
-MAX_LEAVES = 65_536
-MAX_LEAVES_BYTES = 48 * MAX_LEAVES
 KEPT = 1024
 KEPT_LEAVES = 65_536
 """Of one worker: it crowds out its own old epochs, not those of others."""
@@ -38,9 +35,6 @@ BREATH = 256
 TRIES = 5
 DONE = ("AlreadyInvalidated", "AlreadyMature", "NothingCommitted", "WorkIsVoided")
 """What the contract answers when there is nothing (left) to take."""
-
-Leaf = tuple[bytes, int]
-"""(file root, units)."""
 
 
 class Canceller(Protocol):
@@ -60,28 +54,6 @@ class _Epoch(msgspec.Struct, frozen=True):
     node: Address
     number: int
     leaves: tuple[Leaf, ...]
-
-
-def encode_leaves(leaves: Sequence[Leaf]) -> bytes:
-    """The blob that a worker publishes."""
-    return msgspec.msgpack.encode(list(leaves))
-
-
-def decode_leaves(data: bytes) -> tuple[Leaf, ...]:
-    """Parse a stranger's leaves; raises ProtocolError."""
-    what = "malformed leaves"
-    leaves = decode_msgpack(data, list[Leaf], limit=MAX_LEAVES_BYTES, error=ProtocolError, what=what)
-    if len(leaves) > MAX_LEAVES or any(len(root) != 32 or not 0 <= units < 1 << 32 for root, units in leaves):
-        raise ProtocolError(what, "too many, or a root or number of units out of range")
-    return tuple(leaves)
-
-
-def checked_leaves(node: Address, message: WorkPublished, data: bytes) -> tuple[Leaf, ...]:
-    """The leaves of an epoch; raises ProtocolError if they are malformed or not those of its root."""
-    leaves = decode_leaves(data)
-    if merkle_root([leaf(node, root, units) for root, units in leaves]) != message.root:
-        raise ProtocolError("wrong leaves", "they do not hash to the epoch's root")
-    return leaves
 
 
 class Annulment:
@@ -134,7 +106,7 @@ class Annulment:
                 max_size=min(message.leaves_size, MAX_LEAVES_BYTES),
                 timeout=FETCH_TIMEOUT,
             )
-            leaves = await trio.to_thread.run_sync(lambda: checked_leaves(node, message, path.read_bytes()))
+            leaves = await trio.to_thread.run_sync(lambda: checked_leaves(node, message.root, path.read_bytes()))
             self.note(node, message, leaves)
         except (IntellectError, OSError) as error:
             log.info("leaves.unusable", node=node, epoch=message.epoch, why=str(error))
@@ -171,8 +143,7 @@ class Annulment:
         if message is None or len(signatures) < self._station.quorum:
             return
         self._tried[root] += 1
-        hashes = [leaf(epoch.node, one, units) for one, units in epoch.leaves]
-        path = proof(hashes, place)
+        path = proof(tree_of(epoch.node, epoch.leaves), place)
         try:
             await self._canceller.invalidate(message.commitment, epoch.number, path, reason, signatures)
         except IntellectError as error:
