@@ -184,4 +184,5 @@ def _no_work(rate: float) -> dict[str, Any]:
         "tokens_per_second": rate,
         "generate_seconds": 0.0,
         "last_reward_estimate": None,
+        "waiting": None,
     }

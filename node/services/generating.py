@@ -18,6 +18,7 @@ from node.services.base import Service
 from node.services.station import LoadedPolicies, Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.hearing import is_cut_off, voices
 from node.weights.keeper import HeldPolicy
 from protocol.checks import reason_name
 from protocol.errors import IntellectError
@@ -31,6 +32,9 @@ INTERVAL_MEMORY = 0.8
 LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
+HEARING_POLL = 0.25
+CATCHING_UP = 5.0
+"""Seconds that a newer policy has to arrive, once somebody is heard again."""
 REMEMBERED = 256
 """Own files whose state is looked at again."""
 
@@ -58,6 +62,7 @@ class Generating(Service):
         self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self.rate = Rate()
         self.last_reward: float | None = None
+        self.waiting: str | None = None
         self.finished = False
         self.counts: dict[str, int] = {}
         self.refused: Counter[str] = Counter()
@@ -92,6 +97,7 @@ class Generating(Service):
             "units": self.units,
             "generate_seconds": round(self.generate_seconds, 2),
             "last_reward_estimate": self.last_reward,
+            "waiting": self.waiting,
         }
         return {"work": work}
 
@@ -101,6 +107,9 @@ class Generating(Service):
     async def _generate(self) -> None:
         while True:
             policy = await self._next_policy()
+            if self._is_cut_off():
+                await self._wait_for_a_voice(policy)
+                continue
             index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             try:
                 produced = await self._produce(policy, index)
@@ -108,6 +117,25 @@ class Generating(Service):
             except IntellectError as error:
                 log.warning("rollout.failed", step=policy.step, why=error.why)
                 await trio.sleep(1.0)
+
+    def _is_cut_off(self) -> bool:
+        return is_cut_off(voices(self._station.board, self._station.membership), trio.current_time())
+
+    async def _wait_for_a_voice(self, policy: HeldPolicy) -> None:
+        """While neither the trainer nor a validator is heard nothing more is made: it would be stale once they are.
+
+        Then what was missed comes first; and the time that passed unheard is nobody's lack of rollouts.
+        """
+        began = trio.current_time()
+        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime())
+        log.warning("worker.cut_off", step=policy.step)
+        while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
+            await trio.sleep(HEARING_POLL)
+        log.warning("worker.reconnected", seconds=round(trio.current_time() - began, 1))
+        self.waiting = None
+        with trio.move_on_after(CATCHING_UP):
+            await self._station.shelf.newer_than(policy.step)
+        self._arrived_at += trio.current_time() - began
 
     async def _next_policy(self) -> HeldPolicy:
         """The newest policy, once this worker's share of its rollouts is not yet made.
