@@ -6,11 +6,13 @@ learn who else is there, obtain the run, play the role. SIGTERM or Ctrl-C drains
 
 import os
 import signal
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import structlog
 import trio
 
+from contracts.bindings import PoolInfo
 from node.api.server import ApiServer
 from node.blobs.exchange import Limits
 from node.blobs.http.sources import parse_source
@@ -156,16 +158,8 @@ class Daemon:
         log.info("hardware.found", summary=hardware.summary)
         role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
         self.status.place(profile, number, role)
-        async with open_member(
-            key,
-            Domain(profile.chain_id, profile.contracts.swarm),
-            pool,
-            Libp2pNetwork(key, self.config.listen),
-            state.path / "blobs",
-            quota=self.config.store_quota,
-            limits=Limits(self.config.upload_limit, self.config.download_limit, self.config.upload_slots),
-            sources=[parse_source(text) for text in self.config.http_sources],
-        ) as member:
+        domain = Domain(profile.chain_id, profile.contracts.swarm)
+        async with self._open_member(key, domain, pool, state.path / "blobs") as member:
             self.status.connect(member)
             contact = self.config.announce or member.network.contacts()[0]
             await ensure_participant(chain, key, self.config, state.path)
@@ -179,10 +173,27 @@ class Daemon:
                     check_requirements(run.spec, role, hardware)
                     station = take_station(member, run, pool.threshold, journal)
                     self.status.work_for(station)
-                    shared = (self.config, role, hardware, chain, member, station)
-                    await self._serve(nursery, Workplace(*shared, self.crew, contact, state.path))
+                    place = Workplace(
+                        self.config, role, hardware, chain, member, station, self.crew, contact, state.path
+                    )
+                    await self._serve(nursery, place)
             finally:
                 await self._leave(chain, number, member.membership)
+
+    def _open_member(
+        self, key: NodeKey, domain: Domain, pool: PoolInfo, blobs: Path
+    ) -> AbstractAsyncContextManager[Member]:
+        config = self.config
+        return open_member(
+            key,
+            domain,
+            pool,
+            Libp2pNetwork(key, config.listen),
+            blobs,
+            quota=config.store_quota,
+            limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
+            sources=[parse_source(text) for text in config.http_sources],
+        )
 
     async def _follow_pool(
         self, nursery: trio.Nursery, member: Member, chain: ChainClient, contact: str, directory: Path
@@ -196,7 +207,7 @@ class Daemon:
         nursery.start_soon(member.listen)
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
-        """Start the role's services, one after the other."""
+        """Start the role's services one after the other: each may count on those before it."""
         for kind in ROLES[place.role]:
             service = await kind.open(place)
             if service is not None:
