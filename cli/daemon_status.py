@@ -68,6 +68,7 @@ class WorkPart(msgspec.Struct, frozen=True):
     tokens_per_second: float = 0.0
     units: int = 0
     last_reward_estimate: float | None = None
+    waiting: str | None = None
 
 
 class AlarmPart(msgspec.Struct, frozen=True):
@@ -164,6 +165,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}
     processes: list[ProcessPart] = []
+    services: list[str] = []
     last_error: ErrorPart | None = None
 
 

@@ -102,6 +102,8 @@ def _facts(status: "DaemonStatus") -> Table:
             f"{_reasons(work.rejected_by_reason)}"
             f"  {work.tokens_per_second:,.0f} tokens/s  {work.units:,} units",
         )
+    if status.work and status.work.waiting:
+        _row(grid, "  waits", status.work.waiting)
     if status.training:
         training = status.training
         reward = f"{training.reward_eval[-1][1]:.3f}" if training.reward_eval else "-"

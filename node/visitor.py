@@ -4,28 +4,23 @@ It follows the trainer's signed announcements as a member does, so what it holds
 stakes nothing, says nothing and is gone afterwards. What it has fetched stays in `directory` for the next visit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import structlog
 import trio
 
-from contracts.bindings import Member
-from node.blobs.door import BlobDoor
-from node.blobs.exchange import BlobExchange
-from node.blobs.http.fetch import HttpBlobs
+from contracts import bindings
 from node.blobs.http.sources import HttpSource
-from node.blobs.store import BlobStore
-from node.blobs.transfer import Progress
+from node.blobs.transfer import Report
 from node.chain.client import ChainClient
 from node.chain.profile import NetworkProfile
 from node.errors import StateError
+from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
 from node.run.assets import image_limit
 from node.state.locks import FileLock
-from node.swarm.board import Board
-from node.swarm.membership import Membership
 from node.weights.errors import PolicyUnknown
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import HeldPolicy, PolicyShelf
@@ -42,7 +37,6 @@ ASSET_TIMEOUT = 600.0
 FIRST_SILENCE = 1.5
 """Seconds without a newer announcement after which the newest one heard of is taken for the newest there is."""
 MODEL = "model/"
-Report = Callable[[Progress], None]
 
 
 class Visit(msgspec.Struct, frozen=True):
@@ -100,41 +94,34 @@ class Visitor:
                 f"pool {self._pool} has no members", "nobody is there who could have its policies", "try another pool"
             )
         key = NodeKey.generate()
-        network = Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0")
-        membership = Membership(key.address, network, pool.manager, pool.validators)
-        domain = Domain(self._profile.chain_id, self._profile.contracts.swarm)
-        board = Board(network, key, domain, self._pool, membership)
-        store = await trio.to_thread.run_sync(BlobStore, self._directory / "blobs", self._quota)
-        exchange = _Reporting(BlobExchange(network, store), self._report)
-        blobs = BlobDoor(store, exchange, HttpBlobs(store), self._sources)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(network.run)
-            for member in members:
-                membership.joined(member.node, member.contact)
-            nursery.start_soon(board.run)
-            run = await self._run(blobs, pool.run_root, membership)
-            shelf = PolicyShelf(1, store)
-            follower = PolicyFollower(
-                board.subscribe(PolicyAnnounced),
-                blobs,
-                store,
-                shelf,
-                pool.run_root,
-                lambda author: [author, *membership.addresses()],
-                image_limit(run),
-                workshop=self._directory / "building",
-                records=PolicyRecords(self._directory / "held"),
-                newest=step is None,
-            )
+        async with (
+            open_member(
+                key,
+                Domain(self._profile.chain_id, self._profile.contracts.swarm),
+                pool,
+                Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0"),
+                self._directory / "blobs",
+                quota=self._quota,
+                sources=self._sources,
+                report=self._report,
+            ) as member,
+            trio.open_nursery() as nursery,
+        ):
+            for one in members:
+                member.membership.joined(one.node, one.contact)
+            nursery.start_soon(member.listen)
+            run = await self._run(member, pool.run_root)
+            shelf = PolicyShelf(1, member.stock.store)
+            follower = self._follower(member, shelf, pool.run_root, image_limit(run), newest=step is None)
             nursery.start_soon(follower.run)
             policy = await self._wanted(follower, shelf, step)
-            assets = await self._assets(blobs, run, membership)
+            assets = await self._assets(member, run)
             nursery.cancel_scope.cancel()
         return Visit(policy, pool.manager, run, assets)
 
-    async def _members(self, chain: ChainClient) -> list[Member]:
+    async def _members(self, chain: ChainClient) -> list[bindings.Member]:
         """Those who are in; a pool or a local chain that has just started may need a moment to show them."""
-        members: list[Member] = []
+        members: list[bindings.Member] = []
         with trio.move_on_after(MEMBERS_WITHIN):
             while True:
                 members = [one for one in await chain.members(self._pool) if not (one.evicted or one.left)]
@@ -143,8 +130,25 @@ class Visitor:
                 await trio.sleep(1.0)
         return members
 
-    async def _run(self, blobs: BlobDoor, root: bytes, membership: Membership) -> RunSpec:
-        path = await blobs.fetch(root, membership.addresses(), max_size=MAX_RUN_BYTES, timeout=HEARD_WITHIN)
+    def _follower(
+        self, member: Member, shelf: PolicyShelf, run_root: bytes, image_limit: int, *, newest: bool
+    ) -> PolicyFollower:
+        return PolicyFollower(
+            member.board.subscribe(PolicyAnnounced),
+            member.blobs,
+            member.stock.store,
+            shelf,
+            run_root,
+            lambda author: [author, *member.membership.addresses()],
+            image_limit,
+            workshop=self._directory / "building",
+            records=PolicyRecords(self._directory / "held"),
+            newest=newest,
+        )
+
+    async def _run(self, member: Member, root: bytes) -> RunSpec:
+        sources = member.membership.addresses()
+        path = await member.blobs.fetch(root, sources, max_size=MAX_RUN_BYTES, timeout=HEARD_WITHIN)
         return decode_run(await trio.to_thread.run_sync(path.read_bytes))
 
     async def _wanted(self, follower: PolicyFollower, shelf: PolicyShelf, step: int | None) -> HeldPolicy:
@@ -172,28 +176,14 @@ class Visitor:
             )
         return held
 
-    async def _assets(self, blobs: BlobDoor, run: RunSpec, membership: Membership) -> dict[str, Path]:
+    async def _assets(self, member: Member, run: RunSpec) -> dict[str, Path]:
         """The model's configuration and tokenizer, not its first weights."""
         wanted = [a for a in run.assets if a.path.startswith(MODEL) and not a.path.endswith(".safetensors")]
         wanted = [asset for asset in wanted if not asset.path.endswith(".safetensors.index.json")]
         found: dict[str, Path] = {}
         for asset in wanted:
+            sources = member.membership.addresses()
             root = bytes.fromhex(asset.root)
-            path = await blobs.fetch(root, membership.addresses(), max_size=asset.size, timeout=ASSET_TIMEOUT)
+            path = await member.blobs.fetch(root, sources, max_size=asset.size, timeout=ASSET_TIMEOUT)
             found[asset.path.removeprefix(MODEL)] = path
         return found
-
-
-class _Reporting:
-    """An exchange that says how far each fetch is."""
-
-    def __init__(self, exchange: BlobExchange, report: Report) -> None:
-        self._exchange = exchange
-        self._report = report
-
-    async def fetch(
-        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
-    ) -> Path:
-        return await self._exchange.fetch(
-            root, sources, max_size=max_size, timeout=timeout, priority=priority, progress=self._report
-        )

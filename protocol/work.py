@@ -1,17 +1,26 @@
 """Work units and the Merkle tree of one node's files in one epoch.
 
-One root per node and epoch goes on chain; a leaf can be shown with its proof when it is disputed.
-Leaves and inner nodes hash under different prefixes, so neither can pass for the other.
+One root per node and epoch goes on chain; a leaf can be shown with its proof when it is disputed. What the leaves are
+made of is published as a blob beside the root. Leaves and inner nodes hash under different prefixes, so neither can
+pass for the other.
 """
 
 from collections.abc import Sequence
 
+import msgspec
 from eth_hash.auto import keccak
 
+from protocol.codec import decode_msgpack
+from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.run import RunSpec
 
 EMPTY_ROOT = bytes(32)
+MAX_LEAVES = 65_536
+MAX_LEAVES_BYTES = 48 * MAX_LEAVES
+
+Leaf = tuple[bytes, int]
+"""(file root, units): what a leaf of the tree is made of, beside its node."""
 
 
 def leaf(node: Address, file_root: bytes, units: int) -> bytes:
@@ -64,3 +73,30 @@ def most_files(run: RunSpec) -> int:
     More than that nobody can use, and whoever commits to more only fills other people's tables.
     """
     return 8 * run.rollout.files_per_step + 32
+
+
+def tree_of(node: Address, leaves: Sequence[Leaf]) -> list[bytes]:
+    """The tree's leaves: the hash of each, in order."""
+    return [leaf(node, root, units) for root, units in leaves]
+
+
+def encode_leaves(leaves: Sequence[Leaf]) -> bytes:
+    """The blob that a worker publishes beside an epoch's root."""
+    return msgspec.msgpack.encode(list(leaves))
+
+
+def decode_leaves(data: bytes) -> tuple[Leaf, ...]:
+    """Parse a stranger's leaves; raises ProtocolError."""
+    what = "malformed leaves"
+    leaves = decode_msgpack(data, list[Leaf], limit=MAX_LEAVES_BYTES, error=ProtocolError, what=what)
+    if len(leaves) > MAX_LEAVES or any(len(root) != 32 or not 0 <= units < 1 << 32 for root, units in leaves):
+        raise ProtocolError(what, "too many, or a root or number of units out of range")
+    return tuple(leaves)
+
+
+def checked_leaves(node: Address, epoch_root: bytes, data: bytes) -> tuple[Leaf, ...]:
+    """The leaves of an epoch; raises ProtocolError if they are malformed or not those of its root."""
+    leaves = decode_leaves(data)
+    if merkle_root(tree_of(node, leaves)) != epoch_root:
+        raise ProtocolError("wrong leaves", "they do not hash to the epoch's root")
+    return leaves

@@ -54,11 +54,14 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class BlobExchange:
-    """Serves the store's blobs to peers, and fetches what the store lacks."""
+    """Serves the store's blobs to peers, and fetches what the store lacks. report: told how far each fetch is."""
 
-    def __init__(self, network: Network, store: BlobStore, limits: Limits | None = None) -> None:
+    def __init__(
+        self, network: Network, store: BlobStore, limits: Limits | None = None, report: Report | None = None
+    ) -> None:
         limits = limits or Limits()
         self._store = store
+        self._report = report
         self._desk = Desk(network, store, limits.download)
         self._uploads = Uploads(self._desk.ledger, limits.slots, limits.upload)
         self._seeds: dict[bytes, SuperSeed[Address]] = {}
@@ -94,9 +97,10 @@ class BlobExchange:
 
         sources: who may have it; the first is asked in any case. Sources that turn out not to have it are asked
         again, ever less often, until the timeout. priority: a blob goes before those of less, as long as it makes
-        headway. progress: called a few times per second; must return at once.
+        headway. progress: called a few times per second, the exchange's `report` by default; must return at once.
         Raises BlobUnavailable (nobody delivered it in time), BlobTooLarge, StoreFull.
         """
+        progress = progress or self._report
         with trio.move_on_after(timeout):
             while not self._store.has(root):
                 transfer = self._desk.transfers.get(root)

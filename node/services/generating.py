@@ -1,4 +1,4 @@
-"""The worker: draw, generate, commit, publish; and put accepted work on chain, one root per epoch.
+"""The worker: draw, generate, commit, publish, and hear what becomes of it.
 
 Its own rewards are for its log only. What it has committed to is in the journal before anybody hears of it.
 """
@@ -7,28 +7,26 @@ import math
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import structlog
 import trio
 
-from contracts.bindings import PoolInfo, WorkInfo
-from node.chain.client import Block
 from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.recent import Recent
-from node.recipe.capacity import CapacityGauge
-from node.services.court.invalidating import encode_leaves
+from node.recipe.capacity import CapacityGauge, measure
+from node.services.base import Service
 from node.services.station import LoadedPolicies, Rate, Station
-from node.state.journal import Journal
+from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.hearing import is_cut_off, voices
 from node.swarm.register import Work, WorkId
 from node.weights.keeper import HeldPolicy
 from protocol.checks import reason_name
 from protocol.errors import IntellectError
-from protocol.identity import Address
-from protocol.messages import Heartbeat, RolloutCommitted, WorkPublished
+from protocol.messages import Heartbeat, RolloutCommitted
 from protocol.statements import WorkCommitment, sign
-from protocol.work import leaf, merkle_root, most_files
+from protocol.work import most_files
 
 log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
@@ -37,6 +35,9 @@ INTERVAL_MEMORY = 0.8
 LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
+HEARING_POLL = 0.25
+CATCHING_UP = 5.0
+"""Seconds that a newer policy has to arrive, once somebody is heard again."""
 REMEMBERED = 256
 """Own files whose state is looked at again."""
 
@@ -49,30 +50,22 @@ class EngineChild(Protocol):
     async def ask(self, request: Request, *, timeout: float) -> Reply: ...
 
 
-class Treasury(Protocol):
-    """The part of node.chain that pays."""
-
-    async def pool(self, pool: int) -> PoolInfo: ...
-    async def block(self) -> Block: ...
-    async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo: ...
-    async def commit_work(self, pool: int, epoch: int, root: bytes, units: int) -> object: ...
-
-
-class Worker:
+class Generating(Service):
     """Generates rollouts for every policy until the run is over."""
 
-    def __init__(
-        self, station: Station, engine: EngineChild, treasury: Treasury, scratch: Path, gauge: CapacityGauge
-    ) -> None:
+    name = "generating"
+
+    def __init__(self, station: Station, engine: EngineChild, scratch: Path, gauge: CapacityGauge) -> None:
         self._station = station
+        self._journal = station.journal
         self._engine = engine
-        self._treasury = treasury
         self._scratch = scratch
         self._gauge = gauge
         self._informative = 1.0
         self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self.rate = Rate()
         self.last_reward: float | None = None
+        self.waiting: str | None = None
         self.finished = False
         self.counts: dict[str, int] = {}
         self.refused: Counter[str] = Counter()
@@ -83,17 +76,43 @@ class Worker:
         self._arrived_at = 0.0
         self._interval = FIRST_INTERVAL
 
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        """Once the engine is ready: raises EngineError if the run does not permit it."""
+        run = place.station.run
+        place.engine.check_permitted(run.spec.verification)
+        machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus)
+        return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine))
+
     async def run(self) -> None:
         await self._repeat_promises()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_verdicts)
             nursery.start_soon(self._watch_trainer)
-            nursery.start_soon(self._pay_epochs)
             await self._generate()
+
+    def status(self) -> dict[str, Any]:
+        work = {
+            "files_committed": sum(self.counts.values()),
+            "files_accepted": self.counts.get("accepted", 0),
+            "files_rejected": self.counts.get("rejected", 0),
+            "rejected_by_reason": dict(self.refused),
+            "units": self.units,
+            "generate_seconds": round(self.generate_seconds, 2),
+            "last_reward_estimate": self.last_reward,
+            "waiting": self.waiting,
+        }
+        return {"work": work}
+
+    def beat(self) -> dict[str, Any]:
+        return {"rate": round(self.rate.per_second, 1)}
 
     async def _generate(self) -> None:
         while True:
             policy = await self._next_policy()
+            if self._is_cut_off():
+                await self._wait_for_a_voice(policy)
+                continue
             index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             try:
                 produced = await self._produce(policy, index)
@@ -101,6 +120,25 @@ class Worker:
             except IntellectError as error:
                 log.warning("rollout.failed", step=policy.step, why=error.why)
                 await trio.sleep(1.0)
+
+    def _is_cut_off(self) -> bool:
+        return is_cut_off(voices(self._station.board, self._station.membership), trio.current_time())
+
+    async def _wait_for_a_voice(self, policy: HeldPolicy) -> None:
+        """While neither the trainer nor a validator is heard nothing more is made: it would be stale once they are.
+
+        Then what was missed comes first; and the time that passed unheard is nobody's lack of rollouts.
+        """
+        began = trio.current_time()
+        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime())
+        log.warning("worker.cut_off", step=policy.step)
+        while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
+            await trio.sleep(HEARING_POLL)
+        log.warning("worker.reconnected", seconds=round(trio.current_time() - began, 1))
+        self.waiting = None
+        with trio.move_on_after(CATCHING_UP):
+            await self._station.shelf.newer_than(policy.step)
+        self._arrived_at += trio.current_time() - began
 
     async def _next_policy(self) -> HeldPolicy:
         """The newest policy, once this worker's share of its rollouts is not yet made.
@@ -240,49 +278,3 @@ class Worker:
         async for signed in self._station.board.subscribe(Heartbeat):
             if self._station.membership.is_trainer(signed.author):
                 self.finished = bool(signed.message.finished)  # type: ignore[union-attr]
-
-    async def _pay_epochs(self) -> None:
-        """Once an epoch is over, one Merkle root of its accepted files goes on chain."""
-        while True:
-            try:
-                pool = await self._treasury.pool(self._station.pool)
-                now = (await self._treasury.block()).timestamp
-                await self._commit_epoch(pool.epoch_at(now) - 1)
-                await trio.sleep(min(max(pool.epoch_seconds / 4, 1.0), 300.0))
-            except IntellectError as error:
-                log.warning("work.not_committed", why=error.why)
-                await trio.sleep(5.0)
-
-    async def _commit_epoch(self, epoch: int) -> None:
-        """Commit what is accepted and not yet on chain under the epoch that just ended."""
-        last = int(await self._journal.do(self._journal.recall, "epoch") or b"-1")
-        if epoch <= last:
-            return
-        files = await self._journal.do(self._journal.files_of_epoch, epoch)
-        if not files:
-            files = await self._journal.do(self._journal.unpaid_files, time.time())
-            await self._journal.do(self._journal.assign_epoch, [root for root, _ in files], epoch)
-        if files and not await self._is_on_chain(epoch):
-            leaves = [leaf(self._station.key.address, root, units) for root, units in files]
-            units = sum(units for _, units in files)
-            await self._treasury.commit_work(self._station.pool, epoch, merkle_root(leaves), units)
-            await self._publish_leaves(epoch, merkle_root(leaves), files)
-            log.info("work.committed", epoch=epoch, files=len(files), units=units)
-        await self._journal.do(self._journal.remember, "epoch", str(epoch).encode())
-
-    async def _publish_leaves(self, epoch: int, root: bytes, files: list[tuple[bytes, int]]) -> None:
-        """Show which files stand behind an epoch's root, so that one that is rejected later can be taken out."""
-        info = await self._station.blobs.add(encode_leaves(files))
-        message = WorkPublished(
-            pool=self._station.pool, epoch=epoch, root=root, leaves_root=info.root, leaves_size=info.size
-        )
-        await self._station.board.post(message)
-
-    async def _is_on_chain(self, epoch: int) -> bool:
-        """Whether a commitment was sent before a restart could be journaled."""
-        work = await self._treasury.work(self._station.pool, self._station.key.address, epoch)
-        return any(work.root)
-
-    @property
-    def _journal(self) -> Journal:
-        return self._station.journal

@@ -1,4 +1,4 @@
-"""What the three roles share: the run they work for and the doors to its parts."""
+"""What a node's services are given: the run that they work for, and the doors to everybody else."""
 
 import time
 from collections import deque
@@ -6,6 +6,7 @@ from collections import deque
 import msgspec
 
 from node.blobs.interface import Blobs
+from node.member import Member
 from node.run.assets import Run
 from node.state.journal import Journal
 from node.swarm.board import Board
@@ -14,6 +15,8 @@ from node.swarm.membership import Membership
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from protocol.identity import NodeKey
 from protocol.statements import Domain
+
+KEPT_POLICIES_EXTRA = 3
 
 
 class Station(msgspec.Struct):
@@ -30,6 +33,15 @@ class Station(msgspec.Struct):
     shelf: PolicyShelf
     quorum: int
     jury: Jury
+
+
+def take_station(member: Member, run: Run, quorum: int, journal: Journal) -> Station:
+    """A member's place in a run. quorum: validators that must agree."""
+    keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
+    shelf = PolicyShelf(keep, member.stock.store)
+    jury = Jury(member.board, member.membership, run.spec, member.pool, quorum, journal)
+    own = (member.key, member.domain, member.pool)
+    return Station(*own, run, member.board, member.blobs, journal, member.membership, shelf, quorum, jury)
 
 
 class Rate:

@@ -111,6 +111,8 @@ class Board:
         self._latest_beat: dict[Address, bytes] = {}
         self._subscribers: list[tuple[type, trio.MemorySendChannel[Signed]]] = []
         self.counts: Counter[str] = Counter()
+        self.heard: dict[Address, float] = {}
+        """When something new by each member came last, whichever way; monotonic seconds."""
         self._topic = topic(domain, pool)
         self._incoming = wire.subscribe(self._topic, self._accept)
         wire.serve(CATCH_UP_PROTOCOL, self._answer_catch_up, max_request=16 * MAX_KNOWN)
@@ -223,7 +225,8 @@ class Board:
             return
         if isinstance(signed.message, Heartbeat) and not self._supersede(signed, name):
             return
-        self._kept[name] = _Kept(signed, trio.current_time())
+        self.heard[signed.author] = now = trio.current_time()
+        self._kept[name] = _Kept(signed, now)
         self._expire()
         self.counts[type(signed.message).__name__] += 1
         for kind, channel in self._subscribers:

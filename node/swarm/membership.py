@@ -1,11 +1,9 @@
 """Who is in the pool: the chain says who may be, heartbeats say who is.
 
-Feeds the network with the contacts of the members, so that the chain is the only meeting point that
-a newcomer needs; sends this node's own heartbeat.
+Feeds the network with the contacts of the members, so that the chain is the only meeting point that a newcomer needs.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -15,7 +13,7 @@ import trio
 from node.swarm.board import Board
 from protocol.checks import reason_name
 from protocol.identity import Address
-from protocol.liveness import Members, MemberState, heartbeat_interval
+from protocol.liveness import Members, MemberState
 from protocol.messages import Heartbeat
 
 log = structlog.get_logger()
@@ -138,11 +136,3 @@ class Membership:
             if fresh and beat.contact and self._contacts.get(signed.author) != beat.contact:
                 self._contacts[signed.author] = beat.contact
                 self._dial()
-
-    async def beat(self, board: Board, shortest: float, describe: Callable[[int, float], Heartbeat]) -> None:
-        """Send this node's heartbeat until cancelled; `describe(sequence, interval)` makes it."""
-        while True:
-            live = len(self.table.live(trio.current_time()))
-            interval = heartbeat_interval(live + 1, shortest)
-            await board.post(describe(time.time_ns() // 1_000_000, interval))
-            await trio.sleep(interval)

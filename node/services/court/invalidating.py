@@ -19,18 +19,15 @@ from node.services.court.turns import seconds_to_wait
 from node.services.station import Station
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
-from protocol.codec import decode_msgpack
-from protocol.errors import IntellectError, ProtocolError
+from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import WorkPublished
 from protocol.statements import Outcome, WorkCommitment
-from protocol.work import leaf, merkle_root, proof
+from protocol.work import MAX_LEAVES_BYTES, Leaf, checked_leaves, proof, tree_of
 
 log = structlog.get_logger()
 POLL = 2.0
 FETCH_TIMEOUT = 30.0
-MAX_LEAVES = 65_536
-MAX_LEAVES_BYTES = 48 * MAX_LEAVES
 KEPT = 1024
 KEPT_LEAVES = 65_536
 """Of one worker: it crowds out its own old epochs, not those of others."""
@@ -40,9 +37,6 @@ WATCHED = 4096
 TRIES = 5
 DONE = ("AlreadyInvalidated", "AlreadyMature", "NothingCommitted", "WorkIsVoided")
 """What the contract answers when there is nothing (left) to take."""
-
-Leaf = tuple[bytes, int]
-"""(file root, units)."""
 
 
 class Canceller(Protocol):
@@ -74,28 +68,6 @@ class _Watched(msgspec.Struct):
 
     due: float
     tried: int = 0
-
-
-def encode_leaves(leaves: Sequence[Leaf]) -> bytes:
-    """The blob that a worker publishes."""
-    return msgspec.msgpack.encode(list(leaves))
-
-
-def decode_leaves(data: bytes) -> tuple[Leaf, ...]:
-    """Parse a stranger's leaves; raises ProtocolError."""
-    what = "malformed leaves"
-    leaves = decode_msgpack(data, list[Leaf], limit=MAX_LEAVES_BYTES, error=ProtocolError, what=what)
-    if len(leaves) > MAX_LEAVES or any(len(root) != 32 or not 0 <= units < 1 << 32 for root, units in leaves):
-        raise ProtocolError(what, "too many, or a root or number of units out of range")
-    return tuple(leaves)
-
-
-def checked_leaves(node: Address, message: WorkPublished, data: bytes) -> tuple[Leaf, ...]:
-    """The leaves of an epoch; raises ProtocolError if they are malformed or not those of its root."""
-    leaves = decode_leaves(data)
-    if merkle_root([leaf(node, root, units) for root, units in leaves]) != message.root:
-        raise ProtocolError("wrong leaves", "they do not hash to the epoch's root")
-    return leaves
 
 
 class Annulment:
@@ -156,7 +128,7 @@ class Annulment:
                 max_size=min(message.leaves_size, MAX_LEAVES_BYTES),
                 timeout=FETCH_TIMEOUT,
             )
-            leaves = await trio.to_thread.run_sync(lambda: checked_leaves(node, message, path.read_bytes()))
+            leaves = await trio.to_thread.run_sync(lambda: checked_leaves(node, message.root, path.read_bytes()))
             self.note(node, message, leaves)
         except (IntellectError, OSError) as error:
             log.info("leaves.unusable", node=node, epoch=message.epoch, why=str(error))
@@ -224,4 +196,4 @@ class Annulment:
 
 
 def _path(epoch: _Epoch, number: int) -> tuple[bytes, ...]:
-    return proof([leaf(epoch.node, root, units) for root, units in epoch.leaves], number)
+    return proof(tree_of(epoch.node, epoch.leaves), number)

@@ -8,7 +8,7 @@ worker: such a file waits, and in the end gets no verdict from here. Consequence
 import time
 from collections import Counter, deque
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -469,3 +469,28 @@ class Validator:
         self.recent.appendleft(
             Judged(commitment.node, commitment.index, work.step, outcome, reason, detail, time.monotonic())
         )
+
+    # as a service
+
+    name = "judging"
+
+    def status(self) -> dict[str, Any]:
+        now = time.monotonic()
+        recent = []
+        for judged in self.recent:
+            row = msgspec.structs.asdict(judged)
+            row["reason"] = Reason(judged.reason).name.lower()
+            row["seconds_ago"] = round(now - row.pop("at"), 1)
+            recent.append(row)
+        verdicts = {
+            "accepted": self.outcomes["accepted"],
+            "rejected": self.outcomes["rejected"],
+            "by_reason": dict(self.reasons),
+            "withheld": self.outcomes["withheld"],
+            "skipped": self.outcomes["skipped"],
+            "recent": recent,
+        }
+        return {"verdicts": verdicts}
+
+    def beat(self) -> dict[str, Any]:
+        return {"rate": round(self.rate.per_second, 1), "lots": self.lottery.pledges}

@@ -229,6 +229,37 @@ class Trainer:
             selection.step, encode_batch(Batch(BatchHeader(selection.step, files=files), selection.rows))
         )
 
+    # as a service
+
+    name = "training"
+
+    def status(self) -> dict[str, Any]:
+        last = self.metrics[-1] if self.metrics else None
+        staleness = {str(age): self.staleness[age] for age in sorted(self.staleness)}
+        training = {
+            "step": self.step,
+            "reward_eval": [[m.step, m.eval_reward] for m in self.metrics if m.eval_reward is not None],
+            "reward_train": [[m.step, m.reward_mean] for m in self.metrics if m.reward_mean is not None],
+            "staleness": {**staleness, "dropped": self.dropped},
+            "queued_rollouts": self.queued,
+            "seconds_per_step": round(self.seconds / self.step, 3) if self.step > 0 else None,
+            "tokens_per_second": round(self.rate.per_second, 1),
+            "loss": last.loss if last else None,
+            "grad_norm": last.grad_norm if last else None,
+            "entropy": last.entropy if last else None,
+            "alarms": [msgspec.to_builtins(alarm) for alarm in self.alarms],
+            "latest": self.latest,
+            "ended_by": self.ended_by,
+            "done": self.done,
+            "seconds": round(self.seconds, 2),
+            "invalidated_files": self.invalidated,
+        }
+        return {"training": training, "processes": [{"name": self._learner.name, "pid": self._learner.pid}]}
+
+    def beat(self) -> dict[str, Any]:
+        rate = round(self.rate.per_second, 1)
+        return {"rate": rate, "engine": self._learner.engine_name, "finished": self.done}
+
 
 def _name(group: Group) -> bytes:
     """What the journal calls a group: its file's root and its number."""

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected
-from node.services.court.invalidating import checked_leaves, encode_leaves
 from node.services.judging.judge import Candidate, Validator
 from node.services.judging.lots import Lot
 from node.swarm.ballots import FileState
@@ -16,11 +15,10 @@ from node.swarm.jury import Jury
 from node.swarm.register import Work
 from protocol.checks import Fault, Reason
 from protocol.decision import Level, Standing
-from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.messages import VerdictIssued, WorkPublished
 from protocol.statements import Outcome, work_id
-from protocol.work import leaf, merkle_root
+from protocol.work import merkle_root, tree_of
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
 from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, Seat, TruthfulEngine, changed, root_of
 
@@ -378,13 +376,10 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         good, bad = await court.commit(), await court.commit(index=1, fault=BAD_GROUP)
         await trio.sleep(20)
         leaves = ((root_of(), 100), (root_of(index=1, fault=BAD_GROUP), 100))
-        root = merkle_root([leaf(WORKER.address, one, units) for one, units in leaves])
+        root = merkle_root(tree_of(WORKER.address, leaves))
         message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
-        named = (WORKER.address, message)
         for validator in court.validators:
-            validator._annulment.note(WORKER.address, message, checked_leaves(*named, encode_leaves(leaves)))
-            with pytest.raises(ProtocolError, match="root"):
-                checked_leaves(*named, encode_leaves(leaves[:1]))
+            validator._annulment.note(WORKER.address, message, leaves)
         await trio.sleep(60)
         taken = (leaves[1][0], 7, Reason.ACTIVATIONS, 3)
         assert [judge.annulled for judge in court.judges] == [[taken]] * 3

@@ -18,9 +18,10 @@ from node.chain.setup import prepare_participant
 from node.inference.wire import Reply, Request
 from node.recipe.capacity import CapacityGauge
 from node.run.assets import Run
-from node.services.generating import Worker
+from node.services.generating import Generating
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
+from node.services.paying import Paying
 from node.services.station import Station
 from node.swarm.ballots import FileState
 from protocol.blobs import BlobInfo, describe
@@ -104,7 +105,7 @@ class Hall:
         times: dict[str, Any] = {"verdict_seconds": PATIENCE, "delivery_seconds": PATIENCE}
         return Court([Validator] * 3, engine=lambda i, bad: engines[i](bad), window=64, **times)
 
-    def worker(self, played: Court) -> Worker:
+    def worker(self, played: Court) -> tuple[Generating, Paying]:
         seat = played.workers[0]
         station = Station(
             key=seat.key,
@@ -120,7 +121,8 @@ class Hall:
             jury=seat.jury,
         )
         unused: Any = None
-        return Worker(station, unused, self.chain, self.folder, CapacityGauge(played.run, unused))
+        gauge = CapacityGauge(played.run, unused)
+        return Generating(station, unused, self.folder, gauge), Paying(station, self.chain)
 
     async def stakes(self) -> list[int]:
         return [(await self.chain.stake_of(provider.address)).bonded for provider in self.providers]
@@ -157,7 +159,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
     async with trio.open_nursery() as nursery:
         await played.open(nursery)
         mock_clock.rate = FAST
-        worker = hall.worker(played)
+        worker, paying = hall.worker(played)
         nursery.start_soon(worker._follow_verdicts)
         journal, ballots = worker._journal, played.trainer.jury.ballots
         good, bad = await played.commit(), await played.commit(index=1, fault=BAD_GROUP)
@@ -169,7 +171,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
         chain_rpc("evm_increaseTime", 2 * EPOCH)
         chain_rpc("evm_mine")
         epoch = await hall.chain.epoch_at(hall.pool) - 1
-        await worker._commit_epoch(epoch)
+        await paying.commit_epoch(epoch)
         work = await hall.chain.work(hall.pool, WORKER.address, epoch)
         assert (work.units, work.voided) == (200, False)
 

@@ -1,0 +1,104 @@
+"""What every participant of a pool has: a key, a network, the members and their rights, the board, and blobs.
+
+A daemon, a visitor and a test's seat are made of the same parts. Knows how they fit together and what is up before
+what; leaves what is done with them to those who have them.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+
+from contracts.bindings import PoolInfo
+from node.blobs.door import BlobDoor
+from node.blobs.exchange import BlobExchange, Limits
+from node.blobs.http.errors import BadSource
+from node.blobs.http.fetch import HttpBlobs
+from node.blobs.http.sources import HttpSource, parse_source
+from node.blobs.interface import Blobs
+from node.blobs.store import BlobStore
+from node.blobs.transfer import Report
+from node.network.interface import Network
+from node.swarm.board import Board
+from node.swarm.membership import Membership
+from protocol.identity import NodeKey
+from protocol.statements import Domain
+
+log = structlog.get_logger()
+
+
+class Stock(msgspec.Struct, frozen=True):
+    """A node's blobs. door: where everybody obtains and adds them; behind it the own store and the peers' exchange."""
+
+    door: Blobs
+    store: BlobStore
+    exchange: BlobExchange
+
+
+class Member:
+    """One participant: speaks once `network` runs, hears the pool while `listen` runs. pool: its number on chain."""
+
+    def __init__(
+        self, key: NodeKey, domain: Domain, pool: int, network: Network, membership: Membership, stock: Stock
+    ) -> None:
+        self.key = key
+        self.domain = domain
+        self.pool = pool
+        self.network = network
+        self.membership = membership
+        self.stock = stock
+        self.board = Board(network, key, domain, pool, membership)
+
+    @property
+    def blobs(self) -> Blobs:
+        return self.stock.door
+
+    async def listen(self) -> None:
+        """Keep the board and the table of members up to date until cancelled. The chain's members should be known:
+        what others say is refused."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.board.run)
+            nursery.start_soon(self.membership.follow, self.board)
+
+
+@asynccontextmanager
+async def open_member(
+    key: NodeKey,
+    domain: Domain,
+    pool: PoolInfo,
+    network: Network,
+    directory: Path,
+    *,
+    quota: int,
+    limits: Limits | None = None,
+    sources: Sequence[HttpSource] = (),
+    report: Report | None = None,
+) -> AsyncIterator[Member]:
+    """A member that is on the network until the block ends, and not yet listening.
+
+    directory: of its blobs, `quota` bytes at most; sources: HTTP sources that are asked before the swarm;
+    report: told how far each fetch is. Raises PortInUse, ListenFailed.
+    """
+    membership = Membership(key.address, network, pool.manager, pool.validators)
+    store = await trio.to_thread.run_sync(BlobStore, directory, quota)
+    exchange = BlobExchange(network, store, limits, report)
+    door = BlobDoor(store, exchange, HttpBlobs(store), sources, lambda: announced_gateways(membership))
+    member = Member(key, domain, pool.id, network, membership, Stock(door, store, exchange))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        yield member
+        nursery.cancel_scope.cancel()
+
+
+def announced_gateways(membership: Membership) -> list[HttpSource]:
+    """The HTTP sources that members announce; a text that is none is somebody else's mistake."""
+    found: list[HttpSource] = []
+    for text in membership.gateways():
+        try:
+            found.append(parse_source(text))
+        except BadSource as error:
+            log.debug("gateway.announcement_refused", why=error.why)
+    return found

@@ -1,0 +1,60 @@
+"""A service: something that a node does until it is stopped, and what it says about that.
+
+Every service has the same shape, so that the daemon is a list of them, the status page their sections side by side,
+and the heartbeat what they say of themselves.
+"""
+
+from typing import Any, ClassVar, Self
+
+import trio
+
+
+class Service:
+    """name: one plain word, its own in the whole node."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    async def open(cls, place: Any) -> Self | None:
+        """Made from what a node has (a Workplace); None where this node does without it."""
+        raise NotImplementedError(f"{cls.__name__} is not opened from a table of services")
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Run in `nursery`. One whose start others must wait for returns when it is ready."""
+        nursery.start_soon(self.run)
+
+    async def run(self) -> None:
+        """Do the work until cancelled."""
+        raise NotImplementedError
+
+    def status(self) -> dict[str, Any]:
+        """The parts of /status that this fills, section by section."""
+        return {}
+
+    def beat(self) -> dict[str, Any]:
+        """The fields of this node's heartbeat that this fills."""
+        return {}
+
+
+class Crew:
+    """The services of one node that run, in the order of their start. state: how far the node is, in a word."""
+
+    def __init__(self) -> None:
+        self.state = "starting"
+        self.services: list[Service] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [service.name for service in self.services]
+
+    async def start(self, service: Service, nursery: trio.Nursery) -> None:
+        """Returns once the service is ready."""
+        await service.start(nursery)
+        self.services.append(service)
+
+    def beat(self) -> dict[str, Any]:
+        """What all of them have for the heartbeat."""
+        fields: dict[str, Any] = {}
+        for service in self.services:
+            fields |= service.beat()
+        return fields

@@ -1,0 +1,50 @@
+"""This node's heartbeat: who it is, where it is, and what its services say of themselves."""
+
+import time
+from typing import Self
+
+import trio
+
+from node.services.base import Crew, Service
+from node.services.station import Station
+from node.services.workplace import Workplace
+from protocol.liveness import heartbeat_interval
+from protocol.messages import Heartbeat
+
+
+class Beating(Service):
+    """shortest: seconds between two heartbeats in a small swarm; contact: where others reach this node."""
+
+    name = "heartbeat"
+
+    def __init__(self, station: Station, crew: Crew, role: str, contact: str, shortest: float) -> None:
+        self._station = station
+        self._crew = crew
+        self._role = role
+        self._contact = contact
+        self._shortest = shortest
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        return cls(place.station, place.crew, place.role, place.contact, place.config.heartbeat)
+
+    async def run(self) -> None:
+        while True:
+            live = len(self._station.membership.table.live(trio.current_time()))
+            interval = heartbeat_interval(live + 1, self._shortest)
+            await self._station.board.post(self.message(time.time_ns() // 1_000_000, interval))
+            await trio.sleep(interval)
+
+    def message(self, sequence: int, interval: float) -> Heartbeat:
+        """The heartbeat of this moment. interval: seconds until the next one."""
+        newest = self._station.shelf.newest
+        return Heartbeat(
+            pool=self._station.pool,
+            sequence=sequence,
+            role=self._role,
+            state=self._crew.state,
+            contact=self._contact,
+            policy_step=newest.step if newest else -1,
+            interval=interval,
+            **self._crew.beat(),
+        )

@@ -1,0 +1,38 @@
+"""Membership is a lease: renewed well before it runs out."""
+
+import structlog
+import trio
+
+from node.chain.client import ChainClient
+from node.services.base import Service
+from node.swarm.membership import Membership
+from protocol.errors import IntellectError
+
+log = structlog.get_logger()
+RENEWALS_PER_LEASE = 3
+UNKNOWN_LEASE = 20.0
+
+
+class Lease(Service):
+    """contact: where others reach this node, as the chain tells them."""
+
+    name = "lease"
+
+    def __init__(self, chain: ChainClient, pool: int, membership: Membership, contact: str) -> None:
+        self._chain = chain
+        self._pool = pool
+        self._membership = membership
+        self._contact = contact
+
+    async def run(self) -> None:
+        while True:
+            pause = UNKNOWN_LEASE
+            try:
+                pool = await self._chain.pool(self._pool)
+                pause = pool.lease_seconds / RENEWALS_PER_LEASE
+                await trio.sleep(pause)
+                if self._membership.is_member(self._membership.own):
+                    await self._chain.join(self._pool, self._contact)
+            except IntellectError as error:
+                log.warning("lease.not_renewed", why=error.why)
+                await trio.sleep(min(pause, UNKNOWN_LEASE))

@@ -1,0 +1,44 @@
+"""Training, as a service: the trainer at a workplace, with its learner, its spool and its records."""
+
+from functools import partial
+from typing import Self
+
+import trio
+
+from node.metrics.observer import open_observer
+from node.services.base import Service
+from node.services.training.trainer import Trainer
+from node.services.workplace import Workplace
+from node.training.client import TrainerProcess
+from node.training.settings import read_settings
+from node.training.spool import Spool
+from node.weights.publish import Publisher
+
+
+class Training(Trainer, Service):
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        """Raises TrainingError if the spool is another run's, ConfigError for settings or sinks that are none."""
+        station, config = place.station, place.config
+        spool = Spool(place.directory / "spool")
+        await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
+        publisher = Publisher(
+            place.member.stock.store,
+            station.board,
+            station.journal,
+            station.run.root,
+            station.pool,
+            workshop=place.workshop,
+            anchor_every=station.run.spec.weights.anchor_every,
+            records=place.records,
+            shelf=station.shelf,
+        )
+        observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
+        observer = await trio.to_thread.run_sync(observing)
+        return cls(station, TrainerProcess(spool, settings=read_settings(config.trainer)), spool, publisher, observer)
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            self._observer.close()

@@ -1,0 +1,74 @@
+"""Where the services of a node are made: its station, and what some of them share.
+
+What only some need is made when the first of them asks for it: a trainer has no engine, a worker no learner.
+"""
+
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import trio
+
+from node.chain.client import ChainClient
+from node.config import NodeConfig, Role
+from node.hardware import Hardware
+from node.inference.client import EngineProcess
+from node.member import Member
+from node.run.assets import image_limit
+from node.services.base import Crew
+from node.services.station import Station
+from node.weights.fetch import PolicyFollower
+from node.weights.records import PolicyRecords
+from protocol.messages import PolicyAnnounced
+
+
+class Workplace(msgspec.Struct, frozen=True, dict=True):
+    """contact: where others reach this node; directory: its state; crew: the services that run."""
+
+    config: NodeConfig
+    role: Role
+    hardware: Hardware
+    chain: ChainClient
+    member: Member
+    station: Station
+    crew: Crew
+    contact: str
+    directory: Path
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for files that nobody misses."""
+        return self.directory / "tmp"
+
+    @cached_property
+    def engine(self) -> EngineProcess:
+        """The child process that computes."""
+        return EngineProcess(self.config.engine_argv, self.station.run.encoded, self.station.run.assets)
+
+    @cached_property
+    def policies(self) -> PolicyFollower:
+        """The trainer's policies, fetched and verified."""
+        station, stock = self.station, self.member.stock
+        return PolicyFollower(
+            station.board.subscribe(PolicyAnnounced),
+            station.blobs,
+            stock.store,
+            station.shelf,
+            station.run.root,
+            lambda author: [author, *station.membership.addresses()],
+            image_limit(station.run.spec),
+            workshop=self.workshop,
+            records=self.records,
+            repeat=station.board.post_raw,
+            blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
+        )
+
+    @property
+    def workshop(self) -> Path:
+        """Where policies are built, on the disk of the blobs."""
+        return self.directory / "weights" / "building"
+
+    @property
+    def records(self) -> PolicyRecords:
+        """What is known of the policies that this node holds, for after a restart."""
+        return PolicyRecords(self.directory / "weights" / "held")

@@ -1,0 +1,205 @@
+"""A worker whose swarm falls apart and comes together again: real boards on a network in memory, a mock clock."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from blake3 import blake3
+
+from node.inference.wire import Loaded, Produce, Produced, Reply, Request
+from node.member import Member, Stock
+from node.network.memory import MemoryHub, MemoryNetwork
+from node.recipe.capacity import CapacityGauge, Machine
+from node.run.assets import Run
+from node.services import generating
+from node.services.base import Crew
+from node.services.generating import Generating
+from node.services.heartbeat import Beating
+from node.services.station import take_station
+from node.swarm.membership import Membership
+from node.weights.keeper import HeldPolicy
+from protocol.blobs import BlobInfo, describe
+from protocol.identity import NodeKey
+from protocol.messages import RolloutCommitted
+from protocol.policy import PolicyManifest
+from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from protocol.statements import Domain
+from tests.attacks.validators.court import InlineJournal, SharedBlobs
+
+TRAINER, VALIDATOR, WORKER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
+DOMAIN = Domain(31337, TRAINER.address)
+RUN = RunSpec(
+    name="torn",
+    environment=EnvironmentSpec(name="sort"),
+    rollout=RolloutSpec(group_size=2, prompts_per_step=4, prompts_per_file=4),
+    recipe=Recipe(max_staleness=2),
+)
+BEAT = 2.0
+POLICY_EVERY = 2.0
+FILE_SECONDS = 1.0
+TORN = 45.0
+
+
+class Engine:
+    """Makes a file a second."""
+
+    generation = 1
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.under_way = False
+
+    async def ask(self, request: Request, *, timeout: float) -> Reply:
+        if not isinstance(request, Produce):
+            return Loaded(seconds=0.0)
+        self.under_way = True
+        await trio.sleep(FILE_SECONDS)
+        self.under_way = False
+        return Produced(
+            path=str(self._folder / "none"), units=10, samples=8, tokens=20, seconds=FILE_SECONDS, reward_estimate=0.5
+        )
+
+
+class Pins:
+    def pin(self, root: bytes) -> None: ...
+    def unpin(self, root: bytes) -> None: ...
+
+
+def policy(step: int) -> HeldPolicy:
+    root = blake3(b"policy %d" % step).digest()
+    return HeldPolicy(step, root, Path("/none"), PolicyManifest(bytes(32), step, root, (), bytes(32), 0))
+
+
+class DistinctBlobs(SharedBlobs):
+    """Every file that is added is another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._added = 0
+
+    async def add(self, source: Path | bytes) -> BlobInfo:
+        await trio.lowlevel.checkpoint()
+        self._added += 1
+        return describe(b"file %d" % self._added)
+
+
+class Seat:
+    """One node: a member with a jury and a heart."""
+
+    def __init__(self, hub: MemoryHub, key: NodeKey, role: str) -> None:
+        network = MemoryNetwork(key, hub)
+        membership = Membership(key.address, network, TRAINER.address, (VALIDATOR.address,))
+        pins: Any = Pins()
+        self.member = Member(key, DOMAIN, 1, network, membership, Stock(DistinctBlobs(), pins, pins))
+        self.station = take_station(self.member, Run(RUN, bytes(32), b"", Path("/")), 1, InlineJournal())
+        self.heart = Beating(self.station, Crew(), role, "", BEAT)
+
+    @property
+    def commitments(self) -> int:
+        """Files that this node has heard of."""
+        return len(self.member.board.messages(RolloutCommitted))
+
+
+class Swarm:
+    """A trainer, a validator and a worker. Policies come while the worker can hear."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = MemoryHub(delay=0.01)
+        self.trainer, self.validator = Seat(self.hub, TRAINER, "trainer"), Seat(self.hub, VALIDATOR, "validator")
+        self.own = Seat(self.hub, WORKER, "worker")
+        self.engine = Engine(folder)
+        gauge = CapacityGauge(RUN, Machine(1, 0))
+        self.worker = Generating(self.own.station, self.engine, folder, gauge)
+        self.torn = False
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        seats = (self.trainer, self.validator, self.own)
+        for seat in seats:
+            await nursery.start(seat.member.network.run)
+        for seat in seats:
+            for other in seats:
+                seat.member.membership.joined(other.member.key.address, other.member.network.contacts()[0])
+            nursery.start_soon(seat.member.listen)
+            nursery.start_soon(seat.heart.run)
+        nursery.start_soon(self.worker.run)
+        nursery.start_soon(self._train)
+        await trio.sleep(20)
+
+    async def _train(self) -> None:
+        step = 0
+        while True:
+            if not self.torn:
+                self.own.station.shelf.put(policy(step))
+                step += 1
+            await trio.sleep(POLICY_EVERY)
+
+    async def tear(self) -> None:
+        """The worker alone on one side, in the middle of a file."""
+        while not self.engine.under_way:  # noqa: ASYNC110 - a test may look
+            await trio.sleep(0.1)
+        self.torn = True
+        self.hub.isolate(WORKER.address)
+
+    async def heal(self) -> None:
+        self.hub.heal()
+        await trio.sleep(1)
+        self.torn = False
+
+    @property
+    def made(self) -> int:
+        return self.own.commitments
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_a_worker_that_hears_nobody_makes_no_files_that_nobody_wants(
+    tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
+    if not guarded:
+        monkeypatch.setattr(generating, "is_cut_off", lambda *_: False)
+    swarm = Swarm(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        await swarm.tear()
+        before = swarm.made
+        await trio.sleep(TORN)
+        meanwhile = swarm.made - before - 1  # the one that was under way
+        nursery.cancel_scope.cancel()
+    assert meanwhile <= 2 if guarded else meanwhile >= 8
+
+
+async def test_what_was_under_way_is_committed_and_work_goes_on_once_somebody_is_heard_again(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    swarm = Swarm(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        assert swarm.worker.status()["work"]["waiting"] is None
+        await swarm.tear()
+        heard, under_way = swarm.trainer.commitments, swarm.made + 1
+        await trio.sleep(TORN)
+        assert swarm.made >= under_way and swarm.trainer.commitments == heard
+        assert swarm.worker.status()["work"]["waiting"].startswith("hears nobody since")
+        made = swarm.made
+        await swarm.heal()
+        await trio.sleep(15)
+        assert swarm.worker.waiting is None
+        assert swarm.made >= made + 4
+        assert swarm.trainer.commitments == swarm.made  # the files of the silence too
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_healed_worker_does_not_make_up_for_the_time_of_its_silence(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    """The trainer has nothing new: the time in which nobody was heard says nothing about what it lacks."""
+    swarm = Swarm(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        await swarm.tear()
+        await trio.sleep(TORN)
+        made = swarm.made
+        swarm.hub.heal()
+        await trio.sleep(generating.CATCHING_UP + 3)
+        assert swarm.worker.waiting is None and swarm.made - made <= 1
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,115 @@
+"""Being in the pool: the chain's events become members, the lease is renewed, the stake is known."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from contracts.bindings import Joined, Left
+from node.chain.errors import ChainError
+from node.chain.follower import RolledBack
+from node.network.memory import MemoryHub, MemoryNetwork
+from node.services.membership.events import Events
+from node.services.membership.lease import Lease
+from node.services.membership.stake import Stake
+from node.swarm.membership import Membership
+from protocol.identity import NodeKey
+
+OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
+CONTACT = f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER.peer_id}"
+
+
+def membership() -> Membership:
+    return Membership(OWN.address, MemoryNetwork(OWN, MemoryHub()), OTHER.address, ())
+
+
+class Follower:
+    """Delivers what it is given; its first block is there at once."""
+
+    def __init__(self, *deliveries: object) -> None:
+        send, self.events = trio.open_memory_channel[Any](9)
+        for one in deliveries:
+            send.send_nowait(one)
+        self.block, self.healthy = SimpleNamespace(number=12), True
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+
+class Chain:
+    """Refuses the first look at the pool and the stake."""
+
+    def __init__(self) -> None:
+        self.joined: list[float] = []
+        self.refusals = 1
+
+    async def _look(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.refusals:
+            self.refusals -= 1
+            raise ChainError("no answer", "the endpoint is down", "wait")
+
+    async def pool(self, number: int) -> Any:
+        await self._look()
+        return SimpleNamespace(lease_seconds=90)
+
+    async def join(self, number: int, contact: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self.joined.append(trio.current_time())
+
+    async def node_info(self, node: str) -> Any:
+        await self._look()
+        return SimpleNamespace(provider=OTHER.address)
+
+    async def stake_of(self, provider: str) -> Any:
+        await trio.lowlevel.checkpoint()
+        return SimpleNamespace(bonded=5)
+
+
+def event(kind: type, **fields: Any) -> Any:
+    return kind(**{name: fields.get(name, 0) for name in kind.__struct_fields__})
+
+
+async def test_members_come_and_go_with_the_chain_and_with_its_second_thoughts(autojump_clock: Any) -> None:
+    members, joined = membership(), event(Joined, node=OTHER.address, contact=CONTACT)
+    left = event(Left, node=OTHER.address)
+    for deliveries, is_in in (
+        ((joined,), True),
+        ((joined, left), False),
+        ((joined, left, RolledBack(1, (left,))), True),
+        ((joined, RolledBack(1, (joined,))), False),
+    ):
+        follower: Any = Follower(*deliveries)
+        events = Events(follower, members)
+        async with trio.open_nursery() as nursery:
+            await events.start(nursery)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert members.is_member(OTHER.address) is is_in
+        assert events.status() == {"network": {"block": 12, "rpc_ok": True}}
+
+
+async def test_the_lease_is_renewed_three_times_as_often_as_it_runs_out(autojump_clock: Any) -> None:
+    members = membership()
+    members.joined(OWN.address, "")
+    chain: Any = Chain()
+    with trio.move_on_after(115):
+        await Lease(chain, 1, members, CONTACT).run()
+    assert [round(second - chain.joined[0]) for second in chain.joined] == [0, 30, 60]
+
+
+async def test_who_is_no_member_any_more_does_not_come_back_by_its_lease(autojump_clock: Any) -> None:
+    chain: Any = Chain()
+    with trio.move_on_after(100):
+        await Lease(chain, 1, membership(), CONTACT).run()
+    assert chain.joined == []
+
+
+async def test_the_stake_is_known_once_the_chain_answers(autojump_clock: Any) -> None:
+    chain: Any = Chain()
+    stake = Stake(chain, OWN.address)
+    assert stake.status() == {"stake": {"bonded_wei": "0"}}
+    with trio.move_on_after(7):
+        await stake.run()
+    assert stake.status() == {"stake": {"bonded_wei": "5"}}

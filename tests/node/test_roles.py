@@ -1,0 +1,158 @@
+"""What a node of each role consists of: every row of the table, opened at a real workplace on a network in memory."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.bindings import PoolInfo
+from node.config import NodeConfig, Role
+from node.daemon import ROLES
+from node.hardware import Hardware
+from node.member import open_member
+from node.network.memory import MemoryHub, MemoryNetwork
+from node.run.assets import Run
+from node.services.base import Crew, Service
+from node.services.heartbeat import Beating
+from node.services.station import take_station
+from node.services.workplace import Workplace
+from node.state.journal import Journal
+from node.status import StatusPage, joined
+from protocol.identity import NodeKey
+from protocol.messages import Heartbeat
+from protocol.run import EnvironmentSpec, RunSpec, encode_run
+from protocol.statements import Domain
+
+KEY, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
+DOMAIN = Domain(31337, OTHER.address)
+RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
+POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
+SECTIONS = (
+    "schema_version node network run stake swarm work training verdicts audit slashed network_stats board processes "
+    "services last_error"
+).split()
+WORK = {
+    "files_committed": 0,
+    "files_accepted": 0,
+    "files_rejected": 0,
+    "rejected_by_reason": {},
+    "units": 0,
+    "tokens_per_second": 0.0,
+    "generate_seconds": 0.0,
+    "last_reward_estimate": None,
+    "waiting": None,
+}
+
+
+class ReadyEngine:
+    """A child that is up and admitted."""
+
+    name, engine_name, pid, generation = "engine", "double", 7, 1
+
+    def check_permitted(self, *_: object) -> None: ...
+
+
+@asynccontextmanager
+async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator[Workplace]:
+    pool: Any = PoolInfo(**POOL)  # type: ignore[arg-type]
+    network, unused = MemoryNetwork(KEY, MemoryHub()), None
+    chain: Any = unused
+    (directory / "assets").mkdir(parents=True)
+    run = Run(RUN, bytes(32), encode_run(RUN), directory / "assets")
+    journal = Journal(directory / "journal.sqlite")
+    async with open_member(KEY, DOMAIN, pool, network, directory / "blobs", quota=1 << 24) as member:
+        station = take_station(member, run, 1, journal)
+        settings = NodeConfig(state_dir=directory, home=directory, **config)
+        hardware = Hardware(2, 1 << 34, ())
+        place = Workplace(settings, role, hardware, chain, member, station, Crew(), "/ip4/contact", directory)
+        place.__dict__["engine"] = ReadyEngine()
+        yield place
+    journal.close()
+
+
+async def crew_of(place: Workplace) -> Crew:
+    """Everybody of a role, as if they ran."""
+    for kind in ROLES[place.role]:
+        service = await kind.open(place)
+        if service is not None:
+            place.crew.services.append(service)
+    return place.crew
+
+
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        ("worker", ["jury", "heartbeat", "engine", "policies", "generating", "paying"]),
+        ("validator", ["jury", "heartbeat", "engine", "policies", "judging"]),
+        ("trainer", ["jury", "heartbeat", "training"]),
+    ],
+)
+async def test_every_role_can_be_opened_and_is_what_its_row_says(role: Role, names: list[str], tmp_path: Path) -> None:
+    async with workplace(role, tmp_path) as place:
+        assert (await crew_of(place)).names == names
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_service_has_a_name_of_its_own_and_can_run(role: Role) -> None:
+    kinds = ROLES[role]
+    assert len({kind.name for kind in kinds}) == len(kinds)
+    assert all(kind.open.__func__ is not Service.open.__func__ for kind in kinds)  # type: ignore[attr-defined]
+    assert all(kind.run is not Service.run or kind.start is not Service.start for kind in kinds)
+
+
+async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    asked = {"gateway": "127.0.0.1:0", "gateway_tls": False, "gateway_announce": "example.org:80"}
+    async with workplace("trainer", tmp_path, **asked) as place:
+        crew = await crew_of(place)
+        assert crew.names == ["jury", "gateway", "heartbeat", "training"]
+        assert crew.beat()["gateway"] == "http://example.org:80"
+        crew.services[1]._gateway.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_path: Path) -> None:
+    async with workplace(role, tmp_path) as place:
+        page = StatusPage(place.crew)
+        assert list(page.render()) == SECTIONS
+        page.connect(place.member)
+        page.work_for(place.station)
+        crew = await crew_of(place)
+        status = page.render()
+        assert list(status) == SECTIONS
+        assert status["services"] == crew.names
+        assert status["work"] == WORK
+        assert (status["training"] is not None) == (role == "trainer")
+        assert ("withheld" in status["verdicts"]) == (role == "validator")
+        assert [one["name"] for one in status["processes"]] == ["learner" if role == "trainer" else "engine"]
+        assert status["node"]["engine"] == ("torch" if role == "trainer" else "double")
+        assert status["audit"]["quarantined"] == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_heartbeat_says_what_the_services_say(role: Role, tmp_path: Path) -> None:
+    async with workplace(role, tmp_path) as place:
+        crew = await crew_of(place)
+        crew.state = "working"
+        heart = next(service for service in crew.services if isinstance(service, Beating))
+        beat = heart.message(17, 2.0)
+        assert (beat.role, beat.state, beat.contact, beat.sequence) == (role, "working", "/ip4/contact", 17)
+        assert crew.beat().keys() <= set(Heartbeat.__struct_fields__)
+        assert {name: getattr(beat, name) for name in crew.beat()} == crew.beat()
+        assert beat.policy_step == -1 and not beat.finished and beat.engine
+
+
+async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: Path) -> None:
+    async with workplace("trainer", tmp_path) as place:
+        crew = await crew_of(place)
+        crew.state = "working"
+        crew.services[-1].done = True  # type: ignore[attr-defined]
+        assert StatusPage(crew).render()["node"]["state"] == "finished"
+        assert crew.beat()["finished"] is True
+
+
+def test_sections_are_joined_field_by_field_and_row_by_row() -> None:
+    assert joined({"a": 1, "b": 2}, {"b": 3}) == {"a": 1, "b": 3}
+    assert joined([1], [2]) == [1, 2]
+    assert joined(None, {"a": 1}) == {"a": 1}
