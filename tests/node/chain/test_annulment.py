@@ -28,9 +28,9 @@ from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
 from protocol.identity import NodeKey
 from protocol.messages import VerdictIssued
-from protocol.statements import Domain
+from protocol.statements import Domain, work_id
 from tests.attacks.validators import court
-from tests.attacks.validators.court import GROUPS, VALIDATORS, WORKER, Court, SharedBlobs, TruthfulEngine
+from tests.attacks.validators.court import GROUPS, VALIDATORS, WORKER, Court, SharedBlobs, TruthfulEngine, root_of
 
 FASTER, FAST = 50.0, 4.0  # the court's clock while it assembles, and then; the chain keeps its own time
 EPOCH = 10
@@ -163,7 +163,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
         nursery.start_soon(worker._follow_verdicts)
         journal, ballots = worker._journal, played.trainer.jury.ballots
         good, bad = await played.commit(), await played.commit(index=1, fault=BAD_GROUP)
-        for index, root in enumerate((good, bad)):
+        for index, root in enumerate((root_of(), root_of(index=1, fault=BAD_GROUP))):
             await journal.do(journal.commit_file, bytes([index]), b"", root, bytes(32), index, 100, 0.0)
         await until(lambda: journal.file_counts().get("accepted") == 2)
         assert ballots.state(bad) is FileState.ACCEPTED and not ballots.disputes_raised
@@ -186,5 +186,5 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
     assert (work.units, work.voided) == (100, False)  # exactly the bad file's
     assert await hall.stakes() == before  # a late insight costs nobody's stake
     said: list[Any] = [one.message for one in played.trainer.board.messages(VerdictIssued)]
-    signed = {one.verdict.outcome for one in said if one.signature and one.verdict.file_root == bad}
+    signed = {one.verdict.outcome for one in said if one.signature and work_id(one.verdict) == bad}
     assert len(signed) == 1  # nobody can be shown to have told the contract both
