@@ -115,6 +115,14 @@ class VerdictsPart(msgspec.Struct, frozen=True):
     recent: list[VerdictPart] = []
 
 
+class TrustPart(msgspec.Struct, frozen=True):
+    """Whether this node takes its trainer's word, and why not."""
+
+    trusted: bool = True
+    why: str = ""
+    evidence: int = 0
+
+
 class AuditPart(msgspec.Struct, frozen=True):
     """power: chance that a cheat in `cheated_share` of the groups of the worker checked least was seen in `window`."""
 
@@ -126,6 +134,7 @@ class AuditPart(msgspec.Struct, frozen=True):
     checked_share: float | None = None
     pledged_share: float = 0.0
     quarantined: list[dict[str, Any]] = []
+    trainer: TrustPart = TrustPart()
     disputes: dict[str, int] = {}
 
 

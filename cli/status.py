@@ -122,6 +122,8 @@ def _facts(status: "DaemonStatus") -> Table:
         refused = f"  {len(audit.quarantined)} validators not believed" if audit.quarantined else ""
         cheat = f"against cheating in {audit.cheated_share:.0%}"
         _row(grid, "  audit", f"power {power:.3f} {cheat}{told}{shared}{refused}")
+    if audit is not None and not audit.trainer.trusted:
+        _row(grid, "  trainer", f"not trusted any more: {audit.trainer.why}; every member has both of its signatures")
     for contact in status.node.contacts[:2]:
         _row(grid, "  contact", contact)
     return grid

@@ -152,8 +152,11 @@ class Generating(Service):
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             patience = max(SHORTEST_PATIENCE, 2 * self._interval)
             waited = trio.current_time() - self._arrived_at
+            fork = self._station.jury.policies.fork
+            if fork is not None:
+                self.waiting = f"the trainer contradicted itself: {fork.what}"
             wanted = min(self._share() + math.floor(waited / patience), most_files(self._station.run.spec))
-            if not self.finished and made < wanted and not self._station.jury.distrust.is_set():
+            if not self.finished and made < wanted and fork is None:
                 return policy
             with trio.move_on_after(30.0 if self.finished else patience - waited % patience + 0.01):
                 await self._station.shelf.newer_than(policy.step)

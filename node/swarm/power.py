@@ -40,8 +40,15 @@ def describe_audit(jury: Jury, membership: Membership, audit: AuditSpec) -> dict
             "resolved": ballots.disputes_resolved,
             "open": len(ballots.open_disputes()),
         },
+        "trainer": describe_trust(jury),
         "lots": {"kept": lots.kept, "early": lots.early, "broken": lots.broken},
     }
+
+
+def describe_trust(jury: Jury) -> dict[str, Any]:
+    """Whether the trainer's word is taken here; if not, what it signed that cannot both be true."""
+    fork = jury.policies.fork
+    return {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
 
 
 def _share(part: int, whole: int) -> float | None:
