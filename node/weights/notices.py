@@ -29,22 +29,22 @@ class Ledger:
     """Every announced step, once: a second policy for a step is a fork, and whoever signed both is to blame."""
 
     def __init__(self) -> None:
-        self._by_step: dict[int, Signed] = {}
+        self._by_step: dict[int, Signed[PolicyAnnounced]] = {}
 
     @property
     def newest_step(self) -> int:
         return max(self._by_step, default=-1)
 
     @property
-    def newest(self) -> Signed | None:
+    def newest(self) -> Signed[PolicyAnnounced] | None:
         return self._by_step[max(self._by_step)] if self._by_step else None
 
-    def admit(self, signed: Signed) -> bool:
+    def admit(self, signed: Signed[PolicyAnnounced]) -> bool:
         """Take note of an announcement. False: known, or too old to matter. Raises MalformedPolicy for a fork."""
-        message = announcement(signed)
+        message = signed.message
         known = self._by_step.get(message.step)
         if known is not None:
-            if announcement(known).policy_root != message.policy_root:
+            if known.message.policy_root != message.policy_root:
                 raise MalformedPolicy("forked policy", f"two policies were announced for step {message.step}")
             return False
         if message.step <= self.newest_step - REMEMBERED:
@@ -54,20 +54,14 @@ class Ledger:
             del self._by_step[min(self._by_step)]
         return True
 
-    def by_root(self, root: bytes) -> Signed | None:
+    def by_root(self, root: bytes) -> Signed[PolicyAnnounced] | None:
         """The newest announcement of a policy."""
-        found = [step for step, signed in self._by_step.items() if announcement(signed).policy_root == root]
+        found = [step for step, signed in self._by_step.items() if signed.message.policy_root == root]
         return self._by_step[max(found)] if found else None
 
     @property
     def steps(self) -> tuple[int, ...]:
         return tuple(sorted(self._by_step))
 
-    def step_with(self, step: int) -> Signed | None:
+    def step_with(self, step: int) -> Signed[PolicyAnnounced] | None:
         return self._by_step.get(step)
-
-
-def announcement(signed: Signed) -> PolicyAnnounced:
-    """The message of an announcement that came through a subscription to nothing else."""
-    assert isinstance(signed.message, PolicyAnnounced)  # noqa: S101 - the subscription's type
-    return signed.message
