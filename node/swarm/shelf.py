@@ -30,7 +30,7 @@ from protocol.messages import (
 MOST: Mapping[type[Message], int] = {
     Heartbeat: 1,  # the newest
     PolicyAnnounced: 64,  # KEPT_STEPS, and PER_STEP of each
-    RolloutCommitted: 128,  # a worker makes a few dozen files in MAX_AGE
+    RolloutCommitted: 256,  # a worker makes a few dozen files in MAX_AGE
     VerdictIssued: 1024,  # a validator judges everybody's files
     LotsRevealed: 16,  # one a window; a restart may tell a few at once
     DisputeRaised: 64,  # one per file that a liar judged, and it is believed no more after three
@@ -151,11 +151,11 @@ class Shelf:
         self._expire(now)
         if name in self._kept:
             return False
-        self._see(name, signed)
         kept = self._made(name, signed, now, direct)
         if not self._has_place(kept):
             self._forget(kept)
             return False
+        self._see(name, signed)
         self._add(kept)
         self._trim(kept)
         return True

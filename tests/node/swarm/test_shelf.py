@@ -206,7 +206,7 @@ def test_the_bounds_hold_whatever_comes(story: list) -> None:
             if move == "pin":
                 played.shelf.pin(name, signed, now)
             elif played.shelf.put(name, signed, now, direct=direct):
-                assert name in played.shelf
+                assert name in played.shelf or not direct  # what others hand on goes first
             hold(played.shelf, now)
 
 
