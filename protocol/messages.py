@@ -26,6 +26,7 @@ MAX_VERDICT_BYTES = MAX_MESSAGE_BYTES // 2 - 256
 MAX_VALUES = 768
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
 _CONTEXT = "intellect-node message v1"
+_WHAT = "malformed message"
 
 
 class MalformedMessage(ProtocolError):
@@ -153,6 +154,9 @@ Message = (
     | WorkPublished
 )
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+M_co = TypeVar("M_co", bound=Message, covariant=True)
 
 
 class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -162,14 +166,19 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     signature: bytes
 
 
-M = TypeVar("M", bound=Message)
+class Parsed(msgspec.Struct, frozen=True):
+    """A message in form, of which nobody knows yet who wrote it."""
+
+    message: Message
+    envelope: Envelope
+    raw: bytes
 
 
-class Signed(msgspec.Struct, Generic[M], frozen=True):
+class Signed(msgspec.Struct, Generic[M_co], frozen=True):
     """A message whose author is proven. raw: the envelope's bytes, for relaying."""
 
     author: Address
-    message: M
+    message: M_co
     raw: bytes
 
 
@@ -193,17 +202,46 @@ def seal(key: NodeKey, domain: Domain, message: Message) -> bytes:
 
 def open_envelope(domain: Domain, pool: int, raw: bytes) -> Signed[Message]:
     """Parse, bound and authenticate; raises MalformedMessage or InvalidSignature."""
-    what = "malformed message"
-    envelope = decode_msgpack(raw, Envelope, limit=MAX_MESSAGE_BYTES, error=MalformedMessage, what=what)
-    message = decode_msgpack(envelope.payload, _ANY_MESSAGE, limit=MAX_MESSAGE_BYTES, error=MalformedMessage, what=what)
-    author = recover(_digest(domain, envelope.payload), envelope.signature)
-    problem = _fault(message, author, pool)
+    return authenticate(domain, parse_envelope(pool, raw))
+
+
+def parse_envelope(pool: int, raw: bytes) -> Parsed:
+    """Everything about an envelope that costs no signature; raises MalformedMessage.
+
+    One message has one encoding: another envelope around the same payload and signature would be a replay that
+    nobody recognises.
+    """
+    envelope = _decode(raw, Envelope)
+    message = _decode(envelope.payload, _ANY_MESSAGE)
+    problem = _fault(message, pool)
+    if msgspec.msgpack.encode(envelope) != raw:
+        problem = "the envelope is not encoded in the shortest way"
     if problem:
-        raise MalformedMessage(what, problem)
-    return Signed(author, message, raw)
+        raise MalformedMessage(_WHAT, problem)
+    return Parsed(message, envelope, raw)
 
 
-def _fault(message: Message, author: Address, pool: int) -> str | None:
+def _decode(raw: bytes, kind: type[T]) -> T:
+    return decode_msgpack(raw, kind, limit=MAX_MESSAGE_BYTES, error=MalformedMessage, what=_WHAT)
+
+
+def authenticate(domain: Domain, parsed: Parsed) -> Signed[Message]:
+    """Who wrote it, for the price of one signature; raises MalformedMessage or InvalidSignature."""
+    message, envelope = parsed.message, parsed.envelope
+    author = recover(_digest(domain, envelope.payload), envelope.signature)
+    if isinstance(message, RolloutCommitted) and message.commitment.node != author:
+        raise MalformedMessage(_WHAT, "the commitment is not the author's own")
+    return Signed(author, message, parsed.raw)
+
+
+def of_kind(signed: Signed[Message], kind: type[M]) -> Signed[M]:
+    """The same, if its message is of that kind; raises MalformedMessage."""
+    if not isinstance(signed.message, kind):
+        raise MalformedMessage(_WHAT, f"it is {type(signed.message).__name__} and not {kind.__name__}")
+    return cast(Signed[M], signed)
+
+
+def _fault(message: Message, pool: int) -> str | None:
     if message.pool != pool:
         return "it is for another pool"
     match message:
@@ -218,8 +256,8 @@ def _fault(message: Message, author: Address, pool: int) -> str | None:
             if len(root) != 32 or len(manifest) != 32 or step < 0:
                 return "a root is not 32 bytes, or the step is negative"
         case RolloutCommitted(commitment=commitment, size=size):
-            if commitment.node != author or commitment.pool != pool or size <= 0:
-                return "the commitment is not the author's own"
+            if commitment.pool != pool or size <= 0:
+                return "the commitment is for another pool, or the size is not positive"
             return _statement_fault(commitment)
         case VerdictIssued(verdict=verdict, detail=detail, report_root=root):
             if len(root) not in (0, 32) or len(detail) > MAX_DETAIL or verdict.pool != pool:

@@ -381,13 +381,13 @@ class HardSwarm(Swarm):
 class HardPubsub(Pubsub):
     """Pubsub that survives malformed input and hands messages over without a second small buffer.
 
-    deliver: called with every accepted message of another publisher; admit: whether a peer may
-    still make us look at a message (asked before the costly signature check).
+    deliver: called with every accepted message of another publisher; admit: whether a peer may still make us
+    look at a message, and this one is worth it (asked before the costly signature check).
     """
 
     fault: Fault = staticmethod(lambda where, error: None)
     deliver: Callable[[str, rpc_pb2.Message], None] = staticmethod(lambda topic, message: None)
-    admit: Callable[[ID], bool] = staticmethod(lambda peer: True)
+    admit: Callable[[ID, rpc_pb2.Message], bool] = staticmethod(lambda peer, message: True)
 
     async def continuously_read_stream(self, stream: INetStream) -> None:
         peer = stream.muxed_conn.peer_id
@@ -417,7 +417,7 @@ class HardPubsub(Pubsub):
         if msg_forwarder == self.my_id:
             await super().push_msg(msg_forwarder, msg)
             return
-        if len(msg.topicIDs) != 1 or self._is_msg_seen(msg) or not self.admit(msg_forwarder):
+        if len(msg.topicIDs) != 1 or self._is_msg_seen(msg) or not self.admit(msg_forwarder, msg):
             return
         try:
             await super().push_msg(msg_forwarder, msg)

@@ -54,6 +54,7 @@ from node.network.interface import (
     Tally,
 )
 from node.network.redial import Contact, Redialer
+from node.network.replay import Window
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, NodeKey, PeerId, address_of_peer
 
@@ -113,6 +114,8 @@ class Libp2pNetwork:
         self._strangers: dict[ID, INetConn] = {}
         self._forwarded = Budgets(*FORWARDED)
         self._published = Budgets(*PUBLISHED)
+        self._muted: dict[Address, float] = {}
+        self._windows: dict[Address, Window] = {}
         self._stranger_requests = Budgets(*STRANGER_REQUESTS)
         self._stranger_bytes = TokenBucket(*STRANGER_BYTES)
         self._serving = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
@@ -258,6 +261,13 @@ class Libp2pNetwork:
         self._redialer.set(contacts)
         for contact in self._redialer.contacts.values():
             self._strangers.pop(_id_of(contact.peer_id), None)
+        for member in self._windows.keys() - self._redialer.contacts.keys():
+            del self._windows[member]
+
+    def mute(self, member: Address, seconds: float) -> None:
+        now = trio.current_time()
+        self._muted = {muted: until for muted, until in self._muted.items() if until > now}
+        self._muted[member] = now + seconds
 
     def connected(self) -> frozenset[Address]:
         if self._nursery is None:
@@ -359,11 +369,20 @@ class Libp2pNetwork:
             self._nursery.start_soon(self._pubsub.subscribe, topic)
         return subscription.receive
 
-    def _admit(self, forwarder: ID) -> bool:
-        if self._forwarded.take(forwarder.to_bytes(), 1, trio.current_time()):
+    def _admit(self, forwarder: ID, message: rpc_pb2.Message) -> bool:
+        """Before any signature: so nothing is charged to the publisher, whose name may be borrowed."""
+        now = trio.current_time()
+        if self._forwarded.take(forwarder.to_bytes(), 1, now) and self._is_worth_reading(message, now):
             return True
         self._tally.add(dropped=1)
         return False
+
+    def _is_worth_reading(self, message: rpc_pb2.Message, now: float) -> bool:
+        publisher = self._address_of(message.from_id)
+        if publisher is None or self._muted.get(publisher, 0.0) > now:
+            return False
+        window = self._windows.get(publisher)
+        return window is None or window.fresh(_number(message))
 
     def _validator(self, topic: str) -> "_Validator":
         return _Validator(self, topic)
@@ -376,7 +395,7 @@ class Libp2pNetwork:
         if publisher is None or len(message.data) > MAX_GOSSIP_BYTES:
             self._tally.add(rejected=1)
             return False
-        if not self._published.take(publisher, 1, trio.current_time()):
+        if not self._is_news(publisher, message) or not self._published.take(publisher, 1, trio.current_time()):
             self._tally.add(dropped=1)
             return False
         try:
@@ -387,6 +406,12 @@ class Libp2pNetwork:
         if not accepted:
             self._tally.add(rejected=1)
         return accepted
+
+    def _is_news(self, publisher: Address, message: rpc_pb2.Message) -> bool:
+        """Members only: anybody can make up publishers, and windows would be forgotten for theirs."""
+        if publisher not in self._redialer.contacts:
+            return True
+        return self._windows.setdefault(publisher, Window()).take(_number(message))
 
     def _deliver(self, topic: str, message: rpc_pb2.Message) -> None:
         publisher = self._address_of(message.from_id)
@@ -497,6 +522,10 @@ class Libp2pNetwork:
     def _stranger_may_ask(self, asker: Address) -> bool:
         now = trio.current_time()
         return self._stranger_requests.take(asker, 1, now) and self._stranger_bytes.take(1, now)
+
+
+def _number(message: rpc_pb2.Message) -> int:
+    return int.from_bytes(message.seqno[:8])
 
 
 class _Validator:

@@ -74,6 +74,10 @@ class Network(Protocol):
         """
         ...
 
+    def mute(self, member: Address, seconds: float) -> None:
+        """Drop what a member publishes, unread, for so long. What it forwards, asks and answers goes on."""
+        ...
+
     def connected(self) -> frozenset[Address]:
         """Peers with a live, authenticated connection."""
         ...

@@ -93,6 +93,7 @@ class MemoryNetwork:
         self._hub = hub
         self._tally = Tally()
         self._contacts: dict[Address, Contact] = {}
+        self._muted: dict[Address, float] = {}
         self._accepts: dict[str, Accept] = {}
         self._queues: dict[str, trio.MemorySendChannel[tuple[Address, bytes]]] = {}
         self._handlers: dict[str, tuple[Handler, int]] = {}
@@ -115,6 +116,9 @@ class MemoryNetwork:
     def set_contacts(self, contacts: Mapping[Address, str]) -> None:
         parsed = {member: parse_contact(member, text) for member, text in contacts.items() if member != self.address}
         self._contacts = {member: contact for member, contact in parsed.items() if contact is not None}
+
+    def mute(self, member: Address, seconds: float) -> None:
+        self._muted[member] = trio.current_time() + seconds
 
     def wants(self, other: "MemoryNetwork") -> bool:
         """Whether we dial `other`."""
@@ -154,6 +158,9 @@ class MemoryNetwork:
     async def _receive(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
         await trio.sleep(self._hub.delay)
         if topic not in self._accepts:
+            return
+        if self._muted.get(publisher, 0.0) > trio.current_time():
+            self._tally.add(dropped=1)
             return
         try:
             accepted = bool(self._accepts[topic](publisher, data))

@@ -1,65 +1,58 @@
 """The board: the recent signed messages of one pool, from gossip and, for what gossip lost, from any member.
 
-Knows how to authenticate and keep messages; leaves what they mean to its subscribers. Nothing is kept or
-forwarded that is not signed by a member with the right to say it. The board is bounded: the latest heartbeat
-per member, the newest policies, and everything else by age and count.
+Knows who may say what, and in which order to look at a message: the cheap first, signatures last. Leaves what is kept
+to the shelf, what a member may cost to its allowance, and what a message means to the subscribers.
 """
 
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, overload
 
 import msgspec
 import structlog
 import trio
 from blake3 import blake3
 
+from node.network.budget import Budgets
+from node.swarm.allowance import MUTED, Allowance
+from node.swarm.reader import Reader
+from node.swarm.shelf import MAX_MESSAGES, Shelf
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
-    MAX_MESSAGE_BYTES,
     CheckRequested,
     DisputeRaised,
-    Heartbeat,
     LotsRevealed,
+    M,
     MalformedMessage,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
     VerdictIssued,
-    WorkPublished,
+    authenticate,
     open_envelope,
+    parse_envelope,
     seal,
     topic,
 )
 from protocol.statements import Domain, Outcome, signer_of
 
 log = structlog.get_logger()
-M = TypeVar(
-    "M",
-    Heartbeat,
-    PolicyAnnounced,
-    RolloutCommitted,
-    VerdictIssued,
-    LotsRevealed,
-    DisputeRaised,
-    CheckRequested,
-    WorkPublished,
-)
 
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
 CATCH_UP_EVERY = 2.0
 CATCH_UP_TIMEOUT = 5.0
 MAX_CATCH_UP_BYTES = 256 * 1024
-MAX_KNOWN = 4096
-MAX_MESSAGES = 4096
-MAX_AGE = 240.0
-KEPT_POLICIES = 32
-SUBSCRIBER_BUFFER = 512
-MAX_PINNED = 2048
+MAX_KNOWN = 2 * MAX_MESSAGES
+MAX_REFUSED = 128
+"""Refused messages in one answer after which the rest is left: an honest peer knows a few members more than we."""
+REFUSED_FOR = 20.0
+"""Seconds for which we do not ask for a refused message again: its author may be a member by then."""
+ASKED = (1.0, 20.0)
+"""Answers per second, and in a burst, that one peer gets: it asks each of us at most once in CATCH_UP_EVERY."""
 
 
 class Authority(Protocol):
@@ -74,6 +67,7 @@ class Wire(Protocol):
     """The part of node.network that the board needs."""
 
     def connected(self) -> frozenset[Address]: ...
+    def mute(self, member: Address, seconds: float) -> None: ...
     async def publish(self, topic: str, data: bytes) -> None: ...
     def subscribe(
         self, topic: str, accept: Callable[[Address, bytes], bool]
@@ -87,14 +81,9 @@ class Wire(Protocol):
 
 
 class CatchUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """known: 8-byte ids of the messages that the asker already has."""
+    """known: 8-byte ids of the messages that the asker has, or wants no more."""
 
     known: list[bytes]
-
-
-class _Kept(msgspec.Struct):
-    signed: Signed
-    at: float
 
 
 class Board:
@@ -106,10 +95,11 @@ class Board:
         self._domain = domain
         self._pool = pool
         self._authority = authority
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._pinned: OrderedDict[bytes, None] = OrderedDict()
-        self._latest_beat: dict[Address, bytes] = {}
-        self._subscribers: list[tuple[type, trio.MemorySendChannel[Signed]]] = []
+        self._shelf = Shelf()
+        self._allowance = Allowance()
+        self._asked = Budgets(*ASKED)
+        self._refused: OrderedDict[bytes, float] = OrderedDict()
+        self._readers: dict[type[Message], list[Reader[Any]]] = {}
         self.counts: Counter[str] = Counter()
         self.heard: dict[Address, float] = {}
         """When something new by each member came last, whichever way; monotonic seconds."""
@@ -123,18 +113,20 @@ class Board:
             nursery.start_soon(self._drain)
             nursery.start_soon(self._catch_up_forever)
 
-    def subscribe(self, kind: type[M]) -> trio.MemoryReceiveChannel[Signed]:
-        """Every new message of a kind, those already on the board first. A slow reader loses the excess."""
-        send, receive = trio.open_memory_channel[Signed](SUBSCRIBER_BUFFER)
-        self._subscribers.append((kind, send))
-        for kept in list(self._kept.values()):
-            if isinstance(kept.signed.message, kind):
-                self._offer(send, kept.signed)
-        return receive
+    def subscribe(self, kind: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
+        """Every new message of a kind, those already on the board first.
 
-    def messages(self, kind: type[M]) -> list[Signed]:
+        A slow reader loses the excess, of each author by itself (`counts["lost"]`).
+        """
+        reader = Reader[M]()
+        for signed in self._shelf.messages(kind):
+            self._offer(reader, signed)
+        self._readers.setdefault(kind, []).append(reader)
+        return reader.channel
+
+    def messages(self, kind: type[M]) -> list[Signed[M]]:
         """The kept messages of a kind, oldest first."""
-        return [kept.signed for kept in self._kept.values() if isinstance(kept.signed.message, kind)]
+        return self._shelf.messages(kind)
 
     def sealed(self, message: Message) -> bytes:
         """The signed envelope, for the journal to record before `post_raw`."""
@@ -146,16 +138,34 @@ class Board:
 
     async def post_raw(self, raw: bytes) -> None:
         """Gossip an envelope that was sealed earlier, and keep it for those who missed it."""
-        self._take(open_envelope(self._domain, self._pool, raw))
+        self._take(open_envelope(self._domain, self._pool, raw), by=self._key.address)
         await self._wire.publish(self._topic, raw)
 
     def pin(self, envelopes: Sequence[bytes]) -> None:
         """Keep these for good, so that whoever comes later finds them: what shows that a validator lied."""
         for raw in envelopes:
-            self._pinned[_id(raw)] = None
-            self._accept(self._key.address, raw)
-        while len(self._pinned) > MAX_PINNED:
-            self._pinned.popitem(last=False)
+            try:
+                self._shelf.pin(_name(raw), open_envelope(self._domain, self._pool, raw), trio.current_time())
+            except ProtocolError as error:
+                self._refuse(error)
+
+    @overload
+    def opened(self, raw: bytes) -> Signed[Message]: ...
+    @overload
+    def opened(self, raw: bytes, kind: type[M]) -> Signed[M]: ...
+    def opened(self, raw: bytes, kind: type[Any] | None = None) -> Signed[Any]:
+        """A message that another one carries, checked as if it had come by itself; raises ProtocolError.
+
+        kind: what it must be. Carried messages carry no further ones: what is checked for them stays bounded.
+        """
+        parsed = parse_envelope(self._pool, raw)
+        if isinstance(parsed.message, DisputeRaised | CheckRequested):
+            raise MalformedMessage("message refused", "a carried message carries another one")
+        if kind is not None and not isinstance(parsed.message, kind):
+            raise MalformedMessage("message refused", f"it carries {type(parsed.message).__name__}")
+        signed = authenticate(self._domain, parsed)
+        self._authorise(signed)
+        return signed
 
     # receiving
 
@@ -163,114 +173,111 @@ class Board:
         async for _ in self._incoming:
             pass  # everything happened in _accept
 
-    def _accept(self, _publisher: Address, raw: bytes) -> bool:
-        """The gossip validator: True if the message may be kept and forwarded."""
-        if _id(raw) in self._kept:
-            return True
+    def _accept(self, publisher: Address, raw: bytes) -> bool:
+        """The gossip validator: True if the message may be forwarded."""
+        if not self._belongs(publisher):
+            self.counts["strangers"] += 1
+            return False
+        name = _name(raw)
+        seen = self._shelf.seen(name)
+        if seen is not None:
+            return self._repeats(publisher, *seen)
         try:
-            signed = open_envelope(self._domain, self._pool, raw)
+            parsed = parse_envelope(self._pool, raw)
+            kind = type(parsed.message)
+            own = self._may_say(publisher, kind)
+            if not self._spends(publisher, kind if own else None):
+                return False
+            signed = authenticate(self._domain, parsed)
+            if own and signed.author != publisher and not self._spends(publisher, None):
+                return False
             self._authorise(signed)
         except ProtocolError as error:
-            self.counts["refused"] += 1
-            log.debug("message.refused", why=error.why)
+            self._refuse(error)
+            self._spends(publisher, None)
             return False
-        self._take(signed)
-        return True
+        return self._take(signed, by=publisher)
 
-    def _authorise(self, signed: Signed) -> None:
+    def _repeats(self, publisher: Address, author: Address, kind: type[Message]) -> bool:
+        """A message that is known comes again. Its author may have a reason to say it again; nobody else has one."""
+        self.counts["repeated"] += 1
+        if publisher == author:
+            return self._spends(publisher, kind)
+        self._spends(publisher, None)
+        return False
+
+    def _spends(self, publisher: Address, kind: type[Message] | None) -> bool:
+        """Charge a member for a message of its own, or (None) for anything else; False if it is too much."""
+        now = trio.current_time()
+        if self._allowance.own(publisher, kind, now) if kind else self._allowance.other(publisher, now):
+            return True
+        self.counts[f"over_budget.{kind.__name__ if kind else 'else'}"] += 1
+        if not self._allowance.bears(publisher, now):
+            self.counts["muted"] += 1
+            self._wire.mute(publisher, MUTED)
+            log.warning("member.muted", node=publisher, seconds=MUTED)
+        return False
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self.counts["refused"] += 1
+        log.debug("message.refused", why=error.why)
+
+    # rights
+
+    def _belongs(self, address: Address) -> bool:
+        return self._authority.is_member(address) or self._authority.is_trainer(address)
+
+    def _may_say(self, author: Address, kind: type[Message]) -> bool:
+        authority = self._authority
+        if kind is PolicyAnnounced or kind is CheckRequested:
+            return authority.is_trainer(author)
+        if kind is VerdictIssued or kind is LotsRevealed:
+            return authority.is_validator(author)
+        if kind is DisputeRaised:
+            return authority.is_validator(author) or authority.is_trainer(author)
+        return authority.is_member(author)
+
+    def _authorise(self, signed: Signed[Message]) -> None:
         message, author = signed.message, signed.author
-        match message:
-            case Heartbeat():
-                allowed = self._authority.is_member(author)
-            case PolicyAnnounced():
-                allowed = self._authority.is_trainer(author)
-            case RolloutCommitted(commitment=commitment, signature=signature):
-                allowed = self._authority.is_member(author)
-                allowed = allowed and signer_of(self._domain, commitment, signature) == author
-            case VerdictIssued(verdict=verdict, signature=signature, recheck=recheck):
-                allowed = self._authority.is_validator(author)
-                among_us = recheck or verdict.outcome == Outcome.ACCEPT  # may be said to members alone
-                unsigned = among_us and not signature
-                allowed = allowed and (unsigned or signer_of(self._domain, verdict, signature) == author)
-            case WorkPublished():
-                allowed = self._authority.is_member(author)
-            case LotsRevealed():
-                allowed = self._authority.is_validator(author)
-            case DisputeRaised(first=first, second=second):
-                allowed = self._authority.is_validator(author) or self._authority.is_trainer(author)
-                allowed = allowed and all(self._is_verdict(raw) for raw in (first, second))
-            case CheckRequested(commitment=raw):
-                allowed = self._authority.is_trainer(author)
-                allowed = allowed and isinstance(self.opened(raw).message, RolloutCommitted)
-        if not allowed:
+        if not self._may_say(author, type(message)) or not self._is_borne_out(message, author):
             raise MalformedMessage("message refused", f"{author} may not say {type(message).__name__}")
 
-    def opened(self, raw: bytes) -> Signed:
-        """A message that another one carries, checked as if it had come by itself; raises ProtocolError.
-
-        Carried messages carry no further ones: what is checked for them stays bounded.
-        """
-        signed = open_envelope(self._domain, self._pool, raw)
-        if isinstance(signed.message, DisputeRaised | CheckRequested):
-            raise MalformedMessage("message refused", "a carried message carries another one")
-        self._authorise(signed)
-        return signed
-
-    def _is_verdict(self, raw: bytes) -> bool:
-        return isinstance(self.opened(raw).message, VerdictIssued)
-
-    def _take(self, signed: Signed) -> None:
-        name = _id(signed.raw)
-        if name in self._kept:
-            return
-        if isinstance(signed.message, Heartbeat) and not self._supersede(signed, name):
-            return
-        self.heard[signed.author] = now = trio.current_time()
-        self._kept[name] = _Kept(signed, now)
-        self._expire()
-        self.counts[type(signed.message).__name__] += 1
-        for kind, channel in self._subscribers:
-            if isinstance(signed.message, kind):
-                self._offer(channel, signed)
-
-    def _supersede(self, signed: Signed, name: bytes) -> bool:
-        """Keep only the newest heartbeat of each member."""
-        old = self._latest_beat.get(signed.author)
-        kept = self._kept.get(old) if old else None
-        if kept and kept.signed.message.sequence >= signed.message.sequence:  # type: ignore[union-attr]
-            return False
-        if old:
-            self._kept.pop(old, None)
-        self._latest_beat[signed.author] = name
+    def _is_borne_out(self, message: Message, author: Address) -> bool:
+        """Whether the signatures and envelopes that a message carries are what they should be."""
+        match message:
+            case RolloutCommitted(commitment=commitment, signature=signature):
+                return signer_of(self._domain, commitment, signature) == author
+            case VerdictIssued(verdict=verdict, signature=signature, recheck=recheck):
+                among_us = recheck or verdict.outcome == Outcome.ACCEPT  # may be said to members alone
+                unsigned = among_us and not signature
+                return unsigned or signer_of(self._domain, verdict, signature) == author
+            case DisputeRaised(first=first, second=second):
+                for raw in (first, second):
+                    self.opened(raw, VerdictIssued)
+            case CheckRequested(commitment=raw):
+                self.opened(raw, RolloutCommitted)
         return True
 
-    def _expire(self) -> None:
-        oldest_kept = trio.current_time() - MAX_AGE
-        steps = sorted(message.step for message in self._policies())
-        floor = steps[-KEPT_POLICIES] if len(steps) >= KEPT_POLICIES else -1
-        for name, kept in list(self._kept.items()):
-            message = kept.signed.message
-            if isinstance(message, PolicyAnnounced):
-                if message.step < floor:
-                    del self._kept[name]
-            elif name in self._pinned:
-                continue
-            elif kept.at < oldest_kept or len(self._kept) > MAX_MESSAGES:
-                del self._kept[name]
-            else:
-                break  # the rest is newer
+    # keeping
 
-    def _policies(self) -> list[PolicyAnnounced]:
-        messages = (kept.signed.message for kept in self._kept.values())
-        return [message for message in messages if isinstance(message, PolicyAnnounced)]
+    def _take(self, signed: Signed[Message], by: Address) -> bool:
+        """Keep a message and tell it to who subscribed; False if it is no news."""
+        now = trio.current_time()
+        if not self._shelf.put(_name(signed.raw), signed, now, direct=by == signed.author):
+            return False
+        self.heard[signed.author] = now
+        kind = type(signed.message)
+        self.counts[kind.__name__] += 1
+        for reader in list(self._readers.get(kind, ())):
+            try:
+                self._offer(reader, signed)
+            except trio.BrokenResourceError:
+                self._readers[kind].remove(reader)
+        return True
 
-    def _offer(self, channel: trio.MemorySendChannel[Signed], signed: Signed) -> None:
-        try:
-            channel.send_nowait(signed)
-        except trio.WouldBlock:
+    def _offer(self, reader: Reader[M], signed: Signed[M]) -> None:
+        if not reader.offer(signed):
             self.counts["lost"] += 1
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._subscribers = [entry for entry in self._subscribers if entry[1] is not channel]
 
     # catching up
 
@@ -286,7 +293,8 @@ class Board:
             await trio.sleep(CATCH_UP_EVERY if not fresh else 0.2)
 
     async def _catch_up(self, peer: Address) -> None:
-        asked = msgspec.msgpack.encode(CatchUp(list(self._kept)[-MAX_KNOWN:]))
+        names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]
+        asked = msgspec.msgpack.encode(CatchUp(names[-MAX_KNOWN:]))
         try:
             answer = await self._wire.request(
                 peer, CATCH_UP_PROTOCOL, asked, max_response=2 * MAX_CATCH_UP_BYTES, timeout=CATCH_UP_TIMEOUT
@@ -298,25 +306,44 @@ class Board:
             self.counts["catch_up_failed"] += 1
             log.debug("board.catch_up_failed", peer=peer, why=str(error)[:200])
             return
+        await self._take_missed(peer, missed)
+
+    def _unwanted(self) -> list[bytes]:
+        """What was refused a moment ago."""
+        while self._refused and next(iter(self._refused.values())) < trio.current_time() - REFUSED_FOR:
+            self._refused.popitem(last=False)
+        return list(self._refused)
+
+    async def _take_missed(self, peer: Address, missed: Sequence[bytes]) -> None:
+        """What a peer hands over is charged to that peer, whoever wrote it."""
+        refused = 0
         for raw in missed:
-            if len(raw) <= MAX_MESSAGE_BYTES and self._accept(peer, raw):
-                self.counts["caught_up"] += 1
             await trio.lowlevel.checkpoint()  # each one is two signatures' work
+            name = _name(raw)
+            if self._shelf.seen(name) or name in self._refused:
+                continue
+            if refused >= MAX_REFUSED or not self._allowance.handed(peer, trio.current_time()):
+                self.counts["over_budget.handed"] += 1
+                return
+            try:
+                signed = open_envelope(self._domain, self._pool, raw)
+                self._authorise(signed)
+            except ProtocolError as error:
+                self._refuse(error)
+                self._refused[name] = trio.current_time()
+                refused += 1
+            else:
+                self.counts["caught_up"] += self._take(signed, by=peer)
+        while len(self._refused) > MAX_MESSAGES:
+            self._refused.popitem(last=False)
 
-    async def _answer_catch_up(self, _asker: Address, data: bytes) -> bytes:
+    async def _answer_catch_up(self, asker: Address, data: bytes) -> bytes:
+        if not self._asked.take(asker, 1, trio.current_time()):
+            self.counts["over_budget.asked"] += 1
+            return msgspec.msgpack.encode([])
         asked = decode_msgpack(data, CatchUp, limit=16 * MAX_KNOWN, error=MalformedMessage, what="bad catch-up")
-        known = set(asked.known[:MAX_KNOWN])
-        answer: list[bytes] = []
-        room = MAX_CATCH_UP_BYTES
-        for name, kept in reversed(self._kept.items()):
-            if name in known:
-                continue  # takes no room, or what is older would never be told
-            room -= len(kept.signed.raw)
-            if room < 0:
-                break
-            answer.append(kept.signed.raw)
-        return msgspec.msgpack.encode(list(reversed(answer)))
+        return msgspec.msgpack.encode(self._shelf.share(set(asked.known[:MAX_KNOWN]), MAX_CATCH_UP_BYTES))
 
 
-def _id(raw: bytes) -> bytes:
+def _name(raw: bytes) -> bytes:
     return blake3(raw).digest(8)

@@ -5,8 +5,8 @@ register of work are kept here. Whoever needs a decision about a work asks `ball
 again watches. Raises disputes that it is the first to see (validators and the trainer only: others may not).
 """
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import AsyncIterable, Callable
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -26,6 +26,7 @@ from protocol.messages import (
     DisputeRaised,
     Heartbeat,
     LotsRevealed,
+    Message,
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
@@ -34,6 +35,7 @@ from protocol.messages import (
 from protocol.run import RunSpec
 from protocol.statements import work_id
 
+M = TypeVar("M", bound=Message)
 log = structlog.get_logger()
 WATCHED = 1024
 QUARANTINE = "quarantined_validators"
@@ -121,7 +123,7 @@ class Jury:
             if self.policies.fork is not None:
                 await self._journal.do(self._journal.remember, FORK, msgspec.msgpack.encode(self.policies.fork))
 
-    async def _follow(self, messages: trio.MemoryReceiveChannel[Signed], act: Callable[[Signed], object]) -> None:
+    async def _follow(self, messages: AsyncIterable[Signed[M]], act: Callable[[Signed[M]], object]) -> None:
         async for signed in messages:
             act(signed)
 
@@ -193,8 +195,8 @@ class Jury:
 
     def _on_dispute(self, signed: Signed[DisputeRaised]) -> None:
         try:
-            first = self._opened(signed.message.first)
-            second = self._opened(signed.message.second)
+            first = self._board.opened(signed.message.first, VerdictIssued)
+            second = self._board.opened(signed.message.second, VerdictIssued)
         except ProtocolError as error:  # the board checked it; a validator may have left since
             log.debug("dispute.refused", why=error.why)
             return
@@ -204,12 +206,6 @@ class Jury:
             self._wait_for_work(signed.author, id, (first, second))
         else:
             self._heed(work, (first, second))
-
-    def _opened(self, raw: bytes) -> Signed[VerdictIssued]:
-        signed = self._board.opened(raw)
-        if not isinstance(signed.message, VerdictIssued):
-            raise ProtocolError("dispute refused", "it carries something else than verdicts")
-        return cast("Signed[VerdictIssued]", signed)
 
     def _heed(self, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
         if all(self.lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):

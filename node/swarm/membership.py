@@ -130,8 +130,6 @@ class Membership:
         """Take heartbeats from the board until cancelled."""
         async for signed in board.subscribe(Heartbeat):
             beat = signed.message
-            if not isinstance(beat, Heartbeat):
-                continue
             fresh = self.table.beat(signed.author, beat, trio.current_time())
             if fresh and beat.contact and self._contacts.get(signed.author) != beat.contact:
                 self._contacts[signed.author] = beat.contact

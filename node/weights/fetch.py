@@ -20,7 +20,7 @@ from node.blobs.errors import StoreFull
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
-from node.weights.notices import REMEMBERED, Ledger, announcement
+from node.weights.notices import REMEMBERED, Ledger
 from node.weights.records import PolicyRecords
 from node.weights.ways import Way, ways_to
 from protocol.blobs import BlobInfo, describe
@@ -81,7 +81,7 @@ class PolicyFollower:
 
     def __init__(
         self,
-        announcements: trio.MemoryReceiveChannel[Signed],
+        announcements: trio.MemoryReceiveChannel[Signed[PolicyAnnounced]],
         blobs: Fetcher,
         store: Store,
         shelf: PolicyShelf,
@@ -143,7 +143,7 @@ class PolicyFollower:
     def step_of(self, root: bytes) -> int | None:
         """The step of an announced policy."""
         signed = self._ledger.by_root(root)
-        return announcement(signed).step if signed else None
+        return signed.message.step if signed else None
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class PolicyFollower:
     def root_of(self, step: int) -> bytes | None:
         """The policy that was announced for a step."""
         signed = self._ledger.step_with(step)
-        return announcement(signed).policy_root if signed else None
+        return signed.message.policy_root if signed else None
 
     async def announced(self, root: bytes) -> None:
         """Return once the trainer has announced `root`; a worker may have heard of it before us."""
@@ -205,7 +205,7 @@ class PolicyFollower:
                     self._note(self._announcements.receive_nowait())
             self._wanted.set()
 
-    def _note(self, signed: Signed) -> None:
+    def _note(self, signed: Signed[PolicyAnnounced]) -> None:
         try:
             if self._ledger.admit(signed):
                 self._news.set()
@@ -221,17 +221,17 @@ class PolicyFollower:
             newest = self._ledger.newest
             if newest is None or len(self._pursued) >= IN_FLIGHT:
                 continue  # whoever of them finishes looks again
-            step = announcement(newest).step
+            step = newest.message.step
             if step not in self._pursued and not self._superseded(step):
                 self._pursued.add(step)
                 nursery.start_soon(self._pursue, newest)
 
-    async def _pursue(self, signed: Signed) -> None:
+    async def _pursue(self, signed: Signed[PolicyAnnounced]) -> None:
         """Try until it is here, a newer one is, or it turns out that it cannot be."""
-        step = announcement(signed).step
+        step = signed.message.step
         attempt = 0
         try:
-            while not self._superseded(step) and announcement(signed).policy_root not in self._refused:
+            while not self._superseded(step) and signed.message.policy_root not in self._refused:
                 if await self._try(signed, attempt):
                     return
                 await trio.sleep(min(RETRY_PAUSE[0] * 2**attempt, RETRY_PAUSE[1]))
@@ -246,9 +246,9 @@ class PolicyFollower:
 
     # one policy
 
-    async def _try(self, signed: Signed, attempt: int = 0) -> bool:
+    async def _try(self, signed: Signed[PolicyAnnounced], attempt: int = 0) -> bool:
         """Obtain one policy unless somebody else is about to; False if that failed and may be tried again."""
-        message = announcement(signed)
+        message = signed.message
         root = message.policy_root
         while root in self._under_way:
             await self._under_way[root].done.wait()
@@ -273,15 +273,15 @@ class PolicyFollower:
             mine.done.set()
         return False
 
-    async def _obtain(self, signed: Signed, attempt: int) -> None:
+    async def _obtain(self, signed: Signed[PolicyAnnounced], attempt: int) -> None:
         """Fetch, verify and shelve one policy; its image, which may be here under another step, stays meanwhile."""
-        manifest = await self._manifest(announcement(signed), signed.author)
+        manifest = await self._manifest(signed.message, signed.author)
         with self._shelf.pinned([manifest.image_root]):
             await self._obtain_image(signed, manifest, attempt)
 
-    async def _obtain_image(self, signed: Signed, manifest: PolicyManifest, attempt: int) -> None:
+    async def _obtain_image(self, signed: Signed[PolicyAnnounced], manifest: PolicyManifest, attempt: int) -> None:
         """The cheapest way first, the next one where that fails; an image that is here costs nothing."""
-        message = announcement(signed)
+        message = signed.message
         failure: IntellectError = PolicyUnknown("no policy", "there is no way to it", "wait for the next one")
         for way in ways_to(manifest, self._bases(message.step), self._present):
             try:
@@ -432,7 +432,7 @@ class PolicyFollower:
             if self.root_of(step) not in (None, root) or self.step_of(root) not in (None, step):
                 raise MalformedPolicy("forked policy", f"it builds on another policy of step {step} than was announced")
 
-    def _refuse(self, signed: Signed, why: str) -> None:
+    def _refuse(self, signed: Signed[PolicyAnnounced], why: str) -> None:
         """The trainer's signature stands under something that does not hold: said once, however often it is met."""
         if signed.raw in self._blamed:
             return
@@ -440,7 +440,7 @@ class PolicyFollower:
             self._blamed.clear()
         self._blamed.add(signed.raw)
         self.counts["refused"] += 1
-        log.warning("policy.refused", step=announcement(signed).step, author=signed.author, why=why)
+        log.warning("policy.refused", step=signed.message.step, author=signed.author, why=why)
         if self._blame is not None:
             self._blame(signed.author, why)
 

@@ -30,22 +30,22 @@ class Ledger:
     follows from its step), and whoever signed both is to blame."""
 
     def __init__(self) -> None:
-        self._by_step: dict[int, Signed] = {}
+        self._by_step: dict[int, Signed[PolicyAnnounced]] = {}
 
     @property
     def newest_step(self) -> int:
         return max(self._by_step, default=-1)
 
     @property
-    def newest(self) -> Signed | None:
+    def newest(self) -> Signed[PolicyAnnounced] | None:
         return self._by_step[max(self._by_step)] if self._by_step else None
 
-    def admit(self, signed: Signed) -> bool:
+    def admit(self, signed: Signed[PolicyAnnounced]) -> bool:
         """Take note of an announcement. False: known, or too old to matter. Raises MalformedPolicy for either."""
-        message = announcement(signed)
+        message = signed.message
         known = self._by_step.get(message.step)
         if known is not None:
-            if announcement(known).policy_root != message.policy_root:
+            if known.message.policy_root != message.policy_root:
                 raise MalformedPolicy("forked policy", f"two policies were announced for step {message.step}")
             return False
         if message.step <= self.newest_step - REMEMBERED:
@@ -53,26 +53,20 @@ class Ledger:
         twin = self.by_root(message.policy_root)
         if twin is not None:
             raise MalformedPolicy(
-                "forked policy", f"one policy was announced for the steps {announcement(twin).step} and {message.step}"
+                "forked policy", f"one policy was announced for the steps {twin.message.step} and {message.step}"
             )
         self._by_step[message.step] = signed
         if len(self._by_step) > REMEMBERED:
             del self._by_step[min(self._by_step)]
         return True
 
-    def by_root(self, root: bytes) -> Signed | None:
+    def by_root(self, root: bytes) -> Signed[PolicyAnnounced] | None:
         """The announcement of a policy."""
-        return next((signed for signed in self._by_step.values() if announcement(signed).policy_root == root), None)
+        return next((signed for signed in self._by_step.values() if signed.message.policy_root == root), None)
 
     @property
     def steps(self) -> tuple[int, ...]:
         return tuple(sorted(self._by_step))
 
-    def step_with(self, step: int) -> Signed | None:
+    def step_with(self, step: int) -> Signed[PolicyAnnounced] | None:
         return self._by_step.get(step)
-
-
-def announcement(signed: Signed) -> PolicyAnnounced:
-    """The message of an announcement that came through a subscription to nothing else."""
-    assert isinstance(signed.message, PolicyAnnounced)  # noqa: S101 - the subscription's type
-    return signed.message

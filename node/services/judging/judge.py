@@ -8,7 +8,7 @@ worker: such a file waits, and in the end gets no verdict from here. Consequence
 import time
 from collections import Counter, deque
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import structlog
@@ -36,7 +36,6 @@ from protocol.messages import (
     CheckRequested,
     PolicyAnnounced,
     RolloutCommitted,
-    Signed,
     VerdictIssued,
 )
 from protocol.rollout import MAX_FILE_BYTES
@@ -154,13 +153,11 @@ class Validator:
         """The trainer waits for a verdict: ours again, or the file on top of the pile."""
         async for signed in self._station.board.subscribe(CheckRequested):
             try:
-                wanted = self._station.board.opened(signed.message.commitment)
+                wanted = self._station.board.opened(signed.message.commitment, RolloutCommitted)
             except ProtocolError as error:
                 log.debug("request.refused", why=error.why)
                 continue
-            if not isinstance(wanted.message, RolloutCommitted):
-                continue
-            self._register.commit(cast("Signed[RolloutCommitted]", wanted))  # gossip may have lost it
+            self._register.commit(wanted)  # gossip may have lost it
             work = self._register.get(work_id(wanted.message.commitment))
             if work is not None and self._asked < MOST_ASKED:
                 self._asked += 1
@@ -431,8 +428,7 @@ class Validator:
         raw = await journal.do(journal.said, "verdict", id)
         if raw is None:
             return False
-        before = self._station.board.opened(raw).message
-        assert isinstance(before, VerdictIssued)  # noqa: S101 - what this slot holds
+        before = self._station.board.opened(raw, VerdictIssued).message
         changed = (before.verdict.outcome == Outcome.ACCEPT) != (verdict.outcome == Outcome.ACCEPT)
         return changed and bool(before.signature)
 

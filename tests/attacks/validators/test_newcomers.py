@@ -31,7 +31,7 @@ async def arrive(court: Court, nursery: trio.Nursery) -> Seat:
 async def test_a_newcomer_learns_who_is_not_believed_and_is_not_robbed_by_it(
     autojump_clock, monkeypatch, liar: type[Validator]
 ) -> None:
-    monkeypatch.setattr("node.swarm.board.MAX_AGE", 40.0)
+    monkeypatch.setattr("node.swarm.shelf.MAX_AGE", 40.0)
     court = Court([liar, Validator, Validator], verdict_seconds=10.0)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)

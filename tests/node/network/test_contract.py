@@ -106,6 +106,19 @@ async def test_gossip_that_a_subscriber_rejects_goes_no_further_and_its_errors_e
     assert two.stats().rejected == 2
 
 
+async def test_a_muted_member_is_not_heard_for_a_while_and_is_answered_all_the_same(swarm) -> None:
+    one, two = await _pair(swarm)
+    heard = two.subscribe("news", lambda publisher, data: True)
+    await swarm.gossip_settles(one, heard, "news")
+    two.mute(one.address, 0.5)
+    await one.publish("news", b"unheard")
+    assert await one.request(two.address, "/double/1", b"x", max_response=10, timeout=10) == b"xx"
+    await trio.sleep(0.6)
+    await one.publish("news", b"heard")
+    with trio.fail_after(10):
+        assert (await heard.receive())[1] == b"heard"
+
+
 async def test_limits_of_our_own_are_errors_of_our_own(swarm) -> None:
     one, _ = await _pair(swarm)
     with pytest.raises(MessageTooLarge):

@@ -5,6 +5,7 @@ import trio.testing
 
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.swarm import board as board_module
+from node.swarm import shelf
 from node.swarm.board import Board
 from node.swarm.membership import Membership, SlashRecord
 from protocol.identity import NodeKey
@@ -116,7 +117,7 @@ async def test_a_latecomer_learns_the_newest_policy_while_the_trainer_is_down(au
         await trio.sleep(10)
         steps = [signed.message.step for signed in late.board.messages(PolicyAnnounced)]
         assert max(steps) == 11
-        assert len(worker.board.messages(PolicyAnnounced)) <= board_module.KEPT_POLICIES + 1
+        assert len(worker.board.messages(PolicyAnnounced)) <= shelf.KEPT_STEPS
         nursery.cancel_scope.cancel()
 
 
@@ -127,7 +128,7 @@ async def test_a_board_stays_small(autojump_clock) -> None:
             await worker.board.post(beat(sequence))
         assert len(worker.board.messages(Heartbeat)) == 1
         await worker.board.post(committed(WORKER))
-        await trio.sleep(board_module.MAX_AGE + 1)
+        await trio.sleep(shelf.MAX_AGE + 1)
         await worker.board.post(committed(WORKER, 1))
         assert [signed.message.commitment.index for signed in worker.board.messages(RolloutCommitted)] == [1]
         nursery.cancel_scope.cancel()

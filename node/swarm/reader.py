@@ -1,0 +1,44 @@
+"""A subscriber's channel, with room for every author: one that floods loses its own messages, not the others'."""
+
+from collections import Counter, deque
+from typing import Generic
+
+import trio
+
+from protocol.identity import Address
+from protocol.messages import M, Signed
+
+ROOM = 8192
+"""Unread messages of one subscriber."""
+ROOM_EACH = 1024
+"""Unread messages of one author: all that the board keeps of a validator. Eight at once would have to flood."""
+
+
+class Reader(Generic[M]):
+    """One subscription. The channel is first in, first out, so its length says which authors are unread."""
+
+    def __init__(self) -> None:
+        self._send, self.channel = trio.open_memory_channel[Signed[M]](ROOM)
+        self._authors: deque[Address] = deque()
+        self._unread: Counter[Address] = Counter()
+
+    def offer(self, signed: Signed[M]) -> bool:
+        """False if there is no room for it. Raises BrokenResourceError when nobody reads any more."""
+        self._note_read()
+        if self._unread[signed.author] >= ROOM_EACH:
+            return False
+        try:
+            self._send.send_nowait(signed)
+        except trio.WouldBlock:
+            return False
+        self._authors.append(signed.author)
+        self._unread[signed.author] += 1
+        return True
+
+    def _note_read(self) -> None:
+        unread = self._send.statistics().current_buffer_used
+        while len(self._authors) > unread:
+            author = self._authors.popleft()
+            self._unread[author] -= 1
+            if not self._unread[author]:
+                del self._unread[author]

@@ -1,0 +1,306 @@
+"""What the board keeps: of every author the newest of each kind, so many and no more. Pure; time is an argument.
+
+Whoever says too much loses the oldest of its own, never somebody else's. What others hand on in an author's name never
+takes the place of what it said itself: old envelopes stay authentic for ever. Everything here costs the same
+however much is kept, but for what reads all of it (`messages`, `share`).
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container, Iterator, Mapping
+from itertools import chain
+
+import msgspec
+
+from protocol.identity import Address
+from protocol.messages import (
+    CheckRequested,
+    DisputeRaised,
+    Heartbeat,
+    LotsRevealed,
+    M,
+    Message,
+    PolicyAnnounced,
+    RolloutCommitted,
+    Signed,
+    VerdictIssued,
+    WorkPublished,
+    of_kind,
+)
+
+MOST: Mapping[type[Message], int] = {
+    Heartbeat: 1,  # the newest
+    PolicyAnnounced: 64,  # KEPT_STEPS, and PER_STEP of each
+    RolloutCommitted: 256,  # a worker makes a few dozen files in MAX_AGE
+    VerdictIssued: 1024,  # a validator judges everybody's files
+    LotsRevealed: 16,  # one a window; a restart may tell a few at once
+    DisputeRaised: 64,  # one per file that a liar judged, and it is believed no more after three
+    CheckRequested: 256,  # one per file that waits too long
+    WorkPublished: 16,  # one an epoch
+}
+"""Messages that are kept of one author."""
+KEPT_STEPS = 32
+PER_STEP = 2
+"""Announcements of one step: two show a fork, more would show nothing new."""
+MAX_MESSAGES = 4096
+"""Messages that are kept of all authors, heartbeats and announcements aside: those are few by themselves."""
+MAX_AGE = 240.0
+MAX_PINNED = 2048
+REMEMBERED = 32_768
+"""Messages that are recognised when they come again: an hour of a pool that says nine a second."""
+LET_GO = 1024
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """number: rises with every message; at: seconds; direct: the author brought it, nobody else."""
+
+    name: bytes
+    signed: Signed[Message]
+    at: float
+    number: int
+    direct: bool
+
+
+class _Held:
+    """What is kept of one author: all of it in order, and by kind, apart what others brought."""
+
+    def __init__(self) -> None:
+        self.order: OrderedDict[bytes, Kept] = OrderedDict()
+        self._rows: dict[tuple[type[Message], bool], OrderedDict[bytes, Kept]] = {}
+
+    def add(self, kept: Kept) -> None:
+        self.order[kept.name] = kept
+        self._rows.setdefault((type(kept.signed.message), kept.direct), OrderedDict())[kept.name] = kept
+
+    def remove(self, kept: Kept) -> None:
+        del self.order[kept.name]
+        del self._rows[type(kept.signed.message), kept.direct][kept.name]
+
+    def many(self, kind: type[Message]) -> int:
+        return sum(len(self._rows.get((kind, direct), ())) for direct in (False, True))
+
+    def oldest(self, kind: type[Message]) -> Kept | None:
+        """What goes first of a kind: what others brought, then what the author did."""
+        rows = (self._rows.get((kind, direct)) for direct in (False, True))
+        return next((next(iter(row.values())) for row in rows if row), None)
+
+    def oldest_of_all(self) -> Kept:
+        """What goes first of everything but the heartbeat and the policies."""
+        firsts = [next(iter(row.values())) for (kind, _), row in self._rows.items() if row and _counts(kind)]
+        return min(firsts, key=lambda kept: (kept.direct, kept.number))
+
+
+class _Ranks:
+    """Authors by how much is kept of them: who holds most is found at once, however many they are."""
+
+    def __init__(self) -> None:
+        self._many: dict[Address, int] = {}
+        self._with: dict[int, OrderedDict[Address, None]] = {}
+        self._most = 0
+        self.total = 0
+
+    def change(self, author: Address, by: int) -> None:
+        """One more or one less (by: 1 or -1)."""
+        before = self._many.pop(author, 0)
+        if before:
+            del self._with[before][author]
+            if not self._with[before]:
+                del self._with[before]
+        if before + by:
+            self._many[author] = before + by
+            self._with.setdefault(before + by, OrderedDict())[author] = None
+        self._most = max(self._most, before + by)
+        while self._most and self._most not in self._with:  # at most one step: counts change by one
+            self._most -= 1
+        self.total += by
+
+    def most(self) -> Address:
+        return next(iter(self._with[self._most]))
+
+
+class Shelf:
+    """Keeps messages, and remembers the names of what it kept lately."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Kept] = {}
+        self._aging: OrderedDict[bytes, Kept] = OrderedDict()
+        self._held: dict[Address, _Held] = {}
+        self._policies: dict[Address, dict[int, list[Kept]]] = {}
+        self._pinned: OrderedDict[bytes, Kept] = OrderedDict()
+        self._seen: OrderedDict[bytes, tuple[Address, type[Message]]] = OrderedDict()
+        self._let_go: OrderedDict[bytes, None] = OrderedDict()
+        self._ranks = _Ranks()
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._kept or name in self._pinned
+
+    def seen(self, name: bytes) -> tuple[Address, type[Message]] | None:
+        """Author and kind of a message that was kept lately, whether it still is or not."""
+        return self._seen.get(name)
+
+    def many(self, author: Address, kind: type[Message]) -> int:
+        """How many messages of a kind are kept of one author."""
+        held = self._held.get(author)
+        return held.many(kind) if held else 0
+
+    def put(self, name: bytes, signed: Signed[Message], now: float, *, direct: bool) -> bool:
+        """Keep a message; False if it is no news, or has no place. direct: its author brought it."""
+        self._expire(now)
+        if name in self._kept:
+            return False
+        kept = self._made(name, signed, now, direct)
+        if not self._has_place(kept):
+            self._forget(kept)
+            return False
+        self._see(name, signed)
+        self._add(kept)
+        self._trim(kept)
+        return True
+
+    def pin(self, name: bytes, signed: Signed[Message], now: float) -> None:
+        """Keep a message for good, beside everything else."""
+        self._see(name, signed)
+        self._pinned[name] = self._made(name, signed, now, direct=False)
+        while len(self._pinned) > MAX_PINNED:
+            self._pinned.popitem(last=False)
+
+    def messages(self, kind: type[M]) -> list[Signed[M]]:
+        """The kept messages of a kind, oldest first."""
+        found = {name: one for name, one in chain(self._pinned.items(), self._kept.items()) if _is(one, kind)}
+        return [of_kind(one.signed, kind) for one in sorted(found.values(), key=_number)]
+
+    def names(self, most: int) -> list[bytes]:
+        """What need not be told to us again: what is kept, and what was let go although it is not old."""
+        own = [*self._let_go, *self._pinned, *(name for name in self._kept if name not in self._pinned)]
+        return own[-most:]
+
+    def share(self, known: Container[bytes], room: int) -> list[bytes]:
+        """Envelopes for one who has `known`, oldest first, in `room` bytes: everybody's newest, then everybody's
+        second newest, and so on, so that whoever says much leaves as much room for the others as for itself."""
+        chosen: dict[bytes, Kept] = {}
+        lines = deque(self._newest_first())
+        while lines:
+            line = lines.popleft()
+            one = next((kept for kept in line if kept.name not in known and kept.name not in chosen), None)
+            if one is None or len(one.signed.raw) > room:
+                continue
+            room -= len(one.signed.raw)
+            chosen[one.name] = one
+            lines.append(line)
+        return [one.signed.raw for one in sorted(chosen.values(), key=_number)]
+
+    def _newest_first(self) -> Iterator[Iterator[Kept]]:
+        """One line per author."""
+        pinned: dict[Address, list[Kept]] = {}
+        for one in reversed(self._pinned.values()):
+            pinned.setdefault(one.signed.author, []).append(one)
+        for author in [*self._held, *(author for author in pinned if author not in self._held)]:
+            held = self._held.get(author)
+            yield chain(reversed(held.order.values()) if held else (), pinned.get(author, ()))
+
+    # what stays
+
+    def _has_place(self, kept: Kept) -> bool:
+        message, author = kept.signed.message, kept.signed.author
+        held = self._held.get(author)
+        match message:
+            case Heartbeat():
+                before = held.oldest(Heartbeat) if held else None
+                return before is None or _sequence(before) < message.sequence
+            case PolicyAnnounced():
+                steps = self._policies.get(author, {})
+                old = len(steps) >= KEPT_STEPS and message.step < min(steps)
+                return not old and len(steps.get(message.step, ())) < PER_STEP
+        return kept.direct or self.many(author, type(message)) < MOST[type(message)]
+
+    def _trim(self, added: Kept) -> None:
+        """Let go what is too much now: of the author, then of whoever holds most."""
+        author, kind = added.signed.author, type(added.signed.message)
+        steps = self._policies.get(author, {})
+        if len(steps) > KEPT_STEPS:
+            for old in list(steps[min(steps)]):
+                self._drop(old)
+        held = self._held[author]
+        while held.many(kind) > MOST[kind] and (oldest := held.oldest(kind)):
+            self._drop(oldest)
+        while self._ranks.total > MAX_MESSAGES:
+            self._drop(self._held[self._ranks.most()].oldest_of_all())
+
+    def _expire(self, now: float) -> None:
+        while self._aging:
+            oldest = next(iter(self._aging.values()))
+            if oldest.at >= now - MAX_AGE:
+                return
+            self._remove(oldest)
+
+    def _drop(self, kept: Kept) -> None:
+        self._remove(kept)
+        self._forget(kept)
+
+    def _forget(self, kept: Kept) -> None:
+        """It is not old and would be handed to us again: remember not to ask for it."""
+        if isinstance(kept.signed.message, Heartbeat):
+            return  # nobody keeps an old one
+        self._let_go[kept.name] = None
+        while len(self._let_go) > LET_GO:
+            self._let_go.popitem(last=False)
+
+    def _add(self, kept: Kept) -> None:
+        message, author = kept.signed.message, kept.signed.author
+        self._kept[kept.name] = kept
+        held = self._held.get(author)
+        if held is None:
+            held = self._held[author] = _Held()
+        held.add(kept)
+        if isinstance(message, PolicyAnnounced):
+            self._policies.setdefault(author, {}).setdefault(message.step, []).append(kept)
+        else:
+            self._aging[kept.name] = kept
+        if _counts(type(message)):
+            self._ranks.change(author, 1)
+
+    def _remove(self, kept: Kept) -> None:
+        message, author = kept.signed.message, kept.signed.author
+        del self._kept[kept.name]
+        held = self._held[author]
+        held.remove(kept)
+        if not held.order:
+            del self._held[author]
+        if isinstance(message, PolicyAnnounced):
+            steps = self._policies[author]
+            steps[message.step].remove(kept)
+            if not steps[message.step]:
+                del steps[message.step]
+            if not steps:
+                del self._policies[author]
+        else:
+            del self._aging[kept.name]
+        if _counts(type(message)):
+            self._ranks.change(author, -1)
+
+    def _see(self, name: bytes, signed: Signed[Message]) -> None:
+        self._seen[name] = (signed.author, type(signed.message))
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _made(self, name: bytes, signed: Signed[Message], now: float, direct: bool) -> Kept:
+        self._number += 1
+        return Kept(name, signed, now, self._number, direct)
+
+
+def _counts(kind: type[Message]) -> bool:
+    return kind is not Heartbeat and kind is not PolicyAnnounced
+
+
+def _is(kept: Kept, kind: type[Message]) -> bool:
+    return isinstance(kept.signed.message, kind)
+
+
+def _sequence(kept: Kept) -> int:
+    return of_kind(kept.signed, Heartbeat).message.sequence
+
+
+_number: Callable[[Kept], int] = lambda kept: kept.number  # noqa: E731

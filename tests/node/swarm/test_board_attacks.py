@@ -1,0 +1,263 @@
+"""One bonded member against the board: floods, replays, forged and broken envelopes. Beside each attack its control."""
+
+import random
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import trio
+
+from node.network.memory import MemoryHub
+from node.swarm import board as board_module
+from node.swarm.allowance import ELSE, MUTED, OWN, PATIENCE
+from node.swarm.board import CATCH_UP_EVERY, Board, CatchUp
+from node.swarm.shelf import MOST
+from protocol.errors import ProtocolError
+from protocol.identity import NodeKey
+from protocol.messages import (
+    CheckRequested,
+    DisputeRaised,
+    Envelope,
+    Heartbeat,
+    MalformedMessage,
+    Message,
+    RolloutCommitted,
+    VerdictIssued,
+    topic,
+)
+from scripts.fuzz_proofs import mutated
+from scripts.fuzz_targets import NUMBERS
+from tests.node.swarm.test_board import (
+    DOMAIN,
+    POLICY,
+    STRANGER,
+    TRAINER,
+    VALIDATOR,
+    WORKER,
+    Node,
+    beat,
+    committed,
+    judged,
+    swarm,
+)
+
+FLOODER = NodeKey(b"\x09" * 32)
+BURST = int(OWN[RolloutCommitted][1])
+RATE = OWN[RolloutCommitted][0]
+
+
+@pytest.fixture
+async def nodes(autojump_clock) -> AsyncIterator[dict[str, Node]]:
+    async with trio.open_nursery() as nursery:
+        started = await swarm(nursery, MemoryHub(), TRAINER, WORKER, VALIDATOR, FLOODER)
+        yield dict(zip(("trainer", "worker", "validator", "flooder"), started, strict=True))
+        nursery.cancel_scope.cancel()
+
+
+async def say(node: Node, *raws: bytes) -> None:
+    """Past the node's own board, as an attacker does."""
+    for raw in raws:
+        await node.network.publish(topic(DOMAIN, 1), raw)
+    await trio.testing.wait_all_tasks_blocked()
+
+
+def sealed(node: Node, *messages: Message) -> list[bytes]:
+    return [node.board.sealed(message) for message in messages]
+
+
+def by(node: Node, key: NodeKey) -> list[int]:
+    """Indices of the commitments of one author that a node keeps."""
+    return [one.message.commitment.index for one in node.board.messages(RolloutCommitted) if one.author == key.address]
+
+
+async def test_a_flood_is_cut_to_its_budget_and_costs_nobody_a_place(autojump_clock, nodes) -> None:
+    await nodes["worker"].board.post(committed(WORKER, 0))
+    await say(nodes["flooder"], *sealed(nodes["flooder"], *(committed(FLOODER, n) for n in range(BURST + 100))))
+    board = nodes["trainer"].board
+    assert by(nodes["trainer"], WORKER) == [0]
+    assert by(nodes["trainer"], FLOODER) == list(range(BURST))
+    assert board.counts["over_budget.RolloutCommitted"] == 100
+    assert board.counts["muted"] == 0  # a burst alone silences nobody
+    await nodes["worker"].board.post(committed(WORKER, 1))
+    await trio.sleep(1)
+    assert by(nodes["trainer"], WORKER) == [0, 1]
+
+
+async def test_who_was_over_budget_is_heard_again_and_catch_up_brings_what_was_dropped(autojump_clock, nodes) -> None:
+    """The control of the flood: an honest burst that is too large loses nothing for good."""
+    for index in range(BURST + 20):
+        await nodes["worker"].board.post(committed(WORKER, index))
+    await trio.testing.wait_all_tasks_blocked()
+    trainer = nodes["trainer"]
+    assert len(by(trainer, WORKER)) == BURST and trainer.board.counts["over_budget.RolloutCommitted"] == 20
+    await trio.sleep(10 * CATCH_UP_EVERY)
+    assert sorted(by(trainer, WORKER)) == list(range(BURST + 20))
+    before = trainer.board.counts["RolloutCommitted"]
+    await say(nodes["worker"], *sealed(nodes["worker"], committed(WORKER, 999)))
+    assert trainer.board.counts["RolloutCommitted"] == before + 1
+
+
+async def test_who_floods_for_long_is_muted_for_a_while_and_nobody_else_is(autojump_clock, nodes) -> None:
+    trainer, flooder = nodes["trainer"], nodes["flooder"]
+    many = BURST + int(PATIENCE[1]) + 10
+    await say(flooder, *sealed(flooder, *(committed(FLOODER, n) for n in range(many))))
+    assert trainer.board.counts["muted"] == 1
+    told = trainer.board.counts["RolloutCommitted"]
+    await trio.sleep(MUTED / 2)  # its budget is full again
+    await say(flooder, *sealed(flooder, committed(FLOODER, many)))
+    assert trainer.board.counts["RolloutCommitted"] == told
+    await nodes["worker"].board.post(committed(WORKER, 0))
+    await trio.sleep(0.1)
+    assert by(trainer, WORKER) == [0]
+    await trio.sleep(MUTED / 2)
+    await say(flooder, *sealed(flooder, committed(FLOODER, many + 1)))
+    assert trainer.board.counts["RolloutCommitted"] == told + 2
+
+
+async def test_replays_cost_who_publishes_them_and_move_nothing_of_the_authors(autojump_clock, nodes) -> None:
+    trainer, worker, flooder = nodes["trainer"], nodes["worker"], nodes["flooder"]
+    said = sealed(worker, *(committed(WORKER, n) for n in range(100)))
+    await say(worker, *said)
+    assert len(by(trainer, WORKER)) == 100
+    await say(flooder, *said, *said)
+    counts = trainer.board.counts
+    assert counts["repeated"] == 200 and counts["RolloutCommitted"] == 100
+    assert counts["over_budget.else"] == 200 - ELSE[1]  # the flooder's
+    await say(worker, *sealed(worker, *(committed(WORKER, n) for n in range(100, BURST))))  # not one was charged to it
+    assert by(trainer, WORKER) == list(range(BURST)) and not counts["over_budget.RolloutCommitted"]
+
+
+async def test_old_envelopes_that_nobody_remembers_do_not_displace_what_their_author_said(
+    autojump_clock, nodes, monkeypatch
+) -> None:
+    """Such as nobody remembers any more, by the thousand."""
+    monkeypatch.setattr("node.swarm.shelf.REMEMBERED", 4)
+    monkeypatch.setattr("node.swarm.shelf.MOST", {**MOST, RolloutCommitted: 128})
+    trainer, worker, flooder = nodes["trainer"], nodes["worker"], nodes["flooder"]
+    ancient = sealed(worker, *(committed(WORKER, n) for n in range(1000, 1300)))
+    recent = sealed(worker, *(committed(WORKER, n) for n in range(100)))
+    await say(worker, *recent)
+    await say(flooder, *ancient)
+    kept = by(trainer, WORKER)
+    assert kept[:100] == list(range(100)) and len(kept) == 128
+    dropped = sum(many for name, many in trainer.board.counts.items() if name.startswith("over_budget"))
+    assert dropped == len(ancient) - ELSE[1]
+    await say(worker, *sealed(worker, *(committed(WORKER, n) for n in range(100, 120))))
+    assert [index for index in by(trainer, WORKER) if index < 1000] == list(range(120))
+
+
+async def test_an_author_may_say_it_again_and_is_forwarded(autojump_clock, nodes) -> None:
+    raw = nodes["worker"].board.sealed(committed(WORKER))
+    board = nodes["trainer"].board
+    assert board._accept(WORKER.address, raw) and board._accept(WORKER.address, raw)
+    assert not board._accept(FLOODER.address, raw)  # the control
+    assert not board._accept(STRANGER.address, raw)
+    assert board.counts["RolloutCommitted"] == 1
+
+
+async def test_a_second_encoding_of_an_envelope_is_refused(autojump_clock, nodes) -> None:
+    raw = nodes["worker"].board.sealed(committed(WORKER))
+    payload, signature = msgspec.msgpack.decode(raw)
+    longer = b"\x92\xc6" + len(payload).to_bytes(4, "big") + payload + b"\xc4\x41" + signature
+    assert msgspec.msgpack.decode(longer, type=Envelope) == msgspec.msgpack.decode(raw, type=Envelope)
+    await say(nodes["flooder"], longer)
+    assert by(nodes["trainer"], WORKER) == [] and nodes["trainer"].board.counts["refused"] == 1
+    await say(nodes["flooder"], raw)  # the control: it may be handed on as it is
+    assert by(nodes["trainer"], WORKER) == [0]
+
+
+async def test_a_kind_that_its_publisher_may_not_say_is_charged_as_somebody_elses(autojump_clock, nodes) -> None:
+    forged = sealed(nodes["flooder"], *(msgspec.structs.replace(judged(FLOODER), detail=str(n)) for n in range(200)))
+    await say(nodes["flooder"], *forged)
+    counts = nodes["trainer"].board.counts
+    assert counts["over_budget.else"] > 0 and counts["over_budget.VerdictIssued"] == 0
+    assert counts["refused"] <= ELSE[1]
+    said = sealed(nodes["validator"], *(msgspec.structs.replace(judged(VALIDATOR), detail=str(n)) for n in range(200)))
+    await say(nodes["validator"], *said)
+    assert counts["VerdictIssued"] == 200
+
+
+async def test_evidence_stays_pinned_through_a_flood_by_its_author(autojump_clock, nodes) -> None:
+    board = nodes["trainer"].board
+    evidence = sealed(nodes["flooder"], committed(FLOODER, 10**6), beat(5))
+    board.pin(evidence)
+    await say(nodes["flooder"], *sealed(nodes["flooder"], beat(9), *(committed(FLOODER, n) for n in range(500))))
+    await trio.sleep(board_module.CATCH_UP_EVERY)
+    assert 10**6 in by(nodes["trainer"], FLOODER)
+    beats = [one.message.sequence for one in board.messages(Heartbeat) if one.author == FLOODER.address]
+    assert beats == [5, 9]
+    board.pin([b"nonsense"])
+    assert board.counts["refused"] == 1
+
+
+async def test_a_newcomer_is_told_the_honest_although_one_flooded(autojump_clock, nodes, monkeypatch) -> None:
+    trainer = nodes["trainer"]
+    honest = sealed(nodes["worker"], *(committed(WORKER, n) for n in range(8)))
+    await say(nodes["worker"], *honest)
+    await say(nodes["flooder"], *sealed(nodes["flooder"], *(committed(FLOODER, n) for n in range(BURST))))
+    monkeypatch.setattr(board_module, "MAX_CATCH_UP_BYTES", 24 * len(honest[0]))
+    answer = await trainer.board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp([])))
+    told = msgspec.msgpack.decode(answer, type=list[bytes])
+    assert {*honest} < {*told} and sum(map(len, told)) <= board_module.MAX_CATCH_UP_BYTES
+    known = [board_module._name(raw) for raw in told]
+    answer = await trainer.board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp(known)))
+    assert not {*told} & {*msgspec.msgpack.decode(answer, type=list[bytes])}
+
+
+async def test_a_peer_is_answered_only_so_often(autojump_clock, nodes) -> None:
+    board, asked = nodes["trainer"].board, msgspec.msgpack.encode(CatchUp([]))
+    await nodes["trainer"].board.post(POLICY)
+    answers = [await board._answer_catch_up(FLOODER.address, asked) for _ in range(100)]
+    empty = msgspec.msgpack.encode([])
+    assert answers[0] != empty and answers[-1] == empty and board.counts["over_budget.asked"] > 50
+    assert await board._answer_catch_up(WORKER.address, asked) != empty
+
+
+async def test_a_peer_that_hands_over_rubbish_is_not_listened_to_for_long(autojump_clock, nodes) -> None:
+    board = nodes["trainer"].board
+    rubbish = [b"rubbish %d" % n for n in range(5000)]
+    good = nodes["worker"].board.sealed(committed(WORKER))
+    await board._take_missed(FLOODER.address, [*rubbish, good])
+    assert board.counts["refused"] == board_module.MAX_REFUSED and by(nodes["trainer"], WORKER) == []
+    await board._take_missed(FLOODER.address, [*rubbish[: board_module.MAX_REFUSED], good])
+    assert board.counts["refused"] == board_module.MAX_REFUSED  # what was refused a moment ago costs nothing
+    assert by(nodes["trainer"], WORKER) == [0]
+
+
+async def test_what_one_carries_must_be_of_the_kind_that_was_meant(autojump_clock, nodes) -> None:
+    board = nodes["trainer"].board
+    raw = nodes["worker"].board.sealed(committed(WORKER))
+    assert board.opened(raw, RolloutCommitted).message.commitment.index == 0
+    for kind in (VerdictIssued, Heartbeat):
+        with pytest.raises(MalformedMessage):
+            board.opened(raw, kind)
+    assert board.opened(raw).author == WORKER.address
+
+
+async def test_nothing_that_a_stranger_sends_raises(autojump_clock, nodes) -> None:
+    board: Board = nodes["trainer"].board
+    verdict = nodes["validator"].board.sealed(judged(VALIDATOR))
+    commitment = nodes["worker"].board.sealed(committed(WORKER))
+    honest = [
+        verdict,
+        commitment,
+        nodes["validator"].board.sealed(DisputeRaised(pool=1, first=verdict, second=verdict)),
+        nodes["trainer"].board.sealed(CheckRequested(pool=1, commitment=commitment)),
+        nodes["trainer"].board.sealed(POLICY),
+        nodes["worker"].board.sealed(beat()),
+    ]
+    source = random.Random(0)
+    publishers = (TRAINER, WORKER, VALIDATOR, FLOODER, STRANGER)
+    for count in range(2000):
+        raw = mutated(source.choice(honest), source, NUMBERS)
+        board._accept(source.choice(publishers).address, raw)
+        if count % 100 == 0:
+            await board._take_missed(FLOODER.address, [raw, b"", b"\xc0"])
+            await trio.sleep(60)
+        try:
+            await board._answer_catch_up(FLOODER.address, raw)
+        except ProtocolError:
+            pass
+    assert board.counts["refused"] > 100
+    for raw, key in zip(honest, (VALIDATOR, WORKER, VALIDATOR, TRAINER, TRAINER, WORKER), strict=True):
+        assert board._accept(key.address, raw)  # the control

@@ -1,0 +1,49 @@
+import pytest
+import trio
+import trio.testing
+
+from node.swarm import reader as reader_module
+from node.swarm.reader import Reader
+from protocol.identity import Address, NodeKey
+from protocol.messages import LotsRevealed, Signed
+
+HONEST, FLOODER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
+
+
+def told(author: Address, window: int = 0) -> Signed[LotsRevealed]:
+    return Signed(author, LotsRevealed(pool=1, window=window, secret=bytes(32)), b"")
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Reader[LotsRevealed]:
+    monkeypatch.setattr(reader_module, "ROOM", 10)
+    monkeypatch.setattr(reader_module, "ROOM_EACH", 4)
+    return Reader[LotsRevealed]()
+
+
+async def test_a_flood_pushes_nobody_elses_messages_out_of_a_slow_subscribers_channel(reader) -> None:
+    heard = [reader.offer(told(FLOODER)) for _ in range(100)]
+    assert heard == [True] * 4 + [False] * 96
+    assert all(reader.offer(told(HONEST)) for _ in range(4))
+    assert reader.offer(told(OTHER)) and reader.offer(told(OTHER))
+    assert not reader.offer(told(OTHER))  # the control: the channel is full, whoever it is
+
+
+async def test_what_was_read_makes_room_again(reader) -> None:
+    for window in range(3):
+        for _ in range(3):
+            assert reader.offer(told(FLOODER, window)) and reader.offer(told(HONEST, window))
+        for _ in range(6):
+            assert (await reader.channel.receive()).message.window == window
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader.channel.receive)
+        await trio.testing.wait_all_tasks_blocked()
+        assert [reader.offer(told(FLOODER)) for _ in range(6)] == [True] * 5 + [
+            False
+        ]  # one went straight to its reader
+
+
+async def test_a_reader_that_went_away_is_noticed(reader) -> None:
+    reader.channel.close()
+    with pytest.raises(trio.BrokenResourceError):
+        reader.offer(told(HONEST))

@@ -1,0 +1,228 @@
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.swarm import shelf as shelf_module
+from node.swarm.shelf import KEPT_STEPS, MAX_AGE, MOST, PER_STEP, Shelf
+from protocol.identity import Address, NodeKey
+from protocol.messages import (
+    CheckRequested,
+    Heartbeat,
+    LotsRevealed,
+    Message,
+    PolicyAnnounced,
+    RolloutCommitted,
+    Signed,
+    WorkPublished,
+)
+from protocol.statements import WorkCommitment
+
+TRAINER, WORKER, FLOODER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3, 4))
+
+
+def beat(sequence: int) -> Heartbeat:
+    return Heartbeat(pool=1, sequence=sequence, role="", state="", contact="", policy_step=0, interval=1.0)
+
+
+def policy(step: int) -> PolicyAnnounced:
+    return PolicyAnnounced(pool=1, step=step, policy_root=bytes(32), manifest_root=bytes(32), manifest_size=1)
+
+
+def committed(node: Address, index: int) -> RolloutCommitted:
+    commitment = WorkCommitment(1, node, bytes(32), index, bytes(32), 5)
+    return RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=9)
+
+
+class Played:
+    """A shelf, and names for what is put there."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+        self._count = 0
+
+    def name(self) -> bytes:
+        self._count += 1
+        return self._count.to_bytes(8, "big")
+
+    def put(self, author: Address, message: Message, now: float = 0.0, *, direct: bool = True, size: int = 8) -> bytes:
+        name = self.name()
+        self.shelf.put(name, Signed(author, message, name.ljust(size, b".")), now, direct=direct)
+        return name
+
+    def commit(self, author: Address, many: int, *, direct: bool = True, size: int = 8) -> list[bytes]:
+        return [self.put(author, committed(author, index), direct=direct, size=size) for index in range(many)]
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
+def test_who_says_too_much_loses_its_own_oldest_and_nobody_elses(played: Played) -> None:
+    honest = played.commit(WORKER, 5)
+    flood = played.commit(FLOODER, 10_000)
+    assert played.shelf.many(FLOODER, RolloutCommitted) == MOST[RolloutCommitted]
+    assert [name in played.shelf for name in honest] == [True] * 5
+    assert flood[-1] in played.shelf and flood[0] not in played.shelf
+    assert played.shelf.many(WORKER, RolloutCommitted) == 5  # the control: nothing is let go of below the bound
+
+
+def test_what_others_hand_on_takes_no_place_from_what_the_author_said(played: Played) -> None:
+    said = played.commit(WORKER, MOST[RolloutCommitted])
+    handed_on = played.commit(WORKER, 500, direct=False)
+    assert all(name in played.shelf for name in said)
+    assert not any(name in played.shelf for name in handed_on)
+
+
+def test_what_others_handed_on_goes_first(played: Played) -> None:
+    handed_on = played.commit(WORKER, MOST[RolloutCommitted], direct=False)
+    assert all(name in played.shelf for name in handed_on)  # the control: where there is room it is kept
+    said = played.commit(WORKER, 100)
+    assert all(name in played.shelf for name in said)
+    assert sum(name in played.shelf for name in handed_on) == MOST[RolloutCommitted] - 100
+
+
+def test_when_all_of_it_is_too_much_who_holds_most_loses(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf_module, "MAX_MESSAGES", 60)
+    honest = played.commit(WORKER, 20)
+    played.commit(FLOODER, 50)
+    played.commit(OTHER, 25)
+    assert [name in played.shelf for name in honest] == [True] * 20
+    assert played.shelf.many(FLOODER, RolloutCommitted) == played.shelf.many(OTHER, RolloutCommitted) == 20
+    played.commit(WORKER, 5)  # now it is the one that holds most
+    assert played.shelf.many(WORKER, RolloutCommitted) in (20, 21)
+
+
+def test_only_the_newest_heartbeat_is_kept_and_an_older_one_is_no_news(played: Played) -> None:
+    for sequence in (5, 7, 6):
+        played.put(WORKER, beat(sequence))
+    assert [signed.message.sequence for signed in played.shelf.messages(Heartbeat)] == [7]
+    assert played.shelf.names(100) == [(2).to_bytes(8, "big")]  # nobody keeps an old one, so nobody hands it on
+
+
+def test_the_newest_policies_stay_whatever_their_age(played: Played) -> None:
+    for step in range(3 * KEPT_STEPS):
+        played.put(TRAINER, policy(step), now=step * MAX_AGE)
+    steps = [signed.message.step for signed in played.shelf.messages(PolicyAnnounced)]
+    assert steps == list(range(2 * KEPT_STEPS, 3 * KEPT_STEPS))
+    late = played.put(TRAINER, policy(1))
+    assert late not in played.shelf
+
+
+@pytest.mark.parametrize("steps", [[7] * 500, [10**18 - n for n in range(500)], list(range(500)) * 3])
+def test_a_trainer_out_of_its_mind_is_bounded(played: Played, steps: list[int]) -> None:
+    for step in steps:
+        played.put(TRAINER, policy(step))
+    kept = [signed.message.step for signed in played.shelf.messages(PolicyAnnounced)]
+    assert len(kept) <= KEPT_STEPS * PER_STEP and max(kept.count(step) for step in kept) <= PER_STEP
+    assert max(kept) == max(steps)
+
+
+def test_what_is_old_goes_and_is_still_recognised(played: Played) -> None:
+    name = played.put(WORKER, committed(WORKER, 0))
+    played.put(WORKER, committed(WORKER, 1), now=MAX_AGE)
+    assert name in played.shelf
+    played.put(WORKER, committed(WORKER, 2), now=MAX_AGE + 1)
+    assert name not in played.shelf and played.shelf.seen(name) == (WORKER, RolloutCommitted)
+    assert played.shelf.seen(played.name()) is None
+
+
+def test_what_is_remembered_is_bounded(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf_module, "REMEMBERED", 100)
+    names = played.commit(WORKER, 300)
+    assert [name for name in names if played.shelf.seen(name)] == names[-100:]
+
+
+def test_pinned_evidence_stays_whatever_its_author_says(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = [(played.name(), Signed(FLOODER, committed(FLOODER, n), b"evidence")) for n in range(3)]
+    for name, signed in evidence[:2]:
+        played.shelf.pin(name, signed, 0.0)
+    loose, signed = evidence[2]
+    played.shelf.put(loose, signed, 0.0, direct=True)
+    played.commit(FLOODER, 1000)
+    played.put(WORKER, committed(WORKER, 0), now=10 * MAX_AGE)
+    assert [name in played.shelf for name, _ in evidence] == [True, True, False]
+    assert len(played.shelf.messages(RolloutCommitted)) == 3
+    assert len(played.shelf.share((), 10_000)) == 3
+    monkeypatch.setattr(shelf_module, "MAX_PINNED", 1)
+    played.shelf.pin(*evidence[2], 0.0)
+    assert [name in played.shelf for name, _ in evidence] == [False, False, True]
+
+
+def test_a_flood_leaves_the_others_their_place_in_an_answer(played: Played) -> None:
+    honest = {played.put(WORKER, committed(WORKER, n), size=1000) for n in range(8)}
+    flood = played.commit(FLOODER, 100, size=1000)
+    answer = [raw[:8] for raw in played.shelf.share((), 16_000)]
+    assert honest < set(answer) and len(answer) == 16
+    assert answer == sorted(answer)  # the oldest first
+    assert set(answer) - honest == set(flood[-8:])  # and of each the newest, where not all fit
+    more = [raw[:8] for raw in played.shelf.share(set(answer), 16_000)]
+    assert not set(more) & set(answer) and len(more) == 16  # what is known takes no room
+
+
+def test_what_was_let_go_of_is_not_asked_for_again(played: Played) -> None:
+    names = played.commit(FLOODER, MOST[RolloutCommitted] + 10)
+    assert set(played.shelf.names(10_000)) == set(names)
+    assert len(played.shelf.names(20)) == 20
+    other = Played()
+    other.commit(FLOODER, 10)  # the control: it still holds what was let go of here
+    assert other.shelf.share(set(played.shelf.names(10_000)), 10_000) == []
+
+
+AUTHORS = (TRAINER, WORKER, FLOODER, OTHER)
+
+
+def messages_of(author: Address) -> Iterator[st.SearchStrategy[Message]]:
+    yield st.builds(beat, st.integers(0, 20))
+    yield st.builds(policy, st.integers(0, 80))
+    yield st.builds(lambda index: committed(author, index), st.integers(0, 3))
+    yield st.builds(lambda window: LotsRevealed(pool=1, window=window, secret=bytes(32)), st.integers(0, 3))
+    yield st.just(CheckRequested(pool=1, commitment=b""))
+    yield st.just(WorkPublished(pool=1, epoch=0, root=bytes(32), leaves_root=bytes(32), leaves_size=1))
+
+
+said = st.one_of([st.tuples(st.just(author), one) for author in AUTHORS for one in messages_of(author)])
+moves = st.tuples(said, st.booleans(), st.integers(0, 30), st.sampled_from(["put", "put", "put", "pin", "again"]))
+LITTLE = {Heartbeat: 1, PolicyAnnounced: 6, RolloutCommitted: 4, LotsRevealed: 2, CheckRequested: 3, WorkPublished: 1}
+
+
+@given(st.lists(moves, max_size=120))
+def test_the_bounds_hold_whatever_comes(story: list) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shelf_module, "MOST", LITTLE)
+        patch.setattr(shelf_module, "KEPT_STEPS", 3)
+        patch.setattr(shelf_module, "MAX_MESSAGES", 12)
+        patch.setattr(shelf_module, "MAX_PINNED", 5)
+        patch.setattr(shelf_module, "LET_GO", 7)
+        patch.setattr(shelf_module, "REMEMBERED", 40)
+        played, now, last = Played(), 0.0, b""
+        for (author, message), direct, pause, move in story:
+            now += pause
+            name = last if move == "again" and last else played.name()
+            last = name
+            signed = Signed(author, message, name)
+            if move == "pin":
+                played.shelf.pin(name, signed, now)
+            elif played.shelf.put(name, signed, now, direct=direct):
+                assert name in played.shelf or not direct  # what others hand on goes first
+            hold(played.shelf, now)
+
+
+def hold(shelf: Shelf, now: float) -> None:
+    """Every bound, and that the shelf's indexes say the same as one another."""
+    kept = shelf._kept.values()
+    for author in AUTHORS:
+        for kind, most in LITTLE.items():
+            of_it = [one for one in kept if one.signed.author == author and type(one.signed.message) is kind]
+            assert len(of_it) == shelf.many(author, kind) <= most
+    free = [one for one in kept if isinstance(one.signed.message, Heartbeat | PolicyAnnounced)]
+    assert len(kept) - len(free) == shelf._ranks.total <= 12
+    assert shelf._ranks.total == sum(shelf._ranks._many.values())
+    assert shelf._ranks._most == max(shelf._ranks._many.values(), default=0)
+    assert sum(len(held.order) for held in shelf._held.values()) == len(shelf)
+    assert len(shelf._aging) + sum(isinstance(one.signed.message, PolicyAnnounced) for one in kept) == len(shelf)
+    assert len(shelf._pinned) <= 5 and len(shelf._let_go) <= 7 and len(shelf._seen) <= 40
+    assert sorted(raw for raw in shelf.share((), 10**6)) == sorted({*shelf._kept, *shelf._pinned})
+    assert all(one.at >= now - 2 * MAX_AGE for one in shelf._aging.values())
