@@ -76,6 +76,13 @@ def test_a_senseless_run_names_the_field(change: dict, field: str) -> None:
         decode_run(encode_run(msgspec.structs.replace(RUN, **change)))
 
 
+def test_every_section_has_rules_that_name_its_fields() -> None:
+    """What a new section takes: a struct with defaults and such rules, and its line in RunSections."""
+    for name, section in RUN.sections().items():
+        assert section.rules() and section == type(section)()
+        assert all(field.startswith(name) and good for field, good, _ in section.rules())
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "", "a//b", ".hidden", "a\\b", "a\x00b", "x" * 200])
 def test_an_asset_cannot_leave_its_directory(path: str) -> None:
     with pytest.raises(RunError):
