@@ -30,6 +30,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from node.blobs.errors import BlobTooLarge, BlobUnavailable, StoreFailed, StoreFull
+from node.state.files import sync_directory
 from protocol.blobs import (
     MAX_INFO_BYTES,
     BlobInfo,
@@ -279,7 +280,7 @@ class BlobStore:
             os.fsync(partial.descriptor)
             self._write_info(self._complete / name, partial.info)
             os.replace(self._partial / name, self._complete / name)
-            _sync_folder(self._complete)
+            sync_directory(self._complete)
             _info_path(self._partial / name).unlink(missing_ok=True)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class BlobStore:
                 os.close(descriptor)
             self._write_info(final, info)
             os.replace(temporary, final)
-            _sync_folder(self._complete)
+            sync_directory(self._complete)
 
     def _make_room(self, root: bytes, size: int) -> None:
         """Evict until `size` more bytes fit the quota and the disk."""
@@ -518,11 +519,3 @@ def _describe_file(path: Path) -> BlobInfo:
     with path.open("rb") as file:
         hashes = [blake3(piece).digest() for piece in iter(lambda: file.read(piece_size), b"")]
     return describe_pieces(size, piece_size, hashes)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
