@@ -30,6 +30,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from node.blobs.errors import BlobTooLarge, BlobUnavailable, StoreFailed, StoreFull
+from node.recent import Recent
 from node.state.files import sync_directory
 from protocol.blobs import (
     MAX_INFO_BYTES,
@@ -67,7 +68,7 @@ class BlobStore:
         self._reserved: dict[bytes, int] = {}  # partial blobs, oldest first, and blobs on their way in
         self._open: dict[bytes, int] = {}  # partial blobs that somebody is working on
         self._pins: dict[bytes, int] = {}
-        self._infos: dict[bytes, BlobInfo] = {}  # read last
+        self._infos = Recent[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
         with _disk_errors():
             for folder in (self._complete, self._partial):
@@ -172,11 +173,9 @@ class BlobStore:
         """The piece list of a complete blob, None if there is no such blob."""
         if root not in self._sizes:
             return None
-        info = self._infos.pop(root, None) or self._read_info(self._complete / root.hex())
+        info = self._infos.get(root) or self._read_info(self._complete / root.hex())
         if info is not None:
             self._infos[root] = info
-            while len(self._infos) > MAX_CACHED_INFOS:
-                del self._infos[next(iter(self._infos))]
         return info
 
     def roots(self) -> tuple[bytes, ...]:
