@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.demo.plot import running_mean
+from node.state.files import whole_file
 
 Records = Sequence[dict[str, Any]]
 COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#c51b8a", "#8c6d31", "#17becf")
@@ -134,9 +135,8 @@ def draw_panels(runs: Sequence[tuple[str, Records]], directory: Path) -> list[tu
                 axes.legend(handles[:16], labels[:16], frameon=False, fontsize=8)
             figure.tight_layout()
             path = directory / f"curve-{panel.name}.png"
-            partial = path.with_name(f".{path.name}.partial")
-            figure.savefig(partial, format="png", metadata={"Software": None})
-            partial.replace(path)
+            with whole_file(path) as file:
+                figure.savefig(file, format="png", metadata={"Software": None})
             drawn.append((panel, path))
         finally:
             pyplot.close(figure)

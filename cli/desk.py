@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from cli.errors import USAGE, CommandError
 from cli.runtext import render_run
+from node.state.files import write_whole
 
 if TYPE_CHECKING:
     from node.metrics.observer import Observer
@@ -111,7 +112,7 @@ class Desk:
         return (self.directory / MARKER).exists() and self.run_file.exists()
 
     def write_run(self, run: "RunFile") -> None:
-        _write_toml(self.run_file, run)
+        write_whole(self.run_file, render_run(run).encode())
 
     def write_level(self, level: int) -> None:
         self._level_file.write_text(f"{level}\n", encoding="ascii")
@@ -124,7 +125,7 @@ class Desk:
             return default
 
     def write_begun(self, run: "RunFile") -> None:
-        _write_toml(self.begun_file, run)
+        write_whole(self.begun_file, render_run(run).encode())
 
     def place_assets(self, compiled: "CompiledRun") -> None:
         """The run's files under their asset names: by link where the disk allows, else by copy."""
@@ -136,12 +137,6 @@ class Desk:
                 os.link(source.resolve(), target)
             except OSError:
                 shutil.copyfile(source, target)
-
-
-def _write_toml(path: Path, run: "RunFile") -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(render_run(run), encoding="utf-8")
-    partial.replace(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import typer
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import console, print_json
+from node.state.files import whole_file, write_whole
 
 if TYPE_CHECKING:
     from node.calibration.difficulty import Difficulty
@@ -98,7 +99,7 @@ def _read_notes(notes: Path, root: str, samples: int) -> dict[str, float]:
         notes.write_text(head + "\n", encoding="utf-8")
         return {}
     whole = lines[1:-1]  # what follows the last newline was cut off
-    notes.write_text("\n".join([head, *whole]) + "\n", encoding="utf-8")
+    write_whole(notes, ("\n".join([head, *whole]) + "\n").encode())
     return {problem_id: rate for problem_id, rate in map(json.loads, whole)}
 
 
@@ -106,17 +107,15 @@ def _write(data: Path, out: Path, rates: dict[str, float], column: str) -> list[
     """The rows of `data` with their rates; rows that the environment leaves out get none and are left out here too."""
     from node.environments.dataset import read_rows
 
-    partial = out.with_name(out.name + ".partial")
     written: list[float] = []
-    with partial.open("w", encoding="utf-8") as file:
+    with whole_file(out) as file:
         for _, row in read_rows(data):
             rate = rates.get(str(row.get("problem_id")))
             if rate is not None:
-                file.write(json.dumps({**row, column: rate}, default=str) + "\n")
+                file.write((json.dumps({**row, column: rate}, default=str) + "\n").encode())
                 written.append(rate)
-    if not written:
-        raise CommandError("nothing was rated", f"no row of {data} is a problem of the run", "check the data", RUN)
-    partial.replace(out)
+        if not written:
+            raise CommandError("nothing was rated", f"no row of {data} is a problem of the run", "check the data", RUN)
     return written
 
 

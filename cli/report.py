@@ -11,6 +11,7 @@ import typer
 from cli.curves import Panel, Records, draw_panels, points_of
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
+from node.state.files import write_whole
 
 EXAMPLES = (
     "Examples:  intellect-node report runs/my-run   |   intellect-node report demo   |   "
@@ -67,9 +68,7 @@ def write_report(runs: Sequence[Path], target: Path) -> list[dict[str, Any]]:
     drawn = draw_panels(named, target)
     summaries = [summarise(name, records) for name, records in named]
     text = page(summaries, drawn)
-    partial = target / ".report.html.partial"
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(target / "report.html")
+    write_whole(target / "report.html", text.encode())
     return summaries
 
 

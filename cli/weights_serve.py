@@ -10,6 +10,7 @@ import typer
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import console, print_json
+from node.recent import Recent
 
 if TYPE_CHECKING:
     from node.blobs.http.mirror import Mirror
@@ -70,7 +71,7 @@ class _Server:
         self._quota = quota
         self._as_json = as_json
         self._own: list[ServedPolicy] = []
-        self._shown: set[int] = set()
+        self._shown = Recent[int, None](4096)
 
     async def run(self, listen: str, sources: Sequence[object], keep: int, every: float, tls: bool) -> None:
         import trio
@@ -128,7 +129,7 @@ class _Server:
     def _show(self, mirror: "Mirror | None") -> None:
         for policy in self._served(mirror):
             if policy.step not in self._shown:
-                self._shown.add(policy.step)
+                self._shown[policy.step] = None
                 root = policy.policy_root.hex()
                 text = f"step {policy.step}: {policy.image_size / 1e6:,.1f} MB, root {root[:16]}"
                 self._say(text, "policy", step=policy.step, policy_root=root, bytes=policy.image_size)

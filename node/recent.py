@@ -1,4 +1,4 @@
-"""A bounded mapping that forgets what was set first."""
+"""A mapping that forgets what was set first: no table that others fill may grow for ever."""
 
 from collections import OrderedDict
 from typing import TypeVar
@@ -8,13 +8,16 @@ V = TypeVar("V")
 
 
 class Recent(OrderedDict[K, V]):
-    """limit: how many entries stay; what was set first goes first."""
+    """At most `limit` entries, iterated oldest first. refresh: setting an entry again makes it the newest."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, refresh: bool = False) -> None:
         super().__init__()
         self._limit = limit
+        self._refresh = refresh
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
+        if self._refresh:
+            self.move_to_end(key)
         while len(self) > self._limit:
             self.popitem(last=False)

@@ -6,6 +6,7 @@ directory, data set) are assets: paths and blob roots.
 """
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,8 @@ from protocol.sections import (
     Filters,
     LengthBudget,
     Requirements,
+    Rule,
+    Section,
     parts_rules,
 )
 
@@ -46,11 +49,7 @@ class RunError(ProtocolError):
     """A run specification that cannot be used."""
 
 
-class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A strict section of the run."""
-
-
-class Asset(_Spec, frozen=True):
+class Asset(Section, frozen=True):
     """A file of the run. path: relative, '/'-separated; root: 64 hex digits of its blob root; size: bytes."""
 
     path: str
@@ -58,7 +57,7 @@ class Asset(_Spec, frozen=True):
     size: int
 
 
-class EnvironmentSpec(_Spec, frozen=True):
+class EnvironmentSpec(Section, frozen=True):
     """name: a module of node.environments; args: its parameters; parts: the environments that "mix" mixes."""
 
     name: str
@@ -66,7 +65,7 @@ class EnvironmentSpec(_Spec, frozen=True):
     parts: tuple[EnvironmentPart, ...] = ()
 
 
-class RolloutSpec(_Spec, frozen=True):
+class RolloutSpec(Section, frozen=True):
     """How rollouts are made. Counts are per optimiser step, per file, per problem."""
 
     group_size: int = 8
@@ -84,12 +83,29 @@ class RolloutSpec(_Spec, frozen=True):
     def files_per_step(self) -> int:
         return -(-self.prompts_per_step // self.prompts_per_file)
 
+    def rules(self) -> list[Rule]:
+        most = self.prompts_per_step
+        return [
+            ("rollout.group_size", 2 <= self.group_size <= 256, "must be 2 to 256: one sample has no advantage"),
+            ("rollout.prompts_per_step", 1 <= most <= 65536, "must be 1 to 65536"),
+            ("rollout.prompts_per_file", 1 <= self.prompts_per_file <= most, "must be 1 to prompts_per_step"),
+            ("rollout.max_prompt_tokens", 1 <= self.max_prompt_tokens <= 1 << 20, "must be 1 to 1048576"),
+            ("rollout.max_output_tokens", 2 <= self.max_output_tokens <= 1 << 20, "must be 2 to 1048576"),
+            ("rollout.temperature", 0.01 <= self.temperature <= 10, "must be 0.01 to 10"),
+        ]
 
-class EvaluationSpec(_Spec, frozen=True):
+
+class EvaluationSpec(Section, frozen=True):
     """Held-back problems scored after every `every`-th step."""
 
     problems: int = 128
     every: int = 1
+
+    def rules(self) -> list[Rule]:
+        return [
+            ("evaluation.problems", 1 <= self.problems <= 65536, "must be 1 to 65536"),
+            ("evaluation.every", self.every >= 1, "must be at least 1"),
+        ]
 
 
 class VerificationSpec(Cuts, frozen=True):
@@ -146,19 +162,51 @@ class VerificationSpec(Cuts, frozen=True):
         known = standing_for(self.known_pairs, worker, verifier)
         return strictest([self.pairs.get(name, self) for name in known]) if known else self
 
+    def rules(self) -> list[Rule]:
+        tables = (("pairs", self.pairs), ("decision.honest", self.decision.honest))
+        named = "must be named worker's class>verifier's class"
+        lacking = missing_pairs(self.decision.honest)
+        return [
+            ("verification.toploc_k", 1 <= self.toploc_k <= 1024, "must be 1 to 1024"),
+            ("verification.toploc_batch", 1 <= self.toploc_batch <= 256, "must be 1 to 256"),
+            ("verification.engines", 1 <= len(self.engines) <= MAX_PATTERNS, f"must be 1 to {MAX_PATTERNS} classes"),
+            (
+                "verification.engines",
+                all(map(is_engine_pattern, self.engines)),
+                "must be classes like cpu-avx2/float32/sdpa, any part may be *",
+            ),
+            ("verification.pairs", len(self.pairs) <= MAX_TABLES, f"at most {MAX_TABLES}"),
+            *((f"verification.{table}", all(map(is_pair, names)), named) for table, names in tables),
+            (
+                "verification.decision.honest",
+                not lacking,
+                f"must hold every pair of its classes, and lacks {', '.join(lacking[:3])}",
+            ),
+            (
+                "verification.pairs",
+                not self.decision.honest or set(self.pairs) <= set(self.decision.honest),
+                "must name pairs that decision.honest has tables of",
+            ),
+            ("verification.engines", bool(self.admitted), "permits no class that the run was calibrated for"),
+            ("verification.quorum", 1 <= self.quorum <= 16, "must be 1 to 16"),
+        ]
 
-class WeightsSpec(_Spec, frozen=True):
+
+class WeightsSpec(Section, frozen=True):
     """How policies travel. anchor_every: steps after which, at the latest, a whole image is the new anchor."""
 
     anchor_every: int = 50
 
+    def rules(self) -> list[Rule]:
+        return [("weights.anchor_every", 1 <= self.anchor_every <= 256, "must be 1 to 256")]
 
-class RunSpec(_Spec, frozen=True):
-    """One training run."""
 
-    name: str
-    environment: EnvironmentSpec
-    assets: tuple[Asset, ...] = ()
+class RunSections(Section, frozen=True, kw_only=True):
+    """The sections that a run file and its RunSpec have in common. A new one needs its struct and a line here.
+
+    Each is a frozen struct with defaults that change nothing and `rules()`.
+    """
+
     rollout: RolloutSpec = RolloutSpec()
     recipe: Recipe = Recipe()
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -170,11 +218,22 @@ class RunSpec(_Spec, frozen=True):
     alarms: Alarms = Alarms()
     audit: AuditSpec = AuditSpec()
     weights: WeightsSpec = WeightsSpec()
+
+    def sections(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in RunSections.__struct_fields__}
+
+
+class RunSpec(RunSections, frozen=True):
+    """One training run."""
+
+    name: str
+    environment: EnvironmentSpec
+    assets: tuple[Asset, ...] = ()
     version: int = 1
 
     def check(self) -> None:
         """Raise RunError naming the first field that makes no sense."""
-        for field, good, rule in [*self._rules(), *self._section_rules()]:
+        for field, good, rule in self._rules():
             if not good:
                 raise RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
         for asset in self.assets:
@@ -184,59 +243,12 @@ class RunSpec(_Spec, frozen=True):
         except DecisionError as error:
             raise RunError(f"unusable run: {error.what}", error.why, error.remedy) from None
 
-    def _section_rules(self) -> list[tuple[str, bool, str]]:
-        sections = (self.length_budget, self.filters, self.requirements, self.budget, self.alarms, self.audit)
-        rules = [rule for section in sections for rule in section.rules()]
-        return rules + parts_rules(self.environment.parts, self.environment.name)
-
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        r, c, v, e = self.rollout, self.recipe, self.verification, self.evaluation
+    def _rules(self) -> list[Rule]:
         return [
             ("version", self.version == 1, "this program reads version 1"),
             ("name", 0 < len(self.name) <= 128, "must have 1 to 128 characters"),
-            ("rollout.group_size", 2 <= r.group_size <= 256, "must be 2 to 256: one sample has no advantage"),
-            ("rollout.prompts_per_step", 1 <= r.prompts_per_step <= 65536, "must be 1 to 65536"),
-            (
-                "rollout.prompts_per_file",
-                1 <= r.prompts_per_file <= r.prompts_per_step,
-                "must be 1 to prompts_per_step",
-            ),
-            ("rollout.max_prompt_tokens", 1 <= r.max_prompt_tokens <= 1 << 20, "must be 1 to 1048576"),
-            ("rollout.max_output_tokens", 2 <= r.max_output_tokens <= 1 << 20, "must be 2 to 1048576"),
-            ("rollout.temperature", 0.01 <= r.temperature <= 10, "must be 0.01 to 10"),
-            *c.rules(),
-            ("evaluation.problems", 1 <= e.problems <= 65536, "must be 1 to 65536"),
-            ("evaluation.every", e.every >= 1, "must be at least 1"),
-            ("verification.toploc_k", 1 <= v.toploc_k <= 1024, "must be 1 to 1024"),
-            ("verification.toploc_batch", 1 <= v.toploc_batch <= 256, "must be 1 to 256"),
-            ("verification.engines", 1 <= len(v.engines) <= MAX_PATTERNS, f"must be 1 to {MAX_PATTERNS} classes"),
-            (
-                "verification.engines",
-                all(map(is_engine_pattern, v.engines)),
-                "must be classes like cpu-avx2/float32/sdpa, any part may be *",
-            ),
-            ("verification.pairs", len(v.pairs) <= MAX_TABLES, f"at most {MAX_TABLES}"),
-            *(
-                (
-                    f"verification.{table}",
-                    all(map(is_pair, names)),
-                    "must be named worker's class>verifier's class",
-                )
-                for table, names in (("pairs", v.pairs), ("decision.honest", v.decision.honest))
-            ),
-            (
-                "verification.decision.honest",
-                not missing_pairs(v.decision.honest),
-                f"must hold every pair of its classes, and lacks {', '.join(missing_pairs(v.decision.honest)[:3])}",
-            ),
-            (
-                "verification.pairs",
-                not v.decision.honest or set(v.pairs) <= set(v.decision.honest),
-                "must name pairs that decision.honest has tables of",
-            ),
-            ("verification.engines", bool(v.admitted), "permits no class that the run was calibrated for"),
-            ("verification.quorum", 1 <= v.quorum <= 16, "must be 1 to 16"),
-            ("weights.anchor_every", 1 <= self.weights.anchor_every <= 256, "must be 1 to 256"),
+            *(rule for section in self.sections().values() for rule in section.rules()),
+            *parts_rules(self.environment.parts, self.environment.name),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),
         ]
 

@@ -4,8 +4,6 @@ Each transaction is written down before it is sent, and each contract as soon as
 interrupted goes on where it stopped.
 """
 
-import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +30,7 @@ from cli.contract.groups import app
 from cli.contract.values import address, eth, seconds, wei
 from cli.errors import USAGE, CommandError
 from cli.output import console, ether, print_facts, print_json
+from node.state.files import write_whole
 
 if TYPE_CHECKING:
     from contracts.deploy import Deployment, DeployParams
@@ -66,9 +65,7 @@ class Progress:
     def add(self, standing: Standing) -> None:
         self.done[standing.intent] = standing
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
-        partial.write_bytes(msgspec.json.encode(list(self.done.values())))
-        os.replace(partial, self._path)
+        write_whole(self._path, msgspec.json.encode(list(self.done.values())))
 
     def forget(self) -> None:
         self._path.unlink(missing_ok=True)

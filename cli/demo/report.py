@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from node.state.files import write_whole
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import WINDOW, Snapshot
 
@@ -77,7 +78,7 @@ def write_report(
     if spool:
         copy_model(spool, directory / "model")
     summary = summarise(snapshot, seed=seed, report=directory)
-    _write(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_whole(directory / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     return summary
 
 
@@ -144,7 +145,7 @@ def draw_curve(directory: Path, snapshot: Snapshot) -> None:
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """JSON Lines."""
-    _write(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+    write_whole(path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows).encode())
 
 
 def _draw(axes: Any, snapshot: Snapshot) -> None:
@@ -168,9 +169,3 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -26,6 +26,7 @@ from node.blobs.store import BlobStore, Partial
 from node.blobs.transfer import Desk, Report, Transfer
 from node.blobs.uploads import Turn, Uploads
 from node.network.interface import Answer, Network
+from node.recent import Recent
 from protocol.blobs import MAX_BLOB_SIZE, BlobInfo, encode_info
 from protocol.identity import Address
 
@@ -64,9 +65,9 @@ class BlobExchange:
         self._report = report
         self._desk = Desk(network, store, limits.download)
         self._uploads = Uploads(self._desk.ledger, limits.slots, limits.upload)
-        self._seeds: dict[bytes, SuperSeed[Address]] = {}
-        self._fetched: dict[bytes, None] = {}
-        self._sent: dict[Address, int] = {}
+        self._seeds = Recent[bytes, SuperSeed[Address]](MAX_SEEDS)
+        self._fetched = Recent[bytes, None](4096)
+        self._sent = Recent[Address, int](4096, refresh=True)
         network.serve(wire.PROTOCOL, self._answer, max_request=wire.MAX_REQUEST)
 
     @property
@@ -126,8 +127,6 @@ class BlobExchange:
         try:
             await transfer.run()
             self._fetched[root] = None
-            while len(self._fetched) > 4096:
-                del self._fetched[next(iter(self._fetched))]
         finally:
             del self._desk.transfers[root]
             transfer.end()
@@ -256,9 +255,7 @@ class BlobExchange:
         return await (partial.read_spans(spans, header) if partial else self._store.read_spans(root, spans, header))
 
     def _count(self, peer: Address, size: int) -> None:
-        self._sent[peer] = self._sent.pop(peer, 0) + size
-        while len(self._sent) > 4096:
-            del self._sent[next(iter(self._sent))]
+        self._sent[peer] = self._sent.get(peer, 0) + size
 
     def _fetching(self, root: bytes) -> Transfer | None:
         transfer = self._desk.transfers.get(root)
@@ -280,8 +277,6 @@ class BlobExchange:
         seed = self._seeds.get(root)
         if seed is None:
             seed = self._seeds[root] = SuperSeed(len(info.pieces), random.getrandbits(32))
-            while len(self._seeds) > MAX_SEEDS:
-                del self._seeds[next(iter(self._seeds))]
         return seed if seed.active else None
 
     def _burden(self, root: bytes) -> Callable[[Address], float] | None:

@@ -1,5 +1,6 @@
 """Whom not to ask for a while. Pure: the clock is an argument."""
 
+from node.recent import Recent
 from protocol.identity import Address
 
 FIRST_BAN = 10.0
@@ -22,7 +23,7 @@ class Reputation:
     """Per peer: lies (wrong bytes) ban it for long, failures (no bytes) pause it briefly; both double."""
 
     def __init__(self) -> None:
-        self._records: dict[Address, _Record] = {}
+        self._records = Recent[Address, _Record](MAX_PEERS, refresh=True)
 
     def lied(self, peer: Address, now: float) -> float:
         """Record wrong bytes; returns the ban in seconds."""
@@ -60,11 +61,9 @@ class Reputation:
         return frozenset(peer for peer, record in self._records.items() if record.lies)
 
     def _record(self, peer: Address, now: float) -> _Record:
-        record = self._records.pop(peer, None) or _Record()
-        if now - record.seen > FORGIVEN_AFTER:
+        record = self._records.get(peer)
+        if record is None or now - record.seen > FORGIVEN_AFTER:
             record = _Record()
         record.seen = now
         self._records[peer] = record
-        while len(self._records) > MAX_PEERS:
-            del self._records[next(iter(self._records))]
         return record

@@ -30,6 +30,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from node.blobs.errors import BlobTooLarge, BlobUnavailable, StoreFailed, StoreFull
+from node.recent import Recent
+from node.state.files import sync_directory
 from protocol.blobs import (
     MAX_INFO_BYTES,
     BlobInfo,
@@ -66,7 +68,7 @@ class BlobStore:
         self._reserved: dict[bytes, int] = {}  # partial blobs, oldest first, and blobs on their way in
         self._open: dict[bytes, int] = {}  # partial blobs that somebody is working on
         self._pins: dict[bytes, int] = {}
-        self._infos: dict[bytes, BlobInfo] = {}  # read last
+        self._infos = Recent[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
         with _disk_errors():
             for folder in (self._complete, self._partial):
@@ -171,11 +173,9 @@ class BlobStore:
         """The piece list of a complete blob, None if there is no such blob."""
         if root not in self._sizes:
             return None
-        info = self._infos.pop(root, None) or self._read_info(self._complete / root.hex())
+        info = self._infos.get(root) or self._read_info(self._complete / root.hex())
         if info is not None:
             self._infos[root] = info
-            while len(self._infos) > MAX_CACHED_INFOS:
-                del self._infos[next(iter(self._infos))]
         return info
 
     def roots(self) -> tuple[bytes, ...]:
@@ -279,7 +279,7 @@ class BlobStore:
             os.fsync(partial.descriptor)
             self._write_info(self._complete / name, partial.info)
             os.replace(self._partial / name, self._complete / name)
-            _sync_folder(self._complete)
+            sync_directory(self._complete)
             _info_path(self._partial / name).unlink(missing_ok=True)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class BlobStore:
                 os.close(descriptor)
             self._write_info(final, info)
             os.replace(temporary, final)
-            _sync_folder(self._complete)
+            sync_directory(self._complete)
 
     def _make_room(self, root: bytes, size: int) -> None:
         """Evict until `size` more bytes fit the quota and the disk."""
@@ -518,11 +518,3 @@ def _describe_file(path: Path) -> BlobInfo:
     with path.open("rb") as file:
         hashes = [blake3(piece).digest() for piece in iter(lambda: file.read(piece_size), b"")]
     return describe_pieces(size, piece_size, hashes)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

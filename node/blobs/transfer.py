@@ -25,6 +25,7 @@ from node.blobs.store import BlobStore, Partial
 from node.network.budget import TokenBucket
 from node.network.errors import NetworkError, PeerMisbehaved, PeerUnavailable, RequestTimedOut
 from node.network.interface import Network
+from node.recent import Recent
 from protocol.blobs import BlobInfo, decode_info
 from protocol.errors import ProtocolError
 from protocol.identity import Address
@@ -95,7 +96,7 @@ class Desk:
         self.reputation = Reputation()
         self.ledger: Ledger[Address] = Ledger()
         self.pace = Pace()
-        self.received: dict[Address, int] = {}
+        self.received = Recent[Address, int](MAX_CANDIDATES, refresh=True)
         self.in_flight = 0
         self.transfers: dict[bytes, Transfer] = {}
         self._bucket = TokenBucket(download_limit, download_limit / 4) if download_limit > 0 else None
@@ -121,9 +122,7 @@ class Desk:
     def got(self, source: Address, size: int, now: float) -> None:
         self.reputation.delivered(source)
         self.ledger.received(source, size, now)
-        self.received[source] = self.received.pop(source, 0) + size
-        while len(self.received) > MAX_CANDIDATES:
-            del self.received[next(iter(self.received))]
+        self.received[source] = self.received.get(source, 0) + size
 
 
 class _Contact:

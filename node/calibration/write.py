@@ -8,6 +8,7 @@ import tomlkit
 from tomlkit.items import Table
 
 from node.errors import RunFileError
+from node.state.files import write_whole
 from protocol.cuts import Cuts
 from protocol.run import VerificationSpec
 
@@ -29,10 +30,8 @@ def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> No
     section["engines"] = list(verification.engines)
     section["pairs"] = _pairs(verification)
     section["decision"] = _decision(verification)
-    partial = target.with_name(target.name + ".partial")
     try:
-        partial.write_text(tomlkit.dumps(document), encoding="utf-8")
-        partial.replace(target)
+        write_whole(target, tomlkit.dumps(document).encode())
     except OSError as error:
         raise RunFileError(f"cannot write {target}", error.strerror or str(error), "choose another --out") from error
 

@@ -4,14 +4,13 @@ A case proves itself by the signatures in it, so anybody may carry it to the cha
 or whoever is handed the file. Knows the form only; the contract decides.
 """
 
-import os
-import secrets
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from node.chain.errors import ChainError
+from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.identity import parse_address
 from protocol.statements import Verdict, WorkCommitment
@@ -159,7 +158,4 @@ def read_case(path: Path) -> Case:
 
 def write_case(path: Path, case: Case) -> None:
     """Blocking; complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(case), indent=2))
-    os.replace(partial, path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(case), indent=2))

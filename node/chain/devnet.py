@@ -33,6 +33,7 @@ from node.chain.errors import ChainError, DevnetError
 from node.chain.faucet import FAUCET_CAP, DevnetFaucet
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider, rpc
+from node.state.files import write_whole
 from node.state.locks import FileLock
 from protocol.identity import Address, NodeKey
 
@@ -137,7 +138,7 @@ class Devnet:
         path = self.directory / "keys.json"
         if not path.exists():
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_private(path, json.dumps(_new_accounts()))
+            write_whole(path, json.dumps(_new_accounts()).encode(), mode=0o600, replace=False)
         return _read_accounts(path)
 
     async def fund(self, address: Address, *, coin: int = 0, token: int = 0) -> None:
@@ -431,9 +432,7 @@ class Devnet:
             ) from error
 
     def _write_record(self, record: _Record) -> None:
-        partial = self.directory / ".devnet.json"
-        partial.write_bytes(msgspec.json.encode(record))
-        os.replace(partial, self.directory / "devnet.json")
+        write_whole(self.directory / "devnet.json", msgspec.json.encode(record))
 
     def _require_profile(self) -> NetworkProfile:
         if self.profile is None:
@@ -466,12 +465,6 @@ def _new_accounts() -> dict[str, object]:
     paths = [f"m/44'/60'/0'/0/{index}" for index in range(ACCOUNTS)]
     keys = [Account.from_mnemonic(words, account_path=path) for path in paths]
     return {"mnemonic": words, "accounts": [{"address": key.address, "key": bytes(key.key).hex()} for key in keys]}
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 def _free_port() -> int:

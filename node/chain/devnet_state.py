@@ -5,10 +5,11 @@ anvil's own state file is written in place and can be torn by a kill; these cann
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import structlog
+
+from node.state.files import write_whole
 
 KEEP = 3
 MAX_STATE = 2 * 1024**3
@@ -30,17 +31,11 @@ class StateCopies:
             data = gzip.decompress(bytes.fromhex(dump.removeprefix("0x")))
         except (OSError, EOFError) as error:
             raise ValueError(f"not a state: {error}") from error
-        self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._copies()
         number = int(newest[0].stem.removeprefix("state-")) + 1 if newest else 1
         target = self._folder / f"state-{number:09d}.json"
-        partial = target.with_suffix(".partial")
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-        for old in self._copies()[KEEP:]:
+        write_whole(target, data)
+        for old in [*self._copies()[KEEP:], *self._folder.glob(".state-*")]:  # and what a killed keeper left
             old.unlink(missing_ok=True)
         return target
 

@@ -2,8 +2,6 @@
 
 import difflib
 import json
-import os
-import secrets
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +11,7 @@ import msgspec
 
 from contracts.bindings import NOBODY, Addresses
 from node.chain.errors import ProfileError
+from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.identity import parse_address
 
@@ -139,10 +138,7 @@ def write_profile(path: Path, profile: NetworkProfile) -> None:
     lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
     if profile.deployed:
         lines += ["", "[contracts]", *(f"{key} = {_toml(value)}" for key, value in contracts.items())]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    partial.write_text("\n".join(lines) + "\n")
-    os.replace(partial, path)
+    write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
 def _checked(profile: NetworkProfile) -> NetworkProfile:

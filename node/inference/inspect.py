@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from node.inference.engine import Engine, Finished, Prefill
-from node.inference.produce import write_atomically
 from node.inference.proofs import compare_all
 from node.inference.session import Session, checked_address
 from node.inference.tasks import Tasks
 from node.inference.wire import Inspect, Inspected
+from node.state.files import write_whole
 from protocol import checks, freshness
 from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
@@ -276,5 +276,5 @@ def _write_report(order: Inspect, data: bytes, found: Findings) -> bool:
         return False
     root = order.file_root or describe(data).root
     header = ReportHeader(root.hex(), order.policy_root.hex())
-    write_atomically(Path(order.report_path), encode_report(Report(header, rows)))
+    write_whole(Path(order.report_path), encode_report(Report(header, rows)))
     return True

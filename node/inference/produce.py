@@ -1,6 +1,5 @@
 """A worker's submission: draw, sample, prove, write."""
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
 from node.inference.tasks import Tasks
 from node.inference.wire import Produce, Produced
+from node.state.files import write_whole
 from protocol import freshness
 from protocol.checks import subject_of
 from protocol.draw import sample_seed
@@ -38,7 +38,7 @@ def produce(session: Session, order: Produce) -> Produced:
     key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(rows))
     header = msgspec.structs.replace(header, freshness=session.answer(order.policy_root, key))
     batch = RolloutBatch(header, rows)
-    write_atomically(Path(order.out_path), encode(batch))
+    write_whole(Path(order.out_path), encode(batch))
     size = session.run.rollout.group_size
     groups = [i // size for i in range(len(completions))]
     rewards = np.array(tasks.rewards(session.environment, groups, [c.output for c in completions]))
@@ -90,14 +90,3 @@ def _rows(session: Session, header: RolloutHeader, tasks: Tasks, completions: Se
         sealed = seal(bare.proofs, subject_of(header, bare), cuts.toploc_k, cuts.toploc_batch)
         rows.append(msgspec.structs.replace(bare, proofs=sealed))
     return rows
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` or nothing, also after a power cut."""
-    partial = path.with_name(path.name + ".partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

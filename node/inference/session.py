@@ -1,6 +1,5 @@
 """What an engine process holds between requests: the run, its problems, one engine, recent weights."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from node.inference.freshness import PolicyImage
 from node.inference.memory import keep_freed_memory
 from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.tasks import Tasks, deal
+from node.recent import Recent
 from protocol.draw import draw_problems
 from protocol.engines import arithmetic, classes, kind
 from protocol.identity import Address, parse_address
@@ -31,7 +31,7 @@ class Session:
         self.run = run
         self.engine, tokenizer = factory(assets / "model")
         self.environment: Environment = load_environment(run.environment, assets, tokenizer)
-        self._weights: OrderedDict[bytes, Weights] = OrderedDict()
+        self._weights = Recent[bytes, Weights](run.recipe.max_staleness + SPARE_POLICIES, refresh=True)
         self._images: dict[bytes, PolicyImage] = {}
         self._siblings: dict[tuple[str, str], Engine] = {arithmetic(self.engine.name): self.engine}
         self._in_use: dict[str, bytes] = {}
@@ -39,11 +39,9 @@ class Session:
     def keep(self, policy_root: bytes, path: str) -> None:
         """Read a policy's weights; the oldest ones are forgotten."""
         self._weights[policy_root] = self.engine.read(path)
-        self._weights.move_to_end(policy_root)
         self._images.setdefault(policy_root, PolicyImage(path))
-        while len(self._weights) > self.run.recipe.max_staleness + SPARE_POLICIES:
-            oldest, _ = self._weights.popitem(last=False)
-            self._images.pop(oldest).close()
+        for forgotten in self._images.keys() - self._weights.keys():
+            self._images.pop(forgotten).close()
 
     def like(self, engine_class: str) -> Engine:
         """An engine to look at work of this class with, on this machine's device: one that computes like it, or, where

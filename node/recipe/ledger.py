@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from node.training.spool import write_whole
+from node.state.files import write_whole
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -32,7 +32,6 @@ class Ledger:
         return self._directory / f"batch-{step:06d}.json"
 
     def write(self, entry: Entry) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
         write_whole(self._path(entry.step), msgspec.json.encode(entry))
 
     def read(self, step: int) -> Entry | None:

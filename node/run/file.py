@@ -15,28 +15,9 @@ from blake3 import blake3
 from node.environments.registry import check_arguments
 from node.errors import RunFileError
 from node.run.keys import unknown_keys
-from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
-from protocol.run import (
-    Asset,
-    EnvironmentSpec,
-    EvaluationSpec,
-    Recipe,
-    RolloutSpec,
-    RunError,
-    RunSpec,
-    VerificationSpec,
-    WeightsSpec,
-    encode_run,
-)
-from protocol.sections import (
-    Alarms,
-    Budget,
-    EnvironmentPart,
-    Filters,
-    LengthBudget,
-    Requirements,
-)
+from protocol.run import Asset, EnvironmentSpec, RunError, RunSections, RunSpec, encode_run
+from protocol.sections import EnvironmentPart, Section
 from protocol.toploc import most_points
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
@@ -44,18 +25,14 @@ REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
 MAX_RUN_FILE = 256 * 1024
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A strict table of the file."""
-
-
-class EnvironmentTable(_Table, frozen=True):
+class EnvironmentTable(Section, frozen=True):
     """[environment]"""
 
     name: str
     args: dict[str, int | float | str] = {}
 
 
-class WeightedTable(_Table, frozen=True):
+class WeightedTable(Section, frozen=True):
     """[[environments]]: dataset: its own data file; the rest as in protocol.sections.EnvironmentPart."""
 
     name: str
@@ -65,7 +42,7 @@ class WeightedTable(_Table, frozen=True):
     dataset: str | None = None
 
 
-class RunFile(_Table, frozen=True):
+class RunFile(RunSections, frozen=True):
     """The run file as written. model: directory; dataset: JSONL or parquet file; environment or environments."""
 
     name: str
@@ -73,17 +50,6 @@ class RunFile(_Table, frozen=True):
     dataset: str | None = None
     environment: EnvironmentTable | None = None
     environments: tuple[WeightedTable, ...] = ()
-    rollout: RolloutSpec = RolloutSpec()
-    recipe: Recipe = Recipe()
-    evaluation: EvaluationSpec = EvaluationSpec()
-    verification: VerificationSpec = VerificationSpec()
-    length_budget: LengthBudget = LengthBudget()
-    filters: Filters = Filters()
-    requirements: Requirements = Requirements()
-    budget: Budget = Budget()
-    alarms: Alarms = Alarms()
-    audit: AuditSpec = AuditSpec()
-    weights: WeightsSpec = WeightsSpec()
 
 
 class CompiledRun(msgspec.Struct, frozen=True):
@@ -151,22 +117,7 @@ def compile_run(path: Path, run_file: RunFile | None = None) -> CompiledRun:
     run_file = run_file or load_run_file(path)
     files = _model_files(path.parent / run_file.model)
     environment = _environment(run_file, path, files)
-    spec = RunSpec(
-        name=run_file.name,
-        environment=environment,
-        assets=tuple(_assets(files)),
-        rollout=run_file.rollout,
-        recipe=run_file.recipe,
-        evaluation=run_file.evaluation,
-        verification=run_file.verification,
-        length_budget=run_file.length_budget,
-        filters=run_file.filters,
-        requirements=run_file.requirements,
-        budget=run_file.budget,
-        alarms=run_file.alarms,
-        audit=run_file.audit,
-        weights=run_file.weights,
-    )
+    spec = RunSpec(name=run_file.name, environment=environment, assets=tuple(_assets(files)), **run_file.sections())
     try:
         spec.check()
     except RunError as error:

@@ -13,6 +13,7 @@ from typing import Any
 from eth_account import Account
 
 from node.errors import KeyError_
+from node.state.files import write_whole
 from protocol.identity import Address, NodeKey, parse_address
 
 MAX_KEY_FILE = 64 * 1024
@@ -89,18 +90,10 @@ def load_or_create(path: Path, password: str) -> NodeKey:
 def write_private(path: Path, text: str) -> None:
     """Create `path` with mode 0600 in one step: complete or not at all. A new directory gets mode 0700."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(partial, path)
+        write_whole(path, text.encode(), mode=0o600, replace=False)
     except FileExistsError as error:
         raise KeyError_(f"will not overwrite {path}", "a key is there already", "move it away first") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def require_private(path: Path) -> None:

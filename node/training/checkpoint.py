@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from node.state.files import sync_directory, write_whole
 from node.training.errors import TrainingError
 from node.training.learner import Learner
-from node.training.spool import sync_directory, write_whole
 from node.training.world import World
 
 VERSION = 3

@@ -13,9 +13,10 @@ import msgspec
 import structlog
 import trio
 
+from node.state.files import write_whole
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
-from node.training.spool import Spool, write_whole
+from node.training.spool import Spool
 
 log = structlog.get_logger()
 RESTARTS_WITHOUT_PROGRESS = 5
@@ -83,11 +84,13 @@ class TrainerProcess:
                 await self._finishing.wait()
                 return
 
+    def _prepare_spool(self) -> None:
+        self._spool.forget_halves("out")
+        write_whole(self._spool.settings_path, msgspec.json.encode(msgspec.to_builtins(self._settings)))
+
     async def _run_once(self) -> int:
         """One process's life; its exit status."""
-        await trio.to_thread.run_sync(
-            write_whole, self._spool.settings_path, msgspec.json.encode(msgspec.to_builtins(self._settings))
-        )
+        await trio.to_thread.run_sync(self._prepare_spool)
         process = await trio.lowlevel.open_process(
             [*self._command, "--spool", str(self._spool.root)],
             stdin=subprocess.PIPE,

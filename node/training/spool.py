@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from node.state.files import write_whole
 from node.training.errors import TrainingError
 
 _STEP = re.compile(r"(?:step|batch)-(\d{6,})(?:\.json|\.arrow)?")
@@ -73,6 +74,7 @@ class Spool:
                 f"{self.run_path} is not the run to be trained now: its settings, model or data differ",
                 "use another directory (--dir of `train`, --state-dir of `join`), or put back what was changed",
             )
+        self.forget_halves("in")
         write_whole(self.run_path, run)
         link = self.root / "assets.new"
         link.unlink(missing_ok=True)
@@ -116,26 +118,12 @@ class Spool:
             if int(path.stem.removeprefix("policy-")) < before:
                 path.unlink(missing_ok=True)
 
+    def forget_halves(self, part: str) -> None:
+        """Delete what a killed writer left in `part`, "in" or "out", of files that never got their names."""
+        for path in (self.root / part).glob(".*"):
+            path.unlink(missing_ok=True)
+
 
 def _steps(directory: Path) -> list[int]:
     matches = (_STEP.fullmatch(name) for name in os.listdir(directory))
     return [int(match[1]) for match in matches if match]
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """All of `data` or nothing, also after a power cut."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

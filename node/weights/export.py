@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from node.state.files import sync_directory, whole_file, write_whole
 from node.weights.errors import WeightsError, disk_errors
 from node.weights.images import mapped, raw
 from node.weights.records import RECORD_NAME, Record, encode_record, read_record
@@ -80,10 +81,11 @@ def export_model(
             partial.mkdir(parents=True)
             files = _write_shards(image, record.manifest, partial, shard_bytes, told)
             for name, source in assets.items():
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, partial / name)
-            (partial / RECORD_NAME).write_bytes(encode_record(record))
+                with whole_file(partial / name) as file, source.open("rb") as data:
+                    shutil.copyfileobj(data, file)
+            write_whole(partial / RECORD_NAME, encode_record(record))
             os.replace(partial, out)
+            sync_directory(out.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -109,7 +111,7 @@ def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: 
         total = 2 * sum(math.prod(info.shape) for info in manifest.tensors)
         places = {info.name: name for name, shard in zip(names, shards, strict=True) for info in shard}
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        (directory / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_whole(directory / INDEX_NAME, (json.dumps(index, indent=2) + "\n").encode())
     return tuple(names)
 
 

@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from node.blobs.errors import StoreFull
+from node.recent import Recent
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
@@ -108,10 +109,10 @@ class PolicyFollower:
         self._blame = blame
         self._newest = newest
         self._ledger = Ledger()
-        self._manifests: dict[bytes, PolicyManifest] = {}
+        self._manifests = Recent[bytes, PolicyManifest](2 * IN_FLIGHT)
         self._under_way: dict[bytes, _UnderWay] = {}
-        self._refused: set[bytes] = set()
-        self._blamed: set[bytes] = set()
+        self._refused = Recent[bytes, None](REMEMBERED)
+        self._blamed = Recent[bytes, None](REMEMBERED)
         self._pursued: set[int] = set()
         self._wanted = trio.Event()
         self._news = trio.Event()
@@ -262,9 +263,7 @@ class PolicyFollower:
             return True
         except (MalformedPolicy, PatchError) as error:
             self._refuse(signed, error.why)
-            if len(self._refused) >= REMEMBERED:
-                self._refused.clear()
-            self._refused.add(root)
+            self._refused[root] = None
         except IntellectError as error:
             level = log.warning if isinstance(error, WeightsDiskError | StoreFull) else log.info
             level("policy.fetch_failed", step=message.step, why=error.why)
@@ -400,8 +399,6 @@ class PolicyFollower:
         if manifest is None:
             manifest = await self._read_manifest(message, author)
             self._manifests[message.manifest_root] = manifest
-            while len(self._manifests) > 2 * IN_FLIGHT:
-                del self._manifests[next(iter(self._manifests))]
         self._check(manifest, message)
         return manifest
 
@@ -436,9 +433,7 @@ class PolicyFollower:
         """The trainer's signature stands under something that does not hold: said once, however often it is met."""
         if signed.raw in self._blamed:
             return
-        if len(self._blamed) >= REMEMBERED:
-            self._blamed.clear()
-        self._blamed.add(signed.raw)
+        self._blamed[signed.raw] = None
         self.counts["refused"] += 1
         log.warning("policy.refused", step=signed.message.step, author=signed.author, why=why)
         if self._blame is not None:

@@ -104,14 +104,12 @@ def is_canonical(path: Path) -> bool:
 
 
 def write_canonical(source: Path, target: Path) -> None:
-    """The same tensors in canonical form."""
+    """The same tensors in canonical form. It is the store that brings them to the disk."""
     tensors = decode_image(mapped(source))
     with disk_errors(f"the policy image {target}"), target.open("wb") as file:
         file.write(image_header((name, tensor.shape) for name, tensor in tensors.items()))
         for tensor in tensors.values():
             file.write(raw(tensor))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def verify_file(manifest: PolicyManifest, path: Path) -> None:

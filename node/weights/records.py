@@ -4,11 +4,11 @@ One small file per policy: the trainer's signed announcement, its manifest. The 
 by `intellect-node weights`, beside a running daemon: records appear whole, and may vanish at any time.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
 
+from node.state.files import write_whole
 from node.weights.errors import disk_errors
 from node.weights.keeper import HeldPolicy
 from protocol.errors import ProtocolError
@@ -44,14 +44,8 @@ class PolicyRecords:
         """Record one more and forget all but the newest `keep`. Raises WeightsDiskError."""
         data = encode_record(Record(policy.announcement, policy.manifest_root, policy.manifest))
         path = self._path(policy.manifest)
-        partial = path.with_suffix(".new")
         with disk_errors(f"the record {path}"):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+            write_whole(path, data)
             for old in self._paths()[:-keep]:
                 old.unlink(missing_ok=True)
 

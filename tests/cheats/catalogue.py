@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from node.calibration import alternatives
 from node.inference import process
-from node.inference.produce import produce, write_atomically
+from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Produce, Produced
+from node.state.files import write_whole
 from protocol.checks import Reason
 from tests.cheats import sessions, tampering
 from tests.cheats.other_weights import OtherWeights
@@ -43,7 +44,7 @@ class Cheat:
         made = produce(session, order)
         if self.tamper is not None:
             path = Path(made.path)
-            write_atomically(path, self.tamper(Scene(session, order, path.read_bytes())))
+            write_whole(path, self.tamper(Scene(session, order, path.read_bytes())))
         return msgspec.structs.replace(made, units=made.units + self.units)
 
 

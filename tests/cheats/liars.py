@@ -14,9 +14,9 @@ import numpy as np
 from node.inference import process
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
-from node.inference.produce import write_atomically
 from node.inference.session import Session
 from node.inference.wire import Inspect, Inspected
+from node.state.files import write_whole
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.rollout import Report, ReportHeader, ReportRow, decode, encode_report
@@ -96,7 +96,7 @@ def _invented_report(session: Session, order: Inspect, groups: tuple[int, ...]) 
     )
     report = Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), rows)
     if rows:
-        write_atomically(Path(order.report_path), encode_report(report))
+        write_whole(Path(order.report_path), encode_report(report))
     return order.report_path if rows else ""
 
 

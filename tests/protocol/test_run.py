@@ -1,24 +1,60 @@
 import msgspec
 import pytest
 
+from protocol.audit import AuditSpec
+from protocol.blobs import describe
+from protocol.decision import DecisionSpec
 from protocol.run import (
     Asset,
     EnvironmentSpec,
+    EvaluationSpec,
     Recipe,
     RolloutSpec,
     RunError,
     RunSpec,
+    VerificationSpec,
+    WeightsSpec,
     check_asset_path,
     decode_run,
     encode_run,
 )
+from protocol.sections import Alarms, Budget, EnvironmentPart, Filters, LengthBudget, Requirement, Requirements
 
 RUN = RunSpec(name="sort", environment=EnvironmentSpec(name="sort", args={"digits": 4}))
+FULL = RunSpec(
+    name="everything",
+    environment=EnvironmentSpec(name="mix", parts=(EnvironmentPart(name="sort", weight=2.0, args={"digits": 5}),)),
+    assets=(Asset(path="model/config.json", root="ab" * 32, size=7),),
+    rollout=RolloutSpec(group_size=4, temperature=0.6),
+    recipe=Recipe(name="intellect2", steps=9),
+    evaluation=EvaluationSpec(problems=3),
+    verification=VerificationSpec(quorum=2, decision=DecisionSpec(temper=0.5)),
+    length_budget=LengthBudget(targets=(10, 20)),
+    filters=Filters(online=True),
+    requirements=Requirements(worker=Requirement(cores=2)),
+    budget=Budget(hours=1.5),
+    alarms=Alarms(window=3),
+    audit=AuditSpec(window=5),
+    weights=WeightsSpec(anchor_every=8),
+)
 
 
 def test_the_same_run_always_has_the_same_bytes() -> None:
     assert decode_run(encode_run(RUN)) == RUN
     assert encode_run(decode_run(encode_run(RUN))) == encode_run(RUN)
+
+
+@pytest.mark.parametrize(
+    ("run", "root"),
+    [
+        (RUN, "7d9374df26d2da7797e12e69fbb0574b10ebb6702c78c8f5c940bbe2fe271ed3"),
+        (FULL, "549022d6aba58d939fb94bb25c06041bb7475247fc94df9c0f2ef6dab71999ed"),
+    ],
+)
+def test_the_bytes_of_a_run_are_those_of_the_programs_before(run: RunSpec, root: str) -> None:
+    """Golden: pools on chain name their runs by this root, so no rearrangement here may change it."""
+    run.check()
+    assert describe(encode_run(run)).root.hex() == root
 
 
 @pytest.mark.parametrize(
@@ -38,6 +74,13 @@ def test_the_same_run_always_has_the_same_bytes() -> None:
 def test_a_senseless_run_names_the_field(change: dict, field: str) -> None:
     with pytest.raises(RunError, match=field):
         decode_run(encode_run(msgspec.structs.replace(RUN, **change)))
+
+
+def test_every_section_has_rules_that_name_its_fields() -> None:
+    """What a new section takes: a struct with defaults and such rules, and its line in RunSections."""
+    for name, section in RUN.sections().items():
+        assert section.rules() and section == type(section)()
+        assert all(field.startswith(name) and good for field, good, _ in section.rules())
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "", "a//b", ".hidden", "a\\b", "a\x00b", "x" * 200])

@@ -6,7 +6,6 @@ authority has to.
 
 import datetime
 import hashlib
-import os
 from pathlib import Path
 
 import msgspec
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from node.state.files import write_whole
 from protocol.identity import NodeKey
 
 VALID = datetime.timedelta(days=365)
@@ -78,17 +78,6 @@ def _make(pem: Path, key: Path, password: str, node_key: NodeKey) -> x509.Certif
         .sign(private, hashes.SHA256())
     )
     encryption = BestAvailableEncryption(password.encode())
-    _write(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
-    _write(pem, certificate.public_bytes(Encoding.PEM))
+    write_whole(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), mode=0o600)
+    write_whole(pem, certificate.public_bytes(Encoding.PEM), mode=0o600)
     return certificate
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_suffix(".new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

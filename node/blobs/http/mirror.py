@@ -18,6 +18,7 @@ from node.blobs.http.server import ServedPolicy
 from node.blobs.http.sources import HttpSource
 from node.blobs.store import BlobStore
 from node.network.errors import NetworkError
+from node.recent import Recent
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, policy_root
 
 log = structlog.get_logger(__name__)
@@ -49,7 +50,7 @@ class Mirror:
         self._progress = progress
         self._http = HttpBlobs(store)
         self._held: dict[int, ServedPolicy] = {}
-        self._refused: set[tuple[int, str, str]] = set()
+        self._refused = Recent[tuple[int, str, str], None](MAX_REFUSED)
 
     def policies(self) -> tuple[ServedPolicy, ...]:
         """What is held now, oldest first."""
@@ -105,9 +106,7 @@ class Mirror:
 
     def _refuse(self, row: PolicyRow, root: bytes, why: str) -> None:
         log.warning("mirror.refused", step=row.step, why=why)
-        self._refused.add(_claim(row))
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.pop()
+        self._refused[_claim(row)] = None
         self._let_go(root)
 
     def _hold(self, policy: ServedPolicy) -> None:

@@ -33,6 +33,7 @@ from node.blobs.http.certificate import Certificate
 from node.blobs.http.errors import GatewayPortInUse
 from node.blobs.http.listing import PolicyRow, encode_listing
 from node.blobs.http.ranges import Unsatisfiable, parse_range
+from node.recent import Recent
 from protocol.blobs import BlobInfo, encode_info
 
 log = structlog.get_logger(__name__)
@@ -80,7 +81,7 @@ class Gateway:
         self._policies = policies
         self._certificate = certificate
         self._socket = _listen(listen)
-        self._digests: dict[bytes, bytes] = {}
+        self._digests = Recent[bytes, bytes](2 * shardcast.MAX_VERSIONS)
         self._digesting = trio.Lock()
         self.transfers = 0
         self.sent_bytes = 0
@@ -179,8 +180,6 @@ class Gateway:
             if policy.image_root not in self._digests:
                 digest = await trio.to_thread.run_sync(lambda: blake3().update_mmap(policy.path).digest())
                 self._digests[policy.image_root] = digest
-                while len(self._digests) > 2 * shardcast.MAX_VERSIONS:
-                    del self._digests[next(iter(self._digests))]
             return self._digests[policy.image_root]
 
     async def _probe(self, _: Request) -> Response:

@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from node.recent import Recent
+
 Peer = TypeVar("Peer", bound=Hashable)
 
 HALF_LIFE = 30.0
@@ -24,7 +26,7 @@ class Ledger(Generic[Peer]):
     """Bytes exchanged with each peer, halved every HALF_LIFE seconds."""
 
     def __init__(self) -> None:
-        self._balances: dict[Peer, tuple[float, float]] = {}
+        self._balances = Recent[Peer, tuple[float, float]](MAX_PEERS, refresh=True)
 
     def debt(self, peer: Peer, now: float) -> float:
         """Bytes that `peer` has had of us beyond what it gave."""
@@ -38,11 +40,7 @@ class Ledger(Generic[Peer]):
         self._add(peer, -size, now)
 
     def _add(self, peer: Peer, size: float, now: float) -> None:
-        debt = self.debt(peer, now)
-        self._balances.pop(peer, None)
-        self._balances[peer] = (debt + size, now)
-        while len(self._balances) > MAX_PEERS:
-            del self._balances[next(iter(self._balances))]
+        self._balances[peer] = (self.debt(peer, now) + size, now)
 
 
 class Ticket(msgspec.Struct, Generic[Peer], eq=False):

@@ -1,11 +1,36 @@
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from node.errors import RunFileError
 from node.run.file import compile_run, describe_file, load_run_file
 from protocol.blobs import describe
 from protocol.run import decode_run
+
+SECTIONS = """
+[rollout]
+group_size = 4
+[recipe]
+steps = 9
+[evaluation]
+problems = 3
+[verification]
+quorum = 2
+[length_budget]
+alpha = 0.5
+[filters]
+online = true
+[budget]
+hours = 1.5
+[alarms]
+window = 3
+[audit]
+window = 5
+[weights]
+anchor_every = 8
+"""
 
 
 @pytest.fixture
@@ -32,6 +57,15 @@ def test_a_run_file_becomes_a_run_that_names_its_files_by_hash(run_file: Path) -
     assert decode_run(compiled.encoded) == compiled.spec
     assert compiled.root == describe(compiled.encoded).root
     assert compile_run(run_file).root == compiled.root
+
+
+def test_every_section_of_a_file_is_in_its_run_and_the_runs_root_stays(run_file: Path) -> None:
+    """Golden: pools on chain name their runs by this root."""
+    run_file.write_text(run_file.read_text() + SECTIONS)
+    compiled = compile_run(run_file)
+    plain, written = msgspec.to_builtins(compiled.spec), tomllib.loads(SECTIONS)
+    assert {name: {key: plain[name][key] for key in table} for name, table in written.items()} == written
+    assert compiled.root.hex() == "0d4b948b82a395bb8bf77dff36e8c320c8fd3050d7bd1c5b94f7d50c9e74f7c6"
 
 
 def test_any_change_of_model_or_data_is_another_run(run_file: Path) -> None:

@@ -16,9 +16,10 @@ from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.recipe.ledger import Ledger
 from node.services.local import LocalRun
+from node.state.files import write_whole
 from node.training.batch import decode_batch
 from node.training.errors import TrainingError
-from node.training.spool import Spool, write_whole
+from node.training.spool import Spool
 from protocol.policy import decode_image, describe_tensors, encode_image, policy_root
 from protocol.run import RunSpec, encode_run
 from protocol.sections import Filters, LengthBudget

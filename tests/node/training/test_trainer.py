@@ -19,7 +19,8 @@ import pytest
 import torch
 import trio
 
-from node.training import checkpoint, spool, trainer
+from node.state import files
+from node.training import checkpoint, trainer
 from node.training.batch import Batch, BatchHeader, BatchRow, decode_batch, encode_batch
 from node.training.checkpoint import Checkpoints, identity
 from node.training.client import TrainerProcess
@@ -88,7 +89,7 @@ def test_a_crash_at_any_write_changes_nothing(
     expected = outcome(straight)
     assert len({metrics["policy_root"] for metrics in expected}) == STEPS + 1
 
-    real = spool.write_whole
+    real = files.write_whole
     crashing = make_spool("crashing")
     for crash_at in (0, 1, 2, 3, 5, 6, 8, 2, 9, 1, 4):
         writes = 0

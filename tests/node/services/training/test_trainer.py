@@ -13,12 +13,13 @@ import trio
 from node.metrics.observer import Observer
 from node.recipe.ledger import Ledger
 from node.services.training.trainer import Trainer
+from node.state.files import write_whole
 from node.state.journal import Journal
 from node.swarm.ballots import FileState
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register
 from node.training.batch import decode_batch
-from node.training.spool import Spool, write_whole
+from node.training.spool import Spool
 from protocol.identity import Address, address_from_bytes
 from protocol.lots import pack_groups
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued

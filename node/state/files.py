@@ -1,0 +1,47 @@
+"""Files that appear whole or not at all, also after a power cut. Blocking: call from a thread."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666, replace: bool = True) -> None:
+    """Put `data` into `path`. See whole_file."""
+    with whole_file(path, mode=mode, replace=replace) as file:
+        file.write(data)
+
+
+@contextmanager
+def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterator[BinaryIO]:
+    """An open file that gets its name, on the disk, when the block ends; none if the block raises.
+
+    mode: permissions before the umask. replace: False raises FileExistsError where there is a file already. Directories
+    on the way are made. Raises OSError. What a killed process leaves is called `.NAME.` and eight hex digits.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        if replace:
+            os.replace(partial, path)
+        else:
+            os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
