@@ -60,6 +60,11 @@ class Membership:
     def is_member(self, address: Address) -> bool:
         return address in self.table
 
+    def is_evicted(self, address: Address) -> bool:
+        """Whether the chain has thrown it out. Who left by itself still answers for what it signed before."""
+        member = self.table.get(address)
+        return member is not None and member.gone is MemberState.EVICTED
+
     def is_validator(self, address: Address) -> bool:
         return address in self._validators and address in self.table
 

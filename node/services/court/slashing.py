@@ -49,8 +49,11 @@ class Slashing:
         self._station = station
         self._court = court
         self._register = station.jury.register
-        self._pending: Recent[tuple[WorkId, int], Verdict] = Recent(PENDING)
+        self._pending: dict[
+            Address, Recent[tuple[WorkId, int], Verdict]
+        ] = {}  # by who accuses: nobody crowds out others
         self._executed: set[Address] = set()
+        self._evidenced: set[Address] = set()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -60,19 +63,19 @@ class Slashing:
                 for verdict in self._ripe():
                     self._executed.add(verdict.node)
                     nursery.start_soon(self._execute, verdict)
-                await trio.sleep(POLL if self._pending else POLL / 4)
+                await trio.sleep(POLL if any(self._pending.values()) else POLL / 4)
 
     async def _report_equivocation(self, first: Work, second: Work) -> None:
         """Two different commitments for one slot, signed by one key, are evidence by themselves."""
         node = first.node
-        if node in self._executed:
+        if node in self._evidenced:
             return
-        self._executed.add(node)
+        self._evidenced.add(node)
         log.warning("worker.equivocated", node=node, index=first.commitment.index)
         one, other = first.signed.message, second.signed.message
         await trio.sleep(seconds_to_wait(self._station, first.id))
         for attempt in range(TRIES):
-            if not self._station.membership.is_member(node):
+            if self._station.membership.is_evicted(node):
                 return
             try:
                 await self._court.evidence(one.commitment, one.signature, other.commitment, other.signature)
@@ -80,24 +83,28 @@ class Slashing:
             except IntellectError as error:
                 log.warning("evidence.failed", node=node, why=error.why, attempt=attempt)
                 await trio.sleep(min(2.0**attempt, 30.0))
-        self._executed.discard(node)
+        self._evidenced.discard(node)
 
     async def _collect(self) -> None:
         async for signed in self._station.board.subscribe(VerdictIssued):
             verdict = signed.message.verdict
             slashable = verdict.reason in OBJECTIVE or verdict.reason == Reason.CONVICTED or self._heard_by_all(verdict)
             if verdict.outcome == Outcome.SLASH and slashable:
-                self._pending[work_id(verdict), verdict.reason] = verdict
+                self._accuse(signed.author, verdict)
+
+    def _accuse(self, by: Address, verdict: Verdict) -> None:
+        self._pending.setdefault(by, Recent(PENDING))[work_id(verdict), verdict.reason] = verdict
 
     def _ripe(self) -> list[Verdict]:
         """Accusations that a quorum shares and nobody disputes."""
         ripe: dict[Address, Verdict] = {}
-        for key, verdict in list(self._pending.items()):
-            if verdict.node in self._executed or not self._station.membership.is_member(verdict.node):
-                del self._pending[key]
-            elif verdict.node not in ripe and self._may_execute(key[0], verdict):
-                ripe[verdict.node] = verdict
-                del self._pending[key]
+        for pending in self._pending.values():
+            for key, verdict in list(pending.items()):
+                if verdict.node in self._executed or self._station.membership.is_evicted(verdict.node):
+                    del pending[key]
+                elif verdict.node not in ripe and self._may_execute(key[0], verdict):
+                    ripe[verdict.node] = verdict
+                    del pending[key]
         return list(ripe.values())
 
     def _may_execute(self, id: WorkId, verdict: Verdict) -> bool:
@@ -124,10 +131,10 @@ class Slashing:
         message = work.signed.message
         await trio.sleep(seconds_to_wait(self._station, id))
         for attempt in range(TRIES):
-            if not self._station.membership.is_member(verdict.node):
+            if self._station.membership.is_evicted(verdict.node):
                 return
             if not self._may_execute(id, verdict):  # while it waited somebody objected, or is not believed any more
-                self._pending[id, verdict.reason] = verdict
+                self._accuse(self._station.key.address, verdict)
                 break
             accusing = self._station.jury.ballots.accusations(id, verdict.reason)
             in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others

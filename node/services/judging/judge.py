@@ -188,7 +188,7 @@ class Validator:
     async def _fetch_files(self, works: trio.MemoryReceiveChannel[Work]) -> None:
         """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
         async for work in works:
-            if self._station.membership.is_member(work.node):
+            if not self._station.membership.is_evicted(work.node):
                 await self._queue.put(await self._fetch_file(work))
 
     async def _fetch_file(self, work: Work) -> Candidate:
@@ -245,7 +245,7 @@ class Validator:
                 await self._station.board.post_raw(candidate.already)
                 continue
             node = candidate.work.node
-            gone = check_membership(node, self._station.membership.is_member(node))
+            gone = check_membership(node, not self._station.membership.is_evicted(node))
             if gone:
                 log.info("rollout.ignored", node=node, why=gone.detail)
                 continue

@@ -13,13 +13,12 @@ import trio
 from blake3 import blake3
 
 from node.inference.wire import Inspect, Inspected, Loaded, Reply, Request
+from node.member import Member, Stock
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.run.assets import Run
 from node.services.judging.judge import Validator
-from node.services.station import Station
+from node.services.station import take_station
 from node.state.journal import Journal
-from node.swarm.board import Board
-from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.swarm.register import WorkId
 from node.weights.keeper import HeldPolicy
@@ -188,15 +187,18 @@ class Seat:
         self.network = MemoryNetwork(key, court.hub)
         validators = tuple(one.address for one in court.validator_keys)
         self.membership = Membership(key.address, self.network, TRAINER.address, validators)
-        self.board = Board(self.network, key, DOMAIN, POOL, self.membership)
-        self.jury = Jury(self.board, self.membership, court.run, POOL, court.quorum, InlineJournal())
+        none: Any = None
+        self.member = Member(key, DOMAIN, POOL, self.network, self.membership, Stock(court.blobs, none, none))
+        self.board = self.member.board
+        run = Run(court.run, bytes(32), b"", Path("/"))
+        self.station = take_station(self.member, run, court.quorum, InlineJournal())
+        self.jury = self.station.jury
         self.pledges: Callable[[], tuple[LotPledge, ...]] = tuple
         self.alive = trio.CancelScope()
 
     async def run(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.network.run)
-        nursery.start_soon(self.board.run)
-        nursery.start_soon(self.membership.follow, self.board)
+        nursery.start_soon(self.member.listen)
         nursery.start_soon(self.jury.run)
 
     async def beat(self) -> None:
@@ -245,21 +247,8 @@ class Court:
 
     def _validator(self, number: int, kind: type[Validator]) -> Validator:
         seat = self.seats[number]
-        station = Station(
-            key=seat.key,
-            domain=DOMAIN,
-            pool=POOL,
-            run=Run(self.run, bytes(32), b"", Path("/")),
-            board=seat.board,
-            blobs=self.blobs,
-            journal=InlineJournal(),
-            membership=seat.membership,
-            shelf=None,  # type: ignore[arg-type]
-            quorum=self.quorum,
-            jury=seat.jury,
-        )
         policies: Any = KnownPolicies()
-        validator = kind(station, self.engines[number], policies, self.judges[number], Path("/nonexistent"))
+        validator = kind(seat.station, self.engines[number], policies, self.judges[number], Path("/nonexistent"))
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
 

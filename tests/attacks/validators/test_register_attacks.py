@@ -306,3 +306,49 @@ async def test_verdicts_on_invented_or_undeliverable_files_make_nobody_silent(au
         assert any(verdict.index >= 7 for verdict in said), "the control: it did speak of them"
         assert accomplice == any(verdict.node == OTHER.address for verdict in said)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_leaving_the_pool_upon_the_first_accusation_saves_no_stake(autojump_clock, leaves: bool) -> None:
+    """The contract can still reach who left; who commits while in the pool is judged, whether it stays or not."""
+    court = Court([Validator] * 3, engine=lambda number, bad: TruthfulEngine(bad, seconds=0.01 + 2.0 * number))
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await court.commit(fault=WRONG_DRAW, key=OTHER)
+        while not court.workers[1].board.messages(VerdictIssued):  # noqa: ASYNC110 - the cheat listens, too
+            await trio.sleep(0.05)
+        if leaves:
+            for seat in (court.trainer, *court.workers, *court.seats):
+                seat.membership.left(OTHER.address)
+        await trio.sleep(20)
+        assert {(node, reason) for node, reason, _ in court.slashed()} == {(OTHER.address, Reason.WRONG_DRAW)}
+        said = {one.author for one in court.trainer.board.messages(VerdictIssued)}
+        assert said == {key.address for key in VALIDATORS}
+        nursery.cancel_scope.cancel()
+
+
+class Babbler(Validator):
+    """Accuses all that it hears of, for every reason there is, to bury what others say."""
+
+    async def _judge_file(self, candidate: Any) -> None:
+        c = candidate.work.commitment
+        for reason in range(1, 18):
+            verdict = Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, Outcome.SLASH, reason)
+            message = VerdictIssued(pool=POOL, verdict=verdict, signature=sign(self._station.key, DOMAIN, verdict))
+            await self._station.board.post(message)
+
+
+async def test_a_validator_that_accuses_everybody_of_everything_buries_no_true_accusation(
+    autojump_clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.services.court.slashing.PENDING", 8)
+    court = Court([Babbler, Validator, Validator], verdict_seconds=10.0)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await court.commit(fault=WRONG_DRAW, key=OTHER)
+        for index in range(6):
+            await court.commit(index=index)
+        await trio.sleep(40)
+        assert {(node, reason) for node, reason, _ in court.slashed()} == {(OTHER.address, Reason.WRONG_DRAW)}
+        assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
+        nursery.cancel_scope.cancel()

@@ -17,12 +17,10 @@ from node.chain.profile import NetworkProfile
 from node.chain.setup import prepare_participant
 from node.inference.wire import Reply, Request
 from node.recipe.capacity import CapacityGauge
-from node.run.assets import Run
 from node.services.generating import Generating
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
 from node.services.paying import Paying
-from node.services.station import Station
 from node.swarm.ballots import FileState
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
@@ -106,20 +104,7 @@ class Hall:
         return Court([Validator] * 3, engine=lambda i, bad: engines[i](bad), window=64, **times)
 
     def worker(self, played: Court) -> tuple[Generating, Paying]:
-        seat = played.workers[0]
-        station = Station(
-            key=seat.key,
-            domain=court.DOMAIN,
-            pool=self.pool,
-            run=Run(played.run, bytes(32), b"", Path("/")),
-            board=seat.board,
-            blobs=played.blobs,
-            journal=seat.jury._journal,
-            membership=seat.membership,
-            shelf=None,  # type: ignore[arg-type]
-            quorum=played.quorum,
-            jury=seat.jury,
-        )
+        station = played.workers[0].station
         unused: Any = None
         gauge = CapacityGauge(played.run, unused)
         return Generating(station, unused, self.folder, gauge), Paying(station, self.chain)

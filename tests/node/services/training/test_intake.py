@@ -12,9 +12,7 @@ import trio
 import trio.lowlevel
 
 from node.recipe.pool import Group
-from node.run.assets import Run
 from node.services.judging.judge import Validator
-from node.services.station import Station
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
@@ -37,10 +35,8 @@ from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import (
     GROUPS,
     SIZE,
-    TRAINER,
     WORKER,
     Court,
-    InlineJournal,
     TruthfulEngine,
     policy_root,
 )
@@ -61,21 +57,7 @@ class Bystander(Intake):
 
 
 def intake_of(court: Court) -> Bystander:
-    seat = court.trainer
-    station = Station(
-        key=TRAINER,
-        domain=None,  # type: ignore[arg-type]
-        pool=1,
-        run=Run(court.run, bytes(32), b"", Path("/")),
-        board=seat.board,
-        blobs=court.blobs,
-        journal=InlineJournal(),
-        membership=seat.membership,
-        shelf=None,  # type: ignore[arg-type]
-        quorum=court.quorum,
-        jury=seat.jury,
-    )
-
+    station = court.trainer.station
     groups: list[Group] = []
     intake = Bystander(station, fresh=lambda step: True, taken_in=groups.extend, taken_back=lambda root: 0)
     intake.taken = []
