@@ -1,0 +1,43 @@
+"""What the documents name is there: paths in backticks and links, and benchmarks that one is told to run."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
+TREES = "benchmarks|cli|contracts|docs|examples|node|protocol|scripts|tests"
+PATH = re.compile(rf"(?:{TREES})/[\w./-]*\w")
+QUOTED = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)")
+MODULE = re.compile(r"python -m ((?:benchmarks|contracts|examples|tests)\.[\w.]*\w)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+NEW = "brand_new"
+"""In the name of what a reader is told to add."""
+
+
+def missing(page: Path, text: str) -> Iterator[str]:
+    """What a page names and the tree does not have."""
+    for target in LINK.findall(text):
+        if "://" not in target and not (page.parent / target).exists():
+            yield target
+    for quoted in QUOTED.findall(FENCE.sub("", text)):
+        for path in PATH.findall(quoted) if PATH.match(quoted) else ():
+            if NEW not in path and not (ROOT / path).exists():
+                yield path
+    for module in MODULE.findall(text):
+        place = ROOT / module.replace(".", "/")
+        if NEW not in module and not (place.with_suffix(".py").exists() or (place / "__main__.py").exists()):
+            yield f"python -m {module}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    assert list(missing(page, page.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("text", ["`node/nowhere.py`", "[x](nowhere.md)", "`python -m benchmarks.nothing`"])
+def test_what_is_not_there_is_found(text: str) -> None:
+    assert len(list(missing(ROOT / "README.md", text))) == 1
