@@ -18,7 +18,7 @@ from benchmarks.verification_lab import REGIMES, engines, rules, save, show
 from node.calibration.calibrate import Plan, look_at_honest_work
 from protocol.checks import check_activations, check_sampling
 from protocol.cuts import Cuts
-from protocol.decision import Decision, Evidence, Judge, Level, SampleStatistics, proof_distance
+from protocol.decision import Decision, Evidence, Level, Likelihoods, SampleStatistics, proof_distance
 from protocol.run import VerificationSpec
 
 SAMPLES = {"small": 384, "large": 48}
@@ -54,11 +54,13 @@ def _row(
     errors = [error for sample in samples for error in sample.errors]
     worker, _, verifier = name.partition(">")
     cuts = verification.cuts(worker, verifier)
-    judge = Judge(verification.decision, verification.toploc_k, verifier, worker)
-    ratios = judge.of_samples(samples)
+    likelihoods = Likelihoods(verification.decision, verification.toploc_k, verifier, worker)
+    ratios = likelihoods.of_samples(samples)
     random = np.random.default_rng(0)
     chosen = random.integers(len(samples), size=(FILES, subject.run.rollout.prompts_per_file))
-    evidence = [Evidence(dict(zip(judge.names, judge.of_file(ratios[one]).tolist(), strict=True))) for one in chosen]
+    evidence = [
+        Evidence(dict(zip(likelihoods.names, likelihoods.of_file(ratios[one]).tolist(), strict=True))) for one in chosen
+    ]
     return {
         "model": subject.name,
         "permitted": regime,

@@ -22,7 +22,7 @@ import numpy as np
 
 from node.blobs.scheduling.download import Download, Flight, Tuning
 from node.blobs.scheduling.seeding import SuperSeed
-from node.blobs.scheduling.upload import Ledger, Ticket, UploadQueue
+from node.blobs.scheduling.upload import Reciprocity, Ticket, UploadQueue
 
 GBIT = 1e9 / 8
 PEER_UP, PEER_DOWN = 0.2 * GBIT, 1.0 * GBIT
@@ -77,8 +77,8 @@ class Node:
         self.seed: SuperSeed[int] | None = None
         self.finished = 0.0
         self.received = 0.0
-        self._ledger: Ledger[int] = Ledger()
-        self._queue: UploadQueue[int] = UploadQueue(self._ledger, slots=SLOTS)
+        self._reciprocity: Reciprocity[int] = Reciprocity()
+        self._queue: UploadQueue[int] = UploadQueue(self._reciprocity, slots=SLOTS)
         self._asked: dict[Ticket[int], Flight[int]] = {}
         self._sending: list[Sending] = []
         self._at = 0.0
@@ -116,7 +116,7 @@ class Node:
             self.download.lacks(flight)
             self.download.failed(flight)
         else:
-            self._ledger.received(flight.source, int(size), now)
+            self._reciprocity.received(flight.source, int(size), now)
             for rival in self.download.landed(flight, pieces.tolist(), int(size), waited, now):
                 self.download.failed(rival)
                 self.swarm.nodes[rival.source].cancelled(rival)

@@ -9,7 +9,7 @@ from typing import Any
 from cli.demo.plot import running_mean
 from node.state.files import whole_file
 
-Records = Sequence[dict[str, Any]]
+StepRecords = Sequence[dict[str, Any]]
 COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#c51b8a", "#8c6d31", "#17becf")
 FADED = 0.35
 AGES = 9
@@ -114,7 +114,7 @@ PANELS = (
 )
 
 
-def draw_panels(runs: Sequence[tuple[str, Records]], directory: Path) -> list[tuple[Panel, Path]]:
+def draw_panels(runs: Sequence[tuple[str, StepRecords]], directory: Path) -> list[tuple[Panel, Path]]:
     """A PNG for every panel that has numbers, of one run or of several laid over each other."""
     os.environ.setdefault("MPLCONFIGDIR", str(directory / ".matplotlib"))
     import matplotlib
@@ -143,7 +143,7 @@ def draw_panels(runs: Sequence[tuple[str, Records]], directory: Path) -> list[tu
     return drawn
 
 
-def _draw(axes: Any, panel: Panel, runs: Sequence[tuple[str, Records]]) -> bool:
+def _draw(axes: Any, panel: Panel, runs: Sequence[tuple[str, StepRecords]]) -> bool:
     """Whether there was anything to draw."""
     if panel.kind != "lines":
         return _stack(axes, panel, runs[0][1]) if len(runs) == 1 else False
@@ -169,7 +169,7 @@ def _line(axes: Any, points: list[tuple[float, float]], colour: str, style: str,
     axes.plot([x for x, _ in mean], [y for _, y in mean], color=colour, linestyle=style, linewidth=1.8, label=label)
 
 
-def _lines(curve: Curve, records: Records) -> list[tuple[str, list[tuple[float, float]], bool]]:
+def _lines(curve: Curve, records: StepRecords) -> list[tuple[str, list[tuple[float, float]], bool]]:
     """(label, points, whether to smooth): one line, or one per name of a table."""
     if not curve.table:
         points = points_of(records, curve.name)
@@ -185,7 +185,7 @@ def _lines(curve: Curve, records: Records) -> list[tuple[str, list[tuple[float, 
     ]
 
 
-def _stack(axes: Any, panel: Panel, records: Records) -> bool:
+def _stack(axes: Any, panel: Panel, records: StepRecords) -> bool:
     """Areas on top of each other: shares that sum to 1, or seconds."""
     key = panel.curves[0].name
     rows = [record for record in records if isinstance(record.get(key), dict) and record[key]]
@@ -207,7 +207,7 @@ def _stack(axes: Any, panel: Panel, records: Records) -> bool:
     return True
 
 
-def points_of(records: Records, name: str) -> list[tuple[float, float]]:
+def points_of(records: StepRecords, name: str) -> list[tuple[float, float]]:
     """(step, value) where the record has that number; seconds_X is X in its table of seconds."""
     found = [(record["step"], _value(record, name)) for record in records]
     return [(float(step), float(value)) for step, value in found if value is not None]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.curves import Panel, Records, draw_panels, points_of
+from cli.curves import Panel, StepRecords, draw_panels, points_of
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
 from node.state.files import write_whole
@@ -72,7 +72,7 @@ def write_report(runs: Sequence[Path], target: Path) -> list[dict[str, Any]]:
     return summaries
 
 
-def load(path: Path) -> Records:
+def load(path: Path) -> StepRecords:
     """The records of a run. Raises CommandError where there are none."""
     from node.metrics.journal import read_records
 
@@ -95,7 +95,7 @@ def find_metrics(path: Path) -> Path | None:
     return next((path / place for place in PLACES if (path / place).is_file()), None)
 
 
-def summarise(name: str, records: Records) -> dict[str, Any]:
+def summarise(name: str, records: StepRecords) -> dict[str, Any]:
     """The numbers of the table. Rewards: means of ten evaluations, or of ten steps where nothing was evaluated."""
     values = [y for _, y in points_of(records, "eval_reward") or points_of(records, "reward_mean")]
     last = records[-1]

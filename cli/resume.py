@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cli.desk import Desk
 from cli.errors import USAGE, CommandError
+from cli.run_directory import RunDirectory
 from cli.runtext import settings_of, with_real_paths
 
 if TYPE_CHECKING:
@@ -30,14 +30,16 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str | None = None
 
 
-def must_hold_a_run(desk: Desk) -> None:
-    if not desk.can_resume():
+def must_hold_a_run(home: RunDirectory) -> None:
+    if not home.can_resume():
         raise CommandError(
-            "there is no run to go on with", f"{desk.directory} holds none", "start one without --resume"
+            "there is no run to go on with", f"{home.directory} holds none", "start one without --resume"
         )
 
 
-def begin(desk: Desk, original: "RunFile", file: Path, wishes: Wishes, *, fresh: bool) -> "tuple[CompiledRun, int]":
+def begin(
+    home: RunDirectory, original: "RunFile", file: Path, wishes: Wishes, *, fresh: bool
+) -> "tuple[CompiledRun, int]":
     """(the run, its async level), put into a directory that is empty or may be cleared.
 
     original: the contents of `file`. `run.toml` is written last: with it, the run can be resumed.
@@ -47,31 +49,31 @@ def begin(desk: Desk, original: "RunFile", file: Path, wishes: Wishes, *, fresh:
     level = wishes.async_level
     if level is None:
         level = min(DEFAULT_LEVEL, compiled.spec.recipe.max_staleness)
-    desk.claim(fresh=fresh)
-    desk.place_assets(compiled)
-    desk.write_level(level)
-    desk.write_begun(_placed(original, file))
-    desk.write_run(_placed(run, file))
+    home.claim(fresh=fresh)
+    home.place_assets(compiled)
+    home.write_level(level)
+    home.write_begun(_placed(original, file))
+    home.write_run(_placed(run, file))
     return compiled, level
 
 
-def go_on(desk: Desk, named: "RunFile | None", file: Path | None, wishes: Wishes) -> "tuple[CompiledRun, int]":
+def go_on(home: RunDirectory, named: "RunFile | None", file: Path | None, wishes: Wishes) -> "tuple[CompiledRun, int]":
     """(the run that the directory holds, its async level). Raises CommandError for what would change its past.
 
     named: the contents of `file`, which the command line names besides; the run must have been begun with them.
     """
     from node.run.file import load_run_file
 
-    run = load_run_file(desk.run_file)
-    level = desk.read_level(min(DEFAULT_LEVEL, run.recipe.max_staleness))
+    run = load_run_file(home.run_file)
+    level = home.read_level(min(DEFAULT_LEVEL, run.recipe.max_staleness))
     _refuse_another_past(run, level, wishes)
-    if named is not None and file is not None and desk.begun_file.exists():
-        _refuse_an_edited_file(load_run_file(desk.begun_file), _placed(named, file), file)
+    if named is not None and file is not None and home.begun_file.exists():
+        _refuse_an_edited_file(load_run_file(home.begun_file), _placed(named, file), file)
     if wishes.steps is not None and wishes.steps != run.recipe.steps:
-        _refuse_a_length(desk, run, wishes.steps)
+        _refuse_a_length(home, run, wishes.steps)
         run = with_overrides(run, Wishes(steps=wishes.steps))
-        desk.write_run(run)
-    return compile_checked(run, desk.run_file), level
+        home.write_run(run)
+    return compile_checked(run, home.run_file), level
 
 
 def with_overrides(run: "RunFile", wishes: Wishes) -> "RunFile":
@@ -145,11 +147,11 @@ def _said(settings: Mapping[str, Any], name: str) -> str:
     return "not set" if value is None else str(value)[:60]
 
 
-def _refuse_a_length(desk: Desk, run: "RunFile", steps: int) -> None:
+def _refuse_a_length(home: RunDirectory, run: "RunFile", steps: int) -> None:
     """More steps must be able to teach something, fewer must not be past."""
     from node.training.spool import Spool
 
-    done = Spool(desk.spool).newest_step() if desk.spool.exists() else -1
+    done = Spool(home.spool).newest_step() if home.spool.exists() else -1
     if steps < done:
         raise CommandError(
             f"the run cannot end at step {steps}", f"it has done {done} already", f"give --steps {done} or more", USAGE
@@ -160,7 +162,7 @@ def _refuse_a_length(desk: Desk, run: "RunFile", steps: int) -> None:
             f"training on to step {steps} would teach nothing",
             f"the learning rate is 0 from step {decay} on (recipe.decay_steps), and another schedule would change the "
             "steps that are done",
-            f"start a run with a schedule of its own from the trained model: model = {str(desk.model)!r}; runs with "
+            f"start a run with a schedule of its own from the trained model: model = {str(home.model)!r}; runs with "
             "decay_steps = 0 can go on for ever",
             USAGE,
         )

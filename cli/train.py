@@ -9,7 +9,7 @@ from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
 
 if TYPE_CHECKING:
-    from cli.desk import Desk, Means
+    from cli.run_directory import Means, RunDirectory
     from node.run.file import CompiledRun
     from node.services.local import LocalRun
 
@@ -76,8 +76,8 @@ def command(
     The directory holds metrics.jsonl, the report with its curves, the trained model, and all that resuming needs.
     The same run file and seed give the same curve.
     """
-    from cli.desk import Desk, Means, quiet_children
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
+    from cli.run_directory import Means, RunDirectory, quiet_children
     from node.run.file import load_run_file
 
     _check_flags(run, directory, resume, fresh)
@@ -85,37 +85,37 @@ def command(
     means = Means.of(engine_command, log_to, trainer or [], metrics_address)
     wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe)
     run_file = load_run_file(run) if run else None
-    desk = Desk((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())
+    home = RunDirectory((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())
     if resume:
-        must_hold_a_run(desk)
-    with desk.hold():
+        must_hold_a_run(home)
+    with home.hold():
         if resume:
-            compiled, level = go_on(desk, run_file, run, wishes)
+            compiled, level = go_on(home, run_file, run, wishes)
         else:
             assert run is not None and run_file is not None  # noqa: S101 - checked with the flags
-            compiled, level = begin(desk, run_file, run, wishes, fresh=fresh)
-        with quiet_children(desk.log) as (out, err):
+            compiled, level = begin(home, run_file, run, wishes, fresh=fresh)
+        with quiet_children(home.log) as (out, err):
             view = JsonView(out) if as_json else ProgressView(err, compiled)
             try:
-                summary = train(desk, compiled, level, means, view)
+                summary = train(home, compiled, level, means, view)
             except KeyboardInterrupt:
-                print(f"stopped; go on with: intellect-node train --dir {desk.directory} --resume", file=err)
+                print(f"stopped; go on with: intellect-node train --dir {home.directory} --resume", file=err)
                 raise
-        finish(desk, compiled, summary, report=not no_report)
-    say_goodbye(summary, desk, as_json=as_json)
+        finish(home, compiled, summary, report=not no_report)
+    say_goodbye(summary, home, as_json=as_json)
 
 
-def train(desk: "Desk", compiled: "CompiledRun", level: int, means: "Means", view: "View") -> dict[str, Any]:
+def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Means", view: "View") -> dict[str, Any]:
     """Run until the end or Ctrl-C; returns the summary."""
     import trio
 
-    from cli.desk import assemble
+    from cli.run_directory import assemble
     from cli.signals import until_signalled
     from node.logs import set_up_logging
 
-    desk.log.parent.mkdir(parents=True, exist_ok=True)
-    set_up_logging(desk.log.parent, "info")
-    local, observer, served = assemble(desk, compiled, level, means, view.step)
+    home.log.parent.mkdir(parents=True, exist_ok=True)
+    set_up_logging(home.log.parent, "info")
+    local, observer, served = assemble(home, compiled, level, means, view.step)
     try:
         with view:
             trio.run(until_signalled, served)
@@ -125,29 +125,29 @@ def train(desk: "Desk", compiled: "CompiledRun", level: int, means: "Means", vie
         raise unwrap(group) from group
     finally:
         observer.close()
-    return summarise(compiled, local, desk, level)
+    return summarise(compiled, local, home, level)
 
 
-def finish(desk: "Desk", compiled: "CompiledRun", summary: dict[str, Any], *, report: bool) -> None:
+def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any], *, report: bool) -> None:
     """The trained model, the summary, and the curves."""
     import json
 
     from cli.demo.report import copy_model
 
-    copy_model(desk.spool, desk.model)
-    desk.report.mkdir(parents=True, exist_ok=True)
-    (desk.report / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    copy_model(home.spool, home.model)
+    home.report.mkdir(parents=True, exist_ok=True)
+    (home.report / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if report:
         from cli.report import write_report
 
-        write_report([desk.directory], desk.report)
+        write_report([home.directory], home.report)
 
 
-def summarise(compiled: "CompiledRun", local: "LocalRun", desk: "Desk", level: int) -> dict[str, Any]:
+def summarise(compiled: "CompiledRun", local: "LocalRun", home: "RunDirectory", level: int) -> dict[str, Any]:
     """Rewards: means of the first and last ten evaluations."""
     from node.metrics.journal import read_records
 
-    records = list(read_records(desk.directory / "metrics.jsonl"))
+    records = list(read_records(home.directory / "metrics.jsonl"))
     rewards = [r["eval_reward"] for r in records if isinstance(r.get("eval_reward"), float)]
     last = records[-1] if records else {}
     return {
@@ -162,7 +162,7 @@ def summarise(compiled: "CompiledRun", local: "LocalRun", desk: "Desk", level: i
         "reward_best": max(rewards, default=None),
         "ended_by": local.ended_by or "its last step",
         "alarms": [{"name": alarm.name, "step": alarm.step, "text": alarm.text} for alarm in local.rung],
-        "directory": str(desk.directory),
+        "directory": str(home.directory),
     }
 
 
@@ -246,7 +246,7 @@ def numbers_of(record: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def say_goodbye(summary: dict[str, Any], desk: "Desk", *, as_json: bool) -> None:
+def say_goodbye(summary: dict[str, Any], home: "RunDirectory", *, as_json: bool) -> None:
     from cli.output import console, print_json
 
     if as_json:
@@ -263,7 +263,7 @@ def say_goodbye(summary: dict[str, Any], desk: "Desk", *, as_json: bool) -> None
     )
     for alarm in summary["alarms"]:
         out.print(f"[yellow]alarm {alarm['name']}[/] at step {alarm['step']}: {alarm['text']}", soft_wrap=True)
-    out.print(f"report: {desk.report}   model: {desk.model}", soft_wrap=True)
+    out.print(f"report: {home.report}   model: {home.model}", soft_wrap=True)
 
 
 def _check_flags(run: Path | None, directory: Path | None, resume: bool, fresh: bool) -> None:

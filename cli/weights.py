@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from node.blobs.transfer import Progress
     from node.weights.export import Exported
-    from node.weights.records import Record
+    from node.weights.records import PolicyRecord
 
 MOST_STEPS = 1_000_000
 """Steps that are tried to find the one at which a file without a record has the root that was given: about a second."""
@@ -96,7 +96,7 @@ def fetch(
     from node.blobs.http.sources import parse_source
     from node.visitor import Visitor
     from node.weights.export import export_model
-    from node.weights.records import Record
+    from node.weights.records import PolicyRecord
 
     _must_not_exist(out)
     profile, number = _profile(network, pool)
@@ -107,7 +107,7 @@ def fetch(
         visitor = Visitor(profile, number, directory, quota=int(quota * 1e9), sources=sources, report=view.report)
         visit = trio.run(visitor.fetch, step)
         policy = visit.policy
-        record = Record(policy.announcement, policy.manifest_root, policy.manifest)
+        record = PolicyRecord(policy.announcement, policy.manifest_root, policy.manifest)
         task = bars.add_task("writing", total=policy.manifest.image_size, peers="")
         exported = export_model(
             policy.path,
@@ -220,17 +220,17 @@ def _state_dirs(given: Path | None) -> list[Path]:
     return sorted(path for path in found if str(path) not in ("", "."))
 
 
-def _records(directory: Path) -> "list[Record]":
+def _records(directory: Path) -> "list[PolicyRecord]":
     from node.weights.records import PolicyRecords
 
     return PolicyRecords(directory / "weights" / "held").read()
 
 
-def _image(directory: Path, record: "Record") -> Path:
+def _image(directory: Path, record: "PolicyRecord") -> Path:
     return directory / "blobs" / "complete" / record.manifest.image_root.hex()
 
 
-def _assets(directory: Path, record: "Record") -> dict[str, Path]:
+def _assets(directory: Path, record: "PolicyRecord") -> dict[str, Path]:
     """The model's other files as the node obtained them with its run."""
     model = directory / "run" / record.manifest.run_root.hex()[:16] / "model"
     files = (path for path in model.rglob("*") if path.is_file())
@@ -241,7 +241,7 @@ def _assets(directory: Path, record: "Record") -> dict[str, Path]:
     }
 
 
-def _row(directory: Path, record: "Record") -> dict[str, Any]:
+def _row(directory: Path, record: "PolicyRecord") -> dict[str, Any]:
     manifest = record.manifest
     image = _image(directory, record)
     return {
@@ -283,7 +283,7 @@ class _Signer:
 
         self.trainer = trio.run(manager)
 
-    def check(self, record: "Record") -> str:
+    def check(self, record: "PolicyRecord") -> str:
         """The signer's address. Raises IntellectError unless it is the pool's trainer and names this policy."""
         from protocol.errors import ProtocolError
         from protocol.messages import PolicyAnnounced, open_envelope
@@ -311,7 +311,7 @@ def _verify_path(path: Path, root: str | None, signer: _Signer | None, as_json: 
     return {"path": str(path), "step": step, "policy_root": found, "signer": signed}
 
 
-def _named(path: Path, weights: bytes, record: "Record | None", root: str | None) -> tuple[int, str]:
+def _named(path: Path, weights: bytes, record: "PolicyRecord | None", root: str | None) -> tuple[int, str]:
     """Step and root of the policy that a path is: those of its record, or the root that was given and the step at which
     its weights have it. Raises CommandError if it is another policy than that, or nothing says which it should be."""
     from protocol.policy import find_step
@@ -336,7 +336,7 @@ def _named(path: Path, weights: bytes, record: "Record | None", root: str | None
     return step, wanted
 
 
-def _verify_held(directory: Path, record: "Record", signer: _Signer | None, as_json: bool) -> dict[str, Any]:
+def _verify_held(directory: Path, record: "PolicyRecord", signer: _Signer | None, as_json: bool) -> dict[str, Any]:
     from node.weights.export import describe_files
     from protocol.policy import MalformedPolicy
 

@@ -184,7 +184,7 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verifier: str = ""
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A worker's history in a few numbers; journal it. log_odds: by way of cheating, never below the floor."""
 
     log_odds: dict[str, float] = {}
@@ -223,9 +223,9 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Decision:
     """The test for one worker. record: restored from the journal, if there is one."""
 
-    def __init__(self, spec: DecisionSpec, record: Record | None = None) -> None:
+    def __init__(self, spec: DecisionSpec, record: WorkerRecord | None = None) -> None:
         self._spec = spec
-        self.record = record or Record()
+        self.record = record or WorkerRecord()
 
     def update(self, evidence: Evidence) -> Standing:
         """Add one file's evidence. The same file must be added once only: the caller keeps count of files."""
@@ -237,7 +237,7 @@ class Decision:
         return standing(self.record, self._spec)
 
 
-def after(record: Record, evidence: Evidence, spec: DecisionSpec) -> Record:
+def after(record: WorkerRecord, evidence: Evidence, spec: DecisionSpec) -> WorkerRecord:
     """The record once `evidence` is added. Ways of cheating that the run does not list are ignored."""
     cap = math.log(spec.file_cap)
     odds: dict[str, float] = {}
@@ -245,10 +245,10 @@ def after(record: Record, evidence: Evidence, spec: DecisionSpec) -> Record:
         ratio = evidence.log_ratios.get(name, 0.0)
         ratio = 0.0 if math.isnan(ratio) else min(ratio, cap)
         odds[name] = max(spec.floor, record.log_odds.get(name, 0.0) + ratio)
-    return Record(odds, record.files + 1, record.proofs + evidence.proofs, record.tokens + evidence.tokens)
+    return WorkerRecord(odds, record.files + 1, record.proofs + evidence.proofs, record.tokens + evidence.tokens)
 
 
-def standing(record: Record, spec: DecisionSpec) -> Standing:
+def standing(record: WorkerRecord, spec: DecisionSpec) -> Standing:
     """What the record amounts to."""
     known = {name: odds for name, odds in record.log_odds.items() if name in spec.ways}
     if not known:
@@ -298,7 +298,7 @@ def count(samples: Sequence[SampleStatistics], k: int) -> Table:
     return Table(proofs=tuple(map(int, proofs)), tokens=tuple(map(int, tokens)))
 
 
-class Judge:
+class Likelihoods:
     """Turns a file's statistics into evidence, by the tables of one run.
 
     k: points per proof; worker, verifier: classes of the engines that made and that measured the file

@@ -124,7 +124,7 @@ def test_every_module_has_a_floor_and_imports_only_what_stands_below() -> None:
         ("node.chain.client", "from node.swarm.membership import Membership"),
         ("node.weights.publish", "from node.services.station import Station"),
         ("node.training.trainer", "from node.recipe.pool import RolloutPool"),
-        ("node.services.court.slashing", "from node.services.judging.judge import Judge"),
+        ("node.services.court.slashing", "from node.services.judging.judge import Validator"),
         ("node.services.training.intake", "from node.services.court import slashing"),
         ("node.services.generating", "from node.daemon import Daemon"),
         ("node.services.paying", "from node.services.court import invalidating"),

@@ -23,7 +23,7 @@ from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.seeding import SuperSeed
 from node.blobs.store import BlobStore, Partial
-from node.blobs.transfer import Desk, Report, Transfer
+from node.blobs.transfer import Downloads, Report, Transfer
 from node.blobs.uploads import Turn, Uploads
 from node.network.interface import Answer, Network
 from node.recent import Recent
@@ -63,8 +63,8 @@ class BlobExchange:
         limits = limits or Limits()
         self._store = store
         self._report = report
-        self._desk = Desk(network, store, limits.download)
-        self._uploads = Uploads(self._desk.ledger, limits.slots, limits.upload)
+        self._downloads = Downloads(network, store, limits.download)
+        self._uploads = Uploads(self._downloads.reciprocity, limits.slots, limits.upload)
         self._seeds = Recent[bytes, SuperSeed[Address]](MAX_SEEDS)
         self._fetched = Recent[bytes, None](4096)
         self._sent = Recent[Address, int](4096, refresh=True)
@@ -72,17 +72,19 @@ class BlobExchange:
 
     @property
     def reputation(self) -> Reputation:
-        return self._desk.reputation
+        return self._downloads.reputation
 
     def scores(self) -> dict[Address, Score]:
         """What every peer that we exchanged pieces with did."""
-        now, desk = trio.current_time(), self._desk
+        now, downloads = trio.current_time(), self._downloads
 
         def score(peer: Address) -> Score:
-            received, sent = desk.received.get(peer, 0), self._sent.get(peer, 0)
-            return Score(received, sent, desk.reputation.lies(peer), desk.ledger.debt(peer, now))
+            received, sent = downloads.received.get(peer, 0), self._sent.get(peer, 0)
+            return Score(received, sent, downloads.reputation.lies(peer), downloads.reciprocity.debt(peer, now))
 
-        return {peer: score(peer) for peer in desk.received.keys() | self._sent.keys() | desk.reputation.liars()}
+        return {
+            peer: score(peer) for peer in downloads.received.keys() | self._sent.keys() | downloads.reputation.liars()
+        }
 
     async def fetch(
         self,
@@ -104,7 +106,7 @@ class BlobExchange:
         progress = progress or self._report
         with trio.move_on_after(timeout):
             while not self._store.has(root):
-                transfer = self._desk.transfers.get(root)
+                transfer = self._downloads.transfers.get(root)
                 if transfer is None:
                     await self._lead(root, sources, max_size, priority, progress)
                 else:
@@ -119,8 +121,8 @@ class BlobExchange:
     async def _lead(
         self, root: bytes, sources: Sequence[Address], max_size: int, priority: int, progress: Report | None
     ) -> None:
-        transfer = Transfer(self._desk, root, max_size, priority)
-        self._desk.transfers[root] = transfer
+        transfer = Transfer(self._downloads, root, max_size, priority)
+        self._downloads.transfers[root] = transfer
         transfer.add(sources)
         if progress is not None:
             transfer.listen(progress)
@@ -128,7 +130,7 @@ class BlobExchange:
             await transfer.run()
             self._fetched[root] = None
         finally:
-            del self._desk.transfers[root]
+            del self._downloads.transfers[root]
             transfer.end()
 
     async def _follow(
@@ -258,7 +260,7 @@ class BlobExchange:
         self._sent[peer] = self._sent.get(peer, 0) + size
 
     def _fetching(self, root: bytes) -> Transfer | None:
-        transfer = self._desk.transfers.get(root)
+        transfer = self._downloads.transfers.get(root)
         return transfer if transfer and transfer.partial and not self._store.has(root) else None
 
     def _known(self, root: bytes) -> BlobInfo | None:

@@ -20,7 +20,7 @@ from node.blobs.reputation import Reputation
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.download import Download, Flight
-from node.blobs.scheduling.upload import Ledger
+from node.blobs.scheduling.upload import Reciprocity
 from node.blobs.store import BlobStore, Partial
 from node.network.budget import TokenBucket
 from node.network.errors import NetworkError, PeerMisbehaved, PeerUnavailable, RequestTimedOut
@@ -87,14 +87,14 @@ class Pace:
         return min(RUN_TIMEOUT[1], max(RUN_TIMEOUT[0], 10 * self._usual))
 
 
-class Desk:
+class Downloads:
     """What a node's transfers share: whom to trust, how much may be asked for at once, and which blob goes first."""
 
     def __init__(self, network: Network, store: BlobStore, download_limit: float) -> None:
         self.network = network
         self.store = store
         self.reputation = Reputation()
-        self.ledger: Ledger[Address] = Ledger()
+        self.reciprocity: Reciprocity[Address] = Reciprocity()
         self.pace = Pace()
         self.received = Recent[Address, int](MAX_CANDIDATES, refresh=True)
         self.in_flight = 0
@@ -121,7 +121,7 @@ class Desk:
 
     def got(self, source: Address, size: int, now: float) -> None:
         self.reputation.delivered(source)
-        self.ledger.received(source, size, now)
+        self.reciprocity.received(source, size, now)
         self.received[source] = self.received.get(source, 0) + size
 
 
@@ -145,12 +145,12 @@ class _Contact:
 class Transfer:
     """The fetching of one blob, for any number of callers. priority: the higher goes first."""
 
-    def __init__(self, desk: Desk, root: bytes, max_size: int, priority: int) -> None:
+    def __init__(self, downloads: Downloads, root: bytes, max_size: int, priority: int) -> None:
         self.root = root
         self.priority = priority
         self.partial: Partial | None = None
         self.ended = trio.Event()
-        self._desk = desk
+        self._downloads = downloads
         self._max_size = max_size
         self._download: Download[Address] | None = None
         self._candidates: dict[Address, None] = {}
@@ -185,7 +185,7 @@ class Transfer:
 
     def add(self, sources: Iterable[Address]) -> None:
         """Use these sources, too: the first for sure, of the others as many as there is room for, at random."""
-        own = self._desk.network.address
+        own = self._downloads.network.address
         new = [source for source in dict.fromkeys(sources) if source != own and source not in self._candidates]
         tail = new[1:] if not self._candidates else new
         random.shuffle(tail)
@@ -215,7 +215,7 @@ class Transfer:
     async def run(self) -> None:
         """Return when the blob is complete. Raises BlobTooLarge, StoreFull; waits, otherwise, to be cancelled."""
         started = trio.current_time()
-        info = self._desk.store.partial_info(self.root)
+        info = self._downloads.store.partial_info(self.root)
         if info is not None:
             self._check_size(info)
             await self._open(info)
@@ -225,7 +225,7 @@ class Transfer:
             raise self._failure
         if self.partial is None:
             raise BlobUnavailable(self.root, "no source named its pieces")
-        await self._desk.store.finish(self.partial)
+        await self._downloads.store.finish(self.partial)
         self._report(trio.current_time(), force=True)
         seconds = round(trio.current_time() - started, 3)
         log.info("blob.fetched", root=self.root.hex(), size=self.size, seconds=seconds, sources=len(self._contacts))
@@ -306,7 +306,9 @@ class Transfer:
 
     def _ready(self, source: Address, now: float) -> bool:
         contact = self._contacts.get(source)
-        return contact is not None and contact.retry_at <= now and self._desk.reputation.ready_at(source, now) <= now
+        return (
+            contact is not None and contact.retry_at <= now and self._downloads.reputation.ready_at(source, now) <= now
+        )
 
     def _judge(self, source: Address, error: Exception) -> None:
         """Whose fault an error is decides what follows; one that nobody foresaw is raised again."""
@@ -319,7 +321,7 @@ class Transfer:
             if contact is not None:
                 contact.missed(now)
         elif isinstance(error, PeerUnavailable):
-            self._desk.reputation.failed(source, now)
+            self._downloads.reputation.failed(source, now)
         elif isinstance(error, PeerMisbehaved | ProtocolError | msgspec.DecodeError):
             self._blame(source, str(error))
         elif isinstance(error, NetworkError):  # ours: the store is full, the blob is too large
@@ -331,7 +333,7 @@ class Transfer:
     def _blame(self, source: Address, why: str) -> None:
         """It lied: nothing more is asked of it for a while, and what it was asked for goes to others at once."""
         now = trio.current_time()
-        seconds = self._desk.reputation.lied(source, now)
+        seconds = self._downloads.reputation.lied(source, now)
         log.warning("blob.bad_source", peer=source, root=self.root.hex(), why=why, banned_seconds=seconds)
         if self._download is not None:
             self._download.close(source, now + seconds)
@@ -353,7 +355,7 @@ class Transfer:
                 await self._news.wait()
         while self.partial is None and source in self._contacts:
             now = trio.current_time()
-            ready = max(self._contacts[source].retry_at, self._desk.reputation.ready_at(source, now))
+            ready = max(self._contacts[source].retry_at, self._downloads.reputation.ready_at(source, now))
             if ready > now:
                 with trio.move_on_after(ready - now):
                     await self._news.wait()
@@ -387,7 +389,7 @@ class Transfer:
             raise PeerMisbehaved(source, f"{len(data)} bytes for a blob of {info.size}")
         good = await self.partial.write_pieces(range(len(info.pieces)), memoryview(data))
         self._download.take(good)
-        self._desk.got(source, len(data), trio.current_time())
+        self._downloads.got(source, len(data), trio.current_time())
         if len(good) < len(info.pieces):
             raise PeerMisbehaved(source, "the blob it sent has another hash")
 
@@ -399,7 +401,7 @@ class Transfer:
         async with self._opening:  # several sources may name the list at once
             if self.partial is not None:
                 return
-            partial = await self._desk.store.open_partial(info)
+            partial = await self._downloads.store.open_partial(info)
             self._download = Download(info.size, info.piece_size, partial.flags(), random.getrandbits(32))
             for source in self._contacts:
                 self._download.add(source)
@@ -441,12 +443,12 @@ class Transfer:
         now = trio.current_time()
         if self._download is None or self._nursery is None or not self._ready(source, now):
             return
-        while self._desk.admits(self, now):
+        while self._downloads.admits(self, now):
             flight = self._download.plan(source, now)
             if flight is None:
                 return
             self._scopes[flight] = trio.CancelScope()
-            self._desk.asked(flight.size)
+            self._downloads.asked(flight.size)
             self._nursery.start_soon(self._fly, flight)
 
     async def _fly(self, flight: Flight[Address]) -> None:
@@ -468,7 +470,7 @@ class Transfer:
             yield self._scopes[flight]
         finally:
             del self._scopes[flight]
-            self._desk.answered(flight.size)
+            self._downloads.answered(flight.size)
             if self._download is not None:
                 self._download.failed(flight)  # nothing to do if it has landed
 
@@ -493,7 +495,7 @@ class Transfer:
         for rival in self._download.landed(flight, good, len(data), waited, now):
             self._scopes[rival].cancel()
         if good:
-            self._desk.got(source, sum(info.span(piece)[1] for piece in good), now)
+            self._downloads.got(source, sum(info.span(piece)[1] for piece in good), now)
         if new:
             self._headway_at = now
             self._arrivals.append((now, new))
@@ -507,18 +509,18 @@ class Transfer:
         else:
             skip = bitfield.pack(self._download.skip()) if self._download else b""
             ask = wire.AskAny(self.root, flight.count, skip)
-        started, timeout = trio.current_time(), self._desk.pace.timeout
+        started, timeout = trio.current_time(), self._downloads.pace.timeout
         try:
             body = await self._request(flight.source, ask, wire.answer_limit(info, flight.count), timeout)
         except RequestTimedOut:
-            self._desk.pace.took(2 * timeout)
+            self._downloads.pace.took(2 * timeout)
             raise
-        self._desk.pace.took(trio.current_time() - started)
+        self._downloads.pace.took(trio.current_time() - started)
         return body
 
     async def _request(self, source: Address, ask: wire.Request, limit: int, timeout: float) -> memoryview:
         request = msgspec.msgpack.encode(ask)
-        answer = await self._desk.network.request(
+        answer = await self._downloads.network.request(
             source, wire.PROTOCOL, request, max_response=limit + 1, timeout=timeout
         )
         return wire.read_answer(answer, source, self.root)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from node.blobs.scheduling.upload import Ledger, Ticket, UploadQueue
+from node.blobs.scheduling.upload import Reciprocity, Ticket, UploadQueue
 from node.network.budget import TokenBucket
 from protocol.identity import Address
 
@@ -28,8 +28,8 @@ class Turn:
 class Uploads:
     """limit: bytes per second, 0 for no limit."""
 
-    def __init__(self, ledger: Ledger[Address], slots: int, limit: float) -> None:
-        self._queue = UploadQueue(ledger, slots=slots)
+    def __init__(self, reciprocity: Reciprocity[Address], slots: int, limit: float) -> None:
+        self._queue = UploadQueue(reciprocity, slots=slots)
         self._bucket = TokenBucket(limit, limit / 4) if limit > 0 else None
         self._granted: dict[Ticket[Address], trio.Event] = {}
         self._burdens: dict[Ticket[Address], Callable[[Address], float]] = {}

@@ -29,8 +29,8 @@ from protocol.decision import (
     Decision,
     DecisionSpec,
     Evidence,
-    Judge,
     Level,
+    Likelihoods,
     SampleStatistics,
     Table,
     count,
@@ -307,7 +307,7 @@ def _expectations(spec: DecisionSpec, honest: Looks, k: int) -> dict[str, float]
     bounds: dict[str, float] = {}
     for name, samples in honest.items():
         worker, _, verifier = name.partition(">")
-        ratios = np.exp(Judge(spec, k, verifier, worker).of_samples(samples))
+        ratios = np.exp(Likelihoods(spec, k, verifier, worker).of_samples(samples))
         bound = ratios.mean(axis=0) + STANDARD_ERRORS * ratios.std(axis=0) / math.sqrt(max(1, len(samples)))
         bounds[name] = float(bound.max())
     return bounds
@@ -386,10 +386,13 @@ def outcome(
     k, cuts = rules.toploc_k, rules.cuts(*classes)
     distances = np.concatenate([sample.distances for sample in samples])
     errors = [error for sample in samples for error in sample.errors]
-    judge = Judge(spec, k, verifier=classes[1], worker=classes[0])
-    ratios = judge.of_samples(samples)
+    likelihoods = Likelihoods(spec, k, verifier=classes[1], worker=classes[0])
+    ratios = likelihoods.of_samples(samples)
     files = _files(run, len(samples), seed, DRAWN_FILES)[:, : run.rollout.prompts_per_file]  # one answer per problem
-    evidence = [Evidence(dict(zip(judge.names, judge.of_file(ratios[file]).tolist(), strict=True))) for file in files]
+    evidence = [
+        Evidence(dict(zip(likelihoods.names, likelihoods.of_file(ratios[file]).tolist(), strict=True)))
+        for file in files
+    ]
     suspected: list[float] = []
     convicted: list[float] = []
     random = np.random.default_rng(seed + 1)

@@ -21,7 +21,7 @@ from protocol import checks, freshness
 from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
 from protocol.cuts import Cuts
-from protocol.decision import Evidence, Judge, SampleStatistics
+from protocol.decision import Evidence, Likelihoods, SampleStatistics
 from protocol.draw import sample_seed
 from protocol.rollout import (
     MAX_FILE_BYTES,
@@ -239,8 +239,8 @@ def _evidence(
             SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens], row.group)
         )
         proof, token = proof + proofs, token + tokens
-    judge = Judge(rules.decision, rules.toploc_k, found.verifier, worker)
-    return judge.evidence(samples, found.verifier)
+    likelihoods = Likelihoods(rules.decision, rules.toploc_k, found.verifier, worker)
+    return likelihoods.evidence(samples, found.verifier)
 
 
 def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:

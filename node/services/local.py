@@ -2,8 +2,8 @@
 
 Batch k is made by policy max(0, k - async_level) exactly, and the draws follow from the policy (its step and its
 weights) and the seed: the same run file and seed give the same curve, however fast the machine is and however often it
-was interrupted. Rollouts stay on disk until they are stale, so a restart finds them; the ledger says which of them are
-used up.
+was interrupted. Rollouts stay on disk until they are stale, so a restart finds them; the batch log says which of them
+are used up.
 """
 
 import time
@@ -22,8 +22,8 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produce
 from node.metrics.alarms import Alarm
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
+from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.join import join
-from node.recipe.ledger import Entry, Ledger
 from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe as describe_selection
@@ -70,7 +70,7 @@ class LocalRun:
         self._told = told
         self._node = local_address(run.recipe.seed)
         self._rollouts = directory / "rollouts"
-        self._ledger = Ledger(spool.root)
+        self._batch_log = BatchLog(spool.root)
         self._pool = RolloutPool(run)
         self._made: dict[int, int] = {}
         self._loaded: tuple[int, int] | None = None
@@ -131,7 +131,7 @@ class LocalRun:
 
     def _record(self, step: int) -> dict[str, Any]:
         learner = msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, Any])
-        entry = self._ledger.read(step - 1) if step > 0 else None
+        entry = self._batch_log.read(step - 1) if step > 0 else None
         batch, seconds = (entry.metrics, entry.seconds) if entry else ({}, {})
         elapsed = round(self._before + time.monotonic() - self._began, 3)
         self._observer.observe(learner, {**batch, "elapsed": elapsed}, seconds)
@@ -224,11 +224,11 @@ class LocalRun:
         return join(self._run, describe(data).root, policy, decode(data, limit), values)
 
     def _hand_over(self, selection: Selection) -> None:
-        """The ledger first, then the batch: see node.recipe.ledger."""
+        """The batch log first, then the batch: see node.recipe.batch_log."""
         step = selection.step
         metrics = describe_selection(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
         settled = [group_name(group) for group in selection.settled]
-        self._ledger.write(Entry(step, metrics, settled, self._seconds))
+        self._batch_log.write(Entry(step, metrics, settled, self._seconds))
         files = tuple(group_id(group) for group in selection.groups)
         self._spool.write_batch(step, encode_batch(Batch(BatchHeader(step, files=files), selection.rows)))
         self._forget(step + 1 - self._run.recipe.max_staleness)
@@ -242,13 +242,13 @@ class LocalRun:
                 self._evaluations.append(record["eval_reward"])
             self._before = max(self._before, float(record.get("elapsed", 0.0)))
         step = self._spool.next_batch()
-        self._tokens = self._ledger.tokens(self._observer.newest)
+        self._tokens = self._batch_log.tokens(self._observer.newest)
         self._rollouts.mkdir(parents=True, exist_ok=True)
         for partial in self._rollouts.glob(".*"):  # what a killed engine left
             partial.unlink()
         self._forget(step - self._run.recipe.max_staleness)
-        settled = self._ledger.settled(step)
-        last = self._ledger.read(step - 1) if step else None
+        settled = self._batch_log.settled(step)
+        last = self._batch_log.read(step - 1) if step else None
         self._pool.stale_rollouts = int(last.metrics.get("stale_rollouts", 0)) if last else 0
         for report in sorted(self._rollouts.glob("*.report")):
             policy, index = (int(part) for part in report.stem.split("-"))

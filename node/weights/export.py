@@ -17,7 +17,7 @@ import msgspec
 from node.state.files import sync_directory, whole_file, write_whole
 from node.weights.errors import WeightsError, disk_errors
 from node.weights.images import mapped, raw
-from node.weights.records import RECORD_NAME, Record, encode_record, read_record
+from node.weights.records import RECORD_NAME, PolicyRecord, encode_record, read_record
 from protocol.policy import (
     MalformedPolicy,
     PolicyManifest,
@@ -61,7 +61,7 @@ def plan_shards(tensors: Sequence[TensorInfo], most: int) -> list[tuple[TensorIn
 
 def export_model(
     image: Path,
-    record: Record,
+    record: PolicyRecord,
     assets: Mapping[str, Path],
     out: Path,
     *,
@@ -161,7 +161,7 @@ def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[
     return tuple(infos[name] for name in sorted(infos))
 
 
-def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, Record | None]:
+def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, PolicyRecord | None]:
     """The weights root of a model directory or file, and its record if it carries one, which then fits.
 
     The policy root is the record's: weights alone do not say of which step they are.

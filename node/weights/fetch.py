@@ -21,7 +21,7 @@ from node.recent import Recent
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
-from node.weights.notices import REMEMBERED, Ledger
+from node.weights.notices import REMEMBERED, Announcements
 from node.weights.records import PolicyRecords
 from node.weights.ways import Way, ways_to
 from protocol.blobs import BlobInfo, describe
@@ -108,7 +108,7 @@ class PolicyFollower:
         self._repeat = repeat
         self._blame = blame
         self._newest = newest
-        self._ledger = Ledger()
+        self._announced = Announcements()
         self._manifests = Recent[bytes, PolicyManifest](2 * IN_FLIGHT)
         self._under_way: dict[bytes, _UnderWay] = {}
         self._refused = Recent[bytes, None](REMEMBERED)
@@ -123,7 +123,7 @@ class PolicyFollower:
     @property
     def newest_step(self) -> int:
         """The newest step that was announced, -1 before the first."""
-        return self._ledger.newest_step
+        return self._announced.newest_step
 
     async def run(self) -> None:
         await trio.to_thread.run_sync(_empty, self._workshop)
@@ -143,28 +143,28 @@ class PolicyFollower:
 
     def step_of(self, root: bytes) -> int | None:
         """The step of an announced policy."""
-        signed = self._ledger.by_root(root)
+        signed = self._announced.by_root(root)
         return signed.message.step if signed else None
 
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps whose announcements are remembered, ascending."""
-        return self._ledger.steps
+        return self._announced.steps
 
     def root_of(self, step: int) -> bytes | None:
         """The policy that was announced for a step."""
-        signed = self._ledger.step_with(step)
+        signed = self._announced.step_with(step)
         return signed.message.policy_root if signed else None
 
     async def announced(self, root: bytes) -> None:
         """Return once the trainer has announced `root`; a worker may have heard of it before us."""
-        while self._ledger.by_root(root) is None:
+        while self._announced.by_root(root) is None:
             await self._news.wait()
 
     async def get(self, root: bytes, timeout: float) -> HeldPolicy | None:
         """The policy `root`, fetched if it was announced; None if it was not, or cannot be had in time (seconds)."""
         held = self._shelf.by_root(root)
-        signed = self._ledger.by_root(root)
+        signed = self._announced.by_root(root)
         if held or not signed:
             return held
         with trio.move_on_after(timeout):
@@ -208,7 +208,7 @@ class PolicyFollower:
 
     def _note(self, signed: Signed[PolicyAnnounced]) -> None:
         try:
-            if self._ledger.admit(signed):
+            if self._announced.admit(signed):
                 self._news.set()
                 self._news = trio.Event()
         except MalformedPolicy as error:
@@ -219,7 +219,7 @@ class PolicyFollower:
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
-            newest = self._ledger.newest
+            newest = self._announced.newest
             if newest is None or len(self._pursued) >= IN_FLIGHT:
                 continue  # whoever of them finishes looks again
             step = newest.message.step

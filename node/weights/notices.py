@@ -25,7 +25,7 @@ def notice_of(raw: bytes) -> PolicyAnnounced:
 _ANY = Message
 
 
-class Ledger:
+class Announcements:
     """Every announced step, once: a second policy for a step is a fork, a second step for a policy is a lie (its root
     follows from its step), and whoever signed both is to blame."""
 

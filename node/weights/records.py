@@ -26,7 +26,7 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
 
 
-class Record(msgspec.Struct, frozen=True):
+class PolicyRecord(msgspec.Struct, frozen=True):
     """announcement: the signed envelope; manifest: checked."""
 
     announcement: bytes
@@ -42,14 +42,14 @@ class PolicyRecords:
 
     def write(self, policy: HeldPolicy, keep: int) -> None:
         """Record one more and forget all but the newest `keep`. Raises WeightsDiskError."""
-        data = encode_record(Record(policy.announcement, policy.manifest_root, policy.manifest))
+        data = encode_record(PolicyRecord(policy.announcement, policy.manifest_root, policy.manifest))
         path = self._path(policy.manifest)
         with disk_errors(f"the record {path}"):
             write_whole(path, data)
             for old in self._paths()[:-keep]:
                 old.unlink(missing_ok=True)
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[PolicyRecord]:
         """Those that are sound, oldest first."""
         return [record for record in map(read_record, self._paths()) if record is not None]
 
@@ -60,15 +60,15 @@ class PolicyRecords:
         return sorted(self.directory.glob("*.policy"))
 
 
-def encode_record(record: Record) -> bytes:
+def encode_record(record: PolicyRecord) -> bytes:
     return msgspec.msgpack.encode(_Record(record.announcement, record.manifest_root, encode_manifest(record.manifest)))
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> PolicyRecord | None:
     """None where there is none that can be read: deleted in between, half-written, of another version."""
     try:
         with path.open("rb") as file:
             record = msgspec.msgpack.decode(file.read(MAX_RECORD_BYTES), type=_Record)
-        return Record(record.announcement, record.manifest_root, decode_manifest(record.manifest))
+        return PolicyRecord(record.announcement, record.manifest_root, decode_manifest(record.manifest))
     except (OSError, msgspec.MsgspecError, ProtocolError):
         return None

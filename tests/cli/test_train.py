@@ -156,17 +156,17 @@ def test_flags_that_make_no_sense_say_so(
 @pytest.fixture
 def begun(run_file: Path, tmp_path: Path) -> Path:
     """A run's directory, three steps after its beginning as far as the spool says."""
-    from cli.desk import Desk
     from cli.resume import Wishes, begin
+    from cli.run_directory import RunDirectory
     from node.run.file import load_run_file
 
-    desk = Desk(tmp_path / "desk")
-    with desk.hold():
-        begin(desk, load_run_file(run_file), run_file, Wishes(seed=5, recipe="dppo"), fresh=False)
-    (desk.spool / "out").mkdir(parents=True)
+    home = RunDirectory(tmp_path / "home")
+    with home.hold():
+        begin(home, load_run_file(run_file), run_file, Wishes(seed=5, recipe="dppo"), fresh=False)
+    (home.spool / "out").mkdir(parents=True)
     for step in range(4):
-        (desk.spool / "out" / f"step-{step:06d}.json").write_text("{}")
-    return desk.directory
+        (home.spool / "out" / f"step-{step:06d}.json").write_text("{}")
+    return home.directory
 
 
 @pytest.mark.parametrize(
@@ -195,17 +195,17 @@ def test_a_run_file_that_was_edited_since_is_not_quietly_ignored(begun: Path, ru
 
 
 def test_a_run_can_be_lengthened_and_what_it_was_begun_with_may_be_said_again(begun: Path, run_file: Path) -> None:
-    from cli.desk import Desk
     from cli.resume import Wishes, go_on
+    from cli.run_directory import RunDirectory
     from node.run.file import load_run_file
     from node.training.length import same_but_for_length
 
-    desk, named = Desk(begun), load_run_file(run_file)
-    first, level = go_on(desk, named, run_file, Wishes(seed=5, recipe="dppo", async_level=1))
-    longer, _ = go_on(desk, named, run_file, Wishes(steps=20))
+    home, named = RunDirectory(begun), load_run_file(run_file)
+    first, level = go_on(home, named, run_file, Wishes(seed=5, recipe="dppo", async_level=1))
+    longer, _ = go_on(home, named, run_file, Wishes(steps=20))
     assert (level, first.spec.recipe.steps, longer.spec.recipe.steps) == (1, STEPS, 20)
     assert same_but_for_length(first.encoded, longer.encoded) and first.encoded != longer.encoded
-    again, _ = go_on(desk, None, None, Wishes())
+    again, _ = go_on(home, None, None, Wishes())
     assert again.encoded == longer.encoded
 
 
@@ -222,8 +222,8 @@ def test_another_preset_brings_its_own_loss(run_file: Path) -> None:
 
 def test_settings_of_the_machine_come_from_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from cli.desk import trainer_settings
     from cli.errors import CommandError
+    from cli.run_directory import trainer_settings
     from node.training.errors import TrainingError
 
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path))

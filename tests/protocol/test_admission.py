@@ -5,7 +5,7 @@ import pytest
 
 from protocol.checks import Reason, check_form
 from protocol.cuts import Cuts
-from protocol.decision import PROOF_BINS, TOKEN_BINS, DecisionSpec, Judge, Table
+from protocol.decision import PROOF_BINS, TOKEN_BINS, DecisionSpec, Likelihoods, Table
 from protocol.engines import arithmetic, pair
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import EnvironmentSpec, RunError, RunSpec, VerificationSpec
@@ -93,7 +93,7 @@ def test_a_made_up_name_is_judged_as_its_arithmetic_or_not_admitted(name: str, t
     if truth is None:
         return
     for verifier in (*CALIBRATED, "elsewhere/float32/sdpa", "elsewhere/float32/eager", "elsewhere/bfloat16/sdpa"):
-        mine, true = (Judge(RULES.decision, 32, verifier, worker) for worker in (name, truth))
+        mine, true = (Likelihoods(RULES.decision, 32, verifier, worker) for worker in (name, truth))
         assert mine.honest == true.honest and mine.names == true.names
         assert strict(RULES.cuts(name, verifier)) == strict(RULES.cuts(truth, verifier))
 
@@ -112,7 +112,7 @@ def test_other_hardware_of_a_verifier_opens_no_way_out_either(name: str) -> None
 def test_honest_lower_precision_is_not_held_against_hardware_that_computes_otherwise() -> None:
     """A verifier on hardware that was not measured cannot tell this work from a cheat's by computing in bfloat16."""
     assert not RULES.judges(ROUGH, "elsewhere/bfloat16/sdpa")
-    assert Judge(RULES.decision, 32, "elsewhere/bfloat16/sdpa", ROUGH).names == ()
+    assert Likelihoods(RULES.decision, 32, "elsewhere/bfloat16/sdpa", ROUGH).names == ()
     assert RULES.cuts(ROUGH, "elsewhere/bfloat16/sdpa").mantissa_mean == 3.0
     assert RULES.judges(ROUGH, "elsewhere/float32/sdpa")
 

@@ -15,11 +15,11 @@ from protocol.decision import (
     DecisionError,
     DecisionSpec,
     Evidence,
-    Judge,
     Level,
-    Record,
+    Likelihoods,
     SampleStatistics,
     Table,
+    WorkerRecord,
     proof_distance,
 )
 from protocol.toploc import ProofErrors
@@ -57,23 +57,23 @@ def draw(random: np.random.Generator, source: Table, samples: int = 8, tokens: i
     ]
 
 
-def judge_of(says: str = "fp32", spec: DecisionSpec = SPEC) -> Judge:
+def likelihoods_of(says: str = "fp32", spec: DecisionSpec = SPEC) -> Likelihoods:
     """Of work by one class, seen by its own."""
-    return Judge(spec, K, verifier=says, worker=says)
+    return Likelihoods(spec, K, verifier=says, worker=says)
 
 
 def files_until(level: Level, source: Table, says: str, seed: int = 0, most: int = 300) -> int | None:
-    random, judge, worker = np.random.default_rng(seed), judge_of(says), Decision(SPEC)
+    random, likelihoods, worker = np.random.default_rng(seed), likelihoods_of(says), Decision(SPEC)
     for file in range(1, most + 1):
-        if worker.update(judge.evidence(draw(random, source))).level >= level:
+        if worker.update(likelihoods.evidence(draw(random, source))).level >= level:
             return file
     return None
 
 
 def test_cheats_are_suspected_then_convicted() -> None:
     for says, source in itertools.product(HONEST_TABLES, SPEC.cheating.values()):
-        random, judge, worker = np.random.default_rng(1), judge_of(says), Decision(SPEC)
-        levels = [worker.update(judge.evidence(draw(random, source))).level for _ in range(8)]
+        random, likelihoods, worker = np.random.default_rng(1), likelihoods_of(says), Decision(SPEC)
+        levels = [worker.update(likelihoods.evidence(draw(random, source))).level for _ in range(8)]
         assert worker.standing.against in SPEC.ways and worker.standing.odds > 1e9
         assert levels[-1] == Level.CONVICTED and levels.index(Level.SUSPECT) >= 1
 
@@ -81,9 +81,9 @@ def test_cheats_are_suspected_then_convicted() -> None:
 def test_honest_workers_are_cleared_and_never_suspected() -> None:
     for says, source in HONEST_TABLES.items():
         assert files_until(Level.SUSPECT, source, says, most=400) is None
-        random, judge, worker = np.random.default_rng(2), judge_of(says), Decision(SPEC)
+        random, likelihoods, worker = np.random.default_rng(2), likelihoods_of(says), Decision(SPEC)
         for _ in range(30):
-            worker.update(judge.evidence(draw(random, source)))
+            worker.update(likelihoods.evidence(draw(random, source)))
         assert worker.standing.level == Level.CLEARED
 
 
@@ -91,22 +91,22 @@ def test_the_ratio_of_honest_samples_has_expectation_at_most_one() -> None:
     """The inequality that the bound on false accusations rests on, for every table."""
     random = np.random.default_rng(3)
     for says, source in HONEST_TABLES.items():
-        ratios = np.exp(judge_of(says).of_samples(draw(random, source, samples=4000, tokens=3)))
+        ratios = np.exp(likelihoods_of(says).of_samples(draw(random, source, samples=4000, tokens=3)))
         assert ratios.mean(axis=0).max() <= 1.02
 
 
 def test_a_cheat_in_one_sample_of_ten_is_still_found() -> None:
-    random, judge, worker = np.random.default_rng(4), judge_of(), Decision(SPEC)
+    random, likelihoods, worker = np.random.default_rng(4), likelihoods_of(), Decision(SPEC)
     while worker.record.files < 60:
         samples = draw(random, HONEST, samples=36) + draw(random, GARBAGE, samples=4)
-        if worker.update(judge.evidence(samples)).level == Level.CONVICTED:
+        if worker.update(likelihoods.evidence(samples)).level == Level.CONVICTED:
             break
     assert worker.standing.level == Level.CONVICTED and worker.record.files <= 40
 
 
 def test_one_file_convicts_nobody_however_bad_it_is() -> None:
     awful = [SampleStatistics((ProofErrors(K, 2.0**64, 2.0**64),) * 20, np.ones(500)) for _ in range(100)]
-    worker, evidence = Decision(SPEC), judge_of().evidence(awful)
+    worker, evidence = Decision(SPEC), likelihoods_of().evidence(awful)
     assert max(evidence.log_ratios.values()) <= math.log(SPEC.file_cap) + 1e-9
     levels = [worker.update(evidence).level for _ in range(8)]
     assert levels[:3] == [Level.OPEN, Level.SUSPECT, Level.SUSPECT]
@@ -114,38 +114,38 @@ def test_one_file_convicts_nobody_however_bad_it_is() -> None:
 
 
 def test_a_long_honest_history_is_no_licence_to_cheat() -> None:
-    random, judge, worker = np.random.default_rng(5), judge_of(), Decision(SPEC)
+    random, likelihoods, worker = np.random.default_rng(5), likelihoods_of(), Decision(SPEC)
     for _ in range(200):
-        worker.update(judge.evidence(draw(random, HONEST)))
+        worker.update(likelihoods.evidence(draw(random, HONEST)))
     assert min(worker.record.log_odds.values()) == SPEC.floor
     spent = 0
     while worker.standing.level < Level.SUSPECT:
-        worker.update(judge.evidence(draw(random, INT8)))
+        worker.update(likelihoods.evidence(draw(random, INT8)))
         spent += 1
     assert spent <= 5
 
 
 def test_records_survive_the_journal_and_unknown_or_broken_evidence_counts_for_nothing() -> None:
-    worker = Decision(SPEC, Record({"int8": 3.0, "of another run": 99.0}, files=2))
+    worker = Decision(SPEC, WorkerRecord({"int8": 3.0, "of another run": 99.0}, files=2))
     worker.update(Evidence({"int8": math.nan, "invented": 50.0, "garbage": math.inf}))
     assert worker.record.log_odds == {"int8": 3.0, "garbage": math.log(SPEC.file_cap), ANYTHING: 0.0}
-    again = msgspec.json.decode(msgspec.json.encode(worker.record), type=Record)
+    again = msgspec.json.decode(msgspec.json.encode(worker.record), type=WorkerRecord)
     assert Decision(SPEC, again).standing == worker.standing
 
 
 def test_what_nobody_thought_of_is_found_as_anything() -> None:
     """Proofs unlike any in the tables, tokens in order: as if activations were not numbers."""
     strange = [SampleStatistics((ProofErrors(K, 2.0**64, 2.0**64),), np.zeros(20)) for _ in range(8)]
-    worker, judge = Decision(SPEC), judge_of()
+    worker, likelihoods = Decision(SPEC), likelihoods_of()
     for _ in range(5):
-        worker.update(judge.evidence(strange))
+        worker.update(likelihoods.evidence(strange))
     assert worker.standing.level == Level.CONVICTED
 
 
 def test_the_honest_table_of_a_pair_of_engines_counts_alone() -> None:
     spec = msgspec.structs.replace(SPEC, honest={"a>x": HONEST, "b>y": HONEST_BF16, "a>y": HONEST})
-    assert judge_of("x", spec).honest is None
-    assert Judge(spec, K, "y", "a").honest == HONEST and Judge(spec, K, "y", "b").honest == HONEST_BF16
+    assert likelihoods_of("x", spec).honest is None
+    assert Likelihoods(spec, K, "y", "a").honest == HONEST and Likelihoods(spec, K, "y", "b").honest == HONEST_BF16
 
 
 def test_unknown_float32_is_held_against_the_narrowest_float32() -> None:
@@ -159,9 +159,9 @@ def test_unknown_float32_is_held_against_the_narrowest_float32() -> None:
     }
     spec = msgspec.structs.replace(SPEC, honest=honest)
     for verifier in ("x86/float32/sdpa", "zz/float32/sdpa"):
-        judge = Judge(spec, K, verifier, "zz/float32/sdpa")
-        assert judge.honest == Table(proofs=HONEST.proofs, tokens=HONEST.tokens, allowance=0.2)
-    assert Judge(spec, K, "x86/float32/sdpa", "arm/float32/sdpa").honest == rough_proofs
+        likelihoods = Likelihoods(spec, K, verifier, "zz/float32/sdpa")
+        assert likelihoods.honest == Table(proofs=HONEST.proofs, tokens=HONEST.tokens, allowance=0.2)
+    assert Likelihoods(spec, K, "x86/float32/sdpa", "arm/float32/sdpa").honest == rough_proofs
 
 
 def test_made_up_hardware_is_judged_as_the_cheat_that_it_is() -> None:
@@ -169,16 +169,16 @@ def test_made_up_hardware_is_judged_as_the_cheat_that_it_is() -> None:
     own = "x86/float32/sdpa"
     spec = msgspec.structs.replace(SPEC, honest={f"{own}>{own}": HONEST}, crossed={"int8": HONEST})
     samples = draw(np.random.default_rng(0), INT8)
-    said = [Judge(spec, K, own, worker).evidence(samples) for worker in (own, "zz/float32/sdpa")]
+    said = [Likelihoods(spec, K, own, worker).evidence(samples) for worker in (own, "zz/float32/sdpa")]
     assert said[0] == said[1] and said[0].log_ratios["int8"] > 1
 
 
 def test_where_nothing_stands_for_a_pair_nothing_is_said() -> None:
     spec = msgspec.structs.replace(SPEC, honest={"a/bfloat16/x>a/bfloat16/x": HONEST})
-    judge = Judge(spec, K, "b/bfloat16/x", "a/bfloat16/x")
+    likelihoods = Likelihoods(spec, K, "b/bfloat16/x", "a/bfloat16/x")
     samples = draw(np.random.default_rng(0), GARBAGE)
-    assert judge.names == () and judge.evidence(samples) == Evidence({})
-    assert judge.of_samples(samples).shape == (8, 0)
+    assert likelihoods.names == () and likelihoods.evidence(samples) == Evidence({})
+    assert likelihoods.of_samples(samples).shape == (8, 0)
 
 
 def test_what_is_noise_between_engines_is_a_cheat_between_equal_ones() -> None:
@@ -188,8 +188,8 @@ def test_what_is_noise_between_engines_is_a_cheat_between_equal_ones() -> None:
     files = [draw(np.random.default_rng(seed), HONEST_BF16) for seed in range(6)]
     levels = {}
     for says in ("fp32", "bf16"):
-        worker, judge = Decision(spec), Judge(spec, K, "fp32", says)
-        levels[says] = max(worker.update(judge.evidence(file)).level for file in files)
+        worker, likelihoods = Decision(spec), Likelihoods(spec, K, "fp32", says)
+        levels[says] = max(worker.update(likelihoods.evidence(file)).level for file in files)
     assert levels["fp32"] == Level.CONVICTED and levels["bf16"] < Level.SUSPECT
 
 
@@ -197,7 +197,7 @@ def test_the_allowance_of_a_table_is_taken_off_every_ratio() -> None:
     spec = msgspec.structs.replace(SPEC, honest={"a>a": msgspec.structs.replace(HONEST, allowance=1.5)})
     samples = draw(np.random.default_rng(0), GARBAGE)
     plain = msgspec.structs.replace(SPEC, honest={"a>a": HONEST})
-    less = Judge(plain, K, "a", "a").of_samples(samples) - Judge(spec, K, "a", "a").of_samples(samples)
+    less = Likelihoods(plain, K, "a", "a").of_samples(samples) - Likelihoods(spec, K, "a", "a").of_samples(samples)
     assert np.allclose(less, 1.5)
 
 
@@ -205,7 +205,7 @@ def test_a_cheat_seen_by_another_class_follows_its_own_table() -> None:
     spec = msgspec.structs.replace(SPEC, honest={"a>a": HONEST, "a>b": HONEST}, crossed={"int8": GARBAGE})
     samples = draw(np.random.default_rng(0), GARBAGE)
     at = SPEC.ways.index("int8")
-    own, other = (Judge(spec, K, verifier, "a").of_samples(samples)[:, at].mean() for verifier in "ab")
+    own, other = (Likelihoods(spec, K, verifier, "a").of_samples(samples)[:, at].mean() for verifier in "ab")
     assert other > own
 
 

@@ -1,4 +1,4 @@
-"""Who is served next: a few upload slots, and a ledger of who gave us how much.
+"""Who is served next: a few upload slots, and the balance of what each gave and took.
 
 Of all who wait, the one that owes us least goes first: bytes sent to it less bytes received from it, both fading with
 time. Who only takes is served when nobody else waits. Who asks while the queue is full, or has enough
@@ -22,7 +22,7 @@ CHOKED = (0.5, 10.0)
 """Seconds until a choked peer should ask again, at least and at most."""
 
 
-class Ledger(Generic[Peer]):
+class Reciprocity(Generic[Peer]):
     """Bytes exchanged with each peer, halved every HALF_LIFE seconds."""
 
     def __init__(self) -> None:
@@ -55,9 +55,15 @@ class UploadQueue(Generic[Peer]):
     """slots: answers sent at once; per_peer, total: requests that may wait; stalled: seconds that a slot is held."""
 
     def __init__(
-        self, ledger: Ledger[Peer], *, slots: int = 4, per_peer: int = 24, total: int = 256, stalled: float = 8.0
+        self,
+        reciprocity: Reciprocity[Peer],
+        *,
+        slots: int = 4,
+        per_peer: int = 24,
+        total: int = 256,
+        stalled: float = 8.0,
     ) -> None:
-        self._ledger = ledger
+        self._reciprocity = reciprocity
         self._slots = slots
         self._per_peer = per_peer
         self._total = total
@@ -96,12 +102,12 @@ class UploadQueue(Generic[Peer]):
             return None
 
         def rank(ticket: Ticket[Peer]) -> tuple[float, float, float]:
-            return burden(ticket) if burden else 0.0, self._ledger.debt(ticket.peer, now), ticket.at
+            return burden(ticket) if burden else 0.0, self._reciprocity.debt(ticket.peer, now), ticket.at
 
         ticket = min(self._waiting, key=rank) if len(self._waiting) > 1 else next(iter(self._waiting))
         self._leave(ticket)
         self._sending[ticket] = now
-        self._ledger.sent(ticket.peer, ticket.size, now)
+        self._reciprocity.sent(ticket.peer, ticket.size, now)
         return ticket
 
     def begins(self, ticket: Ticket[Peer], now: float) -> None:

@@ -70,7 +70,7 @@ class _Watched(msgspec.Struct):
     tried: int = 0
 
 
-class Annulment:
+class Invalidating:
     """Runs beside a validator's judging."""
 
     def __init__(self, station: Station, canceller: Canceller) -> None:
@@ -81,7 +81,7 @@ class Annulment:
         self._leaves: dict[tuple[Address, Leaf], list[_Place]] = {}
         self._watched: Recent[WorkId, _Watched] = Recent(WATCHED)
         self._queues: dict[Address, trio.MemorySendChannel[WorkPublished]] = {}
-        self.annulled = 0
+        self.invalidated = 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -164,9 +164,9 @@ class Annulment:
         places = self._leaves.get((work.node, (work.commitment.file_root, work.commitment.units)), ())
         if places and state is FileState.REJECTED and ballots.undisputed(id) and trio.current_time() >= watched.due:
             for place in list(places):
-                await self._annul(work, watched, place)
+                await self._invalidate(work, watched, place)
 
-    async def _annul(self, work: Work, watched: _Watched, place: _Place) -> None:
+    async def _invalidate(self, work: Work, watched: _Watched, place: _Place) -> None:
         reason, signatures = self._quorum(work.id)
         if len(signatures) < self._station.quorum:
             return
@@ -181,7 +181,7 @@ class Annulment:
             log.warning("work.not_invalidated", node=epoch.node, epoch=epoch.number, why=error.why)
             return
         watched.tried = TRIES
-        self.annulled += 1
+        self.invalidated += 1
         log.warning("work.invalidated", node=work.node, epoch=epoch.number, work=work.id.hex()[:16], reason=reason)
 
     def _quorum(self, id: WorkId) -> tuple[int, list[bytes]]:

@@ -31,7 +31,7 @@ PENDING = 1024
 KINDS_TO_CONVICT = 2
 
 
-class Judge(Canceller, Protocol):
+class OnChainCourt(Canceller, Protocol):
     """The part of node.chain that executes a quorum's verdict."""
 
     async def slash(
@@ -42,12 +42,12 @@ class Judge(Canceller, Protocol):
     ) -> object: ...
 
 
-class Tribunal:
+class Slashing:
     """Executes verdicts until cancelled."""
 
-    def __init__(self, station: Station, judge: Judge) -> None:
+    def __init__(self, station: Station, court: OnChainCourt) -> None:
         self._station = station
-        self._judge = judge
+        self._court = court
         self._register = station.jury.register
         self._pending: dict[
             Address, Recent[tuple[WorkId, int], Verdict]
@@ -78,7 +78,7 @@ class Tribunal:
             if self._station.membership.is_evicted(node):
                 return
             try:
-                await self._judge.evidence(one.commitment, one.signature, other.commitment, other.signature)
+                await self._court.evidence(one.commitment, one.signature, other.commitment, other.signature)
                 return
             except IntellectError as error:
                 log.warning("evidence.failed", node=node, why=error.why, attempt=attempt)
@@ -140,7 +140,7 @@ class Tribunal:
             in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
             signatures = [vote.signature for author, vote in accusing.items() if in_office(author)]
             try:
-                await self._judge.slash(message.commitment, message.signature, verdict.reason, signatures)
+                await self._court.slash(message.commitment, message.signature, verdict.reason, signatures)
                 return
             except IntellectError as error:
                 log.warning("slash.failed", node=verdict.node, why=error.why, attempt=attempt)

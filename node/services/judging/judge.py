@@ -2,7 +2,7 @@
 
 Everything that needs no model is checked of every file; which groups go through the model is decided by this
 validator's lots. What goes wrong on this side (its engine, its own fetches of policies) is never held against a
-worker: such a file waits, and in the end gets no verdict from here. Consequences are `tribunal.py`'s.
+worker: such a file waits, and in the end gets no verdict from here. Consequences are `node.services.court`'s.
 """
 
 import time
@@ -17,12 +17,12 @@ from blake3 import blake3
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.recent import Recent
-from node.services.court.invalidating import Annulment
-from node.services.court.slashing import Judge, Tribunal
+from node.services.court.invalidating import Invalidating
+from node.services.court.slashing import OnChainCourt, Slashing
 from node.services.generating import EngineChild
-from node.services.judging.lots import Lot, Lottery
-from node.services.judging.queue import Desk
-from node.services.judging.records import Records
+from node.services.judging.lots import Lot, OwnLots
+from node.services.judging.queue import FileQueue
+from node.services.judging.records import WorkerRecords
 from node.services.station import LoadedPolicies, Rate, Station
 from node.swarm.register import Work, WorkId
 from node.weights.fetch import PolicyFollower
@@ -90,7 +90,7 @@ class Validator:
     """Judges files until cancelled."""
 
     def __init__(
-        self, station: Station, engine: EngineChild, policies: PolicyFollower, judge: Judge, scratch: Path
+        self, station: Station, engine: EngineChild, policies: PolicyFollower, court: OnChainCourt, scratch: Path
     ) -> None:
         self._station = station
         self._engine = engine
@@ -99,26 +99,26 @@ class Validator:
         self._audit = station.run.spec.audit
         self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self._register = station.jury.register
-        self._desk: Desk[Candidate] = Desk(READY)
-        self._records = Records(station.run.spec.verification.decision, station.journal)
-        self._tribunal = Tribunal(station, judge)
-        self._annulment = Annulment(station, judge)
+        self._queue: FileQueue[Candidate] = FileQueue(READY)
+        self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
+        self._slashing = Slashing(station, court)
+        self._invalidating = Invalidating(station, court)
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
         own = station.key.address
-        self.lottery = Lottery(station.run.spec, station.pool, own, station.journal, station.board)
+        self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board)
         self.rate = Rate()
         self.outcomes: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.recent: deque[Judged] = deque(maxlen=12)
 
     async def run(self) -> None:
-        await self.lottery.prepare()
+        await self.own_lots.prepare()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.lottery.run)
-            nursery.start_soon(self._tribunal.run)
-            nursery.start_soon(self._annulment.run)
+            nursery.start_soon(self.own_lots.run)
+            nursery.start_soon(self._slashing.run)
+            nursery.start_soon(self._invalidating.run)
             nursery.start_soon(self._follow_policies)
             self._listen(nursery)
             nursery.start_soon(self._heed_requests, nursery)
@@ -130,13 +130,13 @@ class Validator:
 
     async def _follow_policies(self) -> None:
         async for signed in self._station.board.subscribe(PolicyAnnounced):
-            self.lottery.policy(signed.message.step)
+            self.own_lots.policy(signed.message.step)
 
     def _listen(self, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
 
         def consider(work: Work) -> None:
-            self.lottery.arrived(work.node)
+            self.own_lots.arrived(work.node)
             queue = self._queues.get(work.node)
             if queue is None:
                 queue, works = trio.open_memory_channel[Work](QUEUE)
@@ -164,7 +164,7 @@ class Validator:
                 nursery.start_soon(self._hurry, work)
 
     async def _hurry(self, work: Work) -> None:
-        self._desk.hurry(await self._fetch_file(work))
+        self._queue.hurry(await self._fetch_file(work))
         self._asked -= 1
 
     async def _heed_disputes(self) -> None:
@@ -174,7 +174,7 @@ class Validator:
                 work = self._register.get(id)
                 if work is not None and id not in self._rechecked:
                     self._rechecked[id] = None
-                    self._desk.hurry(Candidate(work, recheck=True))
+                    self._queue.hurry(Candidate(work, recheck=True))
             await trio.sleep(RECHECK_POLL)
 
     async def _heed_others(self) -> None:
@@ -189,7 +189,7 @@ class Validator:
         """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
         async for work in works:
             if not self._station.membership.is_evicted(work.node):
-                await self._desk.put(await self._fetch_file(work))
+                await self._queue.put(await self._fetch_file(work))
 
     async def _fetch_file(self, work: Work) -> Candidate:
         already = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
@@ -237,8 +237,8 @@ class Validator:
 
     async def _judge_files(self, nursery: trio.Nursery) -> None:
         while True:
-            candidate = await self._desk.take()
-            self.lottery.waiting = len(self._desk)
+            candidate = await self._queue.take()
+            self.own_lots.waiting = len(self._queue)
             if self._station.jury.distrust.is_set():
                 continue  # there is no telling what this trainer's policies are
             if candidate.already:
@@ -265,7 +265,7 @@ class Validator:
 
         async def later() -> None:
             await trio.sleep(RETRY_PAUSE)
-            self._desk.hurry(again)
+            self._queue.hurry(again)
 
         nursery.start_soon(later)
 
@@ -287,7 +287,7 @@ class Validator:
             raise OwnTrouble("the file cannot be had for a second look")
         found = await self._inspect(work, path, lot)
         seconds = time.monotonic() - started
-        self.lottery.worked(len(found.checked), found.seconds)
+        self.own_lots.worked(len(found.checked), found.seconds)
         copied = self._register.copied(work)
         if found.reason == Reason.WRONG_IDENTITY and copied:
             found = msgspec.structs.replace(found, detail=copied.detail)
@@ -301,7 +301,7 @@ class Validator:
             return None
         history = await self._records.of(work.node)
         suspect = await self._records.is_suspect(work.node)
-        return self.lottery.draw(work.id, work.step, history.verified, suspect)
+        return self.own_lots.draw(work.id, work.step, history.verified, suspect)
 
     async def _second_look(self, work: Work) -> bool:
         """Whether to look with another arithmetic than the worker's: at half of a suspect's files, each validator at
@@ -489,4 +489,4 @@ class Validator:
         return {"verdicts": verdicts}
 
     def beat(self) -> dict[str, Any]:
-        return {"rate": round(self.rate.per_second, 1), "lots": self.lottery.pledges}
+        return {"rate": round(self.rate.per_second, 1), "lots": self.own_lots.pledges}

@@ -46,7 +46,7 @@ class Lot(msgspec.Struct, frozen=True):
     groups: tuple[int, ...]
 
 
-class Lottery:
+class OwnLots:
     """One validator's. Call `prepare` before anything else."""
 
     def __init__(self, run: RunSpec, pool: int, own: Address, journal: Journal, board: Board) -> None:

@@ -1,4 +1,4 @@
-"""A validator's desk: files in the order in which they came, and on top what cannot wait."""
+"""A validator's queue: files in the order in which they came, and on top what cannot wait."""
 
 from collections import deque
 from typing import Generic, TypeVar
@@ -9,7 +9,7 @@ T = TypeVar("T")
 URGENT = 256
 
 
-class Desk(Generic[T]):
+class FileQueue(Generic[T]):
     """A bounded queue with a fast lane. limit: how many ordinary items may lie there before `put` waits."""
 
     def __init__(self, limit: int) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from node.state.journal import Journal
 from node.swarm.register import WorkId
-from protocol.decision import DecisionSpec, Evidence, Level, Record, Standing, after, standing
+from protocol.decision import DecisionSpec, Evidence, Level, Standing, WorkerRecord, after, standing
 from protocol.engines import kind
 from protocol.identity import Address
 
@@ -25,12 +25,12 @@ class History(msgspec.Struct, frozen=True):
     bound on false alarms per file holds over all); verified: groups recomputed in order; files: first bytes of their
     works' ids, counted once."""
 
-    records: dict[str, Record] = {}
+    records: dict[str, WorkerRecord] = {}
     verified: int = 0
     files: tuple[bytes, ...] = ()
 
 
-class Records:
+class WorkerRecords:
     """One validator's memory of workers."""
 
     def __init__(self, spec: DecisionSpec, journal: Journal) -> None:
@@ -56,7 +56,7 @@ class Records:
         A file of which no prefill was made counts for no class, and says nothing.
         """
         history = await self.of(node)
-        name, record = work[:8], history.records.get(evidence.verifier, Record())
+        name, record = work[:8], history.records.get(evidence.verifier, WorkerRecord())
         if name not in history.files:
             record = after(record, evidence, self._spec)
             history = History(
@@ -72,7 +72,7 @@ class Records:
         """(the worker's worst standing over all classes of engines that this validator looked with, that class)."""
         records = (await self.of(node)).records
         standings = [(standing(record, self._spec), verifier) for verifier, record in records.items()]
-        return max(standings, key=lambda one: one[0].log_odds, default=(standing(Record(), self._spec), ""))
+        return max(standings, key=lambda one: one[0].log_odds, default=(standing(WorkerRecord(), self._spec), ""))
 
     async def is_suspect(self, node: Address) -> bool:
         return (await self.worst(node))[0].level >= Level.SUSPECT

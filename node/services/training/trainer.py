@@ -14,7 +14,7 @@ import trio
 
 from node.metrics.alarms import Alarm
 from node.metrics.observer import Observer
-from node.recipe.ledger import Entry, Ledger
+from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe
@@ -55,7 +55,7 @@ class Trainer:
         self._publisher = publisher
         self._observer = observer
         self._spec = station.run.spec
-        self._ledger = Ledger(spool.root)
+        self._batch_log = BatchLog(spool.root)
         self._pool = RolloutPool(self._spec)
         self._used: set[bytes] = set()
         self._tokens = 0
@@ -151,7 +151,7 @@ class Trainer:
         last = self._spool.newest_step()
         for step in range(max(0, last + 1 - HISTORY), last + 1):
             self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
-        self._tokens = await trio.to_thread.run_sync(self._ledger.tokens, self._spool.next_batch())
+        self._tokens = await trio.to_thread.run_sync(self._batch_log.tokens, self._spool.next_batch())
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""
@@ -170,7 +170,7 @@ class Trainer:
         if step <= self._observer.newest:
             return
         learner = msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, Any])
-        entry = self._ledger.read(step - 1) if step > 0 else None
+        entry = self._batch_log.read(step - 1) if step > 0 else None
         self._observer.observe(
             learner, {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}, {"announce": announced}
         )
@@ -209,7 +209,7 @@ class Trainer:
         return self._spool.next_batch() - policy_step <= self._spec.recipe.max_staleness
 
     async def _hand_over(self, selection: Selection) -> None:
-        """Journal what is used up, then the ledger, then the batch: a crash in between frees the groups again."""
+        """Journal what is used up, then the batch log, then the batch: a crash in between frees the groups again."""
         step, journal = selection.step, self._station.journal
         settled = [_name(group) for group in selection.settled]
         await journal.do(journal.consume, settled, step)
@@ -223,7 +223,7 @@ class Trainer:
         log.info("batch.written", step=step, groups=len(selection.groups), flat=stats["groups_flat"])
 
     def _write(self, selection: Selection, stats: dict[str, Any]) -> None:
-        self._ledger.write(Entry(selection.step, stats, [group_id(group) for group in selection.groups]))
+        self._batch_log.write(Entry(selection.step, stats, [group_id(group) for group in selection.groups]))
         files = tuple(group_id(group) for group in selection.groups)
         self._spool.write_batch(
             selection.step, encode_batch(Batch(BatchHeader(selection.step, files=files), selection.rows))

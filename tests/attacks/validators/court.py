@@ -1,6 +1,6 @@
 """A court in memory: a trainer, workers and validators on one network, a mock clock, engines that know the truth.
 
-Boards, juries, lots, dockets, tribunals and journals are the real ones; engines, blobs and the chain are doubles.
+Boards, juries, lots, registers, courts and journals are the real ones; engines, blobs and the chain are doubles.
 """
 
 from collections.abc import Callable, Sequence
@@ -155,13 +155,13 @@ class RecordingJudge:
     def __init__(self) -> None:
         self.slashed: list[tuple[Address, int, int]] = []
         self.equivocations: list[Address] = []
-        self.annulled: list[tuple[bytes, int, int, int]] = []
+        self.invalidated: list[tuple[bytes, int, int, int]] = []
 
     async def invalidate(
         self, commitment: WorkCommitment, epoch: int, proof: Sequence[bytes], reason: int, verdicts: Sequence[bytes]
     ) -> None:
         await trio.lowlevel.checkpoint()
-        self.annulled.append((commitment.file_root, epoch, reason, len(verdicts)))
+        self.invalidated.append((commitment.file_root, epoch, reason, len(verdicts)))
 
     async def slash(self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]):  # noqa: ANN201
         await trio.lowlevel.checkpoint()
@@ -249,7 +249,7 @@ class Court:
         seat = self.seats[number]
         policies: Any = KnownPolicies()
         validator = kind(seat.station, self.engines[number], policies, self.judges[number], Path("/nonexistent"))
-        seat.pledges = lambda: validator.lottery.pledges
+        seat.pledges = lambda: validator.own_lots.pledges
         return validator
 
     async def open(self, nursery: trio.Nursery, *, absent: Sequence[int] = ()) -> None:

@@ -379,10 +379,10 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         root = merkle_root(tree_of(WORKER.address, leaves))
         message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
         for validator in court.validators:
-            validator._annulment.note(WORKER.address, message, leaves)
+            validator._invalidating.note(WORKER.address, message, leaves)
         await trio.sleep(60)
         taken = (leaves[1][0], 7, Reason.ACTIVATIONS, 3)
-        assert [judge.annulled for judge in court.judges] == [[taken]] * 3
+        assert [judge.invalidated for judge in court.judges] == [[taken]] * 3
         ballots = court.trainer.jury.ballots
         assert (ballots.state(good), ballots.state(bad)) == (FileState.ACCEPTED, FileState.REJECTED)
         nursery.cancel_scope.cancel()

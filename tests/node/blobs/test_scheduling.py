@@ -6,7 +6,7 @@ import pytest
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.download import Download
 from node.blobs.scheduling.seeding import ALLOWANCE, SuperSeed
-from node.blobs.scheduling.upload import HALF_LIFE, Ledger, UploadQueue
+from node.blobs.scheduling.upload import HALF_LIFE, Reciprocity, UploadQueue
 from protocol.errors import ProtocolError
 
 PIECE = 256 * 1024
@@ -117,20 +117,20 @@ def test_an_origin_gives_each_piece_once_and_first_to_those_who_share() -> None:
 
 
 def test_who_owes_least_is_served_first_and_nobody_is_shut_out() -> None:
-    ledger: Ledger[str] = Ledger()
-    queue: UploadQueue[str] = UploadQueue(ledger, slots=1, per_peer=2, total=4)
-    ledger.received("giver", 1000, 0.0)
-    ledger.sent("taker", 1000, 0.0)
+    reciprocity: Reciprocity[str] = Reciprocity()
+    queue: UploadQueue[str] = UploadQueue(reciprocity, slots=1, per_peer=2, total=4)
+    reciprocity.received("giver", 1000, 0.0)
+    reciprocity.sent("taker", 1000, 0.0)
     taker, giver = queue.offer("taker", 10, 0.0), queue.offer("giver", 10, 0.1)
     assert taker is not None and giver is not None
     assert queue.next(0.2) is giver and queue.next(0.2) is None
     queue.withdraw(giver, 0.3)
     assert queue.next(0.3) is taker
-    assert ledger.debt("taker", HALF_LIFE) == pytest.approx(ledger.debt("taker", 0.3) / 2, rel=0.05)
+    assert reciprocity.debt("taker", HALF_LIFE) == pytest.approx(reciprocity.debt("taker", 0.3) / 2, rel=0.05)
 
 
 def test_the_queue_is_bounded_and_a_stalled_taker_loses_its_slot() -> None:
-    queue: UploadQueue[str] = UploadQueue(Ledger(), slots=1, per_peer=2, total=3, stalled=5.0)
+    queue: UploadQueue[str] = UploadQueue(Reciprocity(), slots=1, per_peer=2, total=3, stalled=5.0)
     tickets = [queue.offer(peer, 10, 0.0) for peer in ("a", "a", "a", "b", "c")]
     assert [ticket is not None for ticket in tickets] == [True, True, False, True, False]
     assert queue.next(0.0) is not None and queue.next(4.0) is None

@@ -14,7 +14,7 @@ from node.inference.session import Session, torch_engine
 from node.inference.wire import Prepare, decode_reply, encode
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
-from node.recipe.ledger import Ledger
+from node.recipe.batch_log import BatchLog
 from node.services.local import LocalRun
 from node.state.files import write_whole
 from node.training.batch import decode_batch
@@ -27,7 +27,7 @@ from protocol.sections import Filters, LengthBudget
 STEPS = 5
 
 
-class Desk:
+class EngineInProcess:
     """An engine child without the child: the same requests, answered by the same code."""
 
     generation = 1
@@ -88,9 +88,9 @@ class Pretender:
 
 def make(
     run: RunSpec, assets: Path, directory: Path, level: int, stop_after: int = STEPS, still: bool = False
-) -> tuple[LocalRun, Desk]:
+) -> tuple[LocalRun, EngineInProcess]:
     encoded, spool = encode_run(run), Spool(directory / "spool")
-    engine = Desk(encoded, assets)
+    engine = EngineInProcess(encoded, assets)
     local = LocalRun(
         run,
         encoded,
@@ -196,7 +196,7 @@ async def test_the_online_filter_keeps_sampling_until_groups_have_signal(
     flat = msgspec.structs.replace(run, filters=filters)
     local, _ = make(flat, tiny_assets, tmp_path / "flat", 1)
     await local.run()
-    seen = Ledger(tmp_path / "flat" / "spool").read(0)
+    seen = BatchLog(tmp_path / "flat" / "spool").read(0)
     assert seen is not None and seen.metrics["groups_seen"] == 10  # the first file beyond three times the batch
     assert all(len(decode_batch(data).rows) == 3 * run.rollout.group_size for data in batches(tmp_path / "flat"))
 

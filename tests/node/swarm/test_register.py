@@ -44,7 +44,7 @@ def committed(
     return Signed(node, RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=size), b"raw")
 
 
-class Desk:
+class Heard:
     """A register that has listened for long and has heard of `steps` policies since."""
 
     def __init__(self, steps: int, listened: float = BACKLOG_SECONDS + 1) -> None:
@@ -73,64 +73,64 @@ class Desk:
 
 
 def test_the_same_file_in_another_nodes_slot_is_another_work_and_overwrites_nothing() -> None:
-    desk = Desk(2)
-    honest = desk.commit(0, root=FILE)
-    copies = [desk.commit(0, node=OTHER, root=FILE), desk.commit(1, node=OTHER, root=FILE, size=1)]
+    heard = Heard(2)
+    honest = heard.commit(0, root=FILE)
+    copies = [heard.commit(0, node=OTHER, root=FILE), heard.commit(1, node=OTHER, root=FILE, size=1)]
     assert len({honest.id, *(copy.id for copy in copies)}) == 3
-    assert desk.register.get(honest.id) is honest and honest.signed.message.size == 9
-    assert desk.register.of_file(NODE, FILE, 5) == [honest]
-    assert desk.register.of_file(OTHER, FILE, 5) == copies and desk.register.of_file(NODE, FILE, 6) == []
+    assert heard.register.get(honest.id) is honest and honest.signed.message.size == 9
+    assert heard.register.of_file(NODE, FILE, 5) == [honest]
+    assert heard.register.of_file(OTHER, FILE, 5) == copies and heard.register.of_file(NODE, FILE, 6) == []
 
 
 def test_a_policy_that_nobody_announced_makes_no_work_until_somebody_does() -> None:
-    desk = Desk(1)
+    heard = Heard(1)
     told: list[Work] = []
-    desk.register.follow(told.append)
-    assert desk.register.commit(committed(7)) is None and desk.register.ignored == 1
-    assert told == [] and desk.register.get(work_id(committed(7).message.commitment)) is None
-    heard_at = desk.clock.now
-    desk.clock.now += 5
-    desk.announce(7)
+    heard.register.follow(told.append)
+    assert heard.register.commit(committed(7)) is None and heard.register.ignored == 1
+    assert told == [] and heard.register.get(work_id(committed(7).message.commitment)) is None
+    heard_at = heard.clock.now
+    heard.clock.now += 5
+    heard.announce(7)
     assert [(work.step, work.at) for work in told] == [(7, heard_at)], "its age is that of the commitment"
 
 
 def test_what_waits_for_its_policy_is_bounded_per_node_and_in_time() -> None:
-    desk = Desk(1)
+    heard = Heard(1)
     for index in range(4 * EARLY):
-        desk.register.commit(committed(9, index, node=OTHER))
-    desk.register.commit(committed(9, 0))
-    desk.announce(9)
-    assert len([work for work in desk.register._works.values() if work.node == OTHER]) == EARLY
-    assert desk.register.of_file(NODE, committed(9).message.commitment.file_root, 5), "nobody else's was crowded out"
-    desk.register.commit(committed(11, 0))
-    desk.clock.now += EARLY_SECONDS + 1
-    desk.register.commit(committed(12, 0))
-    desk.announce(11)
-    assert desk.register.get(work_id(committed(11).message.commitment)) is None
+        heard.register.commit(committed(9, index, node=OTHER))
+    heard.register.commit(committed(9, 0))
+    heard.announce(9)
+    assert len([work for work in heard.register._works.values() if work.node == OTHER]) == EARLY
+    assert heard.register.of_file(NODE, committed(9).message.commitment.file_root, 5), "nobody else's was crowded out"
+    heard.register.commit(committed(11, 0))
+    heard.clock.now += EARLY_SECONDS + 1
+    heard.register.commit(committed(12, 0))
+    heard.announce(11)
+    assert heard.register.get(work_id(committed(11).message.commitment)) is None
 
 
 def test_nobody_may_commit_to_more_than_a_policy_can_use() -> None:
-    desk = Desk(1)
-    assert desk.register.commit(committed(0, most_files(RUN))) is None
-    assert desk.register.commit(committed(0, 10**18)) is None
-    assert desk.register.commit(committed(0, most_files(RUN) - 1)) is not None
+    heard = Heard(1)
+    assert heard.register.commit(committed(0, most_files(RUN))) is None
+    assert heard.register.commit(committed(0, 10**18)) is None
+    assert heard.register.commit(committed(0, most_files(RUN) - 1)) is not None
 
 
 def test_a_node_that_commits_to_all_that_it_may_crowds_out_only_itself() -> None:
-    desk = Desk(0)
+    heard = Heard(0)
     forgotten: list[bytes] = []
-    desk.register.on_forgotten = forgotten.append
-    desk.announce(0)
-    honest = desk.commit(0)
+    heard.register.on_forgotten = forgotten.append
+    heard.announce(0)
+    honest = heard.commit(0)
     for step in range(40):
-        desk.announce(step)
+        heard.announce(step)
         for index in range(most_files(RUN)):
-            desk.register.commit(committed(step, index, node=OTHER))
-    kept = desk.register._nodes[OTHER]
-    assert forgotten and honest.id not in forgotten and desk.register.get(honest.id) is honest
+            heard.register.commit(committed(step, index, node=OTHER))
+    kept = heard.register._nodes[OTHER]
+    assert forgotten and honest.id not in forgotten and heard.register.get(honest.id) is honest
     assert len(kept.works) + len(forgotten) == 40 * most_files(RUN)
-    assert sum(map(len, kept.files.values())) == len(kept.works) == len(desk.register._works) - 1
-    assert sum(map(len, desk.register._slots.values())) == len(desk.register._works)
+    assert sum(map(len, kept.files.values())) == len(kept.works) == len(heard.register._works) - 1
+    assert sum(map(len, heard.register._slots.values())) == len(heard.register._works)
 
 
 # rivals
@@ -138,82 +138,82 @@ def test_a_node_that_commits_to_all_that_it_may_crowds_out_only_itself() -> None
 
 def test_two_commitments_for_one_slot_that_differ_in_anything_are_rivals() -> None:
     for other in (committed(0, root=b"\x77" * 32), committed(0, units=6)):
-        desk = Desk(1)
+        heard = Heard(1)
         seen: list[tuple[Work, Work]] = []
-        desk.register.follow_rivals(lambda *pair, seen=seen: seen.append(pair))
-        first = desk.commit(0)
-        assert not desk.register.is_contested(first)
-        assert desk.register.commit(committed(0)) is None, "a repetition is nothing"
-        assert desk.register.commit(other) is None, "the slot is taken"
-        rival = desk.register.get(work_id(other.message.commitment))
-        assert rival is not None and seen == [(first, rival)] and desk.register.is_contested(first)
+        heard.register.follow_rivals(lambda *pair, seen=seen: seen.append(pair))
+        first = heard.commit(0)
+        assert not heard.register.is_contested(first)
+        assert heard.register.commit(committed(0)) is None, "a repetition is nothing"
+        assert heard.register.commit(other) is None, "the slot is taken"
+        rival = heard.register.get(work_id(other.message.commitment))
+        assert rival is not None and seen == [(first, rival)] and heard.register.is_contested(first)
         again: list[tuple[Work, Work]] = []
-        desk.register.follow_rivals(lambda *pair, again=again: again.append(pair))
+        heard.register.follow_rivals(lambda *pair, again=again: again.append(pair))
         assert again == seen, "who comes later hears of it, too"
 
 
 def test_two_rivals_are_evidence_enough() -> None:
-    desk = Desk(1)
+    heard = Heard(1)
     for units in range(5, 50):
-        desk.register.commit(committed(0, units=units))
-    assert len(desk.register._works) == 2
+        heard.register.commit(committed(0, units=units))
+    assert len(heard.register._works) == 2
 
 
 # ages and gaps
 
 
 def test_age_is_counted_from_when_a_file_was_heard_of() -> None:
-    desk = Desk(3)
-    heard = desk.commit(0)
+    heard = Heard(3)
+    noted = heard.commit(0)
     for step in range(3, 9):
-        desk.announce(step)
-    desk.clock.now += GRACE_SECONDS
-    assert desk.reason(heard) is None  # it lay in a queue meanwhile
-    assert desk.reason(desk.commit(1)) is Reason.STALE
+        heard.announce(step)
+    heard.clock.now += GRACE_SECONDS
+    assert heard.reason(noted) is None  # it lay in a queue meanwhile
+    assert heard.reason(heard.commit(1)) is Reason.STALE
 
 
 def test_a_policy_makes_nothing_stale_before_its_news_could_have_reached_the_worker() -> None:
-    desk = Desk(3)
-    desk.announce(3)
-    desk.clock.now += GRACE_SECONDS - 1
-    assert desk.reason(desk.commit(0)) is None
-    desk.clock.now += 1
-    assert desk.reason(desk.commit(0, index=1)) is Reason.STALE
+    heard = Heard(3)
+    heard.announce(3)
+    heard.clock.now += GRACE_SECONDS - 1
+    assert heard.reason(heard.commit(0)) is None
+    heard.clock.now += 1
+    assert heard.reason(heard.commit(0, index=1)) is Reason.STALE
 
 
 def test_a_newcomer_calls_nothing_stale_and_sees_no_gaps() -> None:
-    desk = Desk(9, listened=0.0)
-    work = desk.commit(0, index=3)
-    assert work.backlog and desk.reason(work) is None and desk.register.gap(work) is None
+    heard = Heard(9, listened=0.0)
+    work = heard.commit(0, index=3)
+    assert work.backlog and heard.reason(work) is None and heard.register.gap(work) is None
 
 
 def test_a_gap_is_a_missing_index_before_this_one() -> None:
-    desk = Desk(1)
-    work = desk.commit(0, index=1)
-    fault = desk.register.gap(work)
+    heard = Heard(1)
+    work = heard.commit(0, index=1)
+    fault = heard.register.gap(work)
     assert fault is not None and fault.reason is Reason.GAP
-    desk.commit(0, index=0, node=OTHER)
-    assert desk.register.gap(work) is not None
-    desk.commit(0, index=0)
-    assert desk.register.gap(work) is None
+    heard.commit(0, index=0, node=OTHER)
+    assert heard.register.gap(work) is not None
+    heard.commit(0, index=0)
+    assert heard.register.gap(work) is None
 
 
 def test_a_flood_to_made_up_policies_makes_no_gap() -> None:
-    desk = Desk(1)
-    desk.commit(0, index=0)
+    heard = Heard(1)
+    heard.commit(0, index=0)
     for number in range(5_000):
-        desk.register.commit(committed(1000 + number, node=OTHER))
-        desk.register.commit(committed(1000 + number, index=number))
-    assert desk.register.gap(desk.commit(0, index=1)) is None
+        heard.register.commit(committed(1000 + number, node=OTHER))
+        heard.register.commit(committed(1000 + number, index=number))
+    assert heard.register.gap(heard.commit(0, index=1)) is None
 
 
 def test_a_copy_is_told_by_the_header_and_not_by_who_came_first() -> None:
-    desk = Desk(1)
-    copy, original = desk.commit(0, node=OTHER, root=FILE), desk.commit(0, root=FILE)
-    desk.register.was_read(original)
-    fault = desk.register.copied(copy)
+    heard = Heard(1)
+    copy, original = heard.commit(0, node=OTHER, root=FILE), heard.commit(0, root=FILE)
+    heard.register.was_read(original)
+    fault = heard.register.copied(copy)
     assert fault is not None and fault.reason is Reason.DUPLICATE
-    assert desk.register.copied(original) is None
+    assert heard.register.copied(original) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -226,16 +226,16 @@ def test_a_copy_is_told_by_the_header_and_not_by_who_came_first() -> None:
     )
 )
 def test_whatever_is_committed_the_tables_agree_and_the_first_entry_stays(events) -> None:
-    desk = Desk(1)
+    heard = Heard(1)
     first: dict[bytes, Work] = {}
     for node, step, index, units, announce in events:
         if announce:
-            desk.announce(step)
-        desk.register.commit(committed(step, index, node, units=units))
+            heard.announce(step)
+        heard.register.commit(committed(step, index, node, units=units))
         for id, work in first.items():
-            assert desk.register.get(id) is work
-        first = dict(desk.register._works)
-    register = desk.register
+            assert heard.register.get(id) is work
+        first = dict(heard.register._works)
+    register = heard.register
     by_slot = [work for works in register._slots.values() for work in works]
     by_node = [work for node in register._nodes.values() for work in node.works.values()]
     assert {one.id for one in by_slot} == {one.id for one in by_node} == set(register._works)

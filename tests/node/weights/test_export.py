@@ -5,7 +5,7 @@ import pytest
 
 from node.weights.errors import WeightsDiskError, WeightsError
 from node.weights.export import export_model, plan_shards, verify_directory, weight_files
-from node.weights.records import Record
+from node.weights.records import PolicyRecord
 from protocol.policy import MalformedPolicy, decode_image, encode_image, root_at
 from tests.node.weights.test_weights import manifest_for
 
@@ -22,8 +22,8 @@ def image(tmp_path):
     return path
 
 
-def record() -> Record:
-    return Record(b"announcement", b"m" * 32, manifest_for(WEIGHTS, 4))
+def record() -> PolicyRecord:
+    return PolicyRecord(b"announcement", b"m" * 32, manifest_for(WEIGHTS, 4))
 
 
 def test_shards_keep_the_order_and_their_limit() -> None:
@@ -106,7 +106,7 @@ def test_transformers_loads_a_sharded_export_as_it_is(tiny_assets, tmp_path) -> 
     assets = {path.name: path for path in source.parent.iterdir() if path.suffix != ".safetensors"}
     manifest = manifest_for(tensors, 9)
     exported = export_model(
-        tmp_path / "image", Record(b"", b"m" * 32, manifest), assets, tmp_path / "out", shard_bytes=60_000
+        tmp_path / "image", PolicyRecord(b"", b"m" * 32, manifest), assets, tmp_path / "out", shard_bytes=60_000
     )
     assert len(exported.files) > 1
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)

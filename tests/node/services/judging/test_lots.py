@@ -4,7 +4,7 @@ from typing import Any
 
 import trio
 
-from node.services.judging.lots import Lottery
+from node.services.judging.lots import OwnLots
 from protocol.audit import RATE_ONE, AuditSpec, as_rate, needed_share
 from protocol.identity import NodeKey
 from protocol.lots import broken_promise, pack_groups
@@ -32,27 +32,27 @@ class Posted:
         self.messages.append(message)
 
 
-async def lottery(journal: InlineJournal, board: Posted) -> Lottery:
-    made = Lottery(RUN, 1, ME, journal, board)  # type: ignore[arg-type]
+async def own_lots(journal: InlineJournal, board: Posted) -> OwnLots:
+    made = OwnLots(RUN, 1, ME, journal, board)  # type: ignore[arg-type]
     await made.prepare()
     return made
 
 
 async def test_a_pledge_stands_before_its_window_and_holds_after_a_restart() -> None:
     journal = InlineJournal()
-    first = await lottery(journal, Posted())
+    first = await own_lots(journal, Posted())
     assert [pledge.window for pledge in first.pledges] == [0, 1]
     assert first.pledges[0].rate == as_rate(needed_share(4 * 32, RUN.audit))  # one file a step
-    again = await lottery(journal, Posted())
+    again = await own_lots(journal, Posted())
     assert again.pledges == first.pledges
     assert again.draw(ROOT, 3, 10**6, False) == first.draw(ROOT, 3, 10**6, False)
-    other = await lottery(InlineJournal(), Posted())
+    other = await own_lots(InlineJournal(), Posted())
     assert other.pledges != first.pledges
 
 
 async def test_secrets_are_told_when_no_file_can_come_any_more_and_prove_the_lots(autojump_clock) -> None:
     board = Posted()
-    mine = await lottery(InlineJournal(), board)
+    mine = await own_lots(InlineJournal(), board)
     pledge = mine.pledges[0]
     lot = mine.draw(ROOT, 3, 10**6, suspect=False)
     assert lot.window == 0
@@ -77,7 +77,7 @@ async def test_secrets_are_told_when_no_file_can_come_any_more_and_prove_the_lot
 
 
 async def test_a_busy_validator_keeps_to_its_pledge_and_looks_at_suspects_entirely(monkeypatch) -> None:
-    mine = await lottery(InlineJournal(), Posted())
+    mine = await own_lots(InlineJournal(), Posted())
     mine.arrived(ME)
     mine.worked(groups=1, seconds=10.0)
     mine.waiting = 50

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from node.metrics.observer import Observer
-from node.recipe.ledger import Ledger
+from node.recipe.batch_log import BatchLog
 from node.services.training.trainer import Trainer
 from node.state.files import write_whole
 from node.state.journal import Journal
@@ -251,7 +251,7 @@ async def test_the_online_filter_settles_groups_without_signal_for_good(tmp_path
     house.swarm.submit(0, 1, MIXED)
     await house.live(until=0, last=0)
     assert house.groups(0) == ["00:1", "01:1"]
-    seen = Ledger(house.spool.root).read(0)
+    seen = BatchLog(house.spool.root).read(0)
     assert seen is not None and seen.metrics["groups_seen"] == 5 and seen.metrics["reward_mean"] == 0.4
     house.swarm.submit(0, 2, VARIED)
     await house.live(until=1, last=1)

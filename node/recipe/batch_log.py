@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True):
     seconds: dict[str, float] = {}
 
 
-class Ledger:
+class BatchLog:
     """Entries below `spool`/stats."""
 
     def __init__(self, spool: Path) -> None:

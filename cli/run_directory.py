@@ -38,7 +38,7 @@ OURS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class RunDirectory:
     """Paths below the directory of one local run."""
 
     directory: Path
@@ -205,7 +205,7 @@ def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
 
 
 def assemble(
-    desk: Desk, compiled: "CompiledRun", level: int, means: Means, told: "Told"
+    home: RunDirectory, compiled: "CompiledRun", level: int, means: Means, told: "Told"
 ) -> "tuple[LocalRun, Observer, Callable[[], Awaitable[None]]]":
     """The run's parts, wired, and what does all of the work: training, with /metrics where that was asked for.
 
@@ -220,14 +220,14 @@ def assemble(
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
 
-    observer = open_observer(compiled.spec, desk.directory, means.sinks)
-    spool = Spool(desk.spool)
+    observer = open_observer(compiled.spec, home.directory, means.sinks)
+    spool = Spool(home.spool)
     local = LocalRun(
         compiled.spec,
         compiled.encoded,
-        desk.directory,
-        desk.assets,
-        engine=EngineProcess(means.engine_command, compiled.encoded, desk.assets),
+        home.directory,
+        home.assets,
+        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets),
         learner=TrainerProcess(spool, settings=means.settings),
         spool=spool,
         observer=observer,

@@ -139,7 +139,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
     mock_clock.rate = FASTER
     for lucky in played.validators[:2]:
         drawn = tuple(group for group in range(GROUPS) if group != BAD_GROUP.group)
-        monkeypatch.setattr(lucky.lottery, "draw", lambda *_, drawn=drawn: Lot(0, 1 << 15, drawn))
+        monkeypatch.setattr(lucky.own_lots, "draw", lambda *_, drawn=drawn: Lot(0, 1 << 15, drawn))
     before = await hall.stakes()
     async with trio.open_nursery() as nursery:
         await played.open(nursery)
@@ -164,7 +164,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
         assert isinstance(late, Held)
         late.let_go.set()
         with trio.fail_after(PATIENCE):
-            await until(lambda: sum(one._annulment.annulled for one in played.validators) > 0)
+            await until(lambda: sum(one._invalidating.invalidated for one in played.validators) > 0)
         nursery.cancel_scope.cancel()
     assert ballots.state(bad) is FileState.REJECTED and ballots.state(good) is FileState.ACCEPTED
     work = await hall.chain.work(hall.pool, WORKER.address, epoch)
