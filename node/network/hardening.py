@@ -9,9 +9,12 @@ Each class here cures a measured defect of the library (docs/decisions.md names 
 - two sides that both send bulk can each wait for the other to read      -> HardYamux
 - every read costs two system calls, every full frame two messages       -> BufferedSocket
 - receive buffers are unbounded; a frame in > 101 parts is given up       -> HardYamux
+- a peer's frames are read as fast as it sends them, however small         -> HardYamux
+- silent handshakes from many addresses keep every inbound slot            -> HardSwarm
+- gossip's control messages are kept for any topic, and answered in full  -> HardRouter
 - the listener shares its port with any other process (SO_REUSEPORT)      -> port_is_taken
 
-Knows libp2p's internals; knows nothing of members, budgets of ours or blobs.
+Knows libp2p's internals; knows nothing of members or blobs.
 """
 
 import errno
@@ -20,7 +23,7 @@ import math
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import trio
@@ -35,16 +38,20 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.stream.exceptions import StreamError
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.utils import safe_bytes_from_hex
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux as yamux_module
-from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, Yamux
 from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI
 from libp2p.tools.anyio_service.stats import Stats, TaskStats
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
+
+from node.network.budget import Budgets, TokenBucket
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +60,19 @@ MAX_BUFFERED_BYTES = 128 * 1024**2
 MAX_CONTROL_FRAMES = 1024
 MAX_STREAMS_PER_PEER = 128
 MAX_HANDSHAKES_PER_IP = 16
+MAX_HANDSHAKES = 128
+"""Under way at once, from all addresses: of more, the oldest gives way. An honest one takes a fraction of a second."""
+FRAMES = (2000.0, 8000.0)
+"""Frames of one connection that are read, per second and in a burst; a new stream counts as NEW_STREAM frames. What
+carries data is paid for by it: one more frame for each FRAME_BYTES. Whoever sends more is read later, not cut off."""
+NEW_STREAM = 10
+FRAME_BYTES = 1024
+CONTROLS = (50.0, 500.0)
+"""Gossip control messages of one peer, per second and in a burst: a heartbeat a second says a few for our one topic."""
+MAX_NAMED = 1000
+"""Message ids that are looked at in one IHAVE or IWANT."""
+MAX_WANTED_BYTES = 512 * 1024
+"""Of messages sent for one IWANT."""
 WRITE_SECONDS = 30.0
 READ_AHEAD = 256 * 1024
 
@@ -236,6 +256,27 @@ class HardTcp(TCP):
         return raw
 
 
+class _Metered:
+    """The connection under a yamux session, whose frames' headers are read no faster than FRAMES allows.
+
+    The library takes headers, and nothing else, in reads of HEADER_SIZE bytes or what is left of them.
+    """
+
+    def __init__(self, inner: ISecureConn, frames: TokenBucket) -> None:
+        self._inner = inner
+        self._frames = frames
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = await self._inner.read(n)
+        opens = len(data) == HEADER_SIZE and data[1] < 2 and data[3] & FLAG_SYN
+        wait = self._frames.reserve(NEW_STREAM if opens else 1, trio.current_time())
+        await trio.sleep(wait)  # a checkpoint, too: what was read ahead would be worked off without one
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
 class HardYamux(Yamux):
     """Yamux whose frames are written whole, whose reader never waits for a writer, and whose memory is bounded."""
 
@@ -246,6 +287,8 @@ class HardYamux(Yamux):
 
     async def handle_incoming(self) -> None:
         self._reader = trio.lowlevel.current_task()
+        self._frames = TokenBucket(*FRAMES)
+        self._body, self.secured_conn = self.secured_conn, cast(ISecureConn, _Metered(self.secured_conn, self._frames))
         self._control, outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
         if self._nursery is not None:
             self._nursery.start_soon(self._send_control, outbox)
@@ -281,11 +324,12 @@ class HardYamux(Yamux):
         body = bytearray()
         with trio.fail_after(WRITE_SECONDS):
             while len(body) < length:
-                part = await self.secured_conn.read(length - len(body))
+                part = await self._body.read(length - len(body))
                 if not part:
                     raise IncompleteReadError("connection closed inside a frame")
                 body += part
         self.heard_at = trio.current_time()
+        self._frames.charge(-length / FRAME_BYTES)
         return bytes(body)
 
     def _buffered(self) -> int:
@@ -324,12 +368,15 @@ class HardSwarm(Swarm):
 
     fault: Fault = staticmethod(lambda where, error: None)
     _handshakes: dict[str, int]
+    _upgrading: dict[trio.CancelScope, None]
+    """Handshakes under way, the oldest first."""
     _streams: dict[ID, int]
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
         self.auto_connector = _NoAutoConnector(swarm=self)
         self._handshakes = {}
+        self._upgrading = {}
         self._streams = {}
 
     def set_stream_handler(self, stream_handler: Callable[[INetStream], Awaitable[None]]) -> None:
@@ -364,18 +411,79 @@ class HardSwarm(Swarm):
             return
         self._handshakes[ip] = self._handshakes.get(ip, 0) + 1
         raw = RawConnection(BufferedSocket(read_write_closer), False)
+        scope = trio.CancelScope()
+        self._upgrading[scope] = None
+        if len(self._upgrading) > MAX_HANDSHAKES:
+            oldest = next(iter(self._upgrading))
+            del self._upgrading[oldest]
+            oldest.cancel()
+        muxed = None
         try:
-            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+            with scope:
+                muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
         except Exception as error:
             log.debug("network.handshake_failed", ip=ip, error=repr(error))
             await raw.close()
             return
         finally:
+            self._upgrading.pop(scope, None)
             self._handshakes[ip] -= 1
             if not self._handshakes[ip]:
                 del self._handshakes[ip]
         if isinstance(muxed, Yamux):
             await muxed.event_closed.wait()
+        else:
+            await raw.close()
+
+
+class HardRouter(GossipSub):
+    """Gossipsub that heeds control messages about our own topics alone, so many of each peer, and dials nobody."""
+
+    _budgets: Budgets
+
+    def attach(self, pubsub: Pubsub) -> None:
+        super().attach(pubsub)
+        self._budgets = Budgets(*CONTROLS)
+
+    def _heeds(self, topic: str, sender: ID) -> bool:
+        known = self.pubsub is not None and topic in self.pubsub.topic_ids
+        return known and self._affords(sender)
+
+    def _affords(self, sender: ID) -> bool:
+        return self._budgets.take(sender.to_bytes(), 1, trio.current_time())
+
+    async def handle_graft(self, graft_msg: rpc_pb2.ControlGraft, sender_peer_id: ID) -> None:
+        if self._heeds(graft_msg.topicID, sender_peer_id):
+            await super().handle_graft(graft_msg, sender_peer_id)
+
+    async def handle_prune(self, prune_msg: rpc_pb2.ControlPrune, sender_peer_id: ID) -> None:
+        if self._heeds(prune_msg.topicID, sender_peer_id):
+            await super().handle_prune(prune_msg, sender_peer_id)
+
+    async def handle_ihave(self, ihave_msg: rpc_pb2.ControlIHave, sender_peer_id: ID) -> None:
+        if self._heeds(ihave_msg.topicID, sender_peer_id):
+            del ihave_msg.messageIDs[MAX_NAMED:]
+            await super().handle_ihave(ihave_msg, sender_peer_id)
+
+    async def handle_iwant(self, iwant_msg: rpc_pb2.ControlIWant, sender_peer_id: ID) -> None:
+        """Each message once, and not more bytes of them than a little: the library would send all that is named."""
+        if not self._affords(sender_peer_id):
+            return
+        wanted, room = list(dict.fromkeys(iwant_msg.messageIDs[:MAX_NAMED])), MAX_WANTED_BYTES
+        for number, name in enumerate(wanted):
+            id = safe_bytes_from_hex(name)
+            message = self.mcache.get(id) if id is not None else None
+            room -= message.ByteSize() if message is not None else 0
+            if room < 0:
+                del wanted[number:]
+                break
+        await super().handle_iwant(rpc_pb2.ControlIWant(messageIDs=wanted), sender_peer_id)
+
+    async def handle_idontwant(self, idontwant_msg: rpc_pb2.ControlIDontWant, sender_peer_id: ID) -> None:
+        """Of gossipsub 1.2, which we do not speak."""
+
+    async def _do_px(self, px_peers: list[rpc_pb2.PeerInfo]) -> None:
+        """A peer that leaves our mesh may name others: whom we dial, the chain says."""
 
 
 class HardPubsub(Pubsub):

@@ -21,7 +21,7 @@ from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
@@ -43,7 +43,7 @@ from node.network.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from node.network.hardening import HardMuxer, HardPubsub, HardSwarm, HardTcp, Tasks
+from node.network.hardening import HardMuxer, HardPubsub, HardRouter, HardSwarm, HardTcp, Tasks
 from node.network.interface import (
     MAX_GOSSIP_BYTES,
     SUBSCRIPTION_BUFFER,
@@ -111,7 +111,7 @@ class Libp2pNetwork:
         self._subscriptions: dict[str, _Subscription] = {}
         self._handlers: dict[str, tuple[Handler, int]] = {}
         self._addresses: dict[bytes, Address] = {}
-        self._strangers: dict[ID, INetConn] = {}
+        self._strangers: dict[INetConn, ID] = {}
         self._forwarded = Budgets(*FORWARDED)
         self._published = Budgets(*PUBLISHED)
         self._muted: dict[Address, float] = {}
@@ -190,7 +190,7 @@ class Libp2pNetwork:
         )
         self._swarm.fault = self._fault
         self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
-        self._router = GossipSub(
+        self._router = HardRouter(
             protocols=[PROTOCOL_ID_V11],
             degree=6,
             degree_low=4,
@@ -259,8 +259,8 @@ class Libp2pNetwork:
 
     def set_contacts(self, contacts: Mapping[Address, str]) -> None:
         self._redialer.set(contacts)
-        for contact in self._redialer.contacts.values():
-            self._strangers.pop(_id_of(contact.peer_id), None)
+        members = {_id_of(contact.peer_id) for contact in self._redialer.contacts.values()}
+        self._strangers = {each: peer for each, peer in self._strangers.items() if peer not in members}
         for member in self._windows.keys() - self._redialer.contacts.keys():
             del self._windows[member]
 
@@ -335,12 +335,14 @@ class Libp2pNetwork:
         elif address in self._redialer.contacts:
             self._swarm.protect(peer, "member")
         else:
-            self._strangers[peer] = connection
+            self._strangers[connection] = peer  # each of its connections: who closes one keeps the others
             while len(self._strangers) > MAX_STRANGERS:
-                self._close_soon(self._strangers.pop(next(iter(self._strangers))))
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                self._close_soon(oldest)
 
     def _left(self, connection: INetConn) -> None:
-        self._strangers.pop(connection.muxed_conn.peer_id, None)
+        self._strangers.pop(connection, None)
 
     def _close_soon(self, connection: INetConn) -> None:
         if self._nursery is not None:

@@ -244,6 +244,8 @@ class LocalRun:
         step = self._spool.next_batch()
         self._tokens = self._batch_log.tokens(self._observer.newest)
         self._rollouts.mkdir(parents=True, exist_ok=True)
+        for partial in self._rollouts.glob(".*"):  # what a killed engine left
+            partial.unlink()
         self._forget(step - self._run.recipe.max_staleness)
         settled = self._batch_log.settled(step)
         last = self._batch_log.read(step - 1) if step else None
@@ -264,7 +266,7 @@ class LocalRun:
 
     def _forget(self, before: int) -> None:
         """Delete the files of policies older than `before`: stale for every batch to come."""
-        for path in self._rollouts.iterdir():
+        for path in self._rollouts.glob("[0-9]*"):  # what begins with a dot is being written
             if int(path.name.partition("-")[0]) < before:
                 path.unlink(missing_ok=True)
 

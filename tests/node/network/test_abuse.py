@@ -1,0 +1,145 @@
+"""What one peer may cost us below the level of messages: frames, handshakes, connections, gossip's control messages."""
+
+import socket
+import struct
+
+import pytest
+import trio
+from libp2p.peer.id import ID
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.utils import encode_varint_prefixed
+
+from node.network import hardening, host
+from node.network.host import Libp2pNetwork
+
+
+async def _pair(real) -> tuple[Libp2pNetwork, Libp2pNetwork]:
+    one, two = real.make(), real.make()
+    await real.start(one, two)
+    await real.introduce(one, two)
+    return one, two
+
+
+def _connection(one: Libp2pNetwork, two: Libp2pNetwork):
+    return one._swarm.get_connections(ID.from_base58(two.peer_id))[0].muxed_conn
+
+
+async def _pinged(asker: Libp2pNetwork, asked: Libp2pNetwork) -> float:
+    started = trio.current_time()
+    await asker.request(asked.address, host.PING, b"x", max_response=1, timeout=10)
+    return trio.current_time() - started
+
+
+async def test_frames_that_ask_for_nothing_are_read_at_a_rate_and_delay_nobody_else(
+    real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardening, "FRAMES", (100.0, 500.0))
+    one, two = await _pair(real)
+    other = real.make()
+    await real.start(other)
+    other.set_contacts({two.address: two.contacts()[0]})
+    await real.until(lambda: other.connected())
+    unasked = struct.pack("!BBHII", 0, 2, 2, 0, 7) * 5000
+    await _connection(one, two).secured_conn.write(unasked)
+    assert await _pinged(other, two) < 2
+    with pytest.raises(host.RequestTimedOut):
+        await one.request(two.address, host.PING, b"x", max_response=1, timeout=1)
+    assert one.connected()
+
+
+async def test_data_pays_for_its_frames(real, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardening, "FRAMES", (1.0, 400.0))
+    one, two = await _pair(real)
+
+    async def big(asker, request: bytes) -> bytes:
+        return bytes(2**20)
+
+    two.serve("/big/1", big, max_request=10)
+    for _ in range(12):
+        with trio.fail_after(10):
+            await one.request(two.address, "/big/1", b"", max_response=2**20, timeout=10)
+
+
+async def test_silent_handshakes_from_many_addresses_give_way_to_new_ones(
+    real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardening, "MAX_HANDSHAKES", 8)
+    node, newcomer = real.make(), real.make()
+    await real.start(node, newcomer)
+    port = int(node.contacts()[0].split("/")[4])
+    silent = []
+    for number in range(12):
+        raw = socket.socket()
+        raw.bind((f"127.0.1.{number + 1}", 0))
+        raw.connect(("127.0.0.1", port))
+        silent.append(raw)
+    await real.until(lambda: len(node._swarm._upgrading) == 8)
+    newcomer.set_contacts({node.address: node.contacts()[0]})
+    await real.until(lambda: newcomer.connected(), seconds=8)
+    for raw in silent:
+        raw.close()
+
+
+async def test_a_stranger_that_closes_one_of_its_connections_is_still_counted(
+    real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "MAX_STRANGERS", 2)
+    node, stranger, other = real.make(), real.make(), real.make()
+    await real.start(node, stranger, other)
+    stranger.set_contacts({node.address: node.contacts()[0]})
+    await real.until(lambda: stranger.connected())
+    (first,) = node._strangers
+    again = type("Connection", (), {"muxed_conn": first.muxed_conn})()
+    node._arrived(again)
+    node._left(again)
+    assert list(node._strangers) == [first]
+
+
+def _control(**messages) -> bytes:
+    return encode_varint_prefixed(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(**messages)).SerializeToString())
+
+
+async def test_control_messages_about_foreign_topics_leave_nothing_behind(real) -> None:
+    one, two = await _pair(real)
+    stream = await one._host.new_stream(ID.from_base58(two.peer_id), [PROTOCOL_ID_V11])
+    names = [f"nobody's {number}" for number in range(200)]
+    await stream.write(
+        _control(
+            prune=[rpc_pb2.ControlPrune(topicID=name, backoff=3600) for name in names],
+            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[b"aa"]) for name in names],
+        )
+    )
+    await _pinged(one, two)
+    await trio.sleep(0.2)
+    router, attacker = two._router, ID.from_base58(one.peer_id)
+    assert not set(router.back_off) & set(names)
+    assert not router.graft_flood_tracking.get(attacker)
+    assert not router.ihave_message_limits.get(attacker)
+
+
+async def test_a_message_wanted_a_thousand_times_is_sent_once(real, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = await _pair(real)
+    heard = two.subscribe("news", lambda publisher, data: True)
+    await real.gossip_settles(one, heard, "news")
+    message = rpc_pb2.Message(data=bytes(1000), topicIDs=["news"], from_id=b"x", seqno=b"y")
+    two._router.mcache.put(message)
+    sent: list[rpc_pb2.RPC] = []
+    monkeypatch.setattr(two._router, "send_rpc", lambda peer, rpc, priority=False: sent.append(rpc))
+    name = two._pubsub.get_message_id(message).hex().encode()
+    wanted = rpc_pb2.ControlIWant(messageIDs=[name] * 1000)
+    await two._router.handle_iwant(wanted, ID.from_base58(one.peer_id))
+    assert [len(rpc.publish) for rpc in sent] == [1]
+
+
+async def test_nobody_is_dialled_because_a_peer_names_him(real, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = await _pair(real)
+    two.subscribe("news", lambda publisher, data: True)
+
+    async def connect(info) -> None:
+        raise AssertionError(f"dials {info}")
+
+    monkeypatch.setattr(two._host, "connect", connect)
+    named = rpc_pb2.PeerInfo(peerID=b"\x01" * 34)
+    prune = rpc_pb2.ControlPrune(topicID="news", peers=[named])
+    await two._router.handle_prune(prune, ID.from_base58(one.peer_id))
