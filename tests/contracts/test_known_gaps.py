@@ -69,8 +69,8 @@ def test_a_quorum_takes_an_epoch_that_is_of_no_tree(world: Any, pool: Any, refus
         settle(world, pool, 0)
 
 
-def test_known_gap_nodes_of_one_provider_share_a_stake_that_one_slash_empties(world: Any, pool: Any) -> None:
-    """A node more needs 10 tokens of stake, a slash takes 50: the fourth cheat of one provider costs it nothing."""
+def test_known_gap_nodes_of_one_provider_share_a_stake_that_two_slashes_empty(world: Any, pool: Any) -> None:
+    """A node more needs 10 tokens of stake, a slash takes 50: the third cheat of one provider costs it nothing."""
     nodes = [world.person() for _ in range(5)]
     for node in nodes:
         world.register(pool.provider, node)
