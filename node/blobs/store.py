@@ -263,6 +263,11 @@ class BlobStore:
         if not self._open[root]:
             del self._open[root]
 
+    def _abandoned(self, root: bytes) -> None:
+        """Nothing of it ever came: whoever names big blobs and delivers none takes no room from those who do."""
+        if root not in self._open and root in self._reserved:
+            self.evict(root)
+
     async def finish(self, partial: "Partial") -> Path:
         """Make a partial blob with all its pieces a complete one."""
         info = partial.info
@@ -436,6 +441,8 @@ class Partial:
             self._store._closed(self.info.root)
             if not self._users:
                 os.close(self.descriptor)
+                if not self.have:
+                    self._store._abandoned(self.info.root)
 
 
 @contextmanager

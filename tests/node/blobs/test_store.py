@@ -99,6 +99,19 @@ async def test_a_partial_blob_keeps_the_pieces_that_verify(tmp_path: Path) -> No
     assert again.has(info.root) and again.used == info.size
 
 
+async def test_a_blob_of_which_nothing_came_gives_its_room_back(tmp_path: Path) -> None:
+    """Else one member that names files near the limit pushes everybody else's out of the quota."""
+    store = BlobStore(tmp_path, quota=3 * PIECE)
+    kept = await store.add(os.urandom(PIECE))
+    for _ in range(3):
+        info = describe(os.urandom(2 * PIECE), PIECE)
+        partial = await store.open_partial(info)
+        assert await partial.write(0, bytes(PIECE)) == 0
+        partial.close()
+        assert store.used == PIECE and store.has(kept.root)
+    assert not list((tmp_path / "partial").iterdir())
+
+
 async def test_a_full_disk_is_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = BlobStore(tmp_path, quota=10**8)
     data = os.urandom(PIECE)
