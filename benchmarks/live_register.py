@@ -1,10 +1,11 @@
 """Attacks that name what is not the attacker's, in live swarms, each beside a swarm without it.
 
-    python -m benchmarks.live_register [--only NAME,..] [--steps 12] [--validators N] [--limit 150] [--json FILE]
+    python -m benchmarks.live_register [--only NAME,NAME+NAME] [--steps 12] [--validators N] [--limit 90] [--json FILE]
 
 Each swarm is a demo with a trainer, two honest workers, one or three validators and one dishonest node
 (`tests/cheats/nodes.py`): real daemons, libp2p, contracts on a local chain. Its control is the same swarm without the
 attacker, played in the same run of this program: on a machine that others use, too, only the ratio means something.
+Names joined by a plus attack the same swarm: what comes to no harm under all of them comes to none under each.
 A swarm ends a few seconds after its last step, or at the limit.
 """
 
@@ -29,6 +30,8 @@ from cli.demo.story import run_demo
 WORK = Path("live-register")
 SETTLE = 8.0
 """Seconds after the last step in which a stake may still be taken."""
+START = 300.0
+"""Seconds until there is a first policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +58,25 @@ PLAYS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PLAYS), help="separated by commas")
+    parser.add_argument("--only", default=",".join(PLAYS), help="separated by commas; a+b: in one swarm")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--validators", type=int, help="default: 1 or 3, as the attack needs")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds for one swarm, from its first process")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds for one swarm, from its first policy")
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()
     run = prepare(a.work, a.steps)["plain"]
     rows: list[dict[str, Any]] = []
     controls: dict[int, dict[str, Any]] = {}
-    for name in chosen(a.only.split(","), nodes(), "attack"):
-        play = PLAYS[name]
-        validators = a.validators or play.validators
+    for swarm in a.only.split(","):
+        names = chosen(swarm.split("+"), nodes(), "attack")
+        plays = [PLAYS[name] for name in names]
+        validators = a.validators or max(play.validators for play in plays)
         if validators not in controls:
             controls[validators] = _played(a, run, f"control-{validators}", validators, ())
             rows.append(controls[validators])
-        row = _played(a, run, name, validators, (*play.beside, name))
+        beside = {cheat for play in plays for cheat in play.beside}
+        row = _played(a, run, swarm, validators, (*beside, *names))
         rows.append(row | {"beside_control": _ratio(row, controls[validators])})
         if a.json:
             a.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -85,14 +90,13 @@ def _played(a: argparse.Namespace, run: Path, name: str, validators: int, cheats
     began = time.monotonic()
     scope = trio.CancelScope()
 
-    def end_when_settled(snapshot: Snapshot) -> None:
-        if snapshot.done:
-            scope.deadline = min(scope.deadline, trio.current_time() + SETTLE)
+    def end_in_time(snapshot: Snapshot) -> None:
+        seconds = SETTLE if snapshot.done else a.limit if snapshot.rewards else START
+        scope.deadline = min(scope.deadline, trio.current_time() + seconds)
 
-    view = Onlooker(end_when_settled)
+    view = Onlooker(end_in_time)
 
     async def story() -> None:
-        scope.deadline = trio.current_time() + a.limit
         with scope:
             await run_demo(options, view)
 
