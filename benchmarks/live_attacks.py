@@ -41,7 +41,7 @@ from node.chain.profile import read_profile
 from node.run.file import load_run_file
 from protocol.checks import reason_name
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued, open_envelope
-from protocol.statements import Domain, Outcome
+from protocol.statements import Domain, Outcome, work_id
 from tests.cheats.catalogue import CHEATS
 from tests.cheats.liars import LIARS
 
@@ -238,7 +238,7 @@ def files_of(played: Played, worker: str, judges: Iterable[str]) -> list[File]:
         for kind in ("verdict", "recheck"):
             for one in _said(scene, judge, kind):
                 assert isinstance(one.message, VerdictIssued)  # noqa: S101 - what this kind holds
-                words.setdefault(one.message.verdict.file_root, {})[judge] = one.message
+                words.setdefault(work_id(one.message.verdict), {})[judge] = one.message
     query = "SELECT root, made_at, state FROM files"
     states = {root: (made_at, state) for root, made_at, state in _rows(scene, worker, query)}
     found: list[File] = []
@@ -247,7 +247,7 @@ def files_of(played: Played, worker: str, judges: Iterable[str]) -> list[File]:
         c = one.message.commitment
         made_at, state = states[c.file_root]
         found.append(
-            File(c.file_root, steps.get(c.policy_root, -1), made_at, c.units, state, words.get(c.file_root, {}))
+            File(c.file_root, steps.get(c.policy_root, -1), made_at, c.units, state, words.get(work_id(c), {}))
         )
     return sorted(found, key=lambda file: file.made_at)
 

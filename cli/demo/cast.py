@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.demo.cheats import engine_module
+from cli.demo.cheats import engine_module, nodes, program_module
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant
 
@@ -45,12 +45,12 @@ def quorum_of(validators: int) -> int:
 
 
 def join_command(part: Participant, scene: Scene, profile: Path, pool: int) -> Sequence[str]:
-    """The command line of a participant: the daemon that everybody runs."""
-    command = [sys.executable, "-m", "cli", "join", "--role", part.role, "--network", str(profile)]
+    """The command line of a participant: the daemon that everybody runs, or a dishonest one in its place."""
+    command = [sys.executable, "-m", *program_module(part.cheat), "join", "--role", part.role, "--network", str(profile)]
     command += ["--pool", str(pool), "--state-dir", str(scene.state_dir(part.name))]
     if part.role == "trainer":
         command += ["--run", str(scene.run_file)]
-    if part.cheat:
+    if part.cheat and part.cheat not in nodes():
         command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
     return command
 

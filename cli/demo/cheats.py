@@ -15,6 +15,7 @@ from cli.errors import RUN, USAGE, CommandError
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ROOT / "tests" / "cheats" / "catalogue.py"
 VALIDATORS = ROOT / "tests" / "cheats" / "liars.py"
+DAEMONS = ROOT / "tests" / "cheats" / "nodes.py"
 _MODULES = {"own-problems": "tests.cheats.own_problems", "other-weights": "tests.cheats.other_weights"}
 
 
@@ -28,9 +29,19 @@ def liars() -> dict[str, str]:
     return _names(VALIDATORS, "LIARS")
 
 
+def nodes() -> dict[str, str]:
+    """Members that are dishonest beside what their engines do, likewise."""
+    return _names(DAEMONS, "NODES")
+
+
 def chosen(words: Iterable[str], known: Mapping[str, str], what: str) -> tuple[str, ...]:
     """The typed names of what was asked for; raises CommandError that names the nearest one."""
     return tuple(_chosen(word, known, what) for word in words)
+
+
+def program_module(cheat: str | None) -> list[str]:
+    """What `python -m` runs as the whole node: everybody's daemon, or a dishonest one."""
+    return ["tests.cheats.nodes", nodes()[cheat]] if cheat in nodes() else ["cli"]
 
 
 def engine_module(cheat: str) -> list[str]:

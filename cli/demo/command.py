@@ -50,12 +50,12 @@ def command(
     import trio
 
     from cli.demo.cast import DemoOptions
-    from cli.demo.cheats import cheats, chosen, liars
+    from cli.demo.cheats import cheats, chosen, liars, nodes
     from cli.demo.story import run_demo
 
     if not fresh and run is not None:
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
-    wanted = () if no_cheat else chosen(cheat or ["own-problems"], cheats(), "cheat")
+    wanted = () if no_cheat else chosen(cheat or ["own-problems"], cheats() | nodes(), "cheat")
     lies = chosen(liar or (), liars(), "liar")
     if len(lies) > validators:
         raise CommandError(
