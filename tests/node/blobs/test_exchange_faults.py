@@ -189,6 +189,9 @@ async def test_an_abandoned_blob_gives_its_room_to_the_next_one(swarm, folders) 
     await _start(swarm, one, two)
     first, second = os.urandom(4 * MIB), os.urandom(4 * MIB)
     infos = [await one.store.add(data) for data in (first, second)]
+    partial = await two.store.open_partial(infos[0])
+    assert await partial.write(0, first[: infos[0].piece_size]) == 1
+    partial.close()
     one.behaves(stalls)
     with pytest.raises(BlobUnavailable):
         await two.exchange.fetch(infos[0].root, [one.address], timeout=0.5)
