@@ -37,6 +37,8 @@ FARTHEST = 10**18
 FARTHEST_UNITS = 10**6
 ECHOED = 512
 """Of the newest old messages, how many are said again in each round."""
+ECHO_PAUSE = 0.002
+"""Seconds from one to the next: what is published without a pause never leaves the own queues, which hold 32."""
 
 Slot = tuple[bytes, int]
 """(policy root, index)"""
@@ -227,8 +229,9 @@ class PolicyEcho(Attack):
             while True:
                 for raw in heard[-ECHOED:]:
                     await self.shout(raw)
+                    await trio.sleep(ECHO_PAUSE)
                 self.note(len(heard[-ECHOED:]))
-                await trio.sleep(0.01)
+                await trio.sleep(ECHO_PAUSE)
 
     async def _collect(self, messages: trio.MemoryReceiveChannel[Signed], heard: list[bytes]) -> None:
         async for signed in messages:
