@@ -227,14 +227,14 @@ async def test_two_programs_with_one_key_do_not_lose_each_others_transactions(
 ) -> None:
     clients = [connect(profile, people.node) for _ in range(2)]
 
-    async def send_some(client: ChainClient) -> None:
+    async def send_some(client: ChainClient, amount: int) -> None:
         for _ in range(4):
-            await client.faucet(people.provider.address, 3)
+            await client.faucet(people.provider.address, amount)
 
     async with trio.open_nursery() as nursery:
-        for client in clients:
-            nursery.start_soon(send_some, client)
-    assert (await people.client.balances(people.provider.address)).token == 24
+        for amount, client in enumerate(clients, start=3):  # equal calls at one number would be one transaction
+            nursery.start_soon(send_some, client, amount)
+    assert (await people.client.balances(people.provider.address)).token == 4 * 3 + 4 * 4
 
 
 async def test_the_fee_is_raised_when_no_block_takes_the_transaction(people: Any, chain_rpc: Any) -> None:
