@@ -45,7 +45,7 @@ from libp2p.pubsub.utils import safe_bytes_from_hex
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux as yamux_module
-from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, Yamux
+from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_DATA, Yamux
 from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI
 from libp2p.tools.anyio_service.stats import Stats, TaskStats
 from libp2p.transport.tcp.tcp import TCP
@@ -62,9 +62,10 @@ MAX_STREAMS_PER_PEER = 128
 MAX_HANDSHAKES_PER_IP = 16
 MAX_HANDSHAKES = 128
 """Under way at once, from all addresses: of more, the oldest gives way. An honest one takes a fraction of a second."""
-FRAMES = (2000.0, 8000.0)
-"""Frames of one connection that are read, per second and in a burst; a new stream counts as NEW_STREAM frames. What
-carries data is paid for by it: one more frame for each FRAME_BYTES. Whoever sends more is read later, not cut off."""
+FRAMES = (1000.0, 2000.0)
+"""Frames of one connection that are read, per second and in a burst; a new stream counts as NEW_STREAM frames. Data
+pays, one more frame for each FRAME_BYTES: what arrives for its own frames, what we send for the window updates that
+answer it. Whoever sends more is read later, not cut off."""
 NEW_STREAM = 10
 FRAME_BYTES = 1024
 CONTROLS = (50.0, 500.0)
@@ -285,9 +286,12 @@ class HardYamux(Yamux):
     heard_at: float = 0.0
     """When data last arrived, on trio's clock."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._frames = TokenBucket(*FRAMES)
+
     async def handle_incoming(self) -> None:
         self._reader = trio.lowlevel.current_task()
-        self._frames = TokenBucket(*FRAMES)
         self._body, self.secured_conn = self.secured_conn, cast(ISecureConn, _Metered(self.secured_conn, self._frames))
         self._control, outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
         if self._nursery is not None:
@@ -312,6 +316,8 @@ class HardYamux(Yamux):
         async with self._write_lock:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + WRITE_SECONDS) as whole:
                 await self.secured_conn.write(data)
+            if data[1] == TYPE_DATA:
+                self._frames.charge(-len(data) / FRAME_BYTES)
             if whole.cancelled_caught:
                 self._abort()
         await trio.lowlevel.checkpoint()
