@@ -155,6 +155,10 @@ class Visitor:
         with trio.move_on_after(HEARD_WITHIN):
             while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110
                 await trio.sleep(0.05)
+        if follower.fork is not None:
+            raise PolicyUnknown(
+                "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
+            )
         if follower.newest_step < 0:
             raise PolicyUnknown(
                 "no policy was announced",

@@ -58,6 +58,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             lambda author: [author, *station.membership.addresses()],
             image_limit(station.run.spec),
             workshop=self.workshop,
+            clock=station.jury.policies,
             records=self.records,
             repeat=station.board.post_raw,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),

@@ -130,9 +130,10 @@ class Jury:
     # policies and work
 
     def _on_policy(self, signed: Signed[PolicyAnnounced]) -> None:
-        if self.policies.announce(signed):
+        self.policies.announce(signed)  # which whoever fetches the policy may have done before us
+        if self.policies.fork is None:
             self.register.policy_announced()
-        elif self.policies.fork is not None and not self.distrust.is_set():
+        elif not self.distrust.is_set():
             log.error("trainer.forked", trainer=signed.author, what=self.policies.fork.what)
             self._board.pin(self.policies.fork.evidence)
             self._judged.set()

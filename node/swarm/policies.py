@@ -40,8 +40,8 @@ class PolicyClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: Recent[bytes, KnownPolicy] = Recent(KNOWN)
-        self._by_root: Recent[bytes, Signed] = Recent(COMPARED)
-        self._by_step: Recent[int, Signed] = Recent(COMPARED)
+        self._by_root: Recent[bytes, Signed[PolicyAnnounced]] = Recent(COMPARED)
+        self._by_step: Recent[int, Signed[PolicyAnnounced]] = Recent(COMPARED)
         self._settling: deque[KnownPolicy] = deque()
         self._settled = -1
         self.newest_step = -1
@@ -65,10 +65,18 @@ class PolicyClock:
         """A policy that was announced, None if it was not (or is forgotten)."""
         return self._known.get(root)
 
-    def announcement(self, root: bytes) -> bytes | None:
-        """The envelope in which a policy was announced, as long as it is kept."""
-        signed = self._by_root.get(root)
-        return signed.raw if signed else None
+    def announcement(self, root: bytes) -> Signed[PolicyAnnounced] | None:
+        """In which a policy was announced, as long as it is kept."""
+        return self._by_root.get(root)
+
+    def of_step(self, step: int) -> Signed[PolicyAnnounced] | None:
+        """The announcement of a step's policy, as long as it is kept."""
+        return self._by_step.get(step)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Those whose announcement is kept, ascending."""
+        return tuple(sorted(self._by_step))
 
     @property
     def settled_step(self) -> int:

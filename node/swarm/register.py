@@ -138,7 +138,8 @@ class Register:
 
     def announcement(self, work: Work) -> bytes | None:
         """The envelope in which the trainer announced the work's policy, as long as it is kept."""
-        return self._policies.announcement(work.commitment.policy_root)
+        signed = self._policies.announcement(work.commitment.policy_root)
+        return signed.raw if signed else None
 
     def is_contested(self, work: Work) -> bool:
         """Whether its node signed something else for the same slot."""

@@ -18,10 +18,10 @@ import trio
 
 from node.blobs.errors import StoreFull
 from node.recent import Recent
+from node.swarm.policies import COMPARED, Fork, PolicyClock
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
-from node.weights.notices import REMEMBERED, Announcements
 from node.weights.records import PolicyRecords
 from node.weights.ways import Way, ways_to
 from protocol.blobs import BlobInfo, describe
@@ -76,8 +76,9 @@ class PolicyFollower:
     """A service: the newest announced policy, always, and older ones on demand.
 
     sources: whom to ask for what an author announced; max_image_bytes: what the run allows; workshop: a directory of
-    its own on the store's disk; records: what outlives a restart; repeat: how an announcement is said again after it;
-    newest: whether to pursue each newest policy, or none but those asked for.
+    its own on the store's disk; clock: what this node knows of announcements, where somebody else asks as well;
+    records: what outlives a restart; repeat: how an announcement is said again after it; newest: whether to pursue each
+    newest policy, or none but those asked for.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class PolicyFollower:
         max_image_bytes: int,
         *,
         workshop: Path,
+        clock: PolicyClock | None = None,
         records: PolicyRecords | None = None,
         repeat: Repeat | None = None,
         blame: Blame | None = None,
@@ -108,11 +110,11 @@ class PolicyFollower:
         self._repeat = repeat
         self._blame = blame
         self._newest = newest
-        self._announced = Announcements()
+        self._clock = clock or PolicyClock(trio.current_time)
         self._manifests = Recent[bytes, PolicyManifest](2 * IN_FLIGHT)
         self._under_way: dict[bytes, _UnderWay] = {}
-        self._refused = Recent[bytes, None](REMEMBERED)
-        self._blamed = Recent[bytes, None](REMEMBERED)
+        self._refused = Recent[bytes, None](COMPARED)
+        self._blamed = Recent[bytes, None](COMPARED)
         self._pursued: set[int] = set()
         self._wanted = trio.Event()
         self._news = trio.Event()
@@ -123,7 +125,12 @@ class PolicyFollower:
     @property
     def newest_step(self) -> int:
         """The newest step that was announced, -1 before the first."""
-        return self._announced.newest_step
+        return self._clock.newest_step
+
+    @property
+    def fork(self) -> Fork | None:
+        """What the trainer said that cannot be true together."""
+        return self._clock.fork
 
     async def run(self) -> None:
         await trio.to_thread.run_sync(_empty, self._workshop)
@@ -143,28 +150,28 @@ class PolicyFollower:
 
     def step_of(self, root: bytes) -> int | None:
         """The step of an announced policy."""
-        signed = self._announced.by_root(root)
-        return signed.message.step if signed else None
+        known = self._clock.find(root)
+        return known.step if known else None
 
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps whose announcements are remembered, ascending."""
-        return self._announced.steps
+        return self._clock.steps
 
     def root_of(self, step: int) -> bytes | None:
         """The policy that was announced for a step."""
-        signed = self._announced.step_with(step)
+        signed = self._clock.of_step(step)
         return signed.message.policy_root if signed else None
 
     async def announced(self, root: bytes) -> None:
         """Return once the trainer has announced `root`; a worker may have heard of it before us."""
-        while self._announced.by_root(root) is None:
+        while self._clock.announcement(root) is None:
             await self._news.wait()
 
     async def get(self, root: bytes, timeout: float) -> HeldPolicy | None:
         """The policy `root`, fetched if it was announced; None if it was not, or cannot be had in time (seconds)."""
         held = self._shelf.by_root(root)
-        signed = self._announced.by_root(root)
+        signed = self._clock.announcement(root)
         if held or not signed:
             return held
         with trio.move_on_after(timeout):
@@ -207,19 +214,18 @@ class PolicyFollower:
             self._wanted.set()
 
     def _note(self, signed: Signed[PolicyAnnounced]) -> None:
-        try:
-            if self._announced.admit(signed):
-                self._news.set()
-                self._news = trio.Event()
-        except MalformedPolicy as error:
-            self._refuse(signed, error.why)
+        self._clock.announce(signed)
+        if self._clock.fork is not None:
+            self._refuse(signed, self._clock.fork.what)
+        self._news.set()
+        self._news = trio.Event()
 
     async def _keep_newest(self, nursery: trio.Nursery) -> None:
         """Pursue the newest policy, beside at most IN_FLIGHT - 1 that are still on their way."""
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
-            newest = self._announced.newest
+            newest = self._clock.of_step(self._clock.newest_step)
             if newest is None or len(self._pursued) >= IN_FLIGHT:
                 continue  # whoever of them finishes looks again
             step = newest.message.step

@@ -24,12 +24,11 @@ from node.weights.images import (
     write_patch,
 )
 from node.weights.keeper import HeldPolicy, PolicyShelf
-from node.weights.notices import INLINE_BYTES, notice_of
 from node.weights.records import PolicyRecords
 from node.weights.ways import next_chain
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError
-from protocol.messages import PolicyAnnounced
+from protocol.messages import PolicyAnnounced, parse_envelope
 from protocol.policy import (
     MAX_MANIFEST_BYTES,
     PATCH_SHARE,
@@ -45,6 +44,8 @@ from protocol.policy import (
 
 log = structlog.get_logger()
 JOURNAL_KIND = "policy"
+INLINE_BYTES = 8 * 1024
+"""A manifest up to this size travels inside its announcement."""
 
 
 class Store(Protocol):
@@ -100,7 +101,7 @@ class Publisher:
         else:
             manifest = await self._said_before(raw, step, info, tensors)
         await self._board.post_raw(raw)
-        message = notice_of(raw)
+        message = self._read(raw)
         held = HeldPolicy(step, manifest.policy_root, self._store.path(info.root), manifest, message.manifest_root, raw)
         self._previous = held
         if self._records is not None and self._shelf is not None:
@@ -193,7 +194,7 @@ class Publisher:
         self, raw: bytes, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]
     ) -> PolicyManifest:
         """The manifest that was announced before a restart; the image must be that one's."""
-        message = notice_of(raw)
+        message = self._read(raw)
         if message.policy_root != policy_root(step, tensors):
             raise MalformedPolicy("will not publish two policies for one step", f"step {step} was announced otherwise")
         encoded = message.manifest
@@ -203,6 +204,13 @@ class Publisher:
             await self._store.add(encoded)
             return decode_manifest(encoded)
         return PolicyManifest(self._run_root, step, message.policy_root, tensors, info.root, info.size)
+
+    def _read(self, raw: bytes) -> PolicyAnnounced:
+        """An announcement of our own."""
+        message = parse_envelope(self._pool, raw).message
+        if not isinstance(message, PolicyAnnounced):
+            raise MalformedPolicy("unreadable announcement", "it is another kind of message")
+        return message
 
 
 def _read_manifest(path: Path) -> bytes:

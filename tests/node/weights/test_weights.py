@@ -262,7 +262,7 @@ async def test_a_second_step_for_a_policy_is_a_lie_and_blamed(run, origin, peer,
         trainer, follower, held = await published(run, origin, peer, nursery)
         wire.say(announce(trainer.key, msgspec.structs.replace(held.manifest, step=9), b"x" * 32))
         await until(lambda: follower.blamed)
-        assert "one policy was announced for the steps 1 and 9" in follower.blamed[0]
+        assert "one policy was announced for steps 1 and 9" in follower.blamed[0]
         assert follower.follower.step_of(held.root) == 1 and follower.follower.newest_step == 1
         nursery.cancel_scope.cancel()
 
