@@ -22,7 +22,7 @@ import trio
 
 from benchmarks.live_attacks import HONEST, Onlooker, Played, files_of, prepare, swarm_row
 from cli.demo.cast import DemoOptions, cast
-from cli.demo.cheats import chosen, nodes
+from cli.demo.cheats import chosen
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant, Snapshot
 from cli.demo.story import run_demo
@@ -46,6 +46,7 @@ PLAYS = {
     "copied-roots": Play(),
     "copied-roots-size-1": Play(),
     "copied-roots-real-policy": Play(),
+    "own-problems": Play(validators=3),  # a cheat by itself, which a decoy is compared with
     "decoy": Play(validators=3),
     "decoy-accomplice": Play(validators=3, beside=("own-problems",)),
     "units-fork": Play(validators=3),
@@ -69,7 +70,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     controls: dict[int, dict[str, Any]] = {}
     for swarm in a.only.split(","):
-        names = chosen(swarm.split("+"), nodes(), "attack")
+        names = chosen(swarm.split("+"), dict.fromkeys(PLAYS, ""), "attack")
         plays = [PLAYS[name] for name in names]
         validators = a.validators or max(play.validators for play in plays)
         if validators not in controls:
