@@ -3,8 +3,9 @@
     python -m benchmarks.live_register [--only NAME,NAME+NAME] [--steps 12] [--validators N] [--limit 90] [--json FILE]
 
 Each swarm is a demo with a trainer, two honest workers, one or three validators and one dishonest node
-(`tests/cheats/nodes.py`): real daemons, libp2p, contracts on a local chain. Its control is the same swarm without the
-attacker, played in the same run of this program: on a machine that others use, too, only the ratio means something.
+(`tests/cheats/nodes.py`): real daemons, libp2p, contracts on a local chain. Its control is the same swarm with a
+member that only listens in the attacker's place, played in the same run of this program: on a machine that others use,
+too, only the ratio means something.
 Names joined by a plus attack the same swarm: what comes to no harm under all of them comes to none under each.
 A swarm ends a few seconds after its last step, or at the limit.
 """
@@ -74,7 +75,7 @@ def main() -> None:
         plays = [PLAYS[name] for name in names]
         validators = a.validators or max(play.validators for play in plays)
         if validators not in controls:
-            controls[validators] = _played(a, run, f"control-{validators}", validators, ())
+            controls[validators] = _played(a, run, f"control-{validators}", validators, ("idle",))
             rows.append(controls[validators])
         beside = {cheat for play in plays for cheat in play.beside}
         row = _played(a, run, swarm, validators, (*beside, *names))

@@ -1,7 +1,8 @@
 """How commands speak: tables for people, JSON for programs, errors on standard error."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -18,6 +19,24 @@ SCHEMA_VERSION = 1
 def console() -> Console:
     """The terminal of this moment (tests and pipes replace it)."""
     return Console(highlight=False)
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """What the daemon's parts log: warnings and worse are shown, on standard error, beside a command's own answer."""
+    import logging
+
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def print_error(error: Description) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
-from cli.output import clean, console, print_json, short
+from cli.output import clean, console, print_json, quiet_logs, short
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -102,7 +102,7 @@ def fetch(
     profile, number = _profile(network, pool)
     sources = [parse_source(text) for text in source or ()]
     directory = cache or _cache() / f"{profile.name}-{number}"
-    with _quiet_log(), _bars(as_json) as bars:
+    with quiet_logs(), _bars(as_json) as bars:
         view = _Transfers(bars)
         visitor = Visitor(profile, number, directory, quota=int(quota * 1e9), sources=sources, report=view.report)
         visit = trio.run(visitor.fetch, step)
@@ -452,22 +452,3 @@ class _Transfers:
             name = f"fetching {progress.root.hex()[:8]}"
             self._tasks[progress.root] = self._bars.add_task(name, total=progress.size, peers=peers)
         self._bars.update(self._tasks[progress.root], completed=progress.done, total=progress.size, peers=peers)
-
-
-@contextmanager
-def _quiet_log() -> Iterator[None]:
-    """The network's events are for daemons' logs: warnings and worse are shown, on standard error."""
-    import logging
-    import sys
-
-    import structlog
-
-    before = structlog.get_config()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    try:
-        yield
-    finally:
-        structlog.configure(**before)

@@ -29,7 +29,7 @@ from cli.contract.frame import (
 from cli.contract.groups import app
 from cli.contract.values import address, eth, seconds, wei
 from cli.errors import USAGE, CommandError
-from cli.output import console, ether, print_facts, print_json
+from cli.output import console, ether, print_facts, print_json, quiet_logs
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def deploy(
         stake_per_unit=stake_per_unit,
         pool_bond=pool_bond,
     )
-    with alone(deployer.address):
+    with alone(deployer.address), quiet_logs():
         trio.run(_story, network, profile, deployer, params, dry_run, yes, as_json)
 
 

@@ -17,7 +17,7 @@ import typer
 from cli.contract.values import eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
-from cli.output import clean, console, duration, print_json
+from cli.output import clean, console, duration, print_json, quiet_logs
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient, Leftover, Receipt
@@ -151,7 +151,8 @@ def read(network: str, action: "Callable[[ChainClient], Awaitable[T]]") -> T:
         finally:
             chain.close()
 
-    return trio.run(main)
+    with quiet_logs():
+        return trio.run(main)
 
 
 def profile_of(network: str, *, deployed: bool = True) -> "NetworkProfile":
@@ -186,7 +187,7 @@ def _run(call: _Call, planner: Planner, own: dict[str, Any]) -> None:
     profile = profile_of(call.network)
     require_somebody(call.yes or call.dry_run)
     key = signer_of(call.network, profile, call.key, call.state_dir, call.password_file)
-    with alone(key.address):
+    with alone(key.address), quiet_logs():
         trio.run(_story, call, profile, key, planner, own)
 
 

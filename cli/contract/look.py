@@ -1,7 +1,5 @@
 """Looking: the contracts' parameters, any account, everything that was ever told."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +9,7 @@ from rich.text import Text
 from cli.contract.frame import AsJson, Network, profile_of, read
 from cli.contract.groups import app
 from cli.contract.values import address
-from cli.output import clean, console, duration, ether, print_facts, print_json, short
+from cli.output import clean, console, duration, ether, print_facts, print_json, quiet_logs, short
 
 if TYPE_CHECKING:
     from contracts.bindings import Contracts
@@ -131,7 +129,7 @@ def _follow(network: str, pool: int | None, as_json: bool) -> None:
         finally:
             chain.close()
 
-    with _quiet():
+    with quiet_logs():
         trio.run(main)
 
 
@@ -153,17 +151,6 @@ def _tell(delivery: Any, as_json: bool) -> None:
         return
     line = f"{row['block']:>8}  {row['event']:<18}  {clean(describe_event(row))}  {short(row['transaction'])}"
     console().print(line, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The chain's log lines would stand between the events."""
-    import logging
-
-    import structlog
-
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    yield
 
 
 def _read_parameters(contracts: "Contracts") -> dict[str, Any]:

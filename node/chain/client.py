@@ -489,7 +489,8 @@ class ChainClient:
 def default_limits(profile: NetworkProfile) -> SendLimits:
     """Impatient with a local chain, sparing with public endpoints."""
     poll = 0.2 if profile.confirmations == 0 else 1.0
-    return SendLimits(poll=poll, confirmations=profile.confirmations)
+    max_fee = int(profile.max_fee_gwei * 10**9)
+    return SendLimits(poll=poll, confirmations=profile.confirmations, max_fee=max_fee)
 
 
 def _l1_part(receipt: Any) -> int:

@@ -59,6 +59,17 @@ class InsufficientFunds(ChainError):
     """Too little of the chain's coin for gas, or too few tokens."""
 
 
+class FeeTooHigh(ChainError):
+    """The chain, or an endpoint that says so, asks for more per gas than the network profile allows. wei per gas."""
+
+    def __init__(self, asked: int, cap: int) -> None:
+        super().__init__(
+            "gas costs too much now",
+            f"a block asks for {asked / 1e9:g} gwei per gas, max_fee_gwei of the network profile is {cap / 1e9:g}",
+            "wait; or raise max_fee_gwei in the network profile",
+        )
+
+
 class InsufficientStake(ChainError):
     """The provider's bond does not cover its nodes. bonded, required: token wei."""
 

@@ -19,6 +19,7 @@ LOCAL = "local"
 MAX_PROFILE_BYTES = 64 * 1024
 MAX_RPC_URLS = 16
 MAX_CONFIRMATIONS = 1_000
+MAX_FEE_GWEI = 1e6
 SHIPPED = Path(__file__).resolve().parent / "networks"
 """Networks that come with the program; `contract deploy` writes a copy with addresses into the user's own."""
 NOWHERE = Addresses(**dict.fromkeys(Addresses.__struct_fields__, NOBODY))
@@ -31,8 +32,8 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     confirmations: blocks on top of an event's or a receipt's before it counts; finality: events are delivered
     up to the chain's block of that name; l1_fees: whether the chain takes a fee for its data beside the gas (OP
-    stack); window_seconds: of its pools, as a hint for people; deployed_block: where the contracts' logs start;
-    explorer: a URL prefix or None.
+    stack); max_fee_gwei: of the chain's coin per gas, the most that is ever paid; window_seconds: of its pools, as a
+    hint for people; deployed_block: where the contracts' logs start; explorer: a URL prefix or None.
     """
 
     name: str
@@ -43,6 +44,7 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     confirmations: int = 0
     finality: Finality = "latest"
     l1_fees: bool = False
+    max_fee_gwei: float = 100.0
     explorer: str | None = None
     window_seconds: int = 86_400
     deployed_block: int = 0
@@ -151,6 +153,8 @@ def _checked(profile: NetworkProfile) -> NetworkProfile:
         raise ValueError("chain_id must be positive, deployed_block not negative")
     if not 0 <= profile.confirmations <= MAX_CONFIRMATIONS:
         raise ValueError(f"confirmations must be 0 to {MAX_CONFIRMATIONS}")
+    if not 0 < profile.max_fee_gwei <= MAX_FEE_GWEI:
+        raise ValueError(f"max_fee_gwei must be above 0 and at most {MAX_FEE_GWEI:g}")
     if profile.explorer is not None and urlsplit(profile.explorer).scheme not in ("http", "https"):
         raise ValueError(f"explorer {profile.explorer!r} is not an http(s) URL")
     parsed = {name: parse_address(getattr(profile.contracts, name)) for name in Addresses.__struct_fields__}

@@ -1,7 +1,7 @@
 """A web3 provider over several RPC endpoints: sticks to the one that works, moves on when it fails.
 
-Knows HTTP, time limits, size limits and chain ids. Blocking: call it from threads. It tries every
-endpoint once per request; waiting and trying later is for the callers.
+Knows HTTP, limits of time and size, and chain ids; what an answer may be says `answers.py`. Blocking: call it from
+threads. It tries every endpoint once per request; waiting and trying later is for the callers.
 """
 
 import json
@@ -14,6 +14,7 @@ import structlog
 from web3.providers.base import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
+from node.chain.answers import BadAnswer, parse_answer
 from node.chain.errors import RpcUnreachable, WrongChain
 
 MAX_RESPONSE = 32 * 1024 * 1024
@@ -74,7 +75,7 @@ class FallbackProvider(JSONBaseProvider):
                 wrong = error
                 continue
             try:
-                response = self._post(url, payload)
+                response = self._post(url, payload, method)
             except _EndpointFailed as failure:
                 self._thread.unanswered = True
                 causes[url] = str(failure)
@@ -90,11 +91,10 @@ class FallbackProvider(JSONBaseProvider):
         """Check the chain id before the first request to an endpoint, and again after each of its failures."""
         if url in self._verified:
             return
-        answer = self._post(url, self.encode_rpc_request(RPCEndpoint("eth_chainId"), []))
-        try:
-            found = int(str(answer["result"]), 16)  # pyright: ignore[reportTypedDictNotRequiredAccess]
-        except (KeyError, ValueError) as error:
-            raise _EndpointFailed("it does not tell its chain id") from error
+        answer = self._post(url, self.encode_rpc_request(RPCEndpoint("eth_chainId"), []), "eth_chainId")
+        if "result" not in answer:
+            raise _EndpointFailed("it does not tell its chain id")
+        found = int(answer["result"], 16)
         if found != self._chain_id:
             raise WrongChain(url, self._chain_id, found)
         with self._lock:
@@ -110,7 +110,7 @@ class FallbackProvider(JSONBaseProvider):
             with self._lock:
                 self._current = place
 
-    def _post(self, url: str, payload: bytes) -> RPCResponse:
+    def _post(self, url: str, payload: bytes, method: str) -> RPCResponse:
         try:
             with self._http.stream(
                 "POST", url, content=payload, headers={"content-type": "application/json"}
@@ -119,11 +119,9 @@ class FallbackProvider(JSONBaseProvider):
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise _EndpointFailed(str(error) or type(error).__name__) from error
         try:
-            answer = self.decode_rpc_response(body)
-        except ValueError as error:
-            raise _EndpointFailed(f"HTTP {response.status_code} without JSON") from error
-        if not isinstance(answer, dict) or not ("result" in answer or "error" in answer):
-            raise _EndpointFailed(f"HTTP {response.status_code} without a JSON-RPC answer")
+            answer = parse_answer(method, body)
+        except BadAnswer as error:
+            raise _EndpointFailed(f"HTTP {response.status_code} {error}") from error
         if response.status_code == 429 or (response.status_code >= 500 and "error" not in answer):
             raise _EndpointFailed(f"HTTP {response.status_code}")
         return answer

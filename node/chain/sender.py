@@ -19,6 +19,7 @@ from web3.exceptions import ContractLogicError, TransactionNotFound, Web3RPCErro
 
 from node.chain.errors import (
     ChainError,
+    FeeTooHigh,
     InsufficientFunds,
     Reverted,
     RpcRefused,
@@ -26,8 +27,19 @@ from node.chain.errors import (
     TransactionReplaced,
     TransactionUnconfirmed,
 )
+from node.chain.numbers import count, is_known, use_of
 from node.chain.outbox import Fate, Outbox, Pending
-from node.chain.transactions import Call, call_of, fields_of, judge, noop, raise_fee, sign_transaction
+from node.chain.transactions import (
+    FEE_BUMP,
+    FEES,
+    Call,
+    call_of,
+    fields_of,
+    judge,
+    noop,
+    raise_fee,
+    sign_transaction,
+)
 from node.chain.translate import EXPECTED, translate
 from protocol.identity import Address, NodeKey
 
@@ -36,10 +48,12 @@ MAX_BUMPS = 5
 NONCE_TRIES = 4
 FEE_TRIES = 4
 UNDERPRICED_FACTOR = 1.5
-REPLACED_LOOKS = 3
-"""Looks in a row at a used number without a receipt of ours, before it is believed: endpoints may lag."""
 ENDPOINT_LAG = 15.0
-"""Seconds that one endpoint may be behind another."""
+"""Seconds that one endpoint, or one part of it, may be behind another."""
+LAG_LOOKS = 0.2
+"""Seconds between two looks while that is waited out."""
+TIP_SHARE = 10
+"""A tip is at most this part of the highest fee: what an endpoint recommends is its own word."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -53,13 +67,16 @@ class Runner(Protocol):
 class SendLimits(msgspec.Struct, frozen=True):
     """Seconds: between looks for a receipt, without one before the fee is raised, before giving up waiting.
 
-    confirmations: blocks on top of a receipt's before it counts.
+    confirmations: blocks on top of a receipt's before it counts; lag: seconds that an endpoint's counts may run ahead
+    of its receipts; max_fee: wei per gas that are never exceeded.
     """
 
     poll: float = 0.2
     bump_after: float = 30.0
     give_up: float = 120.0
     confirmations: int = 0
+    lag: float = ENDPOINT_LAG
+    max_fee: int = 100 * 10**9
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -84,9 +101,8 @@ class _Sent(msgspec.Struct):
     nonce: int
     fields: dict[str, Any]
     variants: list[Pending]
-    bumped: float = 0.0
     seen: bool = False
-    replaced: int = 0
+    replaced: bool = False
 
 
 class Sender:
@@ -116,6 +132,8 @@ class Sender:
         """(sender, nonce) that a task of this process waits for."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
+        self._missing: dict[tuple[str, int], float] = {}
+        """(sender, nonce) -> since when the number is used and nobody knows by what."""
 
     async def send(self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str) -> Any:
         """Returns web3's receipt of a successful transaction.
@@ -162,19 +180,21 @@ class Sender:
             raise translate(error, action) from error
 
     def _unfinished(self, call: Call, key: NodeKey) -> _Sent | None:
-        """An equal call that still waits for a block; the others that nobody waits for are sent again first."""
+        """An equal call that waits for a block, or was mined and nobody was told; the others are sent again first."""
         found: _Sent | None = None
         for left in self._resume(key.address):
-            if left.fate is Fate.PENDING and left.pending.intent == call.intent and found is None:
-                variants = [p for p in self._outbox.pending(key.address) if p.nonce == left.pending.nonce]
-                found = _Sent(left.pending.nonce, fields_of(variants[-1]), variants, time.monotonic())
+            equal = left.fate in (Fate.PENDING, Fate.MINED) and left.pending.intent == call.intent
+            if equal and found is None:
+                waiting = [p for p in self._outbox.pending(key.address) if p.nonce == left.pending.nonce]
+                variants = waiting or [left.pending]
+                found = _Sent(left.pending.nonce, fields_of(variants[-1]), variants)
         return found
 
     def _number_and_put_out(self, fields: dict[str, Any], key: NodeKey, action: str, intent: str) -> _Sent:
         tries = 0
         for _ in range(NONCE_TRIES + FEE_TRIES):
             fields["nonce"] = self._nonce(key.address)
-            sent = _Sent(fields["nonce"], fields, [], time.monotonic())
+            sent = _Sent(fields["nonce"], fields, [])
             try:
                 self._put_out(sent, key, action, intent)
             except _NonceTaken:
@@ -184,15 +204,25 @@ class Sender:
                 time.sleep(0.2 * tries)
                 continue
             except _Underpriced:
-                fields = raise_fee({**fields, **self._fees()}, UNDERPRICED_FACTOR)
+                fields = self._raised({**fields, **self._fees()}, UNDERPRICED_FACTOR)
                 continue
             return sent
         raise RpcRefused(action, f"its number or its fee was refused again and again ({key.address})")
 
     def _fees(self) -> dict[str, Any]:
         base = self._web3.eth.get_block("latest").get("baseFeePerGas", 0)
-        tip = self._web3.eth.max_priority_fee
-        return {"maxPriorityFeePerGas": tip, "maxFeePerGas": 2 * base + tip}
+        told, cap = self._web3.eth.max_priority_fee, self._limits.max_fee
+        if base > cap:
+            raise FeeTooHigh(base, cap)
+        tip = min(told, cap // TIP_SHARE, cap - base)
+        if tip < told:
+            log.warning("chain.tip_capped", told=told, paid=tip)
+        return {"maxPriorityFeePerGas": tip, "maxFeePerGas": min(2 * base + tip, cap)}
+
+    def _raised(self, fields: dict[str, Any], factor: float = FEE_BUMP) -> dict[str, Any]:
+        """The same transaction, paid better, but never above the cap."""
+        better = raise_fee(fields, factor)
+        return {**better, **{name: min(better[name], self._limits.max_fee) for name in FEES}}
 
     def _require_funds(self, sender: Address, fields: Any, action: str) -> None:
         need = fields["gas"] * fields["maxFeePerGas"]
@@ -242,6 +272,8 @@ class Sender:
             if answer.known or self._uncertain() or (answer.nonce_used and not first):
                 return
             if answer.nonce_used:
+                if self._took(pending, wait=not answer.occupied):
+                    return
                 raise _NonceTaken from error
             if answer.underpriced:
                 raise _Underpriced from error
@@ -250,6 +282,32 @@ class Sender:
             log.warning("chain.send_unclear", transaction=pending.hash, why=message[:200])
 
     # ---- in threads: looking
+
+    def _took(self, pending: Pending, *, wait: bool) -> bool:
+        """Whether it was this one that used its number, though an endpoint refused it; waits until that is known."""
+        until = time.monotonic() + (self._limits.lag if wait else 0.0)
+        while True:
+            use = use_of(self._web3, pending.sender, pending.nonce)
+            if use is not None:
+                return use.transaction == pending.hash
+            if is_known(self._web3, pending.hash):
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(LAG_LOOKS)
+
+    def _is_replaced(self, variants: list[Pending]) -> bool:
+        """Whether a used number that has no receipt of ours is somebody else's: a block says so that is deep enough,
+        or nobody has known anything of ours for as long as an endpoint may lag."""
+        slot = (variants[0].sender, variants[0].nonce)
+        use = use_of(self._web3, *slot)
+        ours = {pending.hash for pending in variants}
+        if use is not None and use.transaction not in ours:
+            return use.depth >= self._limits.confirmations
+        if use is not None or any(is_known(self._web3, digest) for digest in ours):
+            self._missing.pop(slot, None)
+            return False
+        return time.monotonic() - self._missing.setdefault(slot, time.monotonic()) >= self._limits.lag
 
     def _receipt(self, variants: list[Pending]) -> Any | None:
         for pending in reversed(variants):
@@ -283,14 +341,9 @@ class Sender:
             log.warning("chain.receipt_vanished", transaction=sent.variants[-1].hash)
             self._broadcast(sent.variants[-1])
         sent.seen = there
-        if not there and self._done(sent.variants[0].sender) > sent.nonce:
-            sent.replaced += 1
-        else:
-            sent.replaced = 0
+        used = not there and count(self._web3, sent.variants[0].sender) > sent.nonce
+        sent.replaced = used and self._is_replaced(sent.variants)
         return None
-
-    def _done(self, sender: str) -> int:
-        return self._web3.eth.get_transaction_count(Web3.to_checksum_address(sender), "latest")
 
     def _why_reverted(self, call: Call, key: NodeKey, action: str, receipt: Any) -> ChainError:
         asked: Any = {**call.fields(), "from": Web3.to_checksum_address(key.address)}
@@ -312,7 +365,7 @@ class Sender:
                 groups.setdefault(pending.nonce, []).append(pending)
         if not groups:
             return []
-        done = self._done(sender)
+        done = count(self._web3, sender)
         return [self._recover(variants, done) for _, variants in sorted(groups.items())]
 
     def _recover(self, variants: list[Pending], done: int) -> Recovered:
@@ -320,9 +373,10 @@ class Sender:
         receipt = self._settled(variants)
         if receipt is not None:
             fate = Fate.MINED if receipt["status"] == 1 else Fate.REVERTED
-            return Recovered(last, fate, receipt)
+            digest = "0x" + bytes(receipt["transactionHash"]).hex()
+            return Recovered(next(one for one in variants if one.hash == digest), fate, receipt)
         if last.nonce < done:
-            if self._receipt(variants) is None:
+            if self._receipt(variants) is None and self._is_replaced(variants):
                 self._outbox.settle(last.sender, last.nonce, Fate.REPLACED)
                 log.warning("chain.replaced", action=last.action, transaction=last.hash)
                 return Recovered(last, Fate.REPLACED)
@@ -340,7 +394,10 @@ class Sender:
         return Recovered(last, Fate.PENDING)
 
     def _bump(self, sent: _Sent, key: NodeKey, action: str) -> None:
-        better = raise_fee(sent.fields)
+        better = self._raised(sent.fields)
+        if better["maxFeePerGas"] < raise_fee(sent.fields)["maxFeePerGas"]:
+            log.warning("chain.fee_at_cap", action=action, nonce=sent.nonce, fee=sent.fields["maxFeePerGas"])
+            return  # no endpoint takes a replacement that pays less than a tenth more
         fresh = self._fees()
         sent.fields = {name: max(value, fresh[name]) if name in fresh else value for name, value in better.items()}
         log.info("chain.fee_raised", action=action, nonce=sent.nonce, fee=sent.fields["maxFeePerGas"])
@@ -385,7 +442,7 @@ class Sender:
                 receipt, pause = None, min(pause * 2, 5.0)
             if receipt is not None:
                 return receipt
-            if sent.replaced >= REPLACED_LOOKS:
+            if sent.replaced:
                 await self._run(partial(self._outbox.settle, key.address, sent.nonce, Fate.REPLACED), abandon=False)
                 raise TransactionReplaced(action, sent.variants[-1].hash, sent.nonce)
             await trio.sleep(pause)

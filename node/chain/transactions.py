@@ -21,10 +21,13 @@ from protocol.identity import Address, NodeKey
 FEE_BUMP = 1.125
 """At least 10 % more is what nodes accept as a replacement."""
 NOOP_GAS = 21_000
+FEES = ("maxFeePerGas", "maxPriorityFeePerGas")
+"""Wei per gas: in all, and of it for whoever makes the block."""
 
 # words of an endpoint's refusal, lower case, over geth, reth, erigon and anvil
 _KNOWN = ("already known", "already imported", "known transaction")
-_NONCE_USED = ("nonce too low", "nonce is too low", "replacement transaction", "replacement fee", "could not replace")
+_NONCE_USED = ("nonce too low", "nonce is too low")
+_OCCUPIED = ("replacement transaction", "replacement fee", "could not replace")
 _UNDERPRICED = ("underpriced", "less than block base fee", "fee too low", "base fee")
 _DEFINITE = (
     "insufficient funds",
@@ -60,10 +63,14 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What an endpoint's error says about a transaction that was just sent to it."""
+    """What an endpoint's error says about a transaction that was just sent to it.
+
+    nonce_used: another one has its number, in a block or (occupied) waiting for one.
+    """
 
     known: bool = False
     nonce_used: bool = False
+    occupied: bool = False
     underpriced: bool = False
     definite: bool = False
 
@@ -96,7 +103,7 @@ def fields_of(pending: Pending) -> dict[str, Any]:
 
 def raise_fee(fields: Mapping[str, Any], factor: float = FEE_BUMP) -> dict[str, Any]:
     """The same transaction, paid better."""
-    better = {name: int(fields[name] * factor) + 1 for name in ("maxFeePerGas", "maxPriorityFeePerGas")}
+    better = {name: int(fields[name] * factor) + 1 for name in FEES}
     return {**fields, **better}
 
 
@@ -113,6 +120,8 @@ def judge(message: str, code: int | None = None) -> Answer:
         return Answer(known=True)
     if any(words in text for words in _NONCE_USED):
         return Answer(nonce_used=True)
+    if any(words in text for words in _OCCUPIED):
+        return Answer(nonce_used=True, occupied=True)
     if any(words in text for words in _UNDERPRICED):
         return Answer(underpriced=True)
     return Answer(definite=code == -32601 or any(words in text for words in _DEFINITE))

@@ -80,6 +80,13 @@ class Attack(Service):
         log.info("attack.said", messages=messages)
 
 
+class Idle(Attack):
+    """Only listens: what a swarm with an attacker is compared with."""
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+
 # -- naming what is not theirs ---------------------------------------------------------------------
 
 
@@ -265,6 +272,7 @@ def _working(attack: type[Attack], engine: str = "") -> Node:
 
 
 NODES: dict[str, Node] = {
+    "idle": _idle(Idle),
     "copied-roots": _idle(CopiedRoots),
     "copied-roots-size-1": _idle(CopiedRootsSizeOne),
     "copied-roots-real-policy": _idle(CopiedRootsRealPolicy),

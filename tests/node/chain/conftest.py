@@ -1,6 +1,5 @@
 """A real chain with the contracts, shared by the tests and put back after each; and bad RPC endpoints."""
 
-import json
 import socket
 import subprocess
 import threading
@@ -24,6 +23,7 @@ from node.chain.rpc import FallbackProvider, rpc
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
 from protocol.identity import NodeKey
+from tests.node.chain.meddler import Meddler, meddling
 
 CHAIN_ID = 31337
 
@@ -158,59 +158,10 @@ def bad_endpoint() -> Iterator[Callable[[int, bytes], str]]:
         server.server_close()
 
 
-class Meddler:
-    """An endpoint that hands everything on to the real one, unless the test says otherwise.
-
-    before: method -> answer to give instead of asking; after: method -> answer to give although it was asked.
-    An answer is a JSON-RPC object's rest, or None for no answer at all. Each is used `times` times.
-    """
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.before: dict[str, dict[str, Any] | None] = {}
-        self.after: dict[str, dict[str, Any] | None] = {}
-        self.times = 1_000_000
-        self.url = ""
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        method = request["method"]
-        envelope = {"jsonrpc": "2.0", "id": request["id"]}
-        if method in self.before and self.times > 0:
-            self.times -= 1
-            given = self.before[method]
-            return None if given is None else envelope | given
-        real = httpx.post(self.target, json=request).json()
-        if method in self.after and self.times > 0:
-            self.times -= 1
-            given = self.after[method]
-            return None if given is None else envelope | given
-        return real
-
-
 @pytest.fixture
 def meddler(deployed: NetworkProfile) -> Iterator[Meddler]:
-    meddler = Meddler(deployed.rpc_urls[0])
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:  # noqa: N802
-            given = meddler.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            body = b"" if given is None else json.dumps(given).encode()
-            self.send_response(502 if given is None else 200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    meddler.url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield meddler
-    server.shutdown()
-    server.server_close()
+    with meddling(deployed.rpc_urls[0]) as meddler:
+        yield meddler
 
 
 @pytest.fixture

@@ -1,0 +1,126 @@
+"""What an RPC endpoint answered, decoded by the type that its method's result has. Pure.
+
+The nesting is bounded before anything decodes: a decoder goes down by recursion, and on a deep enough answer the
+process ends, since a library that we use lifts Python's own limit.
+"""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from web3.types import RPCResponse
+
+MAX_NESTING = 16
+"""Brackets inside brackets; a block with its transactions has six."""
+
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+Quantity = Annotated[str, Meta(pattern="^0x[0-9a-fA-F]{1,64}$")]
+Data = Annotated[str, Meta(pattern="^0x(?:[0-9a-fA-F]{2})*$")]
+Hash = Annotated[str, Meta(pattern="^0x[0-9a-fA-F]{64}$")]
+Account = Annotated[str, Meta(pattern="^0x[0-9a-fA-F]{40}$")]
+
+
+class BadAnswer(Exception):
+    """Not what the method answers with; the text completes "the endpoint answered ..."."""
+
+
+class _Log(msgspec.Struct, rename="camel"):
+    address: Account
+    topics: list[Hash]
+    data: Data
+    block_number: Quantity
+    block_hash: Hash
+    transaction_hash: Hash
+    log_index: Quantity
+
+
+class _Receipt(msgspec.Struct, rename="camel"):
+    transaction_hash: Hash
+    block_number: Quantity
+    block_hash: Hash
+    status: Quantity
+    gas_used: Quantity
+    logs: list[_Log]
+    effective_gas_price: Quantity | UnsetType = UNSET
+    contract_address: Account | None = None
+    l1_fee: Quantity | None = None
+
+
+class _Transaction(msgspec.Struct, rename={"sender": "from"}):
+    hash: Hash
+    sender: Account
+    nonce: Quantity
+
+
+class _Block(msgspec.Struct, rename="camel"):
+    """Of a block that is being made, number and hash are null."""
+
+    number: Quantity | None
+    hash: Hash | None
+    timestamp: Quantity
+    transactions: list[Hash | _Transaction]
+    base_fee_per_gas: Quantity | UnsetType = UNSET
+
+
+RESULTS: dict[str, Any] = {
+    "eth_chainId": Quantity,
+    "eth_blockNumber": Quantity,
+    "eth_gasPrice": Quantity,
+    "eth_maxPriorityFeePerGas": Quantity,
+    "eth_getBalance": Quantity,
+    "eth_getTransactionCount": Quantity,
+    "eth_estimateGas": Quantity,
+    "eth_call": Data,
+    "eth_getCode": Data,
+    "eth_sendRawTransaction": Hash,
+    "eth_getTransactionReceipt": _Receipt | None,
+    "eth_getTransactionByHash": _Transaction | None,
+    "eth_getBlockByNumber": _Block | None,
+    "eth_getBlockByHash": _Block | None,
+    "eth_getLogs": list[_Log],
+}
+"""Method -> type of its result. Others, which only local chains are asked for, may answer anything."""
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: int = -32603
+    data: Any = None
+
+
+class _Envelope(msgspec.Struct):
+    result: msgspec.Raw | UnsetType = UNSET
+    error: _Error | None = None
+
+
+def parse_answer(method: str, body: bytes) -> RPCResponse:
+    """An endpoint's whole answer to a request for `method`; raises BadAnswer."""
+    if not _is_flat(body):
+        raise BadAnswer(f"with more than {MAX_NESTING} brackets inside each other")
+    try:
+        envelope = msgspec.json.decode(body, type=_Envelope)
+    except msgspec.ValidationError as error:
+        raise BadAnswer(f"without a JSON-RPC answer: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadAnswer("without JSON") from error
+    if envelope.error is not None:
+        return RPCResponse(jsonrpc="2.0", id=1, error=msgspec.to_builtins(envelope.error))
+    if envelope.result is UNSET:
+        raise BadAnswer("without a JSON-RPC answer")
+    try:
+        msgspec.json.decode(envelope.result, type=RESULTS.get(method, Any))
+    except msgspec.ValidationError as error:
+        raise BadAnswer(f"to {method} with something else: {error}") from error
+    return RPCResponse(jsonrpc="2.0", id=1, result=msgspec.json.decode(envelope.result))
+
+
+def _is_flat(body: bytes) -> bool:
+    if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
+        return True
+    brackets = _STRINGS.sub(b"", body).translate(None, _NO_BRACKETS)
+    for _ in range(MAX_NESTING):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return not brackets

@@ -1,0 +1,84 @@
+"""An RPC endpoint between a client and the real one, which says what a test wants it to say."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+
+
+class Meddler:
+    """An endpoint that hands everything on to the real one, unless the test says otherwise.
+
+    before: method -> answer to give instead of asking; after: method -> answer to give although it was asked.
+    An answer is a JSON-RPC object's rest, or None for no answer at all. Each is used `times` times. lags: methods that
+    know nothing for so many seconds after the last transaction was taken. at: told of every method that is asked for,
+    before and after the real endpoint is.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.before: dict[str, dict[str, Any] | None] = {}
+        self.after: dict[str, dict[str, Any] | None] = {}
+        self.lags: dict[str, float] = {}
+        self.times = 1_000_000
+        self.sent = 0
+        self.url = ""
+        self.at: Callable[[str, str], None] = lambda method, when: None
+        self._sent_at = 0.0
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        method = request["method"]
+        self.at(method, "before")
+        envelope = {"jsonrpc": "2.0", "id": request["id"]}
+        if method in self.before and self.times > 0:
+            self.times -= 1
+            given = self.before[method]
+            return None if given is None else envelope | given
+        if time.monotonic() - self._sent_at < self.lags.get(method, 0.0):
+            return envelope | {"result": None}
+        if method == "eth_sendRawTransaction":
+            self.sent, self._sent_at = self.sent + 1, time.monotonic()
+        real = httpx.post(self.target, json=request).json()
+        self.at(method, "after")
+        if method in self.after and self.times > 0:
+            self.times -= 1
+            given = self.after[method]
+            return None if given is None else envelope | given
+        return real
+
+
+@contextmanager
+def meddling(target: str) -> Iterator[Meddler]:
+    """A running one in front of `target`."""
+    meddler = Meddler(target)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:  # noqa: N802
+            given = meddler.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            body = b"" if given is None else json.dumps(given).encode()
+            try:
+                self.send_response(502 if given is None else 200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except ConnectionError:  # who asked is gone, killed or impatient
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    meddler.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield meddler
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,95 @@
+"""What endpoints answer is of the right type, or another endpoint is asked."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from node.chain.answers import MAX_NESTING, BadAnswer, parse_answer
+from node.chain.errors import RpcUnreachable
+from node.chain.rpc import FallbackProvider
+
+
+def answer(result: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "result": result}).encode()
+
+
+@pytest.mark.parametrize(
+    ("method", "result"),
+    [
+        ("eth_blockNumber", 12),
+        ("eth_blockNumber", "12"),
+        ("eth_blockNumber", "0x"),
+        ("eth_blockNumber", None),
+        ("eth_getTransactionCount", "0x" + "f" * 65),
+        ("eth_call", "0xabc"),
+        ("eth_call", {"data": "0x"}),
+        ("eth_sendRawTransaction", "0x12"),
+        ("eth_getLogs", None),
+        ("eth_getLogs", [{"address": "0x" + "11" * 20}]),
+        ("eth_getTransactionReceipt", []),
+        ("eth_getTransactionReceipt", {"status": "0x1"}),
+        ("eth_getBlockByNumber", {"number": "0x1", "hash": "0x12", "timestamp": "0x1", "transactions": []}),
+        ("eth_getBlockByNumber", {"number": "0x1", "hash": None, "timestamp": "soon", "transactions": []}),
+    ],
+)
+def test_a_result_of_another_type_is_refused(method: str, result: Any) -> None:
+    with pytest.raises(BadAnswer):
+        parse_answer(method, answer(result))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b"{}", b"null", b'{"jsonrpc":"2.0"}', b'{"error":"no"}', b"\xff"]
+)
+def test_what_is_no_answer_is_refused(body: bytes) -> None:
+    with pytest.raises(BadAnswer):
+        parse_answer("eth_call", body)
+
+
+def test_what_endpoints_add_is_let_through() -> None:
+    assert (
+        parse_answer("eth_call", b'{"jsonrpc":"2.0","id":7,"result":"0x","extra":[1],"error":null}')["result"] == "0x"
+    )
+    told = parse_answer("eth_call", b'{"error":{"code":3,"message":"execution reverted","data":"0x12"}}')["error"]
+    assert told == {"code": 3, "message": "execution reverted", "data": "0x12"}
+
+
+def test_nesting_that_would_end_the_process_is_refused() -> None:
+    """In a process of its own, with a recursion limit as a dependency sets it."""
+    program = (
+        "import sys\nfrom node.chain.answers import BadAnswer, parse_answer\nsys.setrecursionlimit(1_000_000)\n"
+        "for nested in (b'[' * 200_000, b'{\"a\":' * 200_000, b'[' * 200_000 + b']' * 200_000):\n"
+        '    try:\n        parse_answer(\'anything\', b\'{"jsonrpc":"2.0","id":1,"result":\' + nested + b\'}\')\n'
+        "    except BadAnswer as error:\n        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0 and done.stdout.count(b"inside each other") == 3
+
+
+def test_brackets_inside_strings_are_no_nesting() -> None:
+    text = '[{\\"' * 1000
+    assert parse_answer("anything", answer([text]))["result"] == [text]
+    deepest: Any = 0
+    for _ in range(MAX_NESTING - 1):
+        deepest = [deepest]
+    assert parse_answer("anything", answer(deepest))["result"] == deepest
+    with pytest.raises(BadAnswer):
+        parse_answer("anything", answer([deepest, [0] * MAX_NESTING, deepest and [deepest]]))
+
+
+def test_a_wrong_type_at_one_endpoint_is_asked_of_the_next(profile: Any, meddler: Any) -> None:
+    meddler.before["eth_blockNumber"] = {"result": ["0x1"]}
+    provider = FallbackProvider([meddler.url, *profile.rpc_urls], profile.chain_id)
+    try:
+        assert isinstance(provider.make_request("eth_blockNumber", [])["result"], str)  # type: ignore[arg-type]
+        assert provider.url == profile.rpc_urls[0]
+    finally:
+        provider.close()
+    alone = FallbackProvider([meddler.url], profile.chain_id)
+    try:
+        with pytest.raises(RpcUnreachable, match="something else"):
+            alone.make_request("eth_blockNumber", [])  # type: ignore[arg-type]
+    finally:
+        alone.close()
