@@ -5,6 +5,8 @@ Pure: the clock is an argument.
 
 from collections.abc import Hashable
 
+from node.recent import Recent
+
 MAX_KEYS = 4096
 
 
@@ -49,12 +51,9 @@ class Budgets:
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._buckets: dict[Hashable, TokenBucket] = {}
+        self._buckets: Recent[Hashable, TokenBucket] = Recent(MAX_KEYS, refresh=True)
 
     def take(self, key: Hashable, tokens: float, now: float) -> bool:
         """Spend `tokens` of `key`'s bucket if they are there."""
-        bucket = self._buckets.pop(key, None) or TokenBucket(self._rate, self._burst)
-        self._buckets[key] = bucket
-        while len(self._buckets) > MAX_KEYS:
-            del self._buckets[next(iter(self._buckets))]
+        self._buckets[key] = bucket = self._buckets.get(key) or TokenBucket(self._rate, self._burst)
         return bucket.take(tokens, now)

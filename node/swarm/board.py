@@ -5,7 +5,7 @@ to the shelf, what a member may cost to its allowance, and what a message means 
 """
 
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, overload
 
@@ -15,6 +15,7 @@ import trio
 from blake3 import blake3
 
 from node.network.budget import Budgets
+from node.recent import Recent
 from node.swarm.allowance import MUTED, Allowance
 from node.swarm.reader import Reader
 from node.swarm.shelf import MAX_MESSAGES, Shelf
@@ -98,7 +99,7 @@ class Board:
         self._shelf = Shelf()
         self._allowance = Allowance()
         self._asked = Budgets(*ASKED)
-        self._refused: OrderedDict[bytes, float] = OrderedDict()
+        self._refused: Recent[bytes, float] = Recent(MAX_MESSAGES)
         self._readers: dict[type[Message], list[Reader[Any]]] = {}
         self.counts: Counter[str] = Counter()
         self.heard: dict[Address, float] = {}
@@ -334,8 +335,6 @@ class Board:
                 refused += 1
             else:
                 self.counts["caught_up"] += self._take(signed, by=peer)
-        while len(self._refused) > MAX_MESSAGES:
-            self._refused.popitem(last=False)
 
     async def _answer_catch_up(self, asker: Address, data: bytes) -> bytes:
         if not self._asked.take(asker, 1, trio.current_time()):

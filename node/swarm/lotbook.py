@@ -4,10 +4,9 @@ Also the meter of the swarm's power: which share of each worker's groups of a wi
 probability a cheat would have been seen. Counts and compares; what follows from a broken promise is for others.
 """
 
-from collections import OrderedDict
-
 import msgspec
 
+from node.recent import Recent
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Work, WorkId
 from protocol.audit import as_share, detection_power, joint_share, window_of
@@ -62,9 +61,9 @@ class LotBook:
         self._staleness = run.recipe.max_staleness
         self._pool = pool
         self._policies = policies
-        self._pledged: OrderedDict[tuple[Address, int], _Pledged] = OrderedDict()
-        self._verdicts: OrderedDict[tuple[Address, int], list[Signed[VerdictIssued]]] = OrderedDict()
-        self._files: OrderedDict[int, dict[Address, dict[WorkId, set[int]]]] = OrderedDict()
+        self._pledged: Recent[tuple[Address, int], _Pledged] = Recent(16 * KEPT_WINDOWS)
+        self._verdicts: Recent[tuple[Address, int], list[Signed[VerdictIssued]]] = Recent(4 * KEPT_WINDOWS)
+        self._files: Recent[int, dict[Address, dict[WorkId, set[int]]]] = Recent(KEPT_WINDOWS)
         self.kept = 0
         self.early = 0
         self.broken = 0
@@ -77,8 +76,6 @@ class LotBook:
         """A worker committed to a file: its groups count, checked or not."""
         window = self._files.setdefault(window_of(work.step, self._audit), {})
         window.setdefault(work.node, {}).setdefault(work.id, set())
-        while len(self._files) > KEPT_WINDOWS:
-            self._files.popitem(last=False)
 
     def is_of_its_window(self, work: Work, message: VerdictIssued) -> bool:
         """Whether an accepting verdict was drawn with the secret of its work's own window. One that was not counts for
@@ -97,8 +94,6 @@ class LotBook:
             if known is None:
                 in_time = self.newest_step < pledge.window * self._audit.window
                 self._pledged[signed.author, pledge.window] = _Pledged(pledge, signed.raw, in_time)
-                while len(self._pledged) > 16 * KEPT_WINDOWS:
-                    self._pledged.popitem(last=False)
             elif known.pledge != pledge:
                 return self._break(signed.author, f"two pledges for window {pledge.window}", known.raw, signed.raw)
         return None
@@ -115,8 +110,6 @@ class LotBook:
         said = self._verdicts.setdefault((signed.author, window), [])
         if len(said) < KEPT_VERDICTS:
             said.append(signed)
-        while len(self._verdicts) > 4 * KEPT_WINDOWS:
-            self._verdicts.popitem(last=False)
         pledged = self._pledged.get((signed.author, window))
         if pledged is not None:
             pledged.used = True

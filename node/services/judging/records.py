@@ -4,10 +4,9 @@ In the journal, because a worker's record must survive the validator's restart. 
 the validator; the arithmetic is protocol.decision.
 """
 
-from collections import OrderedDict
-
 import msgspec
 
+from node.recent import Recent
 from node.state.journal import Journal
 from node.swarm.register import WorkId
 from protocol.decision import DecisionSpec, Evidence, Level, Standing, WorkerRecord, after, standing
@@ -36,8 +35,8 @@ class WorkerRecords:
     def __init__(self, spec: DecisionSpec, journal: Journal) -> None:
         self._spec = spec
         self._journal = journal
-        self._known: OrderedDict[Address, History] = OrderedDict()
-        self._others: dict[Address, dict[tuple[Address, str], int]] = {}
+        self._known: Recent[Address, History] = Recent(IN_MEMORY)
+        self._others: Recent[Address, Recent[tuple[Address, str], int]] = Recent(REMEMBERED)
 
     async def of(self, node: Address) -> History:
         """The history of a worker."""
@@ -46,8 +45,6 @@ class WorkerRecords:
             raw = await self._journal.do(self._journal.recall, f"history_{node}")
             known = msgspec.json.decode(raw, type=History) if raw else History()
             self._known[node] = known
-            while len(self._known) > IN_MEMORY:
-                self._known.popitem(last=False)
         return known
 
     async def add(self, node: Address, work: WorkId, evidence: Evidence, groups: int, accepted: bool) -> Standing:
@@ -79,13 +76,8 @@ class WorkerRecords:
 
     def heard(self, validator: Address, node: Address, level: int, verifier: str) -> None:
         """What another validator says of a worker, looking with one class of engine."""
-        told = self._others.setdefault(node, {})
-        told.pop((validator, verifier), None)
+        told = self._others.setdefault(node, Recent(CLASSES_REMEMBERED, refresh=True))
         told[validator, verifier] = level
-        while len(told) > CLASSES_REMEMBERED:
-            told.pop(next(iter(told)))
-        while len(self._others) > REMEMBERED:
-            self._others.pop(next(iter(self._others)))
 
     def seconded(self, node: Address, verifier: str, believed: set[Address]) -> bool:
         """Whether a believed validator suspects this worker through another kind of engine, too."""
