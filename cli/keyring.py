@@ -14,22 +14,26 @@ if TYPE_CHECKING:
     from protocol.identity import NodeKey
 
 NODE_KEY = "node-key.json"
+KEY_PASSWORD, NODE_PASSWORD = "INTELLECT_KEY_PASSWORD", "INTELLECT_NODE_PASSWORD"
+"""Of a person's own keys, and of a node's: a node's environment opens no key of its provider's."""
 NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 
 
-def read_password(file: Path | None, *, confirm: bool = False, prompt: str = "Password") -> str:
-    """From a private file, INTELLECT_NODE_PASSWORD, or the terminal. Raises CommandError or KeyError_."""
+def read_password(
+    file: Path | None, *, confirm: bool = False, prompt: str = "Password", variable: str = KEY_PASSWORD
+) -> str:
+    """From a private file, the environment's `variable`, or the terminal. Raises CommandError or KeyError_."""
     from node.state.keystore import read_password_file
 
     if file is not None:
         return read_password_file(file)
-    if from_environment := os.environ.get("INTELLECT_NODE_PASSWORD"):
+    if from_environment := os.environ.get(variable):
         return from_environment
     if not sys.stdin.isatty():
         raise CommandError(
             "no password for the key",
             "there is no terminal to ask at",
-            "give --password-file, or set INTELLECT_NODE_PASSWORD",
+            f"give --password-file, or set {variable}",
         )
     return typer.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)
 
@@ -39,7 +43,8 @@ def open_key(file: Path, password_file: Path | None) -> "NodeKey":
     from node.state.keystore import load_key, require_private
 
     require_private(file)
-    return load_key(file, read_password(password_file))
+    variable = NODE_PASSWORD if file.name == NODE_KEY else KEY_PASSWORD
+    return load_key(file, read_password(password_file, variable=variable))
 
 
 def key_directory() -> Path:
@@ -74,5 +79,5 @@ def open_node_key(state_dir: Path, password_file: Path | None = None, *, create:
     from node.state.keystore import load_key, load_or_create
     from node.state.keystore import read_password as daemon_password
 
-    password = daemon_password(os.environ.get("INTELLECT_NODE_PASSWORD"), password_file, state_dir)
+    password = daemon_password(os.environ.get(NODE_PASSWORD), password_file, state_dir)
     return (load_or_create if create else load_key)(state_dir / NODE_KEY, password)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import INTERRUPTED, USAGE, CommandError
-from cli.keyring import NODE_KEY, key_directory, key_file, open_key, open_node_key, read_password
+from cli.keyring import NODE_KEY, NODE_PASSWORD, key_directory, key_file, open_key, open_node_key, read_password
 from cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ StateDir = Annotated[
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
-        "--password-file", help="File with the password (mode 0600); default: ask, or INTELLECT_NODE_PASSWORD."
+        "--password-file", help="File with the password (mode 0600); default: ask, or INTELLECT_KEY_PASSWORD."
     ),
 ]
 NewPasswordFile = Annotated[
@@ -209,7 +209,7 @@ def _node_password(state_dir: Path, file: Path | None) -> str:
 
     from node.state.keystore import read_password as daemon_password
 
-    return daemon_password(os.environ.get("INTELLECT_NODE_PASSWORD"), file, state_dir)
+    return daemon_password(os.environ.get(NODE_PASSWORD), file, state_dir)
 
 
 def _open_foreign(path: Path, password: str) -> "NodeKey":

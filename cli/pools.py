@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from node.chain.client import ChainClient
     from node.chain.profile import NetworkProfile
     from protocol.identity import Address, NodeKey
+    from protocol.run import RunSpec
 
 LEASE_SECONDS = 24 * 3600
 COIN = 10**18
+ABOUT_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class PoolTerms:
     slash: int = 100 * 10**18
     epoch_seconds: int = 60
     window: int = 120
+    about: str = ""
 
 
 async def open_pool(chain: "ChainClient", terms: PoolTerms, key: "NodeKey") -> int:
@@ -36,6 +39,7 @@ async def open_pool(chain: "ChainClient", terms: PoolTerms, key: "NodeKey") -> i
 
     params = PoolParams(
         run_root=terms.run_root,
+        run_uri=terms.about,
         manager=terms.trainer,
         reward_per_unit=terms.reward_per_unit,
         window=terms.window,
@@ -49,6 +53,17 @@ async def open_pool(chain: "ChainClient", terms: PoolTerms, key: "NodeKey") -> i
     if terms.fund:
         await chain.fund_pool(number, terms.fund, key=key)
     return number
+
+
+def about_run(spec: "RunSpec") -> str:
+    """A run in one line, for those who choose a pool. The opener's word: only the run's root is proof."""
+    weights = sum(asset.size for asset in spec.assets if asset.path.endswith(".safetensors"))
+    need = spec.requirements.worker
+    asked = [(need.cores, "cores"), (need.memory_gib, "GiB memory"), (need.gpu_memory_gib, "GiB GPU memory")]
+    machine = ", ".join(f"{amount:g} {what}" for amount, what in asked if amount) or "any machine"
+    engines = ", ".join(spec.verification.admitted)
+    text = f"{spec.name}: {spec.environment.name}, model of {weights / 1e6:,.1f} MB; workers: {machine}, {engines}"
+    return text.encode()[:ABOUT_BYTES].decode(errors="ignore")
 
 
 async def pool_cost(chain: "ChainClient", terms: PoolTerms) -> int:

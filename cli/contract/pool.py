@@ -67,17 +67,17 @@ async def create(
         bool, typer.Option("--attested", help="Only units that the validators attested count.")
     ] = False,
     bootnode: Annotated[list[str] | None, typer.Option(help="Multiaddr of a node to start from; repeatable.")] = None,
-    uri: Annotated[str, typer.Option(help="Where people read about the run.")] = "",
+    uri: Annotated[str, typer.Option(help="About the run: a line, or a link. Default: from the run file.")] = "",
 ) -> Plan:
     """Open a pool for a run and fund it; on a local devnet it becomes the profile's default pool."""
     from contracts.bindings import PoolParams
     from node.chain.faucet import is_devnet
 
-    name, root = _run_of(run, run_root)
+    name, root, about = _run_of(run, run_root)
     local = is_devnet(chain.profile)
     params = PoolParams(
         run_root=root,
-        run_uri=uri,
+        run_uri=uri or about,
         manager=_one_address(trainer, trainer_state, "trainer"),
         reward_per_unit=reward // PER,
         window=window or (120 if local else 86_400),
@@ -104,18 +104,19 @@ async def create(
     )
 
 
-def _run_of(run: Path | None, run_root: bytes | None) -> tuple[str, bytes]:
-    """A run's name and root; a run file is checked as its members will use it."""
+def _run_of(run: Path | None, run_root: bytes | None) -> tuple[str, bytes, str]:
+    """A run's name, its root, and a line about it; a run file is checked as its members will use it."""
+    from cli.pools import about_run
     from node.run.file import compile_run
     from node.run.problems import check_run
 
     if (run is None) == (run_root is None):
         raise CommandError("which run?", "give --run or --run-root, one of them", "see --help", USAGE)
     if run_root is not None:
-        return run_root.hex()[:16], run_root
+        return run_root.hex()[:16], run_root, ""
     compiled = compile_run(run or Path())
     check_run(compiled)
-    return compiled.spec.name, compiled.root
+    return compiled.spec.name, compiled.root, about_run(compiled.spec)
 
 
 async def _open_steps(
@@ -358,20 +359,43 @@ async def leave(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 
 @pool_app.command("list", epilog="Example:  intellect-node contract pool list --network base-sepolia --json")
 def list_(network: Network = "local", as_json: AsJson = False) -> None:
-    """Every pool, with what is left in it."""
+    """Every pool: what it trains, whom it takes, what it pays and what it risks.
 
-    async def look(chain: "ChainClient") -> list[Any]:
-        return [await chain.pool(number) for number in range(1, await chain.pool_count() + 1)]
+    What it trains is its owner's word: a member fetches the run by its root, and checks it before it works.
+    """
+    from contracts.bindings import NOBODY
 
-    pools = read(network, look)
+    async def look(chain: "ChainClient") -> tuple[list[Any], list[int], int, int]:
+        pools = [await chain.pool(number) for number in range(1, await chain.pool_count() + 1)]
+        now = (await chain.block()).timestamp
+        members = [sum(_is_present(one, now) for one in await chain.members(pool.id)) for pool in pools]
+        return pools, members, await chain.required_stake(NOBODY, 1), now
+
+    pools, members, stake, now = read(network, look)
     if as_json:
-        print_json({"pools": [_facts(pool) for pool in pools]})
+        rows = [_facts(pool) | {"members": count} for pool, count in zip(pools, members, strict=True)]
+        print_json({"pools": rows, "stake_of_one_node_wei": str(stake), "now": now})
         return
-    for pool in pools:
-        line = f"{pool.id:>4}  {_state(pool):<7}  {ether(pool.escrow):>14} tokens free  run {pool.run_root.hex()[:16]}"
-        console().print(f"{line}  {clean(pool.run_uri)}", markup=False, soft_wrap=True)
-    if not pools:
+    for pool, count in zip(pools, members, strict=True):
+        _print_pool(pool, count)
+    if pools:
+        console().print(f"A provider bonds {ether(stake)} tokens for its first node; every fault can cost more.")
+    else:
         console().print("there is no pool yet")
+
+
+def _print_pool(pool: Any, members: int) -> None:
+    about = clean(pool.run_uri) or f"run {pool.run_root.hex()[:16]}"
+    console().print(f"{pool.id:>4}  {_state(pool)}  {about}", markup=False, soft_wrap=True)
+    reward = f"pays {ether(pool.reward_per_unit * PER)} per {PER} units, {ether(pool.escrow)} tokens left"
+    doors = [word for word, closed in (("by invitation", pool.invited), ("units attested", pool.attested)) if closed]
+    crowd = f"{members} members, {pool.threshold} of {len(pool.validators)} validators decide"
+    console().print(f"      {reward}; a fault costs {ether(pool.slash_amount)}", soft_wrap=True)
+    console().print(f"      {', '.join([crowd, *doors])}", soft_wrap=True)
+
+
+def _is_present(member: Any, now: int) -> bool:
+    return not (member.evicted or member.left or member.lease_until < now)
 
 
 @pool_app.command("show", epilog="Example:  intellect-node contract pool show 1 --network local --json")

@@ -17,7 +17,7 @@ from cli.demo.scene import Scene
 from cli.demo.supervise import Program, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
-from cli.pools import PoolTerms, open_pool, pool_cost, signer_for
+from cli.pools import about_run, PoolTerms, open_pool, pool_cost, signer_for
 
 EPOCH_SECONDS, WINDOW_SECONDS = 20, 40
 
@@ -58,6 +58,7 @@ async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environm
         threshold=quorum_of(options.validators),
         epoch_seconds=EPOCH_SECONDS,
         window=WINDOW_SECONDS,
+        about=about_run(compiled.spec),
     )
     account = await signer_for(chain.client, None, await pool_cost(chain.client, terms))
     pool = await open_pool(chain.client, terms, account)

@@ -58,7 +58,7 @@ def open_keystore(data: dict[str, Any], password: str, name: str) -> NodeKey:
         raise KeyError_(
             f"cannot open the key {name}",
             str(error)[:200] or "it is not a keystore v3 file",
-            "check the password (INTELLECT_NODE_PASSWORD or --password-file), or restore the file",
+            "check the password (--password-file, or the environment's), or restore the file",
         ) from error
     return key
 

@@ -17,6 +17,7 @@ from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.sender import SendLimits
 from node.chain.simulate import Step
 from node.state.keystore import load_key
+from protocol.identity import NodeKey
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +218,18 @@ def test_events_can_be_read_by_programs(scene: Any) -> None:
     (row,) = [row for row in rows if row["event"] == "Bonded"]
     assert row["amount_wei"] == str(3 * TOKEN) and row["provider"] == scene.me
     json.dumps(rows)
+
+
+def test_a_stranger_can_choose_among_pools(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "sort: sort, model of 1.2 MB; workers: any machine, */float32/*"
+    people = ["--trainer", NodeKey.generate().address, "--validator", NodeKey.generate().address]
+    scene.send("me", "pool", "create", "--run-root", "ab" * 32, *people, "--fund", "50", "--uri", line, "--invited")
+    told = scene.look("pool", "list")
+    (pool,) = told["pools"]
+    assert (pool["members"], pool["run_uri"], pool["escrow_wei"]) == (0, line, str(50 * TOKEN))
+    assert int(told["stake_of_one_node_wei"]) == 20 * TOKEN
+    capsys.readouterr()
+    assert main(["contract", "pool", "list", "--network", NETWORK]) == 0
+    shown = capsys.readouterr().out
+    assert line in shown and "pays 1 per 1000 units, 50 tokens left" in shown and "by invitation" in shown
+    assert "0 members, 1 of 1 validators decide" in shown and "bonds 20 tokens" in shown

@@ -151,3 +151,15 @@ def test_a_name_cannot_lead_out_of_the_key_directory(
     monkeypatch.chdir(tmp_path / "here")
     main(["keys", "new", name, "--password-file", str(password)])
     assert not list(home.rglob("*.json"))
+
+
+def test_a_nodes_password_opens_no_key_of_a_person(
+    home: Path, password: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["keys", "new", "provider", "--password-file", str(password)])
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setenv("INTELLECT_NODE_PASSWORD", "wrong here")
+    assert main(["keys", "show", "provider", "--json"]) != 0
+    assert "INTELLECT_KEY_PASSWORD" in capsys.readouterr().err
+    monkeypatch.setenv("INTELLECT_KEY_PASSWORD", "right")
+    assert main(["keys", "show", "provider", "--json"]) == 0
