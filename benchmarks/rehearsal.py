@@ -321,7 +321,7 @@ def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
     scene.send("trainer", "pool", "end", str(pool))
     scene.send("worker", "leave", str(pool))
     scene.wait(8 * DAY)
-    scene.send("owner", "settle", str(pool), people["worker"])
+    scene.send("owner", "rewards", people["provider"], "--collect")
     scene.send("owner", "pool", "sweep", str(pool))
     scene.send("provider", "node", "remove", people["worker"])
     scene.send("provider", "unstake", "100")

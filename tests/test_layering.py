@@ -33,6 +33,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.heartbeat",
         "node.services.generating",
         "node.services.paying",
+        "node.services.settling",
+        "node.services.clearing",
         "node.services.court",
         "node.services.training",
     ),

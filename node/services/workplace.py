@@ -10,6 +10,7 @@ import msgspec
 import trio
 
 from node.chain.client import ChainClient
+from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
@@ -23,7 +24,8 @@ from protocol.messages import PolicyAnnounced
 
 
 class Workplace(msgspec.Struct, frozen=True, dict=True):
-    """contact: where others reach this node; directory: its state; crew: the services that run."""
+    """contact: where others reach this node; directory: its state; crew: the services that run; ledger: what became of
+    the pool's work on chain."""
 
     config: NodeConfig
     role: Role
@@ -34,6 +36,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     crew: Crew
     contact: str
     directory: Path
+    ledger: Ledger
 
     @property
     def scratch(self) -> Path:
