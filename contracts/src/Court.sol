@@ -52,8 +52,8 @@ contract Court is ICourt {
     mapping(uint256 pool => mapping(address validator => Seat)) private _seats;
     /// commitments that a quorum has had slashed once: overturned or not, they are not judged again
     mapping(bytes32 statement => bool) private _judged;
-    /// leaves that were taken out of an epoch
-    mapping(bytes32 leafOfEpoch => bool) private _taken;
+    /// leaves that were taken out of an epoch; a leaf names its pool and node
+    mapping(bytes32 leaf => mapping(uint64 epoch => bool)) private _taken;
 
     event ValidatorsProposed(uint256 indexed pool, address[] validators, uint8 threshold, uint64 from);
     event ValidatorsSet(uint256 indexed pool, address[] validators, uint8 threshold);
@@ -149,9 +149,8 @@ contract Court is ICourt {
             _punish(c, reason);
             return;
         }
-        bytes32 leafOfEpoch = keccak256(abi.encode(c.pool, epoch, leaf)); // the leaf names the node
-        if (_taken[leafOfEpoch]) revert AlreadyInvalidated(leaf);
-        _taken[leafOfEpoch] = true;
+        if (_taken[leaf][epoch]) revert AlreadyInvalidated(leaf);
+        _taken[leaf][epoch] = true;
         swarm.takeLeaf(c.pool, c.node, epoch, c.fileRoot, c.units, reason);
     }
 

@@ -94,9 +94,9 @@ library Statements {
         return keccak256(abi.encode(EPOCH_VERDICT_TYPEHASH, pool, node, epoch, root, reason));
     }
 
-    /// @notice The leaf of one file in a node's tree of one epoch.
+    /// @notice The leaf of one work in its node's tree of one epoch: it names all that was signed, the pool included.
     function leaf(WorkCommitment calldata c) internal pure returns (bytes32) {
-        return keccak256(abi.encodePacked(bytes1(0x00), c.node, c.fileRoot, c.units));
+        return keccak256(abi.encodePacked(bytes1(0x00), hashCommitment(c)));
     }
 
     /// @notice The root that `proof` leads to from `node`; siblings are hashed in sorted order under prefix 0x01.

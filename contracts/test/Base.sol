@@ -255,7 +255,7 @@ abstract contract Base {
     function _pair(uint32 a, uint32 b) internal view returns (WorkCommitment[2] memory files, bytes32[2] memory leaves) {
         files = [_file(0, a), _file(1, b)];
         for (uint256 i = 0; i < 2; ++i) {
-            leaves[i] = keccak256(abi.encodePacked(bytes1(0), node, files[i].fileRoot, files[i].units));
+            leaves[i] = keccak256(abi.encodePacked(bytes1(0), Sign.commitment(files[i])));
         }
     }
 

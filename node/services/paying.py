@@ -14,7 +14,7 @@ from node.services.workplace import Workplace
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import WorkPublished
-from protocol.work import encode_leaves, merkle_root, tree_of
+from protocol.work import Leaf, encode_leaves, merkle_root, tree_of
 
 log = structlog.get_logger()
 RETRY_PAUSE = 5.0
@@ -64,16 +64,16 @@ class Paying(Service):
         files = await self._journal.do(self._journal.files_of_epoch, epoch)
         if not files:
             files = await self._journal.do(self._journal.unpaid_files, time.time())
-            await self._journal.do(self._journal.assign_epoch, [root for root, _ in files], epoch)
+            await self._journal.do(self._journal.assign_epoch, [file.file_root for file in files], epoch)
         if files and not await self._is_on_chain(epoch):
-            root = merkle_root(tree_of(self._station.key.address, files))
-            units = sum(units for _, units in files)
+            root = merkle_root(tree_of(self._station.pool, self._station.key.address, files))
+            units = sum(file.units for file in files)
             await self._treasury.commit_work(self._station.pool, epoch, root, units)
             await self._publish_leaves(epoch, root, files)
             log.info("work.committed", epoch=epoch, files=len(files), units=units)
         await self._journal.do(self._journal.remember, "epoch", str(epoch).encode())
 
-    async def _publish_leaves(self, epoch: int, root: bytes, files: list[tuple[bytes, int]]) -> None:
+    async def _publish_leaves(self, epoch: int, root: bytes, files: list[Leaf]) -> None:
         """Show which files stand behind an epoch's root, so that one that is rejected later can be taken out."""
         info = await self._station.blobs.add(encode_leaves(files))
         message = WorkPublished(

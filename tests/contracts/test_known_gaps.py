@@ -7,8 +7,8 @@ kind that fail.
 from typing import Any
 
 from contracts.deploy import TOKEN
-from protocol.statements import EpochVerdict, Outcome, sign
-from protocol.work import leaf, merkle_root, proof
+from protocol.statements import EpochVerdict, Outcome, WorkCommitment, sign, work_id
+from protocol.work import leaf_hash, merkle_root, proof
 
 REWARD = 10**15
 
@@ -23,7 +23,7 @@ def settle(world: Any, pool: Any, *epochs: int) -> int:
 
 def test_known_gap_the_same_root_is_paid_in_two_epochs(world: Any, pool: Any) -> None:
     files = [pool.commitment(file=bytes([i]) * 32, index=i, units=500) for i in range(2)]
-    root = merkle_root([leaf(c.node, c.file_root, c.units) for c in files])
+    root = merkle_root([leaf_hash(work_id(c)) for c in files])
     pool.commit(0, units=1000, root=root)
     pool.commit(1, units=1000, root=root, at=pool.info.epoch_end(0))
     assert settle(world, pool, 0, 1) == 2 * 1000 * REWARD
@@ -36,7 +36,7 @@ def test_known_gap_a_root_of_nothing_is_paid_up_to_the_nodes_capacity(world: Any
 
 def test_known_gap_a_leaf_that_stands_twice_in_a_tree_is_taken_out_once(world: Any, pool: Any, refused: Any) -> None:
     c = pool.commitment(units=500)
-    leaves = [leaf(c.node, c.file_root, c.units)] * 2
+    leaves = [leaf_hash(work_id(c))] * 2
     pool.commit(0, units=1000, root=merkle_root(leaves))
     verdicts = pool.verdicts(c, 8, outcome=Outcome.REJECT)
     world.send(world.contracts.invalidate(c, 0, proof(leaves, 0), 1, 8, verdicts), pool.manager)
@@ -51,7 +51,8 @@ def test_known_gap_one_file_is_paid_to_two_nodes_of_a_provider(world: Any, pool:
     world.register(pool.provider, twin)
     world.send(world.contracts.join(pool.id, "/ip4/127.0.0.1/tcp/2"), twin)
     for node in (pool.node, twin):
-        root = merkle_root([leaf(node.address, b"\x44" * 32, 1000)])
+        c = WorkCommitment(pool.id, node.address, b"\x11" * 32, 0, b"\x44" * 32, 1000)
+        root = merkle_root([leaf_hash(work_id(c))])
         world.send(world.contracts.commit_work(pool.id, 0, root, 1000), node)
     at = pool.info.maturity(0)
     for number, node in enumerate((pool.node, twin)):

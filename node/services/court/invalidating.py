@@ -7,6 +7,7 @@ out of the epoch, as long as that is not mature.
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -23,7 +24,7 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import WorkPublished
 from protocol.statements import Outcome, WorkCommitment
-from protocol.work import MAX_LEAVES_BYTES, Leaf, checked_leaves, proof, tree_of
+from protocol.work import MAX_LEAVES_BYTES, checked_leaves, leaf_hash, proof, works_of
 
 log = structlog.get_logger()
 POLL = 2.0
@@ -55,7 +56,7 @@ class Canceller(Protocol):
 class _Epoch(msgspec.Struct, frozen=True):
     node: Address
     number: int
-    leaves: tuple[Leaf, ...]
+    works: tuple[WorkId, ...]
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ class Invalidating:
         self._canceller = canceller
         self._register = station.jury.register
         self._epochs: OrderedDict[tuple[Address, int], _Epoch] = OrderedDict()
-        self._leaves: dict[tuple[Address, Leaf], list[_Place]] = {}
+        self._places: dict[WorkId, list[_Place]] = {}
         self._watched: Recent[WorkId, _Watched] = Recent(WATCHED)
         self._queues: dict[Address, trio.MemorySendChannel[WorkPublished]] = {}
         self.invalidated = 0
@@ -128,32 +129,31 @@ class Invalidating:
                 max_size=min(message.leaves_size, MAX_LEAVES_BYTES),
                 timeout=FETCH_TIMEOUT,
             )
-            leaves = await trio.to_thread.run_sync(lambda: checked_leaves(node, message.root, path.read_bytes()))
-            self.note(node, message, leaves)
+            self.note(node, message, await trio.to_thread.run_sync(_works, node, message, path))
         except (IntellectError, OSError) as error:
             log.info("leaves.unusable", node=node, epoch=message.epoch, why=str(error))
 
-    def note(self, node: Address, message: WorkPublished, leaves: tuple[Leaf, ...]) -> None:
-        """Keep the leaves of an epoch, once they are known to be those of its root."""
+    def note(self, node: Address, message: WorkPublished, works: Sequence[WorkId]) -> None:
+        """Keep which works an epoch is made of, once they are known to be those of its root."""
         key = (node, message.epoch)
         self._forget(key)
-        self._epochs[key] = epoch = _Epoch(node, message.epoch, leaves)
-        for place, one in enumerate(leaves):
-            self._leaves.setdefault((node, one), []).append(_Place(epoch, place))
-            for work in self._register.of_file(node, *one):
-                self._watch(work.id)
+        self._epochs[key] = epoch = _Epoch(node, message.epoch, tuple(works))
+        for number, id in enumerate(works):
+            self._places.setdefault(id, []).append(_Place(epoch, number))
+            if self._register.get(id):
+                self._watch(id)
         mine = [key for key in self._epochs if key[0] == node]
-        while len(mine) > 1 and sum(len(self._epochs[key].leaves) for key in mine) > KEPT_LEAVES:
+        while len(mine) > 1 and sum(len(self._epochs[key].works) for key in mine) > KEPT_LEAVES:
             self._forget(mine.pop(0))
         while len(self._epochs) > KEPT:
             self._forget(next(iter(self._epochs)))
 
     def _forget(self, key: tuple[Address, int]) -> None:
         epoch = self._epochs.pop(key, None)
-        for one in epoch.leaves if epoch else ():
-            left = [place for place in self._leaves.pop((key[0], one), ()) if place.epoch is not epoch]
+        for id in epoch.works if epoch else ():
+            left = [place for place in self._places.pop(id, ()) if place.epoch is not epoch]
             if left:
-                self._leaves[key[0], one] = left
+                self._places[id] = left
 
     async def _look_at(self, id: WorkId, watched: _Watched) -> None:
         ballots, work = self._station.jury.ballots, self._register.get(id)
@@ -161,7 +161,7 @@ class Invalidating:
         if work is None or state is FileState.ACCEPTED or watched.tried >= TRIES:
             self._watched.pop(id, None)
             return
-        places = self._leaves.get((work.node, (work.commitment.file_root, work.commitment.units)), ())
+        places = self._places.get(id, ())
         if places and state is FileState.REJECTED and ballots.undisputed(id) and trio.current_time() >= watched.due:
             for place in list(places):
                 await self._invalidate(work, watched, place)
@@ -195,5 +195,11 @@ class Invalidating:
         return reason, [vote.signature for vote in plain if vote.verdict.reason == reason]
 
 
+def _works(node: Address, message: WorkPublished, path: Path) -> list[WorkId]:
+    """Which works stand behind an epoch's root; `path`: what the node gave as its leaves. Raises ProtocolError."""
+    leaves = checked_leaves(message.pool, node, message.root, path.read_bytes())
+    return works_of(message.pool, node, leaves)
+
+
 def _path(epoch: _Epoch, number: int) -> tuple[bytes, ...]:
-    return proof(tree_of(epoch.node, epoch.leaves), number)
+    return proof([leaf_hash(id) for id in epoch.works], number)
