@@ -114,15 +114,24 @@ class Journal:
             "UPDATE files SET state = 'rejected' WHERE root = ? AND state = 'accepted' AND epoch IS NULL", (root,)
         )
 
-    def unpaid_files(self, before: float) -> list[Leaf]:
-        """The accepted files made before a time, not yet committed on chain."""
-        return self._leaves("state = 'accepted' AND epoch IS NULL AND made_at < ?", before)
+    def unpaid_files(self, before: float, after: float = -1.0) -> list[Leaf]:
+        """The accepted files made after one time and before another, not yet committed on chain."""
+        return self._leaves("state = 'accepted' AND epoch IS NULL AND made_at < ? AND made_at > ?", before, after)
 
     def assign_epoch(self, roots: list[bytes], epoch: int) -> None:
         """The files go on chain under this epoch: recorded before the transaction is sent."""
         self._db.execute("BEGIN")
         self._db.executemany("UPDATE files SET epoch = ? WHERE root = ?", [(epoch, root) for root in roots])
         self._db.execute("COMMIT")
+
+    def free_epoch(self, epoch: int) -> None:
+        """The files were not committed under this epoch, and never will be."""
+        self._db.execute("UPDATE files SET epoch = NULL WHERE epoch = ?", (epoch,))
+
+    def epochs_from(self, first: int) -> list[int]:
+        """Epochs that files went, or were to go, on chain under, from `first` on."""
+        query = "SELECT DISTINCT epoch FROM files WHERE epoch >= ? ORDER BY epoch"
+        return [row[0] for row in self._db.execute(query, (first,))]
 
     def files_of_epoch(self, epoch: int) -> list[Leaf]:
         """The files that went, or were to go, on chain under this epoch, in the order of its tree."""
@@ -161,6 +170,6 @@ class Journal:
         """file root -> step that used it."""
         return dict(self._db.execute("SELECT root, step FROM consumed").fetchall())
 
-    def _leaves(self, condition: str, value: float) -> list[Leaf]:
+    def _leaves(self, condition: str, *values: float) -> list[Leaf]:
         query = f"SELECT policy, idx, root, units FROM files WHERE {condition} ORDER BY root"  # noqa: S608 - ours
-        return [Leaf(*row) for row in self._db.execute(query, (value,))]
+        return [Leaf(*row) for row in self._db.execute(query, values)]
