@@ -7,6 +7,7 @@ other.
 """
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Annotated
 
 import msgspec
@@ -16,7 +17,7 @@ from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.run import RunSpec
-from protocol.statements import WorkCommitment, work_id
+from protocol.statements import Outcome, WorkCommitment, work_id
 
 EMPTY_ROOT = bytes(32)
 MAX_LEAVES = 65_536
@@ -33,6 +34,24 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     index: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     file_root: Root
     units: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class EpochFault(IntEnum):
+    """Why an epoch's commitment is refused as a whole; on chain the reason of an EpochVerdict."""
+
+    INVENTED = 20
+    """a leaf that no quorum accepted"""
+    UNITS = 21
+    """the units are not the sum of the leaves'"""
+    TWICE = 22
+    """a work that stands in another epoch, too"""
+    UNDELIVERED = 23
+    """the leaves were not to be had, or were none of the root's"""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it costs: who signs an untrue root loses the stake, who hides what stands behind it that epoch's pay."""
+        return Outcome.REJECT if self is EpochFault.UNDELIVERED else Outcome.SLASH
 
 
 def commitment_of(pool: int, node: Address, leaf: Leaf) -> WorkCommitment:

@@ -113,11 +113,12 @@ class VerdictContradiction(
 
 
 class EpochCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="epoch"):
-    """A quorum's verdicts over everything that a node committed for one epoch."""
+    """A quorum's verdicts over everything that a node committed for one epoch. outcome: Outcome, not ACCEPT."""
 
     pool: U63
     node: str
     epoch: U63
+    outcome: U8
     reason: U8
     verdicts: Signatures
 

@@ -352,6 +352,21 @@ class ChainClient:
         call = self._contracts.invalidate(commitment, epoch, proof, outcome, reason, verdicts)
         return await self._write("invalidate a file", call, key)
 
+    async def invalidate_epoch(
+        self,
+        pool: int,
+        node: Address,
+        epoch: int,
+        outcome: int,
+        reason: int,
+        verdicts: Sequence[bytes],
+        *,
+        key: NodeKey | None = None,
+    ) -> Receipt:
+        """Refuse all that a node committed for an unmatured epoch. verdicts: with this outcome and reason."""
+        call = self._contracts.invalidate_epoch(pool, node, epoch, outcome, reason, verdicts)
+        return await self._write(f"invalidate epoch {epoch} of {node}", call, key)
+
     async def slash(
         self,
         commitment: WorkCommitment,

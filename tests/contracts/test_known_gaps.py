@@ -6,9 +6,10 @@ kind that fail.
 
 from typing import Any
 
+from contracts.bindings import Slashed
 from contracts.deploy import TOKEN
 from protocol.statements import EpochVerdict, Outcome, WorkCommitment, sign, work_id
-from protocol.work import leaf_hash, merkle_root, proof
+from protocol.work import EpochFault, leaf_hash, merkle_root, proof
 
 REWARD = 10**15
 
@@ -63,11 +64,23 @@ def test_known_gap_one_file_is_paid_to_two_nodes_of_a_provider(world: Any, pool:
 def test_a_quorum_takes_an_epoch_that_is_of_no_tree(world: Any, pool: Any, refused: Any) -> None:
     """The contract's answer to all of the above; nodes do not give it by themselves yet."""
     pool.commit(0, units=100_000, root=b"\xab" * 32)
-    verdict = EpochVerdict(pool.id, pool.node.address, 0, b"\xab" * 20, 11)
+    verdict = EpochVerdict(pool.id, pool.node.address, 0, b"\xab" * 20, Outcome.REJECT, EpochFault.UNDELIVERED)
     signatures = [sign(key, world.domain, verdict) for key in pool.validators]
-    world.send(world.contracts.invalidate_epoch(pool.id, pool.node.address, 0, 11, signatures), pool.manager)
+    call = world.contracts.invalidate_epoch(pool.id, pool.node.address, 0, verdict.outcome, verdict.reason, signatures)
+    world.send(call, pool.manager)
     with refused("NothingCommitted"):
         settle(world, pool, 0)
+
+
+def test_a_quorum_slashes_for_an_epoch_of_invented_work(world: Any, pool: Any) -> None:
+    pool.commit(0, units=100_000, root=b"\xab" * 32)
+    verdict = EpochVerdict(pool.id, pool.node.address, 0, b"\xab" * 20, Outcome.SLASH, EpochFault.INVENTED)
+    signatures = [sign(key, world.domain, verdict) for key in pool.validators]
+    call = world.contracts.invalidate_epoch(pool.id, pool.node.address, 0, verdict.outcome, verdict.reason, signatures)
+    (slashed,) = [one for one in world.events(world.send(call, pool.manager)) if isinstance(one, Slashed)]
+    assert (slashed.reason, slashed.amount) == (EpochFault.INVENTED, 50 * TOKEN)
+    assert slashed.file_root[:20] == b"\xab" * 20
+    assert world.contracts.work(pool.id, pool.node.address, 0).voided
 
 
 def test_known_gap_nodes_of_one_provider_share_a_stake_that_two_slashes_empty(world: Any, pool: Any) -> None:

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
-from protocol.statements import WorkCommitment, work_id
+from protocol.statements import Outcome, WorkCommitment, work_id
 from protocol.work import (
     EMPTY_ROOT,
     MAX_LEAVES,
     MAX_LEAVES_BYTES,
+    EpochFault,
     Leaf,
     checked_leaves,
     decode_leaves,
@@ -108,3 +109,8 @@ def test_as_many_leaves_as_may_be_are_read_whatever_their_numbers_and_no_more() 
     assert len(data) <= MAX_LEAVES_BYTES and len(decode_leaves(data)) == MAX_LEAVES
     with pytest.raises(ProtocolError, match="malformed"):
         decode_leaves(encode_leaves([Leaf(POLICY, i, ROOT, 1) for i in range(MAX_LEAVES + 1)]))
+
+
+def test_what_a_node_signed_costs_its_stake_and_what_others_did_not_get_only_the_pay() -> None:
+    costs = {fault.name: fault.outcome for fault in EpochFault}
+    assert costs.pop("UNDELIVERED") is Outcome.REJECT and set(costs.values()) == {Outcome.SLASH}
