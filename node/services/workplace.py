@@ -17,6 +17,7 @@ from node.inference.client import EngineProcess
 from node.member import Member
 from node.run.assets import image_limit
 from node.services.base import Crew
+from node.services.leaves import Leaves
 from node.services.station import Station
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
@@ -66,6 +67,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             repeat=station.board.post_raw,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
         )
+
+    @cached_property
+    def leaves(self) -> Leaves:
+        """What workers show of their epochs; run by whoever judges."""
+        return Leaves(self.station)
 
     @property
     def workshop(self) -> Path:

@@ -10,13 +10,14 @@ import trio
 from node.inference.wire import Inspected
 from node.services.judging.judge import Candidate, Validator
 from node.services.judging.lots import Lot
+from node.services.leaves import ShownEpoch
 from node.swarm.ballots import FileState
 from node.swarm.jury import Jury
 from node.swarm.register import Work
 from protocol.checks import Fault, Reason
 from protocol.decision import Level, Standing
 from protocol.identity import NodeKey
-from protocol.messages import VerdictIssued, WorkPublished
+from protocol.messages import VerdictIssued
 from protocol.statements import Outcome, work_id
 from protocol.work import leaf_hash, merkle_root
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
@@ -376,9 +377,8 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         good, bad = await court.commit(), await court.commit(index=1, fault=BAD_GROUP)
         await trio.sleep(20)
         root = merkle_root([leaf_hash(good), leaf_hash(bad)])
-        message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
         for validator in court.validators:
-            validator._invalidating.note(WORKER.address, message, (good, bad))
+            validator.leaves.note(ShownEpoch(WORKER.address, 7, root, (), (good, bad)))
         await trio.sleep(60)
         taken = (root_of(index=1, fault=BAD_GROUP), 7, Reason.ACTIVATIONS, 3)
         assert [judge.invalidated for judge in court.judges] == [[taken]] * 3
