@@ -26,8 +26,8 @@ from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.rpc import FallbackProvider
 from protocol.identity import NodeKey
-from protocol.statements import Domain, NodeRegistration, Outcome, Statement, Verdict, WorkCommitment, sign
-from protocol.work import leaf, merkle_root, proof
+from protocol.statements import Domain, NodeRegistration, Outcome, Statement, Verdict, WorkCommitment, sign, work_id
+from protocol.work import leaf_hash, merkle_root, proof
 
 CHAIN_ID = 31337
 HOUR, WINDOW = 3600, 24 * 3600
@@ -148,7 +148,7 @@ def _faults(bench: Bench, nodes: list[NodeKey], judges: list[NodeKey], gas: dict
     epoch = pool.epoch_at(bench.now())
     bench.send(contracts.join(1, CONTACT), worker)
     files = [WorkCommitment(1, worker.address, b"\x11" * 32, i, bytes([i]) * 32, 1000) for i in range(64)]
-    leaves = [leaf(file.node, file.file_root, file.units) for file in files]
+    leaves = [leaf_hash(work_id(file)) for file in files]
     bench.send(contracts.commit_work(1, epoch, merkle_root(leaves), 64_000), worker)
     for number, outcome in ((0, Outcome.REJECT), (1, Outcome.SLASH)):
         file = files[number]

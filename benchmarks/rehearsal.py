@@ -43,7 +43,7 @@ from node.chain.rpc import rpc
 from node.state.keystore import load_key, read_password
 from protocol.identity import NodeKey
 from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, sign
-from protocol.work import leaf, merkle_root
+from protocol.work import Leaf, commitment_of, merkle_root, tree_of
 
 NETWORK = "base-sepolia"
 CHAIN_ID = 84532
@@ -51,6 +51,7 @@ COIN = 10**18
 TOKEN = 10**18
 HOUR, DAY = 3600, 86_400
 REASON = 5
+POLICY = b"\x07" * 32
 REWARD_PER_UNIT = 10**15
 
 
@@ -190,22 +191,22 @@ def _open_pool(scene: Scene, people: dict[str, str]) -> int:
     return pool
 
 
-def _files(seed: int, count: int = 3) -> list[tuple[bytes, int]]:
-    return [(bytes([seed, number]) * 16, 1000 * (number + 1)) for number in range(count)]
+def _files(seed: int, count: int = 3) -> list[Leaf]:
+    return [Leaf(POLICY, number, bytes([seed, number]) * 16, 1000 * (number + 1)) for number in range(count)]
 
 
-def _commit(scene: Scene, pool: int, name: str, files: list[tuple[bytes, int]]) -> int:
+def _commit(scene: Scene, pool: int, name: str, files: list[Leaf]) -> int:
     """Commit files for the epoch that just ended; the epoch."""
     scene.wait(HOUR)
     epoch = scene.look("pool", "show", str(pool))["pool"]["epoch"] - 1
-    leaves = [leaf(scene.node(name).address, root, units) for root, units in files]
-    root, units = merkle_root(leaves).hex(), sum(units for _, units in files)
+    root = merkle_root(tree_of(pool, scene.node(name).address, files)).hex()
+    units = sum(file.units for file in files)
     scene.send(name, "work", "commit", str(pool), str(epoch), root, str(units))
     return epoch
 
 
-def _commitment(scene: Scene, pool: int, name: str, root: bytes, units: int, index: int = 0) -> WorkCommitment:
-    return WorkCommitment(pool, scene.node(name).address, b"\x07" * 32, index, root, units)
+def _commitment(scene: Scene, pool: int, name: str, file: Leaf) -> WorkCommitment:
+    return commitment_of(pool, scene.node(name).address, file)
 
 
 def _verdict(c: WorkCommitment, outcome: Outcome) -> Verdict:
@@ -231,8 +232,8 @@ def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
     """An epoch's work; one bad file is taken out of it; the rest is paid after the window and not before."""
     files = _files(1)
     epoch = _commit(scene, pool, "worker", files)
-    c = _commitment(scene, pool, "worker", *files[1])
-    listed = tuple(("0x" + root.hex(), units) for root, units in files)
+    c = _commitment(scene, pool, "worker", files[1])
+    listed = tuple((f.policy_root.hex(), f.index, f.file_root.hex(), f.units) for f in files)
     scene.send("owner", "invalidate", _file_case(scene, c, Outcome.REJECT, epoch=epoch, files=listed))
     scene.send("owner", "settle", str(pool), people["worker"], str(epoch), code=4)
     scene.wait(DAY + HOUR)
@@ -248,7 +249,7 @@ def _slash(scene: Scene, pool: int, name: str, seed: int) -> tuple[int, int]:
     """Commit an epoch, then have it slashed by a quorum: (epoch, case)."""
     files = _files(seed)
     epoch = _commit(scene, pool, name, files)
-    c = _commitment(scene, pool, name, *files[0])
+    c = _commitment(scene, pool, name, files[0])
     mine = "0x" + sign(scene.node(name), _domain(scene), c).hex()
     scene.send("owner", "slash", _file_case(scene, c, Outcome.SLASH, signature=mine))
     slashed = [e for e in scene.look("events", "--pool", str(pool))["events"] if e["event"] == "Slashed"]
@@ -283,7 +284,7 @@ def _rightly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
 def _caught_by_own_signatures(scene: Scene, people: dict[str, str], pool: int) -> None:
     """Two commitments of one node for one place; two verdicts of one validator over one file."""
     domain = _domain(scene)
-    first, second = (_commitment(scene, pool, "twin", bytes([4, n]) * 16, 1000) for n in (1, 2))
+    first, second = (_commitment(scene, pool, "twin", Leaf(POLICY, 0, bytes([4, n]) * 16, 1000)) for n in (1, 2))
     signatures = ["0x" + sign(scene.node("twin"), domain, c).hex() for c in (first, second)]
     path = scene.home / "twice.json"
     pair = (commitment_in_json(first), commitment_in_json(second))
@@ -321,7 +322,7 @@ def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
     scene.send("trainer", "pool", "end", str(pool))
     scene.send("worker", "leave", str(pool))
     scene.wait(8 * DAY)
-    scene.send("owner", "settle", str(pool), people["worker"])
+    scene.send("owner", "rewards", people["provider"], "--collect")
     scene.send("owner", "pool", "sweep", str(pool))
     scene.send("provider", "node", "remove", people["worker"])
     scene.send("provider", "unstake", "100")

@@ -48,6 +48,20 @@ class StakePart(msgspec.Struct, frozen=True):
     slashed_wei: str = "0"
 
 
+class PayPart(msgspec.Struct, frozen=True):
+    """What this node's work comes to, in wei. provider: to whom it goes; waiting_until: the chain's time, or 0."""
+
+    provider: str = ""
+    earned_wei: str = "0"
+    paid_wei: str = "0"
+    due_wei: str = "0"
+    waiting_wei: str = "0"
+    waiting_until: int = 0
+    voided_wei: str = "0"
+    unfunded_units: int = 0
+    warnings: list[str] = []
+
+
 class MemberPart(msgspec.Struct, frozen=True):
     """One line of the table that a daemon keeps of the others."""
 
@@ -166,6 +180,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     network: NetworkPart = NetworkPart()
     run: RunPart | None = None
     stake: StakePart | None = None
+    pay: PayPart | None = None
     swarm: list[MemberPart] = []
     work: WorkPart | None = None
     training: TrainingPart | None = None

@@ -1,5 +1,6 @@
 """`intellect-node status`: what the daemons of this machine are doing."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from cli.errors import NETWORK, CommandError
 from cli.output import clean, console, duration, ether, print_json, short
 
 if TYPE_CHECKING:
-    from cli.daemon_status import DaemonStatus
+    from cli.daemon_status import DaemonStatus, PayPart
 
 EXAMPLES = (
     "Examples:  intellect-node status   |   intellect-node status --json | jq .daemons[].run.step   |   "
@@ -93,6 +94,12 @@ def _facts(status: "DaemonStatus") -> Table:
             "  stake",
             f"{ether(int(status.stake.bonded_wei))} bonded  {ether(int(status.stake.slashed_wei))} slashed",
         )
+    pay = status.pay
+    if pay is not None and int(pay.earned_wei):
+        _row(grid, "  pay", _pay(pay))
+        _row(grid, "  goes to", pay.provider)
+    for warning in pay.warnings if pay else ():
+        _row(grid, "  warning", warning)
     if status.work and status.work.files_committed:
         work = status.work
         _row(
@@ -127,6 +134,13 @@ def _facts(status: "DaemonStatus") -> Table:
     for contact in status.node.contacts[:2]:
         _row(grid, "  contact", contact)
     return grid
+
+
+def _pay(pay: "PayPart") -> str:
+    until = time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(pay.waiting_until)) if pay.waiting_until else ""
+    parts = [("earned", pay.earned_wei), ("paid", pay.paid_wei), ("due", pay.due_wei)]
+    told = [f"{ether(int(amount))} {name}" for name, amount in parts]
+    return "  ".join([*told, f"{ether(int(pay.waiting_wei))} waiting{until}"])
 
 
 def _reasons(counts: dict[str, int]) -> str:

@@ -358,8 +358,9 @@ class Settled(PoolEvent, frozen=True, kw_only=True):
 
 
 class Slashed(PoolEvent, frozen=True, kw_only=True):
-    """amount: token wei taken; reason: checks.Reason, or 200 for contradicting verdicts; case_id: of the vault's case
-    while the slash may be overturned, 0 if it is final.
+    """amount: token wei taken; reason: checks.Reason, work.EpochFault, or 200 for contradicting verdicts; file_root:
+    for an EpochFault the first 20 bytes of the epoch's root; case_id: of the vault's case while the slash may be
+    overturned, 0 if it is final.
     """
 
     node: Address
@@ -869,10 +870,10 @@ class Contracts:
         return self.court.functions.invalidate(_words(commitment), epoch, list(proof), outcome, reason, list(verdicts))
 
     def invalidate_epoch(
-        self, pool: int, node: Address, epoch: int, reason: int, verdicts: Sequence[bytes]
+        self, pool: int, node: Address, epoch: int, outcome: int, reason: int, verdicts: Sequence[bytes]
     ) -> ContractFunction:
-        """verdicts: a quorum's signatures of an EpochVerdict."""
-        return self.court.functions.invalidateEpoch(pool, node, epoch, reason, list(verdicts))
+        """verdicts: a quorum's signatures of an EpochVerdict with this outcome: 1 takes the epoch's pay, 2 slashes."""
+        return self.court.functions.invalidateEpoch(pool, node, epoch, outcome, reason, list(verdicts))
 
     def slash(
         self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]

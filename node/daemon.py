@@ -18,6 +18,7 @@ from node.blobs.exchange import Limits
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
+from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
@@ -30,6 +31,7 @@ from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import compile_run
 from node.run.problems import check_run
 from node.services.base import Crew, Service
+from node.services.clearing import Clearing
 from node.services.engine import Engine
 from node.services.gateway import Serving
 from node.services.generating import Generating
@@ -42,6 +44,7 @@ from node.services.membership.participant import ensure_participant
 from node.services.membership.stake import Stake
 from node.services.paying import Paying
 from node.services.policies import Following
+from node.services.settling import Settling
 from node.services.station import take_station
 from node.services.training.service import Training
 from node.services.workplace import Workplace
@@ -60,9 +63,9 @@ LEAVE_DEADLINE = 6.0
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Counting, Serving, Beating)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Engine, Following, Generating, Paying),
-    "validator": (*EVERYBODY, Engine, Following, Judging),
-    "trainer": (*EVERYBODY, Training),
+    "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
+    "validator": (*EVERYBODY, Engine, Following, Judging, Settling),
+    "trainer": (*EVERYBODY, Settling, Clearing, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 
@@ -168,13 +171,13 @@ class Daemon:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership)
-                    await self._follow_pool(nursery, member, chain, contact, state.path)
+                    ledger = await self._follow_pool(nursery, member, chain, contact, state.path)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     check_requirements(run.spec, role, hardware)
                     station = take_station(member, run, pool.threshold, journal)
                     self.status.work_for(station)
                     place = Workplace(
-                        self.config, role, hardware, chain, member, station, self.crew, contact, state.path
+                        self.config, role, hardware, chain, member, station, self.crew, contact, state.path, ledger
                     )
                     await self._serve(nursery, place)
             finally:
@@ -197,14 +200,16 @@ class Daemon:
 
     async def _follow_pool(
         self, nursery: trio.Nursery, member: Member, chain: ChainClient, contact: str, directory: Path
-    ) -> None:
-        """Learn who is in and hear them; stay in ourselves."""
+    ) -> Ledger:
+        """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         own, membership = member.key.address, member.membership
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
         lease = Lease(chain, member.pool, membership, contact)
-        for service in (Events(follower, membership), Stake(chain, own), lease):
+        events = Events(follower, membership)
+        for service in (events, Stake(chain, own), lease):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)
+        return events.ledger
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
         """Start the role's services one after the other: each may count on those before it."""

@@ -69,6 +69,7 @@ class StatusPage:
             "network": self._chain(),
             "run": self._run(),
             "stake": self._stake(),
+            "pay": None,
             "swarm": self._swarm(),
             "work": _no_work(float(beat.get("rate", 0.0))),
             "training": None,

@@ -97,12 +97,16 @@ class Attestation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EpochVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A validator refuses a whole epoch's commitment. root: the first 20 bytes of the committed root."""
+    """A validator refuses a whole epoch's commitment. root: the first 20 bytes of the committed root.
+
+    outcome: Outcome, not ACCEPT; reason: work.EpochFault.
+    """
 
     pool: int
     node: Address
     epoch: int
     root: bytes
+    outcome: int
     reason: int
 
 
@@ -152,6 +156,7 @@ _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
         ("node", "node", "address"),
         ("epoch", "epoch", "uint64"),
         ("root", "root", "bytes20"),
+        ("outcome", "outcome", "uint8"),
         ("reason", "reason", "uint8"),
     ],
 }

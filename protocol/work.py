@@ -1,31 +1,67 @@
 """Work units and the Merkle tree of one node's files in one epoch.
 
-One root per node and epoch goes on chain; a leaf can be shown with its proof when it is disputed. What the leaves are
-made of is published as a blob beside the root. Leaves and inner nodes hash under different prefixes, so neither can
-pass for the other.
+One root per node and epoch goes on chain; a leaf can be shown with its proof when it is disputed. A leaf names one
+work, all that was signed of it, so that no two readers can think of different work. What the leaves are made of is
+published as a blob beside the root. Leaves and inner nodes hash under different prefixes, so neither can pass for the
+other.
 """
 
 from collections.abc import Sequence
+from enum import IntEnum
+from typing import Annotated
 
 import msgspec
 from eth_hash.auto import keccak
 
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
-from protocol.identity import Address, address_bytes
+from protocol.identity import Address
 from protocol.run import RunSpec
+from protocol.statements import Outcome, WorkCommitment, work_id
 
 EMPTY_ROOT = bytes(32)
 MAX_LEAVES = 65_536
-MAX_LEAVES_BYTES = 48 * MAX_LEAVES
+MAX_LEAVES_BYTES = 84 * MAX_LEAVES
+"""Two roots of 34 bytes, numbers of 9 and 5, and the array around each leaf and around all of them."""
 
-Leaf = tuple[bytes, int]
-"""(file root, units): what a leaf of the tree is made of, beside its node."""
+Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-def leaf(node: Address, file_root: bytes, units: int) -> bytes:
-    """keccak(0x00 | node | file_root | units as uint32 big-endian)."""
-    return keccak(b"\x00" + address_bytes(node) + file_root + units.to_bytes(4))
+class Leaf(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one leaf says beside the tree's pool and node: the work's place, its file, its output tokens."""
+
+    policy_root: Root
+    index: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    file_root: Root
+    units: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class EpochFault(IntEnum):
+    """Why an epoch's commitment is refused as a whole; on chain the reason of an EpochVerdict."""
+
+    INVENTED = 20
+    """a leaf that no quorum accepted"""
+    UNITS = 21
+    """the units are not the sum of the leaves'"""
+    TWICE = 22
+    """a work that stands in another epoch, too"""
+    UNDELIVERED = 23
+    """the leaves were not to be had, or were none of the root's"""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it costs: who signs an untrue root loses the stake, who hides what stands behind it that epoch's pay."""
+        return Outcome.REJECT if self is EpochFault.UNDELIVERED else Outcome.SLASH
+
+
+def commitment_of(pool: int, node: Address, leaf: Leaf) -> WorkCommitment:
+    """What the node must have signed for this leaf to be its work."""
+    return WorkCommitment(pool, node, leaf.policy_root, leaf.index, leaf.file_root, leaf.units)
+
+
+def leaf_hash(work: bytes) -> bytes:
+    """keccak(0x00 | work): the leaf of the work of this `work_id`."""
+    return keccak(b"\x00" + work)
 
 
 def _parent(left: bytes, right: bytes) -> bytes:
@@ -75,9 +111,14 @@ def most_files(run: RunSpec) -> int:
     return 8 * run.rollout.files_per_step + 32
 
 
-def tree_of(node: Address, leaves: Sequence[Leaf]) -> list[bytes]:
+def works_of(pool: int, node: Address, leaves: Sequence[Leaf]) -> list[bytes]:
+    """The `work_id` that each leaf names, in order."""
+    return [work_id(commitment_of(pool, node, leaf)) for leaf in leaves]
+
+
+def tree_of(pool: int, node: Address, leaves: Sequence[Leaf]) -> list[bytes]:
     """The tree's leaves: the hash of each, in order."""
-    return [leaf(node, root, units) for root, units in leaves]
+    return [leaf_hash(work) for work in works_of(pool, node, leaves)]
 
 
 def encode_leaves(leaves: Sequence[Leaf]) -> bytes:
@@ -86,17 +127,19 @@ def encode_leaves(leaves: Sequence[Leaf]) -> bytes:
 
 
 def decode_leaves(data: bytes) -> tuple[Leaf, ...]:
-    """Parse a stranger's leaves; raises ProtocolError."""
+    """Parse a stranger's leaves; raises ProtocolError, also if two of them stand for one place of a policy."""
     what = "malformed leaves"
     leaves = decode_msgpack(data, list[Leaf], limit=MAX_LEAVES_BYTES, error=ProtocolError, what=what)
-    if len(leaves) > MAX_LEAVES or any(len(root) != 32 or not 0 <= units < 1 << 32 for root, units in leaves):
-        raise ProtocolError(what, "too many, or a root or number of units out of range")
+    if len(leaves) > MAX_LEAVES:
+        raise ProtocolError(what, f"{len(leaves)} are more than {MAX_LEAVES}")
+    if len({(leaf.policy_root, leaf.index) for leaf in leaves}) != len(leaves):
+        raise ProtocolError("doubled leaves", "two of them stand for one place of a policy")
     return tuple(leaves)
 
 
-def checked_leaves(node: Address, epoch_root: bytes, data: bytes) -> tuple[Leaf, ...]:
-    """The leaves of an epoch; raises ProtocolError if they are malformed or not those of its root."""
+def checked_leaves(pool: int, node: Address, epoch_root: bytes, data: bytes) -> tuple[Leaf, ...]:
+    """The leaves of an epoch; raises ProtocolError if they are malformed, doubled or not those of its root."""
     leaves = decode_leaves(data)
-    if merkle_root(tree_of(node, leaves)) != epoch_root:
+    if merkle_root(tree_of(pool, node, leaves)) != epoch_root:
         raise ProtocolError("wrong leaves", "they do not hash to the epoch's root")
     return leaves

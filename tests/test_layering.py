@@ -24,6 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.blobs.door",),
     ("node.member",),
     ("node.visitor", "node.services.base", "node.services.station"),
+    ("node.services.leaves",),
     ("node.services.workplace", "node.services.membership", "node.status", "node.api"),
     (
         "node.services.engine",
@@ -33,6 +34,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.heartbeat",
         "node.services.generating",
         "node.services.paying",
+        "node.services.settling",
+        "node.services.clearing",
         "node.services.court",
         "node.services.training",
     ),

@@ -122,8 +122,7 @@ def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Plann
         ]
 
         def command(**given: Any) -> None:
-            call = _Call(name, **{option: given.pop(option) for option in _COMMON})
-            _run(call, planner, given)
+            carry_out(name, planner, given)
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -133,6 +132,12 @@ def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Plann
         return planner
 
     return register
+
+
+def carry_out(name: str, planner: Planner, given: dict[str, Any]) -> None:
+    """The whole frame around a planner. given: its own arguments and all of the common options."""
+    call = _Call(name, **{option: given[option] for option in _COMMON})
+    _run(call, planner, {name: value for name, value in given.items() if name not in _COMMON})
 
 
 def read(network: str, action: "Callable[[ChainClient], Awaitable[T]]") -> T:

@@ -28,7 +28,7 @@ async def invalidate(
         bool, typer.Option("--hard", help="With a quorum's slash verdicts: evict and freeze stake.")
     ] = False,
 ) -> Plan:
-    """Take a rejected file, or a whole epoch, out of what a node will be paid for."""
+    """Take a rejected file, or a whole epoch, out of what a node will be paid for; an epoch's case says its cost."""
     from node.chain.cases import EpochCase, FileCase, unhex
     from node.chain.simulate import Step
     from protocol.identity import parse_address
@@ -38,8 +38,10 @@ async def invalidate(
     verdicts = [unhex(one) for one in given.verdicts]
     if isinstance(given, EpochCase):
         node = parse_address(given.node)
-        call = chain.contracts.invalidate_epoch(given.pool, node, given.epoch, given.reason, verdicts)
+        call = chain.contracts.invalidate_epoch(given.pool, node, given.epoch, given.outcome, given.reason, verdicts)
         says = f"the node {node} earns nothing for epoch {given.epoch} of pool {given.pool}; its stake is not touched"
+        if given.outcome == Outcome.SLASH:
+            says = await _slashed(chain, given.pool, node)
         return Plan(says, f"epoch {given.epoch} of {node} is void", [Step("invalidate an epoch", call)])
     c, epoch = given.commitment.statement(), require_epoch(given.epoch)
     outcome = Outcome.SLASH if hard else Outcome.REJECT
@@ -48,9 +50,7 @@ async def invalidate(
     lost = ether(c.units * info.reward_per_unit)
     says = f"the node {c.node} loses {lost} tokens for one file of epoch {epoch}; its stake is not touched"
     if hard:
-        says = (
-            f"the node {c.node} is evicted, earns nothing for what is in its window, and {await _frozen(chain, c.pool)}"
-        )
+        says = await _slashed(chain, c.pool, c.node)
     return Plan(says, f"a file of {c.node} is invalid", [Step("invalidate a file", call)])
 
 
@@ -67,7 +67,7 @@ async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
         )
     c, verdicts = given.commitment.statement(), [unhex(one) for one in given.verdicts]
     call = chain.contracts.slash(c, unhex(given.signature), given.reason, verdicts)
-    says = f"the node {c.node} is evicted, earns nothing for what is in its window, and {await _frozen(chain, c.pool)}"
+    says = await _slashed(chain, c.pool, c.node)
     return Plan(says, f"{c.node} is slashed", [Step(f"slash {c.node}", call)])
 
 
@@ -120,8 +120,9 @@ def _case(path: Path, *kinds: type) -> Any:
     return case
 
 
-async def _frozen(chain: "ChainClient", pool: int) -> str:
+async def _slashed(chain: "ChainClient", pool: int, node: "Address") -> str:
     info = await chain.pool(pool)
     hours = await chain.ask("read a parameter", lambda c: c.vault.functions.appealSeconds().call()) / 3600
     tokens = ether(info.slash_amount)
-    return f"{tokens} tokens of its provider's stake are frozen: lost after {hours:g} h unless overturned"
+    frozen = f"{tokens} tokens of its provider's stake are frozen: lost after {hours:g} h unless overturned"
+    return f"the node {node} is evicted, earns nothing for what is in its window, and {frozen}"

@@ -4,7 +4,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
+from cli.contract.frame import (
+    AsJson,
+    DryRun,
+    KeyName,
+    Network,
+    PasswordFile,
+    Plan,
+    StateDir,
+    Yes,
+    carry_out,
+    read,
+    transaction,
+    when,
+)
 from cli.contract.groups import app, work_app
 from cli.contract.pool import Pool
 from cli.contract.values import address, word
@@ -13,6 +26,7 @@ from cli.output import console, ether, print_facts, print_json
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
+    from node.chain.simulate import Step
     from protocol.identity import Address
 
 Node = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
@@ -69,10 +83,24 @@ async def commit(
 def rewards(
     who: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="A node or a provider.")],
     pool: Annotated[int | None, typer.Option(min=1, help="Only those of one pool.")] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Settle all that is due. Anybody may.")] = False,
     network: Network = "local",
+    key: KeyName = None,
+    state_dir: StateDir = None,
+    password_file: PasswordFile = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """What a node, or all nodes of a provider, earned: paid, due, and still in its window."""
+    """What a node, or all nodes of a provider, earned: paid, due, and still in its window.
+
+    With --collect all that is due is settled, in every pool and for each of the nodes; it goes to the provider.
+    """
+    if collect:
+        common = {"network": network, "key": key, "state_dir": state_dir, "password_file": password_file}
+        own = {"who": who, "pool": pool}
+        carry_out("rewards", _collect, own | common | {"dry_run": dry_run, "yes": yes, "as_json": as_json})
+        return
 
     async def look(chain: "ChainClient") -> tuple[list[dict[str, Any]], int]:
         return await _entries(chain, who, pool), (await chain.block()).timestamp
@@ -92,6 +120,31 @@ def rewards(
     print_facts([(name, f"{ether(amount)} tokens") for name, amount in totals.items()])
 
 
+async def _collect(chain: "ChainClient", me: "Address", who: "Address", pool: int | None) -> Plan:
+    """Settle everything of a node or provider that is due."""
+    due = [entry for entry in await _entries(chain, who, pool) if entry["state"] == "due"]
+    if not due:
+        raise CommandError(
+            "nothing is due", f"no epoch of {who} waits to be paid", "see: intellect-node contract rewards"
+        )
+    places = sorted({(entry["pool"], entry["node"]) for entry in due})
+    steps: list[Step] = []
+    for place in places:
+        steps += _settle_steps(chain, *place, [e["epoch"] for e in due if (e["pool"], e["node"]) == place])
+    amount, providers = sum(int(entry["amount_wei"]) for entry in due), {entry["provider"] for entry in due}
+    says = (
+        f"{ether(amount)} tokens go to {', '.join(sorted(providers))} for {len(due)} epoch(s) of {len(places)} node(s)"
+    )
+    return Plan(says, f"{len(due)} epoch(s) are settled, {ether(amount)} tokens", steps)
+
+
+def _settle_steps(chain: "ChainClient", pool: int, node: "Address", epochs: list[int]) -> "list[Step]":
+    from node.chain.simulate import Step
+
+    batches = [epochs[start : start + BATCH] for start in range(0, len(epochs), BATCH)]
+    return [Step(f"settle {len(b)} epoch(s)", chain.contracts.settle(pool, node, b)) for b in batches]
+
+
 @transaction(app, "settle", example="settle 7 0xNode --network base-sepolia --key anybody")
 async def settle(
     chain: "ChainClient",
@@ -101,8 +154,6 @@ async def settle(
     epoch: Annotated[list[int] | None, typer.Argument(min=0, help="Epochs; default: all that are due.")] = None,
 ) -> Plan:
     """Pay a node's provider for epochs whose window is over. Anybody may do this."""
-    from node.chain.simulate import Step
-
     due = [entry for entry in await _entries(chain, node, pool) if entry["state"] == "due"]
     chosen = sorted(set(epoch)) if epoch else [entry["epoch"] for entry in due]
     if not chosen:
@@ -112,11 +163,9 @@ async def settle(
             "see: intellect-node contract rewards",
         )
     amount = sum(int(entry["amount_wei"]) for entry in due if entry["epoch"] in chosen)
-    batches = [chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)]
-    steps = [Step(f"settle {len(b)} epoch(s)", chain.contracts.settle(pool, node, b)) for b in batches]
     provider = (await chain.node_info(node)).owner
     says = f"{ether(amount)} tokens of pool {pool} go to {provider}, the provider of {node}, for {len(chosen)} epoch(s)"
-    return Plan(says, f"{len(chosen)} epoch(s) of {node} are settled", steps)
+    return Plan(says, f"{len(chosen)} epoch(s) of {node} are settled", _settle_steps(chain, pool, node, chosen))
 
 
 @transaction(app, "release", example="release 7 0xNode 41 --network base-sepolia --key anybody")
@@ -149,6 +198,7 @@ async def _entries(chain: "ChainClient", who: "Address", pool: int | None) -> li
         place = (event.pool, event.node, event.epoch)
         maturity = pools[event.pool].maturity(event.epoch)
         facts: dict[str, Any] = {"pool": event.pool, "node": event.node, "epoch": event.epoch, "units": event.units}
+        facts["provider"] = owners[event.node]
         if place in paid:
             state, amount = "paid", paid[place]
         else:
@@ -159,10 +209,12 @@ async def _entries(chain: "ChainClient", who: "Address", pool: int | None) -> li
 
 
 def _state(work: Any, maturity: int, now: int) -> str:
-    if not any(work.root):
+    if not any(work.root) or not work.units:
         return "nothing due"
     if work.voided:
         return "voided"
+    if not work.reserved:
+        return "unfunded"
     return "due" if now >= maturity else "in its window"
 
 

@@ -50,10 +50,10 @@ contract Court is ICourt {
 
     mapping(uint256 pool => Bench) private _benches;
     mapping(uint256 pool => mapping(address validator => Seat)) private _seats;
-    /// commitments that a quorum has had slashed once: overturned or not, they are not judged again
-    mapping(bytes32 statement => bool) private _judged;
-    /// leaves that were taken out of an epoch
-    mapping(bytes32 leafOfEpoch => bool) private _taken;
+    /// what a quorum has had somebody slashed for, a work or an epoch: overturned or not, it is not judged again
+    mapping(bytes32 work => bool) private _judged;
+    /// leaves that were taken out of an epoch; a leaf names its pool and node
+    mapping(bytes32 leaf => mapping(uint64 epoch => bool)) private _taken;
 
     event ValidatorsProposed(uint256 indexed pool, address[] validators, uint8 threshold, uint64 from);
     event ValidatorsSet(uint256 indexed pool, address[] validators, uint8 threshold);
@@ -74,7 +74,7 @@ contract Court is ICourt {
     error BadOutcome(uint8 outcome);
     error BadProof();
     error AlreadyInvalidated(bytes32 leaf);
-    error AlreadyJudged(bytes32 fileRoot);
+    error AlreadyJudged(bytes32 root);
     error NoContradiction();
 
     constructor(Swarm swarm_) {
@@ -143,25 +143,35 @@ contract Court is ICourt {
     ) external {
         bytes32 leaf = Statements.leaf(c);
         _requireLeaf(swarm.openRoot(c.pool, c.node, epoch), leaf, proof);
-        if (outcome != Statements.OUTCOME_REJECT && outcome != Statements.OUTCOME_SLASH) revert BadOutcome(outcome);
+        _requireOutcome(outcome);
         _requireQuorum(c.pool, Statements.hashVerdict(c, outcome, reason), verdictSignatures);
         if (outcome == Statements.OUTCOME_SLASH) {
-            _punish(c, reason);
+            _punish(c.pool, c.node, Statements.hashCommitment(c), c.fileRoot, reason);
             return;
         }
-        bytes32 leafOfEpoch = keccak256(abi.encode(c.pool, epoch, leaf)); // the leaf names the node
-        if (_taken[leafOfEpoch]) revert AlreadyInvalidated(leaf);
-        _taken[leafOfEpoch] = true;
+        if (_taken[leaf][epoch]) revert AlreadyInvalidated(leaf);
+        _taken[leaf][epoch] = true;
         swarm.takeLeaf(c.pool, c.node, epoch, c.fileRoot, c.units, reason);
     }
 
-    /// @notice A whole epoch's commitment is refused (EpochVerdict): its root is of no tree that can be had, or its
-    /// units are not those of its leaves. Nothing of it is paid; the stake stays.
-    function invalidateEpoch(uint256 id, address node, uint64 epoch, uint8 reason, bytes[] calldata signatures)
-        external
-    {
+    /// @notice A whole unmatured epoch's commitment is refused (EpochVerdict). Outcome 1, where its leaves are not to
+    /// be had: nothing of it is paid. Outcome 2, where they are not what was accepted: the node is slashed, which voids
+    /// all that is not mature. `Slashed` names the root's first 20 bytes where it names a file otherwise.
+    function invalidateEpoch(
+        uint256 id,
+        address node,
+        uint64 epoch,
+        uint8 outcome,
+        uint8 reason,
+        bytes[] calldata signatures
+    ) external {
         bytes20 root = swarm.openRoot(id, node, epoch);
-        _requireQuorum(id, Statements.hashEpochVerdict(id, node, epoch, root, reason), signatures);
+        _requireOutcome(outcome);
+        _requireQuorum(id, Statements.hashEpochVerdict(id, node, epoch, root, outcome, reason), signatures);
+        if (outcome == Statements.OUTCOME_SLASH) {
+            _punish(id, node, keccak256(abi.encode(id, node, epoch, root)), root, reason);
+            return;
+        }
         swarm.takeEpoch(id, node, epoch, reason);
     }
 
@@ -175,7 +185,7 @@ contract Court is ICourt {
     ) external {
         _requireSigner(Statements.hashCommitment(c), nodeSignature, c.node);
         _requireQuorum(c.pool, Statements.hashVerdict(c, Statements.OUTCOME_SLASH, reason), verdictSignatures);
-        _punish(c, reason);
+        _punish(c.pool, c.node, Statements.hashCommitment(c), c.fileRoot, reason);
     }
 
     // ------------------------------------------------------------- by evidence
@@ -221,11 +231,11 @@ contract Court is ICourt {
 
     // --------------------------------------------------------------- internal
 
-    function _punish(WorkCommitment calldata c, uint8 reason) private {
-        bytes32 statement = Statements.hashCommitment(c);
-        if (_judged[statement]) revert AlreadyJudged(c.fileRoot);
-        _judged[statement] = true;
-        swarm.punishByJudgement(c.pool, c.node, reason, c.fileRoot, msg.sender);
+    /// work: what is judged, once and for all; root: its name in the event.
+    function _punish(uint256 id, address node, bytes32 work, bytes32 root, uint8 reason) private {
+        if (_judged[work]) revert AlreadyJudged(root);
+        _judged[work] = true;
+        swarm.punishByJudgement(id, node, reason, root, msg.sender);
     }
 
     /// Signatures of `threshold` different validators of the pool over one statement. Only who stakes may judge.
@@ -247,6 +257,10 @@ contract Court is ICourt {
             if (heard & bit != 0) revert DuplicateVerdict(signer);
             heard |= bit;
         }
+    }
+
+    function _requireOutcome(uint8 outcome) private pure {
+        if (outcome != Statements.OUTCOME_REJECT && outcome != Statements.OUTCOME_SLASH) revert BadOutcome(outcome);
     }
 
     function _requireLeaf(bytes20 root, bytes32 leaf, bytes32[] calldata proof) private pure {

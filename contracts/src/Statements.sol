@@ -47,7 +47,7 @@ library Statements {
         "Attestation(uint256 pool,address node,uint32 units,uint64 until)"
     );
     bytes32 internal constant EPOCH_VERDICT_TYPEHASH = keccak256(
-        "EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 reason)"
+        "EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 outcome,uint8 reason)"
     );
 
     function hashCommitment(WorkCommitment calldata c) internal pure returns (bytes32) {
@@ -86,17 +86,20 @@ library Statements {
         return keccak256(abi.encode(ATTESTATION_TYPEHASH, pool, node, units, until));
     }
 
-    function hashEpochVerdict(uint256 pool, address node, uint64 epoch, bytes20 root, uint8 reason)
-        internal
-        pure
-        returns (bytes32)
-    {
-        return keccak256(abi.encode(EPOCH_VERDICT_TYPEHASH, pool, node, epoch, root, reason));
+    function hashEpochVerdict(
+        uint256 pool,
+        address node,
+        uint64 epoch,
+        bytes20 root,
+        uint8 outcome,
+        uint8 reason
+    ) internal pure returns (bytes32) {
+        return keccak256(abi.encode(EPOCH_VERDICT_TYPEHASH, pool, node, epoch, root, outcome, reason));
     }
 
-    /// @notice The leaf of one file in a node's tree of one epoch.
+    /// @notice The leaf of one work in its node's tree of one epoch: it names all that was signed, the pool included.
     function leaf(WorkCommitment calldata c) internal pure returns (bytes32) {
-        return keccak256(abi.encodePacked(bytes1(0x00), c.node, c.fileRoot, c.units));
+        return keccak256(abi.encodePacked(bytes1(0x00), hashCommitment(c)));
     }
 
     /// @notice The root that `proof` leads to from `node`; siblings are hashed in sorted order under prefix 0x01.

@@ -38,7 +38,7 @@ library Sign {
     bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address node,uint256 deadline)");
     bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 until)");
     bytes32 constant EPOCH_VERDICT =
-        keccak256("EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 reason)");
+        keccak256("EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 outcome,uint8 reason)");
 
     function domain(uint256 chain, address contract_) internal pure returns (bytes32) {
         bytes32 kind = keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
@@ -47,6 +47,14 @@ library Sign {
 
     function commitment(WorkCommitment memory c) internal pure returns (bytes32) {
         return keccak256(abi.encode(COMMITMENT, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units));
+    }
+
+    function epochVerdict(uint256 pool, address node, uint64 epoch, bytes20 root, uint8 outcome, uint8 reason)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(EPOCH_VERDICT, pool, node, epoch, root, outcome, reason));
     }
 
     function verdict(WorkCommitment memory c, uint8 outcome, uint8 reason) internal pure returns (bytes32) {
@@ -255,7 +263,7 @@ abstract contract Base {
     function _pair(uint32 a, uint32 b) internal view returns (WorkCommitment[2] memory files, bytes32[2] memory leaves) {
         files = [_file(0, a), _file(1, b)];
         for (uint256 i = 0; i < 2; ++i) {
-            leaves[i] = keccak256(abi.encodePacked(bytes1(0), node, files[i].fileRoot, files[i].units));
+            leaves[i] = keccak256(abi.encodePacked(bytes1(0), Sign.commitment(files[i])));
         }
     }
 
@@ -270,6 +278,11 @@ abstract contract Base {
         proof[0] = sibling;
         bytes[] memory verdicts = _quorum(Sign.verdict(c, outcome, 8));
         court.invalidate(c, epoch, proof, outcome, 8, verdicts);
+    }
+
+    function _invalidateEpoch(uint64 epoch, uint8 outcome, uint8 reason) internal {
+        bytes32 statement = Sign.epochVerdict(pool, node, epoch, swarm.openRoot(pool, node, epoch), outcome, reason);
+        court.invalidateEpoch(pool, node, epoch, outcome, reason, _quorum(statement));
     }
 
     // ---- reading

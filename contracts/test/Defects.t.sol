@@ -184,9 +184,7 @@ contract DefectsTest is Base {
             if (e > 0) vm.warp(block.timestamp + EPOCH);
             _commit(e, ROOT, 1000);
         }
-        bytes32 statement =
-            keccak256(abi.encode(Sign.EPOCH_VERDICT, pool, node, uint64(0), bytes20(ROOT), uint8(13)));
-        court.invalidateEpoch(pool, node, 0, 13, _quorum(statement));
+        _invalidateEpoch(0, 1, 23);
         eq(_work(1).units, 1000);
         eq(_work(2).units, 1000);
     }

@@ -14,9 +14,9 @@ from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.identity import parse_address
 from protocol.statements import Verdict, WorkCommitment
-from protocol.work import leaf, proof
+from protocol.work import Leaf, proof, tree_of
 
-MAX_CASE_BYTES = 4 * 1024 * 1024
+MAX_CASE_BYTES = 8 * 1024 * 1024
 Word = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{64}$")]
 Signature = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{130}$")]
 Signatures = Annotated[tuple[Signature, ...], msgspec.Meta(max_length=64)]
@@ -63,7 +63,7 @@ class Judgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 class FileCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="file"):
     """A quorum's verdicts over one file. signature: of the node over the commitment (for `slash`); epoch, and
-    either proof or files (root and units of everything in that epoch, in order): for `invalidate`.
+    either proof or files (policy root, index, file root and units of all in that epoch, in order): for `invalidate`.
     """
 
     commitment: Commitment
@@ -72,22 +72,22 @@ class FileCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     signature: Signature | None = None
     epoch: U63 | None = None
     proof: Annotated[tuple[Word, ...], msgspec.Meta(max_length=64)] | None = None
-    files: Annotated[tuple[tuple[Word, U32], ...], msgspec.Meta(max_length=50_000)] | None = None
+    files: Annotated[tuple[tuple[Word, U63, Word, U32], ...], msgspec.Meta(max_length=50_000)] | None = None
 
     def path(self) -> tuple[bytes, ...]:
         """The Merkle proof of the file in its epoch. Raises CaseError."""
         if self.proof is not None:
             return tuple(unhex(word) for word in self.proof)
         c = self.commitment.statement()
-        entries = [(unhex(root), units) for root, units in self.files or ()]
-        if (c.file_root, c.units) not in entries:
+        wanted = Leaf(c.policy_root, c.index, c.file_root, c.units)
+        leaves = [Leaf(unhex(policy), index, unhex(root), units) for policy, index, root, units in self.files or ()]
+        if wanted not in leaves:
             raise CaseError(
                 "the file is not in the case's epoch",
                 "neither a proof nor a list of files that contains it is given",
-                "add proof, or files with every root and its units in the order of the tree",
+                "add proof, or files with what each leaf of the tree says, in its order",
             )
-        leaves = [leaf(c.node, root, units) for root, units in entries]
-        return proof(leaves, entries.index((c.file_root, c.units)))
+        return proof(tree_of(c.pool, c.node, leaves), leaves.index(wanted))
 
 
 class CommitmentContradiction(
@@ -113,11 +113,12 @@ class VerdictContradiction(
 
 
 class EpochCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="epoch"):
-    """A quorum's verdicts over everything that a node committed for one epoch."""
+    """A quorum's verdicts over everything that a node committed for one epoch. outcome: Outcome, not ACCEPT."""
 
     pool: U63
     node: str
     epoch: U63
+    outcome: U8
     reason: U8
     verdicts: Signatures
 

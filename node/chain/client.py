@@ -18,6 +18,7 @@ from web3.exceptions import Web3RPCError
 from web3.middleware import AttributeDictMiddleware
 
 from contracts.bindings import (
+    CaseInfo,
     ContractError,
     Contracts,
     Event,
@@ -211,6 +212,10 @@ class ChainClient:
     async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo:
         return await self._read("read committed work", lambda: self._contracts.work(pool, node, epoch))
 
+    async def case(self, case: int) -> CaseInfo:
+        """A slash that judges ordered, by the vault's number."""
+        return await self._read(f"read case {case}", lambda: self._contracts.case(case))
+
     async def epoch_at(self, pool: int, timestamp: int | None = None) -> int:
         """The pool's epoch at a block timestamp; without one, that of the latest block."""
         when = (await self.block()).timestamp if timestamp is None else timestamp
@@ -323,6 +328,15 @@ class ChainClient:
         call = self._contracts.settle(pool, node, epochs)
         return await self._write(f"settle {len(epochs)} epoch(s)", call, key)
 
+    async def release(self, pool: int, node: Address, epoch: int, *, key: NodeKey | None = None) -> Receipt:
+        """Give the money of voided work back to the pool, once the slash is final."""
+        call = self._contracts.release(pool, node, epoch)
+        return await self._write(f"release epoch {epoch} of {node}", call, key)
+
+    async def finalize(self, case: int, *, key: NodeKey | None = None) -> Receipt:
+        """End a case whose time for an appeal is over."""
+        return await self._write(f"finalize case {case}", self._contracts.finalize(case), key)
+
     async def invalidate(
         self,
         commitment: WorkCommitment,
@@ -337,6 +351,21 @@ class ChainClient:
         """Take a rejected file out of an unmatured epoch. verdicts: validators' signatures with this outcome."""
         call = self._contracts.invalidate(commitment, epoch, proof, outcome, reason, verdicts)
         return await self._write("invalidate a file", call, key)
+
+    async def invalidate_epoch(
+        self,
+        pool: int,
+        node: Address,
+        epoch: int,
+        outcome: int,
+        reason: int,
+        verdicts: Sequence[bytes],
+        *,
+        key: NodeKey | None = None,
+    ) -> Receipt:
+        """Refuse all that a node committed for an unmatured epoch. verdicts: with this outcome and reason."""
+        call = self._contracts.invalidate_epoch(pool, node, epoch, outcome, reason, verdicts)
+        return await self._write(f"invalidate epoch {epoch} of {node}", call, key)
 
     async def slash(
         self,

@@ -253,11 +253,19 @@ class Generating(Service):
                     work.delivered = True  # it lies in our own store
                     known.setdefault(id, FileState.OPEN)
             for id, before in list(known.items()):
-                state = self._station.jury.ballots.state(id)
+                state = self._verdict(id)
                 work = self._station.jury.register.get(id)
                 if work and state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
                     known[id] = state
                     await self._note_verdict(work, state is FileState.ACCEPTED)
+
+    def _verdict(self, id: WorkId) -> FileState:
+        """What the pool thinks of a file of ours. While validators are away fewer than the quorum are enough to train
+        on a file, but not to put it on chain: there a quorum that never heard of it would take it for invented."""
+        ballots = self._station.jury.ballots
+        state = ballots.state(id)
+        enough = len(ballots.accepting(id)) >= self._station.quorum
+        return FileState.OPEN if state is FileState.ACCEPTED and not enough else state
 
     async def _note_verdict(self, work: Work, accepted: bool) -> None:
         root = work.commitment.file_root

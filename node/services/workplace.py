@@ -10,12 +10,14 @@ import msgspec
 import trio
 
 from node.chain.client import ChainClient
+from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.member import Member
 from node.run.assets import image_limit
 from node.services.base import Crew
+from node.services.leaves import Leaves
 from node.services.station import Station
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
@@ -23,7 +25,8 @@ from protocol.messages import PolicyAnnounced
 
 
 class Workplace(msgspec.Struct, frozen=True, dict=True):
-    """contact: where others reach this node; directory: its state; crew: the services that run."""
+    """contact: where others reach this node; directory: its state; crew: the services that run; ledger: what became of
+    the pool's work on chain."""
 
     config: NodeConfig
     role: Role
@@ -34,6 +37,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     crew: Crew
     contact: str
     directory: Path
+    ledger: Ledger
 
     @property
     def scratch(self) -> Path:
@@ -63,6 +67,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             repeat=station.board.post_raw,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
         )
+
+    @cached_property
+    def leaves(self) -> Leaves:
+        """What workers show of their epochs; run by whoever judges."""
+        return Leaves(self.station)
 
     @property
     def workshop(self) -> Path:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import trio
 
 from node.errors import StateError
+from protocol.work import Leaf
 
 T = TypeVar("T")
 _SCHEMA = """
@@ -113,10 +114,9 @@ class Journal:
             "UPDATE files SET state = 'rejected' WHERE root = ? AND state = 'accepted' AND epoch IS NULL", (root,)
         )
 
-    def unpaid_files(self, before: float) -> list[tuple[bytes, int]]:
-        """(root, units) of accepted files made before a time, not yet committed on chain."""
-        query = "SELECT root, units FROM files WHERE state='accepted' AND epoch IS NULL AND made_at < ? ORDER BY root"
-        return self._db.execute(query, (before,)).fetchall()
+    def unpaid_files(self, before: float, after: float = -1.0) -> list[Leaf]:
+        """The accepted files made after one time and before another, not yet committed on chain."""
+        return self._leaves("state = 'accepted' AND epoch IS NULL AND made_at < ? AND made_at > ?", before, after)
 
     def assign_epoch(self, roots: list[bytes], epoch: int) -> None:
         """The files go on chain under this epoch: recorded before the transaction is sent."""
@@ -124,8 +124,18 @@ class Journal:
         self._db.executemany("UPDATE files SET epoch = ? WHERE root = ?", [(epoch, root) for root in roots])
         self._db.execute("COMMIT")
 
-    def files_of_epoch(self, epoch: int) -> list[tuple[bytes, int]]:
-        return self._db.execute("SELECT root, units FROM files WHERE epoch = ? ORDER BY root", (epoch,)).fetchall()
+    def free_epoch(self, epoch: int) -> None:
+        """The files were not committed under this epoch, and never will be."""
+        self._db.execute("UPDATE files SET epoch = NULL WHERE epoch = ?", (epoch,))
+
+    def epochs_from(self, first: int) -> list[int]:
+        """Epochs that files went, or were to go, on chain under, from `first` on."""
+        query = "SELECT DISTINCT epoch FROM files WHERE epoch >= ? ORDER BY epoch"
+        return [row[0] for row in self._db.execute(query, (first,))]
+
+    def files_of_epoch(self, epoch: int) -> list[Leaf]:
+        """The files that went, or were to go, on chain under this epoch, in the order of its tree."""
+        return self._leaves("epoch = ?", epoch)
 
     def file_counts(self) -> dict[str, int]:
         """state -> number of this worker's files."""
@@ -159,3 +169,7 @@ class Journal:
     def consumed(self) -> dict[bytes, int]:
         """file root -> step that used it."""
         return dict(self._db.execute("SELECT root, step FROM consumed").fetchall())
+
+    def _leaves(self, condition: str, *values: float) -> list[Leaf]:
+        query = f"SELECT policy, idx, root, units FROM files WHERE {condition} ORDER BY root"  # noqa: S608 - ours
+        return [Leaf(*row) for row in self._db.execute(query, values)]

@@ -12,7 +12,6 @@ that it finds, nor which ones it missed: it holds neither against anybody. Pure:
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -69,10 +68,9 @@ class _Early(msgspec.Struct, frozen=True):
 
 
 class _Submissions(msgspec.Struct):
-    """What one node has committed to, oldest first; files: the same by file; heard: the indices of each policy."""
+    """What one node has committed to, oldest first; heard: the indices of each policy."""
 
     works: OrderedDict[WorkId, Work]
-    files: dict[tuple[bytes, int], list[Work]]
     heard: Recent[bytes, set[int]]
     early: Recent[WorkId, _Early]
 
@@ -132,10 +130,6 @@ class Register:
     def get(self, id: WorkId) -> Work | None:
         return self._works.get(id)
 
-    def of_file(self, node: Address, root: bytes, units: int) -> list[Work]:
-        """A node's works about this file with these units: more than one, if it put it into several slots."""
-        return list(self._nodes[node].files.get((root, units), ())) if node in self._nodes else []
-
     def announcement(self, work: Work) -> bytes | None:
         """The envelope in which the trainer announced the work's policy, as long as it is kept."""
         signed = self._policies.announcement(work.commitment.policy_root)
@@ -189,7 +183,6 @@ class Register:
         work = Work(id, early.signed, known.step, early.at, early.newest_step, backlog, rival=bool(slot))
         slot.append(work)
         self._works[id] = node.works[id] = work
-        node.files.setdefault(_file(work), []).append(work)
         node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
         self._forget_beyond(node)
         self._tell(work, slot)
@@ -216,7 +209,7 @@ class Register:
         known = self._nodes.get(node)
         if known is None:
             policies = self._run.recipe.max_staleness + POLICIES_BACK
-            known = self._nodes[node] = _Submissions(OrderedDict(), {}, Recent(policies), Recent(EARLY))
+            known = self._nodes[node] = _Submissions(OrderedDict(), Recent(policies), Recent(EARLY))
         return known
 
     def _forget_beyond(self, node: _Submissions) -> None:
@@ -224,16 +217,11 @@ class Register:
         while len(node.works) > most:
             id, old = node.works.popitem(last=False)
             del self._works[id]
-            _drop(self._slots, slot_of(old.commitment), old)
-            _drop(node.files, _file(old), old)
+            self._leave_slot(old)
             self.on_forgotten(id)
 
-
-def _file(work: Work) -> tuple[bytes, int]:
-    return work.commitment.file_root, work.commitment.units
-
-
-def _drop(table: dict[Any, list[Work]], key: object, work: Work) -> None:
-    table[key] = [one for one in table[key] if one is not work]
-    if not table[key]:
-        del table[key]
+    def _leave_slot(self, work: Work) -> None:
+        slot = slot_of(work.commitment)
+        left = [one for one in self._slots.pop(slot) if one is not work]
+        if left:
+            self._slots[slot] = left

@@ -6,9 +6,10 @@ kind that fail.
 
 from typing import Any
 
+from contracts.bindings import Slashed
 from contracts.deploy import TOKEN
-from protocol.statements import EpochVerdict, Outcome, sign
-from protocol.work import leaf, merkle_root, proof
+from protocol.statements import EpochVerdict, Outcome, WorkCommitment, sign, work_id
+from protocol.work import EpochFault, leaf_hash, merkle_root, proof
 
 REWARD = 10**15
 
@@ -23,7 +24,7 @@ def settle(world: Any, pool: Any, *epochs: int) -> int:
 
 def test_known_gap_the_same_root_is_paid_in_two_epochs(world: Any, pool: Any) -> None:
     files = [pool.commitment(file=bytes([i]) * 32, index=i, units=500) for i in range(2)]
-    root = merkle_root([leaf(c.node, c.file_root, c.units) for c in files])
+    root = merkle_root([leaf_hash(work_id(c)) for c in files])
     pool.commit(0, units=1000, root=root)
     pool.commit(1, units=1000, root=root, at=pool.info.epoch_end(0))
     assert settle(world, pool, 0, 1) == 2 * 1000 * REWARD
@@ -36,7 +37,7 @@ def test_known_gap_a_root_of_nothing_is_paid_up_to_the_nodes_capacity(world: Any
 
 def test_known_gap_a_leaf_that_stands_twice_in_a_tree_is_taken_out_once(world: Any, pool: Any, refused: Any) -> None:
     c = pool.commitment(units=500)
-    leaves = [leaf(c.node, c.file_root, c.units)] * 2
+    leaves = [leaf_hash(work_id(c))] * 2
     pool.commit(0, units=1000, root=merkle_root(leaves))
     verdicts = pool.verdicts(c, 8, outcome=Outcome.REJECT)
     world.send(world.contracts.invalidate(c, 0, proof(leaves, 0), 1, 8, verdicts), pool.manager)
@@ -51,7 +52,8 @@ def test_known_gap_one_file_is_paid_to_two_nodes_of_a_provider(world: Any, pool:
     world.register(pool.provider, twin)
     world.send(world.contracts.join(pool.id, "/ip4/127.0.0.1/tcp/2"), twin)
     for node in (pool.node, twin):
-        root = merkle_root([leaf(node.address, b"\x44" * 32, 1000)])
+        c = WorkCommitment(pool.id, node.address, b"\x11" * 32, 0, b"\x44" * 32, 1000)
+        root = merkle_root([leaf_hash(work_id(c))])
         world.send(world.contracts.commit_work(pool.id, 0, root, 1000), node)
     at = pool.info.maturity(0)
     for number, node in enumerate((pool.node, twin)):
@@ -62,11 +64,23 @@ def test_known_gap_one_file_is_paid_to_two_nodes_of_a_provider(world: Any, pool:
 def test_a_quorum_takes_an_epoch_that_is_of_no_tree(world: Any, pool: Any, refused: Any) -> None:
     """The contract's answer to all of the above; nodes do not give it by themselves yet."""
     pool.commit(0, units=100_000, root=b"\xab" * 32)
-    verdict = EpochVerdict(pool.id, pool.node.address, 0, b"\xab" * 20, 11)
+    verdict = EpochVerdict(pool.id, pool.node.address, 0, b"\xab" * 20, Outcome.REJECT, EpochFault.UNDELIVERED)
     signatures = [sign(key, world.domain, verdict) for key in pool.validators]
-    world.send(world.contracts.invalidate_epoch(pool.id, pool.node.address, 0, 11, signatures), pool.manager)
+    call = world.contracts.invalidate_epoch(pool.id, pool.node.address, 0, verdict.outcome, verdict.reason, signatures)
+    world.send(call, pool.manager)
     with refused("NothingCommitted"):
         settle(world, pool, 0)
+
+
+def test_a_quorum_slashes_for_an_epoch_of_invented_work(world: Any, pool: Any) -> None:
+    pool.commit(0, units=100_000, root=b"\xab" * 32)
+    verdict = EpochVerdict(pool.id, pool.node.address, 0, b"\xab" * 20, Outcome.SLASH, EpochFault.INVENTED)
+    signatures = [sign(key, world.domain, verdict) for key in pool.validators]
+    call = world.contracts.invalidate_epoch(pool.id, pool.node.address, 0, verdict.outcome, verdict.reason, signatures)
+    (slashed,) = [one for one in world.events(world.send(call, pool.manager)) if isinstance(one, Slashed)]
+    assert (slashed.reason, slashed.amount) == (EpochFault.INVENTED, 50 * TOKEN)
+    assert slashed.file_root[:20] == b"\xab" * 20
+    assert world.contracts.work(pool.id, pool.node.address, 0).voided
 
 
 def test_known_gap_nodes_of_one_provider_share_a_stake_that_two_slashes_empty(world: Any, pool: Any) -> None:

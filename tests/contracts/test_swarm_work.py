@@ -2,8 +2,8 @@ from typing import Any
 
 from contracts.bindings import Joined, Left, Settled, Slashed, WorkCommitted, WorkInvalidated
 from contracts.deploy import TOKEN
-from protocol.statements import Outcome
-from protocol.work import leaf, merkle_root, proof
+from protocol.statements import Outcome, work_id
+from protocol.work import leaf_hash, merkle_root, proof
 
 REWARD, EPOCH, LEASE = 10**15, 100, 1000
 
@@ -181,7 +181,7 @@ def test_a_node_has_one_provider_for_life_who_is_paid_even_after_its_removal(
 
 def tree(pool: Any) -> tuple[list[Any], list[bytes]]:
     files = [pool.commitment(file=bytes([i]) * 32, index=i, units=100 * (i + 1)) for i in range(5)]
-    return files, [leaf(c.node, c.file_root, c.units) for c in files]
+    return files, [leaf_hash(work_id(c)) for c in files]
 
 
 def invalidate(pool: Any, c: Any, path: Any, *, at: int | None = None, **changes: Any) -> Any:

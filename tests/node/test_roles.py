@@ -3,11 +3,14 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from contracts.bindings import PoolInfo
+from node.chain.ledger import Ledger
+from node.chain.profile import NetworkProfile
 from node.config import NodeConfig, Role
 from node.daemon import ROLES
 from node.hardware import Hardware
@@ -30,8 +33,8 @@ DOMAIN = Domain(31337, OTHER.address)
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
 POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
 SECTIONS = (
-    "schema_version node network run stake swarm work training verdicts audit slashed network_stats board processes "
-    "services last_error"
+    "schema_version node network run stake pay swarm work training verdicts audit slashed network_stats board "
+    "processes services last_error"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -57,8 +60,8 @@ class ReadyEngine:
 @asynccontextmanager
 async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator[Workplace]:
     pool: Any = PoolInfo(**POOL)  # type: ignore[arg-type]
-    network, unused = MemoryNetwork(KEY, MemoryHub()), None
-    chain: Any = unused
+    network = MemoryNetwork(KEY, MemoryHub())
+    chain: Any = SimpleNamespace(profile=NetworkProfile(name="t", chain_id=31337, rpc_urls=()))
     (directory / "assets").mkdir(parents=True)
     run = Run(RUN, bytes(32), encode_run(RUN), directory / "assets")
     journal = Journal(directory / "journal.sqlite")
@@ -66,7 +69,9 @@ async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator
         station = take_station(member, run, 1, journal)
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
-        place = Workplace(settings, role, hardware, chain, member, station, Crew(), "/ip4/contact", directory)
+        place = Workplace(
+            settings, role, hardware, chain, member, station, Crew(), "/ip4/contact", directory, Ledger(KEY.address)
+        )
         place.__dict__["engine"] = ReadyEngine()
         yield place
     journal.close()
@@ -84,9 +89,9 @@ async def crew_of(place: Workplace) -> Crew:
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("worker", ["jury", "heartbeat", "engine", "policies", "generating", "paying"]),
-        ("validator", ["jury", "heartbeat", "engine", "policies", "judging"]),
-        ("trainer", ["jury", "heartbeat", "training"]),
+        ("worker", ["jury", "heartbeat", "engine", "policies", "generating", "paying", "settling"]),
+        ("validator", ["jury", "heartbeat", "engine", "policies", "judging", "settling"]),
+        ("trainer", ["jury", "heartbeat", "settling", "clearing", "training"]),
     ],
 )
 async def test_every_role_can_be_opened_and_is_what_its_row_says(role: Role, names: list[str], tmp_path: Path) -> None:
@@ -106,7 +111,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
     asked = {"gateway": "127.0.0.1:0", "gateway_tls": False, "gateway_announce": "example.org:80"}
     async with workplace("trainer", tmp_path, **asked) as place:
         crew = await crew_of(place)
-        assert crew.names == ["jury", "gateway", "heartbeat", "training"]
+        assert crew.names == ["jury", "gateway", "heartbeat", "settling", "clearing", "training"]
         assert crew.beat()["gateway"] == "http://example.org:80"
         crew.services[1]._gateway.close()  # type: ignore[attr-defined]
 

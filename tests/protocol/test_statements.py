@@ -34,7 +34,7 @@ STATEMENTS: list[Statement] = [
     NodeRegistration(KEY.address, KEY.address, 4, 1, 1_800_000_000),
     Invitation(3, KEY.address, 1_800_000_000),
     Attestation(3, KEY.address, 4, 1_800_000_000),
-    EpochVerdict(3, KEY.address, 41, b"\x03" * 20, 13),
+    EpochVerdict(3, KEY.address, 41, b"\x03" * 20, 2, 20),
 ]
 ADDRESSES = st.binary(min_size=20, max_size=20).map(address_from_bytes)
 ROOTS = st.binary(min_size=32, max_size=32)
@@ -117,7 +117,7 @@ def test_a_statement_means_nothing_on_another_chain_or_contract() -> None:
         WorkCommitment(3, Address(KEY.address.lower()), b"\x01" * 32, 7, b"\x02" * 32, 640),
         Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, -1, 2, 5),
         Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 256, 5),
-        EpochVerdict(3, KEY.address, 41, b"\x03" * 32, 13),
+        EpochVerdict(3, KEY.address, 41, b"\x03" * 32, 2, 20),
     ],
 )
 def test_fields_out_of_range_cannot_be_signed(statement: Statement) -> None:

@@ -97,11 +97,9 @@ contract InvalidateTest is Base {
 
     function test_an_epoch_whose_tree_nobody_has_is_refused_as_a_whole() public {
         _commit(0, ROOT, 1000);
-        bytes32 statement =
-            keccak256(abi.encode(Sign.EPOCH_VERDICT, pool, node, uint64(0), bytes20(ROOT), uint8(13)));
-        bytes[] memory verdicts = _quorum(statement);
+        bytes[] memory verdicts = _quorum(Sign.epochVerdict(pool, node, 0, bytes20(ROOT), 1, 23));
         vm.warp(_matures(0) - 1);
-        court.invalidateEpoch(pool, node, 0, 13, verdicts);
+        court.invalidateEpoch(pool, node, 0, 1, 23, verdicts);
         eq(_info().escrow, ESCROW);
         eq(_info().reserved, 0);
         eq(_work(0).units, 0);
@@ -110,7 +108,58 @@ contract InvalidateTest is Base {
         vm.expectPartialRevert(Work.NothingCommitted.selector);
         this.settleOne(0);
         vm.expectPartialRevert(Work.AlreadyMature.selector);
-        court.invalidateEpoch(pool, node, 0, 13, verdicts);
+        court.invalidateEpoch(pool, node, 0, 1, 23, verdicts);
+    }
+
+    function test_an_epoch_of_invented_work_costs_the_stake_and_all_that_is_not_mature() public {
+        _commit(0, ROOT, 1000);
+        vm.warp(block.timestamp + EPOCH);
+        _commit(1, ROOT, 2000);
+        _invalidateEpoch(1, 2, 20);
+        yes(_work(0).voided && _work(1).voided, "voided");
+        eq(_stake().frozen, SLASH);
+        yes(swarm.memberInfo(pool, node).evicted, "evicted");
+    }
+
+    function test_an_epochs_verdict_is_for_its_outcome_reason_root_epoch_and_node_only() public {
+        _commit(0, ROOT, 1000);
+        vm.warp(block.timestamp + EPOCH);
+        _commit(1, ROOT, 1000);
+        bytes[] memory verdicts = _quorum(Sign.epochVerdict(pool, node, 0, bytes20(ROOT), 1, 23));
+        _refused(0, 2, 23, verdicts);
+        _refused(0, 1, 20, verdicts);
+        _refused(1, 1, 23, verdicts);
+        _refused(0, 1, 23, _quorum(Sign.epochVerdict(pool, node, 0, bytes20(~ROOT), 1, 23)));
+        _refused(0, 1, 23, _quorum(Sign.epochVerdict(pool, anybody, 0, bytes20(ROOT), 1, 23)));
+        _refused(0, 1, 23, _quorum(Sign.epochVerdict(pool + 1, node, 0, bytes20(ROOT), 1, 23)));
+    }
+
+    function _refused(uint64 epoch, uint8 outcome, uint8 reason, bytes[] memory verdicts) private {
+        vm.expectPartialRevert(Court.NotAValidator.selector);
+        court.invalidateEpoch(pool, node, epoch, outcome, reason, verdicts);
+    }
+
+    function test_an_epoch_takes_no_outcome_that_means_nothing_and_no_single_judge() public {
+        _commit(0, ROOT, 1000);
+        for (uint8 outcome = 0; outcome < 4; outcome += 3) {
+            bytes[] memory both = _quorum(Sign.epochVerdict(pool, node, 0, bytes20(ROOT), outcome, 20));
+            vm.expectPartialRevert(Court.BadOutcome.selector);
+            court.invalidateEpoch(pool, node, 0, outcome, 20, both);
+        }
+        bytes[] memory one = new bytes[](1);
+        one[0] = _quorum(Sign.epochVerdict(pool, node, 0, bytes20(ROOT), 1, 23))[0];
+        vm.expectPartialRevert(Court.QuorumMissing.selector);
+        court.invalidateEpoch(pool, node, 0, 1, 23, one);
+    }
+
+    function test_an_epoch_is_judged_once_even_if_that_was_overturned() public {
+        _commit(0, ROOT, 1000);
+        _invalidateEpoch(0, 2, 20);
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        bytes[] memory verdicts = _quorum(Sign.epochVerdict(pool, node, 0, bytes20(ROOT), 2, 21));
+        vm.expectRevert(abi.encodeWithSelector(Court.AlreadyJudged.selector, bytes32(bytes20(ROOT))));
+        court.invalidateEpoch(pool, node, 0, 2, 21, verdicts);
     }
 
     /// The Court asks first, and the Swarm does not rely on it.

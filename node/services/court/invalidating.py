@@ -5,7 +5,7 @@ them (a late verdict, a dispute, optimistic training), the validators' signature
 out of the epoch, as long as that is not mature.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,22 +16,16 @@ import trio
 from node.chain.errors import Reverted
 from node.recent import Recent
 from node.services.court.turns import seconds_to_wait
+from node.services.leaves import Leaves, Place, ShownEpoch
 from node.services.station import Station
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
 from protocol.errors import IntellectError
-from protocol.identity import Address
-from protocol.messages import WorkPublished
 from protocol.statements import Outcome, WorkCommitment
-from protocol.work import MAX_LEAVES_BYTES, Leaf, checked_leaves, proof, tree_of
+from protocol.work import leaf_hash, proof
 
 log = structlog.get_logger()
 POLL = 2.0
-FETCH_TIMEOUT = 30.0
-KEPT = 1024
-KEPT_LEAVES = 65_536
-"""Of one worker: it crowds out its own old epochs, not those of others."""
-QUEUE = 16
 WATCHED = 4096
 """Works that something was said of lately, or that stand in an epoch."""
 TRIES = 5
@@ -52,17 +46,6 @@ class Canceller(Protocol):
     ) -> object: ...
 
 
-class _Epoch(msgspec.Struct, frozen=True):
-    node: Address
-    number: int
-    leaves: tuple[Leaf, ...]
-
-
-class _Place(msgspec.Struct, frozen=True):
-    epoch: _Epoch
-    number: int
-
-
 class _Watched(msgspec.Struct):
     """A work that may have to be taken out. due: when it is this validator's turn, by the clock."""
 
@@ -73,20 +56,18 @@ class _Watched(msgspec.Struct):
 class Invalidating:
     """Runs beside a validator's judging."""
 
-    def __init__(self, station: Station, canceller: Canceller) -> None:
+    def __init__(self, station: Station, canceller: Canceller, leaves: Leaves) -> None:
         self._station = station
         self._canceller = canceller
         self._register = station.jury.register
-        self._epochs: OrderedDict[tuple[Address, int], _Epoch] = OrderedDict()
-        self._leaves: dict[tuple[Address, Leaf], list[_Place]] = {}
+        self._leaves = leaves
         self._watched: Recent[WorkId, _Watched] = Recent(WATCHED)
-        self._queues: dict[Address, trio.MemorySendChannel[WorkPublished]] = {}
         self.invalidated = 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._collect, nursery)
             nursery.start_soon(self._follow_jury)
+            self._leaves.follow(self._note)
             while True:
                 await trio.sleep(POLL)
                 for id, watched in list(self._watched.items()):
@@ -102,58 +83,11 @@ class Invalidating:
         if id not in self._watched:
             self._watched[id] = _Watched(trio.current_time() + seconds_to_wait(self._station, id))
 
-    async def _collect(self, nursery: trio.Nursery) -> None:
-        async for signed in self._station.board.subscribe(WorkPublished):
-            message = signed.message
-            queue = self._queues.get(signed.author)
-            if queue is None:
-                queue, work = trio.open_memory_channel[WorkPublished](QUEUE)
-                self._queues[signed.author] = queue
-                nursery.start_soon(self._fetch_all, signed.author, work)
-            try:
-                queue.send_nowait(message)
-            except trio.WouldBlock:
-                log.info("leaves.skipped", node=signed.author, epoch=message.epoch)
-
-    async def _fetch_all(self, node: Address, work: trio.MemoryReceiveChannel[WorkPublished]) -> None:
-        """One worker's leaves, in order: who does not deliver them holds up nobody else's."""
-        async for message in work:
-            await self._fetch(node, message)
-
-    async def _fetch(self, node: Address, message: WorkPublished) -> None:
-        try:
-            path = await self._station.blobs.fetch(
-                message.leaves_root,
-                [node],
-                max_size=min(message.leaves_size, MAX_LEAVES_BYTES),
-                timeout=FETCH_TIMEOUT,
-            )
-            leaves = await trio.to_thread.run_sync(lambda: checked_leaves(node, message.root, path.read_bytes()))
-            self.note(node, message, leaves)
-        except (IntellectError, OSError) as error:
-            log.info("leaves.unusable", node=node, epoch=message.epoch, why=str(error))
-
-    def note(self, node: Address, message: WorkPublished, leaves: tuple[Leaf, ...]) -> None:
-        """Keep the leaves of an epoch, once they are known to be those of its root."""
-        key = (node, message.epoch)
-        self._forget(key)
-        self._epochs[key] = epoch = _Epoch(node, message.epoch, leaves)
-        for place, one in enumerate(leaves):
-            self._leaves.setdefault((node, one), []).append(_Place(epoch, place))
-            for work in self._register.of_file(node, *one):
-                self._watch(work.id)
-        mine = [key for key in self._epochs if key[0] == node]
-        while len(mine) > 1 and sum(len(self._epochs[key].leaves) for key in mine) > KEPT_LEAVES:
-            self._forget(mine.pop(0))
-        while len(self._epochs) > KEPT:
-            self._forget(next(iter(self._epochs)))
-
-    def _forget(self, key: tuple[Address, int]) -> None:
-        epoch = self._epochs.pop(key, None)
-        for one in epoch.leaves if epoch else ():
-            left = [place for place in self._leaves.pop((key[0], one), ()) if place.epoch is not epoch]
-            if left:
-                self._leaves[key[0], one] = left
+    def _note(self, epoch: ShownEpoch) -> None:
+        """What is known to be refused, or may be, stands in an epoch now."""
+        for id in epoch.works:
+            if self._register.get(id):
+                self._watch(id)
 
     async def _look_at(self, id: WorkId, watched: _Watched) -> None:
         ballots, work = self._station.jury.ballots, self._register.get(id)
@@ -161,12 +95,12 @@ class Invalidating:
         if work is None or state is FileState.ACCEPTED or watched.tried >= TRIES:
             self._watched.pop(id, None)
             return
-        places = self._leaves.get((work.node, (work.commitment.file_root, work.commitment.units)), ())
+        places = self._leaves.places(id)
         if places and state is FileState.REJECTED and ballots.undisputed(id) and trio.current_time() >= watched.due:
-            for place in list(places):
+            for place in places:
                 await self._invalidate(work, watched, place)
 
-    async def _invalidate(self, work: Work, watched: _Watched, place: _Place) -> None:
+    async def _invalidate(self, work: Work, watched: _Watched, place: Place) -> None:
         reason, signatures = self._quorum(work.id)
         if len(signatures) < self._station.quorum:
             return
@@ -195,5 +129,5 @@ class Invalidating:
         return reason, [vote.signature for vote in plain if vote.verdict.reason == reason]
 
 
-def _path(epoch: _Epoch, number: int) -> tuple[bytes, ...]:
-    return proof(tree_of(epoch.node, epoch.leaves), number)
+def _path(epoch: ShownEpoch, number: int) -> tuple[bytes, ...]:
+    return proof([leaf_hash(id) for id in epoch.works], number)

@@ -23,6 +23,7 @@ from node.services.generating import EngineChild
 from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.queue import FileQueue
 from node.services.judging.records import WorkerRecords
+from node.services.leaves import Leaves
 from node.services.station import LoadedPolicies, Rate, Station
 from node.swarm.register import Work, WorkId
 from node.weights.fetch import PolicyFollower
@@ -90,7 +91,13 @@ class Validator:
     """Judges files until cancelled."""
 
     def __init__(
-        self, station: Station, engine: EngineChild, policies: PolicyFollower, court: OnChainCourt, scratch: Path
+        self,
+        station: Station,
+        engine: EngineChild,
+        policies: PolicyFollower,
+        court: OnChainCourt,
+        scratch: Path,
+        leaves: Leaves | None = None,
     ) -> None:
         self._station = station
         self._engine = engine
@@ -102,7 +109,8 @@ class Validator:
         self._queue: FileQueue[Candidate] = FileQueue(READY)
         self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
         self._slashing = Slashing(station, court)
-        self._invalidating = Invalidating(station, court)
+        self.leaves = leaves or Leaves(station)
+        self._invalidating = Invalidating(station, court, self.leaves)
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
@@ -118,6 +126,7 @@ class Validator:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.own_lots.run)
             nursery.start_soon(self._slashing.run)
+            nursery.start_soon(self.leaves.run)
             nursery.start_soon(self._invalidating.run)
             nursery.start_soon(self._follow_policies)
             self._listen(nursery)

@@ -1,4 +1,4 @@
-"""The pool's events on chain, turned into membership; and whether the chain answers."""
+"""The pool's events on chain, turned into membership and books; and whether the chain answers."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import trio
 
 from contracts.bindings import Event, Joined, Left, Slashed, SlashOverturned
 from node.chain.follower import EventFollower, RolledBack
+from node.chain.ledger import Ledger
 from node.services.base import Service
 from node.swarm.membership import Membership, SlashRecord
 
@@ -20,6 +21,7 @@ class Events(Service):
     def __init__(self, follower: EventFollower, membership: Membership) -> None:
         self._follower = follower
         self._membership = membership
+        self.ledger = Ledger(membership.own)
 
     async def start(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.run)
@@ -41,6 +43,7 @@ class Events(Service):
         return {"network": {"block": block.number if block else 0, "rpc_ok": self._follower.healthy}}
 
     def _apply(self, event: Event) -> None:
+        self.ledger.apply(event)
         match event:
             case Joined(node=node, contact=contact):
                 self._membership.joined(node, contact)
@@ -64,6 +67,7 @@ class Events(Service):
 
     def _undo(self, event: Event) -> None:
         """A replaced block took an event back."""
+        self.ledger.undo(event)
         match event:
             case Joined(node=node):
                 self._membership.left(node)

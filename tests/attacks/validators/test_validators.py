@@ -10,15 +10,16 @@ import trio
 from node.inference.wire import Inspected
 from node.services.judging.judge import Candidate, Validator
 from node.services.judging.lots import Lot
+from node.services.leaves import ShownEpoch
 from node.swarm.ballots import FileState
 from node.swarm.jury import Jury
 from node.swarm.register import Work
 from protocol.checks import Fault, Reason
 from protocol.decision import Level, Standing
 from protocol.identity import NodeKey
-from protocol.messages import VerdictIssued, WorkPublished
+from protocol.messages import VerdictIssued
 from protocol.statements import Outcome, work_id
-from protocol.work import merkle_root, tree_of
+from protocol.work import leaf_hash, merkle_root
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
 from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, Seat, TruthfulEngine, changed, root_of
 
@@ -375,13 +376,11 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         await court.open(nursery)
         good, bad = await court.commit(), await court.commit(index=1, fault=BAD_GROUP)
         await trio.sleep(20)
-        leaves = ((root_of(), 100), (root_of(index=1, fault=BAD_GROUP), 100))
-        root = merkle_root(tree_of(WORKER.address, leaves))
-        message = WorkPublished(pool=1, epoch=7, root=root, leaves_root=bytes(32), leaves_size=1)
+        root = merkle_root([leaf_hash(good), leaf_hash(bad)])
         for validator in court.validators:
-            validator._invalidating.note(WORKER.address, message, leaves)
+            validator.leaves.note(ShownEpoch(WORKER.address, 7, root, (), (good, bad)))
         await trio.sleep(60)
-        taken = (leaves[1][0], 7, Reason.ACTIVATIONS, 3)
+        taken = (root_of(index=1, fault=BAD_GROUP), 7, Reason.ACTIVATIONS, 3)
         assert [judge.invalidated for judge in court.judges] == [[taken]] * 3
         ballots = court.trainer.jury.ballots
         assert (ballots.state(good), ballots.state(bad)) == (FileState.ACCEPTED, FileState.REJECTED)

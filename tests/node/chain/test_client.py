@@ -8,7 +8,7 @@ import trio
 
 from contracts.bindings import Joined, Slashed, WorkCommitted
 from contracts.deploy import TOKEN
-from node.chain.cases import FileCase, read_case, unhex
+from node.chain.cases import EpochCase, FileCase, read_case, unhex
 from node.chain.client import ChainClient
 from node.chain.errors import (
     ChainError,
@@ -29,7 +29,8 @@ from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
 from protocol.identity import NodeKey
-from protocol.statements import Outcome, Verdict, WorkCommitment, sign
+from protocol.statements import EpochVerdict, Outcome, Verdict, WorkCommitment, sign
+from protocol.work import EpochFault
 
 Connect = Callable[..., ChainClient]
 
@@ -305,3 +306,20 @@ async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, 
     assert isinstance(case, FileCase)
     assert (case.commitment.statement(), unhex(case.signature or ""), case.reason) == (c, mine, 5)
     assert [unhex(one) for one in case.verdicts] == [theirs]
+
+
+async def test_an_epochs_case_is_kept_and_takes_what_its_outcome_says(people: Any, tmp_path: Path) -> None:
+    client, pool, node = people.client, people.pool, people.node.address
+    await client.join(pool, "x")
+    epoch = await client.epoch_at(pool)
+    await client.commit_work(pool, epoch, b"\xab" * 32, 10)
+    verdict = EpochVerdict(pool, node, epoch, b"\xab" * 20, int(Outcome.REJECT), int(EpochFault.UNDELIVERED))
+    theirs = sign(people.validator, client.domain, verdict)
+    keeper = CaseKeeper(client, tmp_path / "cases")
+    await keeper.invalidate_epoch(pool, node, epoch, verdict.outcome, verdict.reason, [theirs])
+    (path,) = (tmp_path / "cases").iterdir()
+    case = read_case(path)
+    assert path.name == f"{node.lower()}-epoch-{epoch}.json" and isinstance(case, EpochCase)
+    assert (case.epoch, case.outcome, case.reason) == (epoch, 1, 23)
+    assert [unhex(one) for one in case.verdicts] == [theirs]
+    assert (await client.work(pool, node, epoch)).units == 0

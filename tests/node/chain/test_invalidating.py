@@ -1,5 +1,6 @@
 """Pay that is taken back on a real chain: real validators, a real worker's books, the real contracts."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,9 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
         journal, ballots = worker._journal, played.trainer.jury.ballots
         good, bad = await played.commit(), await played.commit(index=1, fault=BAD_GROUP)
         for index, root in enumerate((root_of(), root_of(index=1, fault=BAD_GROUP))):
-            await journal.do(journal.commit_file, bytes([index]), b"", root, bytes(32), index, 100, 0.0)
+            await journal.do(
+                journal.commit_file, bytes([index]), b"", root, court.policy_root(0), index, 100, time.time()
+            )
         await until(lambda: journal.file_counts().get("accepted") == 2)
         assert ballots.state(bad) is FileState.ACCEPTED and not ballots.disputes_raised
 

@@ -4,6 +4,7 @@ import pytest
 
 from node.errors import StateError
 from node.state.journal import Journal
+from protocol.work import Leaf
 
 
 @pytest.fixture
@@ -50,10 +51,11 @@ def test_accepted_files_wait_for_one_epoch_each(journal: Journal) -> None:
     journal.judge_file(b"a", "accepted")
     journal.judge_file(b"b", "rejected")
     journal.judge_file(b"b", "accepted")  # a verdict is final
-    assert journal.unpaid_files(before=6.0) == [(b"a", 10)]
+    file = Leaf(b"policy", 0, b"a", 10)
+    assert journal.unpaid_files(before=6.0) == [file]
     journal.assign_epoch([b"a"], 7)
     assert journal.unpaid_files(before=6.0) == []
-    assert journal.files_of_epoch(7) == [(b"a", 10)]
+    assert journal.files_of_epoch(7) == [file]
     assert journal.file_counts() == {"accepted": 1, "rejected": 1, "pending": 1}
 
 

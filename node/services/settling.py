@@ -1,0 +1,238 @@
+"""A worker's pay, brought home: what is mature is settled, and whoever looks at the status sees what comes when.
+
+What was committed stands in the ledger (the chain's events); whether it is due is asked of the chain itself before
+anything is sent. Times are those of blocks. Warns of what costs money if nobody acts: work that the pool had no money
+for, a slash that must be appealed with a key that is not here, new validators.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+import msgspec
+import structlog
+import trio
+
+from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, Stake, WorkInfo
+from node.chain.client import Block
+from node.chain.errors import Reverted
+from node.chain.faucet import is_devnet
+from node.chain.ledger import Entry, Ledger
+from node.services.base import Service
+from node.services.station import Station
+from node.services.workplace import Workplace
+from protocol.errors import IntellectError
+from protocol.identity import Address
+
+log = structlog.get_logger()
+BATCH = 32
+"""Epochs settled in one transaction: far below a block's gas."""
+EPOCHS_TO_GATHER = 8
+MOST_TO_GATHER = 6 * 3600.0
+"""Seconds that pay may wait for more to come, so that one transaction brings several epochs: a third of the gas."""
+RETRY_PAUSE = 5.0
+PAUSES = (1.0, 300.0)
+"""Seconds between two looks: a quarter of an epoch, within these."""
+WARNED = 64
+SENDING = "settling"
+"""The journal's fact: epochs for which a transaction may be on its way."""
+
+
+class Treasury(Protocol):
+    """The part of node.chain that pays."""
+
+    async def pool(self, pool: int) -> PoolInfo: ...
+    async def block(self) -> Block: ...
+    async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo: ...
+    async def settle(self, pool: int, node: Address, epochs: Sequence[int]) -> object: ...
+    async def node_info(self, node: Address) -> NodeInfo: ...
+    async def stake_of(self, provider: Address) -> Stake: ...
+    async def case(self, case: int) -> CaseInfo: ...
+
+
+class Account(msgspec.Struct, frozen=True):
+    """What a node's work comes to. Amounts in wei; due: mature and not settled; waiting: not mature yet; until: when
+    the next of it is; voided: taken by a slash that may be overturned; unfunded: units without a reserve."""
+
+    paid: int = 0
+    due: int = 0
+    waiting: int = 0
+    until: int = 0
+    voided: int = 0
+    unfunded: int = 0
+
+
+class Settling(Service):
+    """gather: seconds that due pay may wait for more, None for what suits the pool's epochs."""
+
+    name = "settling"
+
+    def __init__(self, station: Station, treasury: Treasury, ledger: Ledger, gather: float | None = None) -> None:
+        self._pool = station.pool
+        self._own = station.key.address
+        self._journal = station.journal
+        self._treasury = treasury
+        self._ledger = ledger
+        self._gather = gather
+        self._provider: Address | None = None
+        self._voided: set[int] = set()
+        self._warned: dict[str, str] = {}
+        self.account = Account()
+        self.warnings: list[str] = []
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        gather = 0.0 if is_devnet(place.chain.profile) else None  # gas costs nothing there
+        return cls(place.station, place.chain, place.ledger, gather)
+
+    async def run(self) -> None:
+        while True:
+            pause = RETRY_PAUSE
+            try:
+                pool = await self._treasury.pool(self._pool)
+                await self.look(pool)
+                shortest, longest = PAUSES
+                pause = min(max(pool.epoch_seconds / 4, shortest), longest)
+            except IntellectError as error:
+                log.warning("pay.not_settled", why=error.why)
+            await trio.sleep(pause)
+
+    def status(self) -> dict[str, Any]:
+        account = self.account
+        pay = {
+            "provider": self._provider or "",
+            "earned_wei": str(account.paid + account.due + account.waiting),
+            "paid_wei": str(account.paid),
+            "due_wei": str(account.due),
+            "waiting_wei": str(account.waiting),
+            "waiting_until": account.until,
+            "voided_wei": str(account.voided),
+            "unfunded_units": account.unfunded,
+            "warnings": self.warnings,
+        }
+        return {"pay": pay}
+
+    async def look(self, pool: PoolInfo) -> None:
+        """One look at what is due, and at what the owner should know."""
+        if self._provider is None:
+            self._provider = (await self._treasury.node_info(self._own)).owner
+        await self._finish()
+        now = (await self._treasury.block()).timestamp
+        due = await self._due(pool, now)
+        if due and (len(due) >= BATCH or now - pool.maturity(due[0]) >= self._patience(pool)):
+            for start in range(0, len(due), BATCH):
+                await self._settle(due[start : start + BATCH])
+        await self._warn(pool, now)
+        self.account = self._sum(pool, now)
+
+    # paying
+
+    def _patience(self, pool: PoolInfo) -> float:
+        wanted = min(EPOCHS_TO_GATHER * pool.epoch_seconds, MOST_TO_GATHER)
+        return wanted if self._gather is None else self._gather
+
+    async def _due(self, pool: PoolInfo, now: int) -> list[int]:
+        """Mature epochs of ours that something is reserved for, oldest first: as the chain says at this moment."""
+        due: list[int] = []
+        for entry in sorted(self._ledger.of(self._own), key=lambda entry: entry.epoch):
+            if entry.closed or now < pool.maturity(entry.epoch):
+                continue
+            work = await self._treasury.work(self._pool, self._own, entry.epoch)
+            (self._voided.add if work.voided else self._voided.discard)(entry.epoch)
+            if any(work.root) and work.reserved_units and not work.voided:
+                due.append(entry.epoch)
+        return due
+
+    async def _settle(self, epochs: list[int]) -> None:
+        await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode(epochs))
+        await self._finish()
+
+    async def _finish(self) -> None:
+        """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
+        on its way is waited for, and not sent a second time."""
+        kept = await self._journal.do(self._journal.recall, SENDING)
+        epochs = msgspec.msgpack.decode(kept, type=list[int]) if kept else []
+        if not epochs:
+            return
+        try:
+            await self._treasury.settle(self._pool, self._own, epochs)
+            log.info("pay.settled", epochs=epochs)
+        except Reverted as error:  # somebody else was faster, or a slash was: the chain is read again
+            log.info("pay.not_due", epochs=epochs, why=error.why)
+        await self._journal.do(self._journal.remember, SENDING, b"")
+
+    # telling
+
+    def _sum(self, pool: PoolInfo, now: int) -> Account:
+        paid = due = waiting = until = voided = unfunded = 0
+        slashed = self._own in self._ledger.slashed
+        for entry in self._ledger.of(self._own):
+            unfunded += entry.units - entry.reserved if entry.is_short else 0
+            worth = 0 if entry.closed else entry.reserved * pool.reward_per_unit
+            matures = pool.maturity(entry.epoch)
+            if entry.paid is not None:
+                paid += entry.paid
+            elif entry.epoch in self._voided or (slashed and now < matures):
+                voided += worth
+            elif now >= matures:
+                due += worth
+            else:
+                waiting += worth
+                until = min(until or matures, matures) if worth else until
+        return Account(paid, due, waiting, until, voided, unfunded)
+
+    async def _warn(self, pool: PoolInfo, now: int) -> None:
+        told = {**self._of_reserves(pool, now), **self._of_the_pool(pool, now), **await self._of_cases(now)}
+        for name, text in told.items():
+            if self._warned.get(name) != text:
+                log.warning(f"pay.{name.split()[0]}", what=text)
+        self._warned, self.warnings = told, list(told.values())
+
+    def _of_reserves(self, pool: PoolInfo, now: int) -> dict[str, str]:
+        """Commitments of ours that will not be paid in full, as long as anything can be done about them."""
+        short = [entry for entry in self._ledger.of(self._own) if entry.is_short and now < pool.maturity(entry.epoch)]
+        return {f"unfunded {entry.epoch}": _short(entry) for entry in short[-WARNED:]}
+
+    def _of_the_pool(self, pool: PoolInfo, now: int) -> dict[str, str]:
+        """Money that runs out, and new judges."""
+        told: dict[str, str] = {}
+        last = pool.epoch_at(now) - 1
+        wanted = sum(entry.claimed for entry in self._ledger.since(last) if entry.epoch == last) * pool.reward_per_unit
+        if not pool.stopped_at and pool.escrow < max(wanted, pool.reward_per_unit):
+            told["escrow"] = "the pool's escrow does not pay for another epoch like the last one: contract pool fund"
+        if pool.validators_from:
+            names = ", ".join(pool.proposed)
+            told["validators"] = f"other validators may take office from {_date(pool.validators_from)}: {names}"
+        return told
+
+    async def _of_cases(self, now: int) -> dict[str, str]:
+        """Stake of our provider that is lost unless somebody with its key acts in time."""
+        if self._provider is None:
+            return {}
+        frozen = (await self._treasury.stake_of(self._provider)).frozen
+        told: dict[str, str] = {}
+        if not frozen:
+            return told
+        for slash in [one for one in self._ledger.slashed.values() if one.provider == self._provider and one.case_id]:
+            case = await self._treasury.case(slash.case_id)
+            if case.state is not CaseState.FROZEN:
+                continue
+            frozen -= case.amount
+            if not case.appealed and now < case.final_at:
+                told[f"case {case.id}"] = (
+                    f"{case.amount / 10**18:g} tokens of stake are frozen for {slash.node}; lost unless the provider "
+                    f"appeals until {_date(case.final_at)}: contract case appeal {case.id}"
+                )
+        if frozen > 0:
+            told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
+        return told
+
+
+def _short(entry: Entry) -> str:
+    if entry.reserved == 0:
+        return f"epoch {entry.epoch}: nothing is reserved for its {entry.units} units, they will not be paid"
+    return f"epoch {entry.epoch}: only {entry.reserved} of {entry.units} units are reserved, the rest will not be paid"
+
+
+def _date(timestamp: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(timestamp))

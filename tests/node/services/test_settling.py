@@ -1,0 +1,368 @@
+"""Pay that arrives by itself: a week of epochs on a simulated clock, with everything that goes wrong in a week."""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from contracts.bindings import (
+    CaseInfo,
+    CaseState,
+    EpochInvalidated,
+    PoolInfo,
+    Settled,
+    Slashed,
+    SlashOverturned,
+    WorkCommitted,
+    WorkInfo,
+    WorkInvalidated,
+    WorkReleased,
+)
+from node.chain.client import Block
+from node.chain.errors import ChainError, Reverted, TransactionUnconfirmed
+from node.chain.ledger import Ledger
+from node.services.clearing import Clearing
+from node.services.settling import SENDING, Settling
+from protocol.identity import NodeKey
+from tests.attacks.validators.court import InlineJournal
+
+OWN, PROVIDER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
+POOL, RATE, EPOCH, WINDOW = 7, 10**15 + 7, 3600, 24 * 3600
+WEEK = 7 * 24
+
+
+class Chain:
+    """The contract's sums in a few lines: commitments, escrow, maturity; events go into the ledger as a follower tells
+    them, `lag` seconds later. The clock is trio's."""
+
+    def __init__(self, escrow: int = 10**9) -> None:
+        self.free = escrow
+        self.work_of: dict[tuple[str, int], list[int]] = {}
+        self.voided_before: dict[str, int] = {}
+        self.balance = 0
+        self.settles: list[tuple[int, ...]] = []
+        self.waiting: dict[tuple[int, ...], bool] = {}
+        self.trouble = 0.0
+        self.unconfirmed = False
+        self.stake = SimpleNamespace(frozen=0)
+        self.cases: dict[int, CaseInfo] = {}
+        self.told: list[Any] = []
+        self.random = random.Random(5)
+        fields = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": POOL, "proposed": (), "validators": ()}
+        times = {"epoch_seconds": EPOCH, "window": WINDOW, "reward_per_unit": RATE}
+        self.info = PoolInfo(**{**fields, **times})  # type: ignore[arg-type]
+
+    def now(self) -> int:
+        return int(trio.current_time())
+
+    def tell(self, kind: type, **fields: Any) -> None:
+        known = {"block": self.now(), "transaction": "0x", "log_index": len(self.told), "pool": POOL}
+        given = known | fields
+        self.told.append(kind(**{name: given.get(name, 0) for name in kind.__struct_fields__}))
+
+    async def _answer(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.random.random() < self.trouble:
+            raise ChainError("no answer", "the endpoint is down", "wait")
+
+    # what a service asks
+
+    async def pool(self, pool: int) -> PoolInfo:
+        await self._answer()
+        return msgspec.structs.replace(self.info, escrow=self.free * RATE)
+
+    async def block(self) -> Block:
+        await self._answer()
+        return Block(self.now(), b"", self.now())
+
+    async def work(self, pool: int, node: str, epoch: int) -> WorkInfo:
+        await self._answer()
+        units, reserved = self.work_of.get((node, epoch), (0, 0))
+        root = b"\x01" * 20 if (node, epoch) in self.work_of else bytes(20)
+        maturity = self.info.maturity(epoch)
+        voided = any(root) and maturity > self.voided_before.get(node, 1 << 60)
+        return WorkInfo(root, units, reserved, reserved * RATE, maturity, voided)
+
+    async def node_info(self, node: str) -> Any:
+        await self._answer()
+        return SimpleNamespace(owner=PROVIDER.address)
+
+    async def stake_of(self, provider: str) -> Any:
+        await self._answer()
+        return self.stake
+
+    async def case(self, case: int) -> CaseInfo:
+        await self._answer()
+        return self.cases[case]
+
+    async def settle(self, pool: int, node: str, epochs: Sequence[int]) -> None:
+        """One that is not confirmed waits under its epochs, as in an outbox: the equal call takes it up."""
+        await self._answer()
+        key = tuple(epochs)
+        if key not in self.waiting:
+            await self._require_due(node, epochs)
+            assert not any(epoch in sent for sent in self.waiting for epoch in epochs), "sent twice"
+            self.settles.append(key)
+            self.waiting[key] = False
+        if self.unconfirmed:
+            raise TransactionUnconfirmed("settle", "0x", 120)
+        del self.waiting[key]
+        await self._require_due(node, epochs)
+        for epoch in epochs:
+            self.pay(node, epoch)
+
+    async def _require_due(self, node: str, epochs: Sequence[int]) -> None:
+        trouble, self.trouble = self.trouble, 0.0
+        for epoch in epochs:
+            work = await self.work(POOL, node, epoch)
+            if not work.reserved or self.now() < work.matures_at or work.voided:
+                self.trouble = trouble
+                raise Reverted("settle", "WorkIsVoided" if work.voided else "NothingCommitted", {"epoch": epoch})
+        self.trouble = trouble
+
+    def pay(self, node: str, epoch: int) -> None:
+        units, reserved = self.work_of.pop((node, epoch))
+        self.balance += reserved * RATE
+        self.tell(Settled, node=node, epoch=epoch, provider=PROVIDER.address, units=units, amount=reserved * RATE)
+
+    async def finalize(self, case: int) -> None:
+        await self._answer()
+        self.cases[case] = msgspec.structs.replace(self.cases[case], state=CaseState.FINAL)
+
+    async def release(self, pool: int, node: str, epoch: int) -> None:
+        await self._answer()
+        units, reserved = self.work_of.pop((node, epoch))
+        self.free += reserved
+        self.tell(WorkReleased, node=node, epoch=epoch, units=reserved)
+
+    # what others do
+
+    def commit(self, epoch: int, units: int, node: str = OWN.address) -> None:
+        reserved = min(units, self.free)
+        self.free -= reserved
+        self.work_of[node, epoch] = [units, reserved]
+        root = bytes([epoch % 256]) * 32
+        self.tell(WorkCommitted, node=node, epoch=epoch, root=root, units=units, reserved_units=reserved)
+
+    def take(self, epoch: int, units: int | None, node: str = OWN.address) -> None:
+        """Some units of an epoch, or (None) all of it."""
+        work = self.work_of[node, epoch]
+        left = 0 if units is None else max(work[0] - units, 0)
+        reserved = min(work[1], left)
+        self.free += work[1] - reserved
+        self.work_of[node, epoch] = [left, reserved]
+        kind = EpochInvalidated if units is None else WorkInvalidated
+        self.tell(kind, node=node, epoch=epoch, units=units or 0)
+
+    def slash(self, node: str, case: int = 0) -> None:
+        self.voided_before[node] = self.now()
+        self.tell(Slashed, node=node, provider=PROVIDER.address, case_id=case)
+
+    def overturn(self, node: str) -> None:
+        del self.voided_before[node]
+        self.tell(SlashOverturned, node=node)
+
+
+class Worker:
+    """A worker's books over several lives: the journal stays, the rest begins anew."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.journal = InlineJournal()
+        self.settling: Any = None
+
+    @asynccontextmanager
+    async def life(self, gather: float | None = 0.0) -> AsyncIterator[Settling]:
+        station: Any = SimpleNamespace(pool=POOL, key=OWN, journal=self.journal)
+        ledger = Ledger(OWN.address)
+        self.settling = Settling(station, self.chain, ledger, gather)  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow, ledger)
+            nursery.start_soon(self.settling.run)
+            yield self.settling
+            nursery.cancel_scope.cancel()
+
+    async def _follow(self, ledger: Ledger) -> None:
+        """From the beginning of the chain, as the follower does, some seconds late."""
+        read = 0
+        while True:
+            while read < len(self.chain.told):
+                ledger.apply(self.chain.told[read])
+                read += 1
+            await trio.sleep(67)
+
+
+def pay_of(settling: Settling) -> dict[str, Any]:
+    return settling.status()["pay"]
+
+
+async def test_a_week_of_epochs_is_paid_to_the_wei_whatever_happens(autojump_clock: Any) -> None:
+    """Restarts at any moment, an endpoint that fails a third of all questions, transactions that nobody confirms, a
+    stranger who settles, leaves and epochs that are taken, an escrow that runs dry for a while."""
+    chain, dice = Chain(escrow=60_000), random.Random(3)
+    worker, owed = Worker(chain), dict[int, int]()
+    chain.trouble = 0.33
+    epoch = 0
+    while epoch < WEEK:
+        async with worker.life():
+            for _ in range(dice.randrange(1, 14)):
+                if epoch < WEEK:
+                    units = dice.randrange(500, 1500)
+                    owed[epoch] = min(units, chain.free)
+                    chain.commit(epoch, units)
+                    epoch += 1
+                chain.unconfirmed = dice.random() < 0.1
+                if epoch > 4 and dice.random() < 0.1:
+                    taken = dice.randrange(epoch - 4, epoch)
+                    chain.take(taken, None if dice.random() < 0.3 else 200)
+                    owed[taken] = chain.work_of[OWN.address, taken][1]
+                due = [e for (_, e), work in chain.work_of.items() if work[1] and chain.now() >= chain.info.maturity(e)]
+                if due and dice.random() < 0.2:
+                    chain.pay(OWN.address, due[0])
+                if epoch == 100:
+                    chain.free += 10**6  # somebody funds the pool
+                await trio.sleep(EPOCH)
+    chain.unconfirmed, chain.trouble = False, 0.0
+    async with worker.life():
+        await trio.sleep(WINDOW + 3 * EPOCH)
+        told = pay_of(worker.settling)
+    assert chain.balance == sum(owed.values()) * RATE == int(told["paid_wei"]) == int(told["earned_wei"])
+    assert (told["due_wei"], told["waiting_wei"], told["waiting_until"]) == ("0", "0", 0)
+    assert told["provider"] == PROVIDER.address and told["unfunded_units"] > 0 and 0 in owed.values()
+    assert len(chain.settles) > 40
+
+
+async def test_what_was_being_sent_before_a_crash_is_taken_up_and_not_sent_with_more_beside_it(
+    autojump_clock: Any,
+) -> None:
+    chain = Chain()
+    worker = Worker(chain)
+    chain.commit(0, 10)
+    chain.commit(1, 10)
+    chain.unconfirmed = True
+    async with worker.life():
+        await trio.sleep(EPOCH + WINDOW + EPOCH // 2)
+        assert chain.settles == [(0,)]
+    await trio.sleep(EPOCH)  # the second is mature now, the first still waits for a block
+    chain.unconfirmed = False
+    async with worker.life():
+        await trio.sleep(60)
+    assert chain.settles == [(0,), (1,)] and chain.balance == 20 * RATE
+    assert worker.journal.recall(SENDING) == b""
+
+
+async def test_pay_waits_for_more_to_come_but_not_for_ever(autojump_clock: Any) -> None:
+    chain = Chain()
+    for epoch in range(20):
+        chain.commit(epoch, 5)
+    async with Worker(chain).life(gather=None):
+        await trio.sleep(WINDOW + 40 * EPOCH)
+    assert [len(epochs) for epochs in chain.settles] == [7, 7, 6] and chain.balance == 100 * RATE
+
+
+async def test_voided_work_is_not_settled_and_is_once_its_slash_is_overturned(autojump_clock: Any) -> None:
+    chain = Chain()
+    chain.commit(0, 10)
+    async with Worker(chain).life() as settling:
+        await trio.sleep(EPOCH)
+        assert pay_of(settling)["waiting_until"] == chain.info.maturity(0)
+        chain.slash(OWN.address, case=3)
+        chain.cases[3] = CaseInfo(3, PROVIDER.address, 9 * EPOCH, CaseState.FROZEN, False, 50 * 10**18, 0)
+        chain.stake.frozen = 50 * 10**18
+        await trio.sleep(EPOCH)
+        told = pay_of(settling)
+        assert (told["voided_wei"], told["earned_wei"]) == (str(10 * RATE), "0")
+        [warning] = [text for text in told["warnings"] if "case" in text]
+        assert "50 tokens" in warning and "appeals until 1970-01-01 09:00 UTC: contract case appeal 3" in warning
+        await trio.sleep(WINDOW + EPOCH)
+        assert chain.settles == [] and pay_of(settling)["voided_wei"] == str(10 * RATE)
+        chain.overturn(OWN.address)
+        chain.stake.frozen = 0
+        await trio.sleep(EPOCH)
+        assert chain.balance == 10 * RATE == int(pay_of(settling)["paid_wei"])
+        assert not any("case" in text for text in pay_of(settling)["warnings"])
+
+
+async def test_what_costs_money_unless_somebody_acts_is_told(autojump_clock: Any) -> None:
+    chain = Chain(escrow=15)
+    chain.commit(0, 10)
+    chain.commit(1, 10)
+    chain.commit(2, 10)
+    chain.info = msgspec.structs.replace(chain.info, validators_from=7200, proposed=(OTHER.address,))
+    async with Worker(chain).life() as settling:
+        await trio.sleep(EPOCH)
+        told = pay_of(settling)
+        await trio.sleep(WINDOW + 4 * EPOCH)
+        later = pay_of(settling)
+    assert told["unfunded_units"] == 15
+    assert told["warnings"] == [
+        "epoch 1: only 5 of 10 units are reserved, the rest will not be paid",
+        "epoch 2: nothing is reserved for its 10 units, they will not be paid",
+        "the pool's escrow does not pay for another epoch like the last one: contract pool fund",
+        f"other validators may take office from 1970-01-01 02:00 UTC: {OTHER.address}",
+    ]
+    assert [text[:7] for text in later["warnings"]] == ["the poo", "other v"], "what nobody can change is told once"
+    assert chain.balance == 15 * RATE and chain.settles == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("case", [0, 4])
+async def test_voided_work_goes_back_to_the_pool_once_the_slash_is_final(autojump_clock: Any, case: int) -> None:
+    chain, ledger = Chain(escrow=100), Ledger(OWN.address)
+    chain.commit(0, 60, OTHER.address)
+    chain.commit(0, 10)
+    chain.cases[4] = CaseInfo(4, PROVIDER.address, 2 * EPOCH, CaseState.FROZEN, False, 1, 0)
+    await trio.sleep(10)
+    chain.slash(OTHER.address, case)
+    for event in chain.told:
+        ledger.apply(event)
+    async with trio.open_nursery() as nursery:
+        clearing = Clearing(POOL, chain, ledger)  # type: ignore[arg-type]
+        nursery.start_soon(clearing.run)
+        await trio.sleep(EPOCH)
+        assert clearing.released == (0 if case else 1)
+        await trio.sleep(2 * EPOCH)
+        nursery.cancel_scope.cancel()
+    assert clearing.released == 1 and chain.free == 90 and (OWN.address, 0) in chain.work_of
+    assert chain.cases[4].state is (CaseState.FINAL if case else CaseState.FROZEN)
+
+
+# ---- the books
+
+
+def test_the_books_follow_the_chain_back_and_forth() -> None:
+    chain: Any = Chain(escrow=15)
+    chain.now = lambda: 5
+    chain.commit(0, 10)
+    chain.take(0, 4)
+    chain.commit(1, 10)
+    chain.pay(OWN.address, 0)
+    chain.take(1, None)
+    ledger, seen = Ledger(OWN.address), []
+    for event in chain.told:
+        seen.append([ledger.entry(OWN.address, 0), ledger.entry(OWN.address, 1)])
+        ledger.apply(event)
+    first, second = ledger.of(OWN.address)
+    assert (first.claimed, first.units, first.reserved, first.paid, first.closed) == (10, 6, 6, 6 * RATE, True)
+    assert (second.claimed, second.units, second.reserved, second.paid, second.closed) == (10, 0, 0, None, True)
+    for event, before in zip(reversed(chain.told), reversed(seen), strict=True):
+        ledger.undo(event)
+        assert [ledger.entry(OWN.address, 0), ledger.entry(OWN.address, 1)] == before
+
+
+def test_others_epochs_are_forgotten_before_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.chain.ledger.MOST_OF_OTHERS", 3)
+    chain: Any = Chain()
+    chain.now = lambda: 5
+    chain.commit(0, 10)
+    for epoch in range(9):
+        chain.commit(epoch, 1, OTHER.address)
+    ledger = Ledger(OWN.address)
+    for event in chain.told:
+        ledger.apply(event)
+    assert [entry.epoch for entry in ledger.of(OTHER.address)] == [6, 7, 8]
+    assert ledger.entry(OWN.address, 0) is not None and len(ledger.since(7)) == 2
