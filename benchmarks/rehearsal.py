@@ -365,7 +365,10 @@ def stage(directory: Path, cache: Path, *, quick: bool) -> Iterator[Scene]:
         port = probe.getsockname()[1]
     command = [str(find_anvil(cache)), "--port", str(port), "--chain-id", str(CHAIN_ID), "--accounts", "0", "--silent"]
     chain = subprocess.Popen([*command, *([] if quick else ["--block-time", "2"])])
-    kept = {name: os.environ.get(name) for name in ("INTELLECT_NODE_HOME", "INTELLECT_NODE_PASSWORD", "INTELLECT_KEY_PASSWORD")}
+    kept = {
+        name: os.environ.get(name)
+        for name in ("INTELLECT_NODE_HOME", "INTELLECT_NODE_PASSWORD", "INTELLECT_KEY_PASSWORD")
+    }
     passwords = {"INTELLECT_NODE_PASSWORD": "rehearsal", "INTELLECT_KEY_PASSWORD": "rehearsal"}
     os.environ |= {"INTELLECT_NODE_HOME": str(directory), **passwords}
     try:
