@@ -32,6 +32,7 @@ from node.run.file import compile_run
 from node.run.problems import check_run
 from node.services.base import Crew, Service
 from node.services.clearing import Clearing
+from node.services.court.auditing import Auditing
 from node.services.engine import Engine
 from node.services.gateway import Serving
 from node.services.generating import Generating
@@ -64,7 +65,7 @@ Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Counting, Serving, Beating)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Judging, Settling),
+    "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Settling),
     "trainer": (*EVERYBODY, Settling, Clearing, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""

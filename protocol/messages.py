@@ -14,7 +14,8 @@ from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, recover
 from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
-from protocol.statements import Domain, Statement, Verdict, WorkCommitment, struct_hash
+from protocol.statements import Domain, EpochVerdict, Statement, Verdict, WorkCommitment, struct_hash
+from protocol.work import EpochFault
 
 MAX_MESSAGE_BYTES = 16 * 1024
 MAX_CONTACT = 160
@@ -27,6 +28,7 @@ MAX_VALUES = 768
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
 _CONTEXT = "intellect-node message v1"
 _WHAT = "malformed message"
+_EPOCH_FAULTS = {(int(fault), int(fault.outcome)) for fault in EpochFault}
 
 
 class MalformedMessage(ProtocolError):
@@ -131,6 +133,15 @@ class CheckRequested(_Message, frozen=True):
     commitment: bytes
 
 
+class EpochJudged(_Message, frozen=True):
+    """A validator refuses what a node put on chain for a whole epoch. signature: over the verdict, EIP-712, for the
+    contract; detail: for people."""
+
+    verdict: EpochVerdict
+    signature: bytes
+    detail: str = ""
+
+
 class WorkPublished(_Message, frozen=True):
     """A worker shows the files behind the root that it put on chain for an epoch.
 
@@ -152,6 +163,7 @@ Message = (
     | DisputeRaised
     | CheckRequested
     | WorkPublished
+    | EpochJudged
 )
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 T = TypeVar("T")
@@ -269,6 +281,12 @@ def _fault(message: Message, pool: int) -> str | None:
         case DisputeRaised(first=first, second=second):
             if max(len(first), len(second)) > MAX_VERDICT_BYTES:
                 return "a verdict in it is too long"
+        case EpochJudged(verdict=verdict, detail=detail):
+            if verdict.pool != pool or len(detail) > MAX_DETAIL:
+                return "the verdict is for another pool, or the text is too long"
+            if (verdict.reason, verdict.outcome) not in _EPOCH_FAULTS:
+                return "the reason is none for an epoch, or costs something else"
+            return _statement_fault(verdict)
         case WorkPublished(epoch=epoch, root=root, leaves_root=leaves, leaves_size=size):
             if len(root) != 32 or len(leaves) != 32 or epoch < 0 or size <= 0:
                 return "a root is not 32 bytes, or a number is out of range"

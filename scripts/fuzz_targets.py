@@ -49,7 +49,7 @@ from protocol.rollout import (
     encode_report,
 )
 from protocol.run import EnvironmentSpec, RolloutSpec, RunError, RunSpec, VerificationSpec, decode_run, encode_run
-from protocol.statements import Domain, Statement, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import Domain, EpochVerdict, Statement, Verdict, WorkCommitment, sign, signer_of, work_id
 
 K, ROWS = 8, 4
 KEY = NodeKey(b"\x07" * 32)
@@ -274,6 +274,7 @@ MESSAGES: tuple[messages.Message, ...] = (
     messages.DisputeRaised(pool=1, first=_VERDICT_ENVELOPE, second=_VERDICT_ENVELOPE),
     messages.CheckRequested(pool=1, commitment=messages.seal(KEY, DOMAIN, VERDICT)),
     messages.WorkPublished(pool=1, epoch=1, root=ROOT, leaves_root=ROOT, leaves_size=9),
+    messages.EpochJudged(pool=1, verdict=EpochVerdict(1, NODE, 1, ROOT[:20], 2, 20), signature=bytes(65)),
 )
 
 TARGETS = {

@@ -111,11 +111,13 @@ Planner = Callable[..., Awaitable[Plan]]
 def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Planner], Planner]:
     """Register `async def planner(chain, me, **own arguments) -> Plan` as the command `name`.
 
-    me: the address that signs. The docstring is the help; example: what follows "intellect-node contract".
+    me: the address that signs; a planner that names state_dir is told that option, too. The docstring is the help;
+    example: what follows "intellect-node contract".
     """
 
     def register(planner: Planner) -> Planner:
-        own = [p for p in inspect.signature(planner).parameters.values() if p.name not in ("chain", "me")]
+        given_by_frame = ("chain", "me", "state_dir")
+        own = [p for p in inspect.signature(planner).parameters.values() if p.name not in given_by_frame]
         common = [
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             for option, (kind, default) in _COMMON.items()
@@ -191,6 +193,8 @@ def _run(call: _Call, planner: Planner, own: dict[str, Any]) -> None:
 
     profile = profile_of(call.network)
     require_somebody(call.yes or call.dry_run)
+    if "state_dir" in inspect.signature(planner).parameters:
+        own = own | {"state_dir": call.state_dir}
     key = signer_of(call.network, profile, call.key, call.state_dir, call.password_file)
     with alone(key.address), quiet_logs():
         trio.run(_story, call, profile, key, planner, own)

@@ -1,5 +1,6 @@
 """Work and rewards: what was committed, when it is due, and settling it."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,10 +64,16 @@ async def commit(
     epoch: Epoch,
     root: Annotated[Any, typer.Argument(parser=word, metavar="ROOT", help="Merkle root of the files, 64 hex digits.")],
     units: Annotated[int, typer.Argument(min=1, max=2**32 - 1, help="Sum of their units.")],
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Also more than the node's journal says that it has earned.")
+    ] = False,
+    state_dir: Path | None = None,
 ) -> Plan:
-    """As a node: commit an epoch's work. (The daemon does this by itself.)"""
+    """As a node: commit an epoch's work. (The daemon does this by itself, and publishes the leaves, too.)"""
     from node.chain.simulate import Step
 
+    if not unchecked:
+        _require_earned(state_dir, epoch, units)
     info = await chain.pool(pool)
     worth, paid = units * info.reward_per_unit, min(units * info.reward_per_unit, info.escrow)
     says = (
@@ -77,6 +84,20 @@ async def commit(
         says += f" The pool has too little money: {ether(worth - paid)} tokens' worth of it is never paid."
     call = chain.contracts.commit_work(pool, epoch, root, units)
     return Plan(says, f"epoch {epoch} is committed with {units:,} units", [Step("commit work", call)])
+
+
+def _require_earned(state_dir: Path | None, epoch: int, units: int) -> None:
+    """Refuse to claim what the node has not earned: validators take the stake for it."""
+    from node.state.reader import StateFiles
+
+    remedy = "claim what was accepted; or give --unchecked, if you know better than the node's journal"
+    if state_dir is None:
+        why = "only the journal in its state directory tells"
+        raise CommandError("nobody knows what this node has earned", why, f"give --state-dir; {remedy}", USAGE)
+    earned = StateFiles(state_dir).units_for(epoch)
+    if units > earned:
+        why = f"of {units:,} units its journal knows {earned:,} as accepted and in no other epoch"
+        raise CommandError(f"the node has not earned that for epoch {epoch}", why, remedy, USAGE)
 
 
 @app.command("rewards", epilog="Example:  intellect-node contract rewards 0xAb.. --network base-sepolia --json")

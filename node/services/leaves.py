@@ -36,17 +36,15 @@ EpochKey = tuple[Address, int, bytes]
 
 
 class ShownEpoch(msgspec.Struct, frozen=True):
-    """What stands behind a root. works: the id of each leaf, in the order of the tree."""
+    """What stands behind a root. works: the id of each leaf, in the order of the tree; index: where each one stands."""
 
     node: Address
     number: int
     root: bytes
     leaves: tuple[Leaf, ...]
     works: tuple[WorkId, ...]
-
-    @property
-    def units(self) -> int:
-        return sum(leaf.units for leaf in self.leaves)
+    index: dict[WorkId, int]
+    units: int
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -62,7 +60,6 @@ class Leaves:
     def __init__(self, station: Station) -> None:
         self._station = station
         self._epochs: OrderedDict[EpochKey, ShownEpoch] = OrderedDict()
-        self._places: dict[WorkId, list[Place]] = {}
         self._queues: dict[Address, trio.MemorySendChannel[WorkPublished]] = {}
         self._listeners: list[Callable[[ShownEpoch], None]] = []
 
@@ -91,9 +88,10 @@ class Leaves:
     def of(self, node: Address, epoch: int, root: bytes) -> ShownEpoch | None:
         return self._epochs.get((node, epoch, root))
 
-    def places(self, work: WorkId) -> list[Place]:
-        """Every epoch in which a work stands."""
-        return list(self._places.get(work, ()))
+    def places(self, node: Address, work: WorkId) -> list[Place]:
+        """Every epoch of a node in which a work stands."""
+        mine = [epoch for key, epoch in self._epochs.items() if key[0] == node]
+        return [Place(epoch, epoch.index[work]) for epoch in mine if work in epoch.index]
 
     # having
 
@@ -131,29 +129,22 @@ class Leaves:
     def note(self, epoch: ShownEpoch) -> None:
         """Keep what an epoch is made of, once it is known to be of its root."""
         key = (epoch.node, epoch.number, epoch.root)
-        self._forget(key)
         self._epochs[key] = epoch
-        for number, id in enumerate(epoch.works):
-            self._places.setdefault(id, []).append(Place(epoch, number))
+        self._epochs.move_to_end(key)
         mine = [key for key in self._epochs if key[0] == epoch.node]
         while len(mine) > 1 and sum(len(self._epochs[key].works) for key in mine) > KEPT_LEAVES:
-            self._forget(mine.pop(0))
+            del self._epochs[mine.pop(0)]
         while len(self._epochs) > KEPT:
-            self._forget(next(iter(self._epochs)))
+            self._epochs.popitem(last=False)
         for listener in self._listeners:
             listener(epoch)
-
-    def _forget(self, key: EpochKey) -> None:
-        epoch = self._epochs.pop(key, None)
-        for id in epoch.works if epoch else ():
-            left = [place for place in self._places.pop(id, ()) if place.epoch is not epoch]
-            if left:
-                self._places[id] = left
 
 
 def shown_epoch(pool: int, node: Address, number: int, root: bytes, leaves: Sequence[Leaf]) -> ShownEpoch:
     """Leaves that are known to be those of the root."""
-    return ShownEpoch(node, number, root, tuple(leaves), tuple(works_of(pool, node, leaves)))
+    works = tuple(works_of(pool, node, leaves))
+    index, units = {id: place for place, id in enumerate(works)}, sum(leaf.units for leaf in leaves)
+    return ShownEpoch(node, number, root, tuple(leaves), works, index, units)
 
 
 def _read(node: Address, message: WorkPublished, path: Path) -> ShownEpoch:

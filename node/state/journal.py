@@ -23,6 +23,16 @@ CREATE TABLE IF NOT EXISTS files (
     root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS heard (
+    work BLOB PRIMARY KEY, node TEXT, units INTEGER, at INTEGER, accepted INTEGER
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS heard_of ON heard (node, accepted, at);
+CREATE TABLE IF NOT EXISTS claimed (
+    work BLOB, epoch INTEGER, root BLOB, at INTEGER, PRIMARY KEY (work, epoch, root)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS shown (
+    node TEXT, epoch INTEGER, root BLOB, at INTEGER, PRIMARY KEY (node, epoch, root)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS invalidated (root BLOB PRIMARY KEY, step INTEGER, why TEXT) WITHOUT ROWID;
 """
 
@@ -169,6 +179,61 @@ class Journal:
     def consumed(self) -> dict[bytes, int]:
         """file root -> step that used it."""
         return dict(self._db.execute("SELECT root, step FROM consumed").fetchall())
+
+    # what a validator has seen of others' work; times are those of the chain
+
+    def note_heard(self, rows: list[tuple[bytes, str, int, int, bool]], most: int) -> None:
+        """(work, node, units, at, whether the pool accepted it) of works; of each node `most` are kept, accepted ones
+        and new ones first."""
+        insert = (
+            "INSERT INTO heard VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (work) DO UPDATE SET at = excluded.at, accepted = max(accepted, excluded.accepted)"
+        )
+        forget = (
+            "DELETE FROM heard WHERE work IN "
+            "(SELECT work FROM heard WHERE node = ? ORDER BY accepted DESC, at DESC LIMIT -1 OFFSET ?)"
+        )
+        self._db.execute("BEGIN")
+        self._db.executemany(insert, rows)
+        self._db.executemany(forget, [(node, most) for node in {row[1] for row in rows}])
+        self._db.execute("COMMIT")
+
+    def heard_of(self, node: str) -> dict[bytes, int]:
+        """work -> units of everything that was heard of a node, as far back as is remembered."""
+        return dict(self._db.execute("SELECT work, units FROM heard WHERE node = ?", (node,)).fetchall())
+
+    def was_heard(self, work: bytes) -> bool:
+        return self._db.execute("SELECT 1 FROM heard WHERE work = ?", (work,)).fetchone() is not None
+
+    def note_shown(self, node: str, epoch: int, root: bytes, works: list[bytes], at: int) -> list[bytes]:
+        """A node showed what stands behind a root: remember that, and where its accepted works stand; returns those
+        that are not known to be accepted."""
+        self._db.execute("BEGIN")
+        self._db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?, ?)", (node, epoch, root, at))
+        query = "SELECT work FROM heard WHERE node = ? AND accepted = 1"
+        known = {row[0] for row in self._db.execute(query, (node,))}
+        rows = [(work, epoch, root, at) for work in works if work in known]
+        self._db.executemany("INSERT OR IGNORE INTO claimed VALUES (?, ?, ?, ?)", rows)
+        self._db.execute("COMMIT")
+        return [work for work in works if work not in known]
+
+    def was_shown(self, node: str, epoch: int, root: bytes) -> bool:
+        query = "SELECT 1 FROM shown WHERE node = ? AND epoch = ? AND root = ?"
+        return self._db.execute(query, (node, epoch, root)).fetchone() is not None
+
+    def claims_elsewhere(self, epoch: int, root: bytes) -> list[tuple[int, bytes]]:
+        """Other epochs (epoch, root) in which a work of this one stands, too."""
+        query = (
+            "SELECT DISTINCT other.epoch, other.root FROM claimed AS own "
+            "JOIN claimed AS other ON other.work = own.work "
+            "WHERE own.epoch = ? AND own.root = ? AND other.epoch != own.epoch LIMIT 64"
+        )
+        return self._db.execute(query, (epoch, root)).fetchall()
+
+    def forget_work(self, before: int) -> None:
+        """What a validator saw before a time can be in no epoch any more that is open."""
+        for table in ("heard", "claimed", "shown"):
+            self._db.execute(f"DELETE FROM {table} WHERE at < ?", (before,))  # noqa: S608 - constants
 
     def _leaves(self, condition: str, *values: float) -> list[Leaf]:
         query = f"SELECT policy, idx, root, units FROM files WHERE {condition} ORDER BY root"  # noqa: S608 - ours

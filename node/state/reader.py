@@ -3,6 +3,8 @@
 Reads only; a daemon may be running in the directory.
 """
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from node.errors import StateError
@@ -46,6 +48,18 @@ class StateFiles:
             "a node keeps the newest few only",
             "name its image: --policy FILE",
         )
+
+    def units_for(self, epoch: int) -> int:
+        """Units of this node's accepted files that may go on chain under an epoch: in no other one yet."""
+        path = self.directory / "journal.sqlite"
+        query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND (epoch IS NULL OR epoch = ?)"
+        try:
+            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as journal:
+                return int(journal.execute(query, (epoch,)).fetchone()[0])
+        except sqlite3.DatabaseError as error:
+            raise StateError(
+                f"no journal in {self.directory}", str(error), "a node that has worked keeps one: check the directory"
+            ) from error
 
     def blob(self, root: str) -> Path:
         """A complete blob by the hex digits of its root."""

@@ -11,6 +11,7 @@ from protocol.identity import Address
 from protocol.messages import (
     CheckRequested,
     DisputeRaised,
+    EpochJudged,
     Heartbeat,
     LotsRevealed,
     Message,
@@ -28,7 +29,8 @@ OWN: Mapping[type[Message], tuple[float, float]] = {
     LotsRevealed: (0.5, 16.0),  # one a window
     DisputeRaised: (0.5, 32.0),  # one per file that a liar judged; costs six signatures
     CheckRequested: (4.0, 256.0),  # one per file that waits; all at once where a validator fell
-    WorkPublished: (0.5, 16.0),  # one an epoch
+    WorkPublished: (0.5, 16.0),  # one an epoch, and each again now and then until it is mature
+    EpochJudged: (0.5, 64.0),  # one per epoch that is not what was accepted, and again once a minute
 }
 """Messages per second, and in a burst, of one member by itself."""
 ELSE = (2.0, 128.0)

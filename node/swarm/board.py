@@ -25,6 +25,7 @@ from protocol.identity import Address, NodeKey
 from protocol.messages import (
     CheckRequested,
     DisputeRaised,
+    EpochJudged,
     LotsRevealed,
     M,
     MalformedMessage,
@@ -232,7 +233,7 @@ class Board:
         authority = self._authority
         if kind is PolicyAnnounced or kind is CheckRequested:
             return authority.is_trainer(author)
-        if kind is VerdictIssued or kind is LotsRevealed:
+        if kind in (VerdictIssued, LotsRevealed, EpochJudged):
             return authority.is_validator(author)
         if kind is DisputeRaised:
             return authority.is_validator(author) or authority.is_trainer(author)
@@ -252,6 +253,8 @@ class Board:
                 among_us = recheck or verdict.outcome == Outcome.ACCEPT  # may be said to members alone
                 unsigned = among_us and not signature
                 return unsigned or signer_of(self._domain, verdict, signature) == author
+            case EpochJudged(verdict=verdict, signature=signature):
+                return signer_of(self._domain, verdict, signature) == author
             case DisputeRaised(first=first, second=second):
                 for raw in (first, second):
                     self.opened(raw, VerdictIssued)

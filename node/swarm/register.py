@@ -130,6 +130,10 @@ class Register:
     def get(self, id: WorkId) -> Work | None:
         return self._works.get(id)
 
+    def of(self, node: Address) -> list[Work]:
+        """What a node committed to, as far back as is remembered, oldest first."""
+        return list(self._nodes[node].works.values()) if node in self._nodes else []
+
     def announcement(self, work: Work) -> bytes | None:
         """The envelope in which the trainer announced the work's policy, as long as it is kept."""
         signed = self._policies.announcement(work.commitment.policy_root)

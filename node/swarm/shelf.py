@@ -15,6 +15,7 @@ from protocol.identity import Address
 from protocol.messages import (
     CheckRequested,
     DisputeRaised,
+    EpochJudged,
     Heartbeat,
     LotsRevealed,
     M,
@@ -36,6 +37,7 @@ MOST: Mapping[type[Message], int] = {
     DisputeRaised: 64,  # one per file that a liar judged, and it is believed no more after three
     CheckRequested: 256,  # one per file that waits too long
     WorkPublished: 16,  # one an epoch
+    EpochJudged: 64,  # one per epoch that is not what was accepted
 }
 """Messages that are kept of one author."""
 KEPT_STEPS = 32

@@ -16,6 +16,7 @@ from node.chain.errors import TransactionUnconfirmed
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.sender import SendLimits
 from node.chain.simulate import Step
+from node.state.journal import Journal
 from node.state.keystore import load_key
 from protocol.identity import NodeKey
 
@@ -138,6 +139,27 @@ def leave_unfinished(scene: Any, amount: int) -> None:
         chain.close()
 
     trio.run(die)
+
+
+def test_more_units_than_a_node_has_earned_are_not_committed(
+    scene: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, commit = tmp_path / "node", ["contract", "work", "commit", "1", "3", "ab" * 32]
+    scene.cli("keys", "new", "--state-dir", str(state), "--json")
+    common = ["--network", NETWORK, "--dry-run"]
+    assert main([*commit, "10", *common, "--key", "me"]) == 2 and "state-dir" in capsys.readouterr().err
+    common += ["--state-dir", str(state)]
+    assert main([*commit, "10", *common]) == 3 and "no journal" in capsys.readouterr().err
+    journal = Journal(state / "journal.sqlite")
+    for number, epoch in ((1, None), (2, 3), (3, 2)):
+        journal.add_file(bytes([number]), b"", number, 10, 0.0)
+        journal.judge_file(bytes([number]), "accepted")
+        if epoch is not None:
+            journal.assign_epoch([bytes([number])], epoch)
+    journal.close()
+    assert main([*commit, "21", *common]) == 2 and "its journal knows 20" in capsys.readouterr().err
+    for asked in (["20"], ["1000000", "--unchecked"]):
+        assert main([*commit, *asked, *common]) == 4, "as far as the chain, which has no such pool"
 
 
 def test_a_consent_that_is_too_old_is_refused(scene: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_known_gap_one_file_is_paid_to_two_nodes_of_a_provider(world: Any, pool:
 
 
 def test_a_quorum_takes_an_epoch_that_is_of_no_tree(world: Any, pool: Any, refused: Any) -> None:
-    """The contract's answer to all of the above; nodes do not give it by themselves yet."""
+    """The contract's answer to all of the above; validators give it (tests/attacks/validators/test_epochs.py)."""
     pool.commit(0, units=100_000, root=b"\xab" * 32)
     verdict = EpochVerdict(pool.id, pool.node.address, 0, b"\xab" * 20, Outcome.REJECT, EpochFault.UNDELIVERED)
     signatures = [sign(key, world.domain, verdict) for key in pool.validators]

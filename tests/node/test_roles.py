@@ -90,7 +90,7 @@ async def crew_of(place: Workplace) -> Crew:
     ("role", "names"),
     [
         ("worker", ["jury", "heartbeat", "engine", "policies", "generating", "paying", "settling"]),
-        ("validator", ["jury", "heartbeat", "engine", "policies", "judging", "settling"]),
+        ("validator", ["jury", "heartbeat", "engine", "policies", "judging", "auditing", "settling"]),
         ("trainer", ["jury", "heartbeat", "settling", "clearing", "training"]),
     ],
 )

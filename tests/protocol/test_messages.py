@@ -8,6 +8,7 @@ from protocol.identity import NodeKey
 from protocol.messages import (
     MAX_MESSAGE_BYTES,
     Envelope,
+    EpochJudged,
     Heartbeat,
     MalformedMessage,
     Message,
@@ -17,7 +18,7 @@ from protocol.messages import (
     open_envelope,
     seal,
 )
-from protocol.statements import Domain, Verdict, WorkCommitment, work_id
+from protocol.statements import Domain, EpochVerdict, Verdict, WorkCommitment, work_id
 
 KEY, OTHER = NodeKey(b"\x05" * 32), NodeKey(b"\x06" * 32)
 DOMAIN = Domain(31337, KEY.address)
@@ -28,6 +29,7 @@ BEAT = Heartbeat(
 WORK = WorkCommitment(1, KEY.address, bytes(32), 0, bytes(32), 1)
 COMMITTED = RolloutCommitted(pool=1, commitment=WORK, signature=bytes(65), size=9)
 JUDGED = Verdict(1, OTHER.address, bytes(32), 0, bytes(32), 1, 0, 0)
+REFUSED = EpochVerdict(1, OTHER.address, 0, bytes(20), 2, 20)
 ISSUED = VerdictIssued(pool=1, verdict=JUDGED, signature=b"")
 
 
@@ -53,6 +55,11 @@ def test_a_tampered_payload_is_not_its_authors() -> None:
         pass
 
 
+def test_a_verdict_over_an_epoch_travels() -> None:
+    message = EpochJudged(pool=1, verdict=REFUSED, signature=bytes(65), detail="leaf 0 of 3 was accepted by nobody")
+    assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, message)).message == message
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -67,6 +74,12 @@ def test_a_tampered_payload_is_not_its_authors() -> None:
         RolloutCommitted(
             pool=1, commitment=WorkCommitment(1, KEY.address, bytes(3), 0, bytes(32), 1), signature=bytes(65), size=9
         ),
+        EpochJudged(pool=1, verdict=EpochVerdict(2, OTHER.address, 0, bytes(20), 2, 20), signature=bytes(65)),
+        EpochJudged(pool=1, verdict=EpochVerdict(1, OTHER.address, 0, bytes(32), 2, 20), signature=bytes(65)),
+        EpochJudged(pool=1, verdict=EpochVerdict(1, OTHER.address, -1, bytes(20), 2, 20), signature=bytes(65)),
+        EpochJudged(pool=1, verdict=EpochVerdict(1, OTHER.address, 0, bytes(20), 2, 23), signature=bytes(65)),
+        EpochJudged(pool=1, verdict=EpochVerdict(1, OTHER.address, 0, bytes(20), 2, 5), signature=bytes(65)),
+        EpochJudged(pool=1, verdict=REFUSED, signature=bytes(65), detail="x" * 301),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -95,7 +95,7 @@ class Invalidating:
         if work is None or state is FileState.ACCEPTED or watched.tried >= TRIES:
             self._watched.pop(id, None)
             return
-        places = self._leaves.places(id)
+        places = self._leaves.places(work.node, id)
         if places and state is FileState.REJECTED and ballots.undisputed(id) and trio.current_time() >= watched.due:
             for place in places:
                 await self._invalidate(work, watched, place)

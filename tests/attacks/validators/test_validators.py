@@ -378,7 +378,7 @@ async def test_a_file_that_is_rejected_after_it_was_paid_for_loses_its_pay(autoj
         await trio.sleep(20)
         root = merkle_root([leaf_hash(good), leaf_hash(bad)])
         for validator in court.validators:
-            validator.leaves.note(ShownEpoch(WORKER.address, 7, root, (), (good, bad)))
+            validator.leaves.note(ShownEpoch(WORKER.address, 7, root, (), (good, bad), {good: 0, bad: 1}, 200))
         await trio.sleep(60)
         taken = (root_of(index=1, fault=BAD_GROUP), 7, Reason.ACTIVATIONS, 3)
         assert [judge.invalidated for judge in court.judges] == [[taken]] * 3

@@ -63,3 +63,18 @@ def test_a_damaged_journal_is_a_clear_error(tmp_path) -> None:
     (tmp_path / "j.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(StateError, match="journal"):
         Journal(tmp_path / "j.sqlite")
+
+
+def test_what_a_validator_heard_is_bounded_by_node_and_accepted_work_goes_last(journal: Journal) -> None:
+    rows = [(bytes([n]), "thief", 10, n, False) for n in range(9)]
+    journal.note_heard([(b"x", "other", 7, 0, False), (b"good", "thief", 5, 0, True), *rows], most=4)
+    assert journal.heard_of("thief") == {b"good": 5, b"\x08": 10, b"\x07": 10, b"\x06": 10}
+    journal.note_heard([(b"x", "other", 7, 3, True), (b"good", "thief", 5, 9, False)], most=4)
+    assert journal.note_shown("other", 1, b"r", [b"x", b"y"], 3) == [b"y"]
+    assert journal.note_shown("thief", 1, b"r", [b"good", b"\x08"], 3) == [b"\x08"], "accepted stays accepted"
+    assert journal.was_shown("other", 1, b"r") and not journal.was_shown("other", 2, b"r")
+    assert journal.claims_elsewhere(1, b"r") == []
+    journal.note_shown("other", 2, b"s", [b"x"], 4)
+    assert journal.claims_elsewhere(2, b"s") == [(1, b"r")] and journal.claims_elsewhere(1, b"r") == [(2, b"s")]
+    journal.forget_work(4)
+    assert journal.claims_elsewhere(2, b"s") == [] and journal.heard_of("other") == {}
