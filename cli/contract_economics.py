@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from protocol.run import RunSpec
 
 TOKEN = 10**18
+BASE_STAKE, STAKE_PER_NODE = 10.0, 10.0
+"""Tokens, as `contract deploy` sets them where nobody says otherwise; what a network asks: `contract params`."""
 EXAMPLE = (
     "Examples:  intellect-node contract economics --run run.toml   |   "
     "intellect-node contract economics --run run.toml --slash 50 --checked 0.1 --json"
@@ -24,6 +26,10 @@ def economics(
     run: Annotated[Path | None, typer.Option("--run", help="The run file; default: that of the demo.")] = None,
     reward: Annotated[float, typer.Option(min=0, help="Pay in tokens per 1000 units (output tokens).")] = 1.0,
     slash: Annotated[float, typer.Option(min=0, help="Tokens that an objective fault costs.")] = 100.0,
+    bonded: Annotated[
+        float | None, typer.Option(min=0, help="Tokens that the provider has bonded; default: the least for its nodes.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of that provider: they share its stake.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Workers that share the run's steps.")] = 3,
     tokens: Annotated[float | None, typer.Option(min=1, help="Output tokens per sample; default: the most.")] = None,
     checked: Annotated[
@@ -32,7 +38,10 @@ def economics(
     saving: Annotated[float, typer.Option(min=0, max=1, help="Share of a group's cost that cheating saves.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q."""
+    """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q.
+
+    A slash takes no more than is bonded, and a provider's nodes share one bond.
+    """
     from cli.demo.runs import OWN_RUN
     from node.run.file import load_run_file
     from protocol.audit import needed_share
@@ -42,12 +51,14 @@ def economics(
     file = load_run_file(run or OWN_RUN)
     kind = EnvironmentSpec(name=file.environment.name if file.environment else "mix")  # costs do not depend on it
     spec = RunSpec(name=file.name, environment=kind, rollout=file.rollout, audit=file.audit)
-    terms = terms_of(spec, round(reward * TOKEN / 1000), round(slash * TOKEN), workers, tokens, saving)
+    stake = BASE_STAKE + STAKE_PER_NODE * nodes if bonded is None else bonded
+    taken = min(slash, stake / nodes)  # all of them may cheat at once, and a stake is lost only once
+    terms = terms_of(spec, round(reward * TOKEN / 1000), round(taken * TOKEN), workers, tokens, saving)
     share = needed_share(terms.groups_per_window, spec.audit) if checked is None else checked
     result = balance(terms, share, spec.audit)
     only_pay = balance(_without_stake(terms), share, spec.audit)
     if as_json:
-        print_json(as_dict(terms, result, only_pay, spec))
+        print_json(as_dict(terms, result, only_pay, spec) | {"stake_at_risk_wei": str(terms.slash)})
     else:
         _show(terms, result, only_pay, spec)
 
@@ -123,4 +134,5 @@ def _show(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec
     table.add_row("  expects on average", *(ether(b.expected) for b in both))
     table.add_row("  honesty pays", *("yes" if b.honest_pays else "NO" for b in both))
     out.print(table)
+    out.print(f"  [dim]a slash finds {ether(terms.slash)} tokens for each of the provider's nodes[/]")
     out.print("  [dim]objective faults cost the stake and the pay of the window, statistical ones the pay[/]")
