@@ -186,19 +186,17 @@ class CaseState(IntEnum):
 
 
 class CaseInfo(msgspec.Struct, frozen=True):
-    """A slash that judges ordered. Amounts in token wei; final_at: unix seconds."""
+    """A slash that judges of `pool` ordered. amount: token wei that it takes when it is final, if other cases have
+    left so much; final_at: unix seconds.
+    """
 
     id: int
     provider: Address
     final_at: int
     state: CaseState
     appealed: bool
-    from_bonded: int
-    from_unbonding: int
-
-    @property
-    def amount(self) -> int:
-        return self.from_bonded + self.from_unbonding
+    amount: int
+    pool: int
 
 
 class WorkInfo(msgspec.Struct, frozen=True):
@@ -291,6 +289,13 @@ class PoolResumed(PoolEvent, frozen=True, kw_only=True):
 
 class PoolEnded(PoolEvent, frozen=True, kw_only=True):
     pass
+
+
+class BondRaised(PoolEvent, frozen=True, kw_only=True):
+    """Money that went to the pool's bond, of its escrow or (in a pool without pay) of whoever funded it. Token wei."""
+
+    amount: int
+    bond: int
 
 
 class PoolSwept(PoolEvent, frozen=True, kw_only=True):
@@ -478,6 +483,7 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         PoolPaused,
         PoolResumed,
         PoolEnded,
+        BondRaised,
         PoolSwept,
         Joined,
         Left,
@@ -707,8 +713,7 @@ class Contracts:
 
     def case(self, case: int) -> CaseInfo:
         provider, final_at, state, *rest = self.vault.functions.caseInfo(case).call()
-        appealed, from_bonded, from_unbonding = rest
-        return CaseInfo(case, provider, final_at, CaseState(state), appealed, from_bonded, from_unbonding)
+        return CaseInfo(case, provider, final_at, CaseState(state), *rest)
 
     def required_stake(self, provider: Address, more_units: int = 0) -> int:
         """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""

@@ -14,7 +14,7 @@ pragma solidity 0.8.37;
 /// | 216-247 | maxUnits     | per epoch and unit of a node                         |
 /// | 248-255 | flags        |                                                      |
 ///
-/// free + reserved changes only by `fund`, which keeps it below 2^56, and by `pay` and `emptied`, which lower it: so
+/// free + reserved changes only by `fund`, which keeps it below 2^56, and by `pay`, `take`, `emptied`, which lower it: so
 /// neither field can overflow into the next by moving units between them.
 type Counters is uint256;
 
@@ -33,6 +33,7 @@ using {
     reserve,
     unreserve,
     pay,
+    take,
     emptied
 } for Counters global;
 
@@ -115,6 +116,11 @@ function unreserve(Counters c, uint256 units) pure returns (Counters) {
 function pay(Counters c, uint256 units) pure returns (Counters) {
     assert(units <= c.reserved());
     return Counters.wrap(Counters.unwrap(c) - (units << 56));
+}
+
+/// Out of `free`; the caller has seen that there are so many.
+function take(Counters c, uint256 units) pure returns (Counters) {
+    return Counters.wrap(Counters.unwrap(c) - units);
 }
 
 /// Without anything free.

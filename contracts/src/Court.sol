@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
 import {ICourt} from "./ICourt.sol";
+import {Nodes} from "./Nodes.sol";
 import {Statements, Verdict, WorkCommitment} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
 
@@ -68,7 +69,7 @@ contract Court is ICourt {
     error WrongSigner(address signer, address expected);
     error NotMember(uint256 pool, address node);
     error NotAValidator(address signer);
-    error ValidatorUnstaked(address validator);
+    error ValidatorUnfit(address validator);
     error DuplicateVerdict(address validator);
     error QuorumMissing(uint256 verdicts, uint256 threshold);
     error BadOutcome(uint8 outcome);
@@ -238,7 +239,7 @@ contract Court is ICourt {
         swarm.punishByJudgement(id, node, reason, root, msg.sender);
     }
 
-    /// Signatures of `threshold` different validators of the pool over one statement. Only who stakes may judge.
+    /// Signatures of `threshold` different validators of the pool over one statement.
     function _requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures) private view {
         Bench storage bench = _benches[id];
         uint256 threshold = bench.threshold;
@@ -252,11 +253,19 @@ contract Court is ICourt {
             address signer = _signerOf(statement, signatures[i]);
             Seat memory place = _seats[id][signer];
             if (place.bench != number) revert NotAValidator(signer);
-            if (!swarm.nodeInfo(signer).registered) revert ValidatorUnstaked(signer);
+            if (!_mayJudge(id, signer)) revert ValidatorUnfit(signer);
             uint256 bit = 1 << place.place;
             if (heard & bit != 0) revert DuplicateVerdict(signer);
             heard |= bit;
         }
+    }
+
+    /// Only who has something to lose, and was not found to be a cheat here. What is frozen counts until its case is
+    /// final: judges of one pool silence nobody in another.
+    function _mayJudge(uint256 id, address validator) private view returns (bool) {
+        Nodes.Node memory node = swarm.nodeInfo(validator);
+        if (!node.registered || swarm.memberInfo(id, validator).evicted) return false;
+        return swarm.vault().backingOf(node.provider) >= swarm.requiredStake(node.provider);
     }
 
     function _requireOutcome(uint8 outcome) private pure {

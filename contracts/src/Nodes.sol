@@ -3,15 +3,15 @@ pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
-import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
-import {IStakeRule} from "./IStakeRule.sol";
+import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
+import {ISwarm} from "./ISwarm.sol";
 import {StakeVault} from "./StakeVault.sol";
 import {Statements} from "./Statements.sol";
 
 /// @title Nodes
 /// @notice Who answers for which node key, and how much stake that takes. A node key has one provider for life, so that
 /// what it earned can only ever be paid there; the provider may remove it at any time and register it again.
-abstract contract Nodes is EIP712, IStakeRule {
+abstract contract Nodes is ISwarm {
     /// One slot. `pool` and `leaseUntil` belong to Members: a node is a member of one pool at a time.
     struct Node {
         /// for life; zero if it was never registered
@@ -24,6 +24,8 @@ abstract contract Nodes is EIP712, IStakeRule {
     }
 
     uint32 public constant MAX_NODE_UNITS = 1_000_000;
+    bytes32 private constant _DOMAIN_TYPEHASH =
+        keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
 
     IERC20 public immutable token;
     StakeVault public immutable vault;
@@ -55,7 +57,7 @@ abstract contract Nodes is EIP712, IStakeRule {
     error StakeTooLow(address provider, uint256 bonded, uint256 required);
     error StakeEnough(address provider);
 
-    constructor(StakeVault vault_, uint256 baseStake_, uint256 stakePerUnit_) EIP712("intellect-node", "1") {
+    constructor(StakeVault vault_, uint256 baseStake_, uint256 stakePerUnit_) {
         vault = vault_;
         token = vault_.token();
         baseStake = baseStake_;
@@ -94,12 +96,13 @@ abstract contract Nodes is EIP712, IStakeRule {
         emit ProviderRemoved(msg.sender);
     }
 
-    /// @notice Ends the membership of a node whose provider's stake, after a slash, no longer covers its nodes.
+    /// @notice Ends the membership of a node whose provider's stake, after a slash, no longer covers its nodes. What
+    /// is frozen counts until its case is final: judges of one pool drive nobody out of another.
     function expel(address node) external {
         Node storage entry = _nodes[node];
         address provider = entry.provider;
         if (!entry.registered) revert NodeUnknown(node);
-        if (vault.bondedOf(provider) >= requiredStake(provider)) revert StakeEnough(provider);
+        if (vault.backingOf(provider) >= requiredStake(provider)) revert StakeEnough(provider);
         _endMembership(node);
     }
 
@@ -114,8 +117,11 @@ abstract contract Nodes is EIP712, IStakeRule {
         return units == 0 ? 0 : baseStake + stakePerUnit * units;
     }
 
-    function domainSeparator() external view returns (bytes32) {
-        return _domainSeparatorV4();
+    /// @notice The EIP-712 domain of all that nodes, managers and validators sign.
+    function domainSeparator() public view returns (bytes32) {
+        return keccak256(
+            abi.encode(_DOMAIN_TYPEHASH, keccak256("intellect-node"), keccak256("1"), block.chainid, address(this))
+        );
     }
 
     function _removeNode(address node) private {
@@ -152,6 +158,6 @@ abstract contract Nodes is EIP712, IStakeRule {
     }
 
     function _signerOf(bytes32 statement, bytes calldata signature) internal view returns (address) {
-        return ECDSA.recover(_hashTypedDataV4(statement), signature);
+        return ECDSA.recover(MessageHashUtils.toTypedDataHash(domainSeparator(), statement), signature);
     }
 }

@@ -81,6 +81,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         uint96 slashAmount;
         uint96 bond;
         uint40 stoppedAt;
+        /// slashes by this pool's judges that are not final, a bond for each
+        uint24 openCases;
         bytes32 runRoot;
         bytes32 requirementRoot;
         string runURI;
@@ -90,7 +92,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     uint256 public constant MAX_URI_BYTES = 256;
     uint256 public constant MAX_BOOTNODES_BYTES = 1024;
 
-    /// @notice What opening a pool costs; it comes back with `sweep` unless the pool's judges were overturned.
+    /// @notice What opening a pool costs, and what each slash by its judges that is not final keeps ready; it comes back
+    /// with `sweep` unless the pool's judges were overturned.
     uint96 public immutable poolBond;
     address private immutable _deployer;
     /// @notice The one contract whose word voids work and takes stakes; zero until set.
@@ -108,6 +111,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     event PoolPaused(uint256 indexed pool);
     event PoolResumed(uint256 indexed pool);
     event PoolEnded(uint256 indexed pool);
+    event BondRaised(uint256 indexed pool, uint256 amount, uint256 bond);
     event PoolSwept(uint256 indexed pool, address indexed manager, uint256 amount);
     event CourtSet(address indexed court);
 
@@ -125,7 +129,9 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     error BadTimes(uint256 window, uint256 epochSeconds, uint256 leaseSeconds);
     error WindowExceedsUnbonding(uint256 needed, uint256 unbondingPeriod);
     error SlashTooHigh(uint256 amount, uint256 max);
-    error NoReward(uint256 pool);
+    error BondTooLow(uint256 pool, uint256 bond, uint256 needed);
+    error BondTooLarge(uint256 bond);
+    error OnlyVault(address caller);
     error OnlyDeployer(address caller);
     error OnlyCourt(address caller);
     error CourtAlreadySet(address court);
@@ -182,11 +188,16 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         _pull(poolBond);
     }
 
-    /// @notice Adds the caller's tokens to the pool's escrow: the most whole units that `amount` pays for.
+    /// @notice Adds the caller's tokens to the pool's escrow: the most whole units that `amount` pays for. A pool without
+    /// pay takes them to its bond.
     function fundPool(uint256 id, uint256 amount) external nonReentrant {
         Counters pool = _openPool(id);
         uint256 rate = _terms[id].rewardPerUnit;
-        if (rate == 0) revert NoReward(id);
+        if (rate == 0) {
+            _raiseBond(id, amount);
+            _pull(amount);
+            return;
+        }
         // slither-disable-next-line divide-before-multiply -- whole units are what is meant
         uint256 units = amount / rate;
         if (units == 0) revert ZeroAmount();
@@ -194,6 +205,12 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         _counters[id] = pool;
         emit PoolFunded(id, msg.sender, units * rate, pool.free() * rate);
         _pull(units * rate);
+    }
+
+    /// @notice The vault tells that a case of this pool is final: its bond is free again.
+    function caseFinal(uint256 id) external {
+        if (msg.sender != address(vault)) revert OnlyVault(msg.sender);
+        --_terms[id].openCases;
     }
 
     // ------------------------------------------------------- manager's rights
@@ -307,6 +324,28 @@ abstract contract Pools is Nodes, ReentrancyGuard {
 
     function _requireCourt() private view {
         if (msg.sender != address(court)) revert OnlyCourt(msg.sender);
+    }
+
+    /// Keeps one bond more ready for whom the pool's judges may have wronged. What is missing comes out of its escrow.
+    function _pledge(uint256 id) internal {
+        Terms storage terms = _terms[id];
+        uint256 needed = uint256(++terms.openCases) * poolBond;
+        uint256 bond = terms.bond;
+        if (bond >= needed) return;
+        uint256 rate = terms.rewardPerUnit;
+        Counters pool = _pool(id);
+        uint256 units = rate == 0 ? type(uint256).max : (needed - bond + rate - 1) / rate;
+        if (units > pool.free()) revert BondTooLow(id, bond, needed);
+        _counters[id] = pool.take(units);
+        _raiseBond(id, units * rate);
+    }
+
+    function _raiseBond(uint256 id, uint256 amount) private {
+        uint256 bond = _terms[id].bond + amount;
+        if (amount == 0) revert ZeroAmount();
+        if (bond > type(uint96).max) revert BondTooLarge(bond);
+        _terms[id].bond = uint96(bond);
+        emit BondRaised(id, amount, bond);
     }
 
     function _pool(uint256 id) internal view returns (Counters pool) {

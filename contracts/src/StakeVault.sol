@@ -5,7 +5,7 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
-import {IStakeRule} from "./IStakeRule.sol";
+import {ISwarm} from "./ISwarm.sol";
 
 /// @title StakeVault
 /// @notice Custody of stakes, and nothing else. A stake is bonded, then unbonding for a fixed period, then withdrawn;
@@ -17,6 +17,9 @@ import {IStakeRule} from "./IStakeRule.sol";
 /// `freeze` follows from judges. The amount leaves the stake at once and stays here for `appealSeconds` (as long
 /// again once the provider appeals). Until then the arbiter can have it given back; from then on anybody may
 /// `finalize` it. No reporter is paid, so that nobody who judges gains by it. The arbiter can do nothing else.
+///
+/// What is frozen answers for all open cases of its provider, and for a slash. So nobody can put its own stake out of
+/// reach by a case of its own: what such a case gives back goes to the other cases first.
 contract StakeVault is ReentrancyGuard {
     using SafeERC20 for IERC20;
 
@@ -63,8 +66,10 @@ contract StakeVault is ReentrancyGuard {
         uint64 finalAt;
         State state;
         bool appealed;
-        uint96 fromBonded;
-        uint96 fromUnbonding;
+        /// what it takes when it is final, if other cases have left so much; token wei
+        uint96 amount;
+        /// whose judges it is from
+        uint32 pool;
     }
 
     /// @notice The reporter never gets more than this share of a slash.
@@ -88,7 +93,10 @@ contract StakeVault is ReentrancyGuard {
     uint256 public caseCount;
 
     mapping(address provider => Stake) private _stakes;
-    mapping(address provider => uint96) private _frozen;
+    /// what open cases took out of each stake, and from where
+    mapping(address provider => Stake) private _frozen;
+    /// the sum of the amounts of a provider's open cases; never less than what is frozen
+    mapping(address provider => uint256) private _claimed;
     mapping(uint256 id => Case) private _cases;
 
     event SwarmSet(address indexed swarm);
@@ -190,7 +198,7 @@ contract StakeVault is ReentrancyGuard {
         Stake storage stake = _stakes[msg.sender];
         uint96 bonded = stake.bonded;
         if (amount > bonded) revert StakeTooSmall(bonded, amount);
-        uint256 required = swarm == address(0) ? 0 : IStakeRule(swarm).requiredStake(msg.sender);
+        uint256 required = swarm == address(0) ? 0 : ISwarm(swarm).requiredStake(msg.sender);
         if (bonded - amount < required) revert StakeTooLow(msg.sender, bonded - amount, required);
         stake.bonded = bonded - uint96(amount);
         stake.unbonding += uint96(amount);
@@ -221,7 +229,7 @@ contract StakeVault is ReentrancyGuard {
 
     // --------------------------------------------------------------- slashing
 
-    /// @notice Takes up to `amount` of the stake for ever; the reporter gets its share.
+    /// @notice Takes up to `amount` for ever, of the stake and then of what is frozen; the reporter gets its share.
     /// @return taken what was there to take, at most `maxSlash`
     function slash(address provider, uint256 amount, address reporter)
         external
@@ -229,24 +237,30 @@ contract StakeVault is ReentrancyGuard {
         nonReentrant
         returns (uint256 taken)
     {
-        (uint96 fromBonded, uint96 fromUnbonding) = _take(provider, amount);
-        taken = uint256(fromBonded) + fromUnbonding;
+        if (amount > maxSlash) amount = maxSlash;
+        taken = _sum(_take(_stakes[provider], amount));
+        taken += _sum(_take(_frozen[provider], amount - taken));
         _spend(provider, taken, reporter, (taken * reporterBps) / BPS);
     }
 
-    /// @notice Takes up to `amount` out of the stake and keeps it until the case is final or overturned.
-    function freeze(address provider, uint256 amount)
+    /// @notice Takes up to `amount` out of the stake and keeps it until the case is final or overturned. What is
+    /// frozen already answers for what the stake has not.
+    /// @return caseId the new case's number
+    /// @return claimed what the case takes when it is final, at most `maxSlash`
+    function freeze(address provider, uint256 amount, uint32 pool)
         external
         onlySwarm
-        returns (uint256 caseId, uint256 taken)
+        returns (uint256 caseId, uint256 claimed)
     {
-        (uint96 fromBonded, uint96 fromUnbonding) = _take(provider, amount);
-        taken = uint256(fromBonded) + fromUnbonding;
+        if (amount > maxSlash) amount = maxSlash;
+        _move(_stakes[provider], _frozen[provider], amount);
+        uint256 there = _sum(_frozen[provider]);
+        claimed = amount < there ? amount : there;
+        _claimed[provider] += claimed;
         caseId = ++caseCount;
         uint64 finalAt = uint64(block.timestamp) + appealSeconds;
-        _frozen[provider] += uint96(taken);
-        _cases[caseId] = Case(provider, finalAt, State.Frozen, false, fromBonded, fromUnbonding);
-        emit StakeFrozen(caseId, provider, taken, finalAt);
+        _cases[caseId] = Case(provider, finalAt, State.Frozen, false, uint96(claimed), pool);
+        emit StakeFrozen(caseId, provider, claimed, finalAt);
     }
 
     /// @notice The provider of a frozen stake asks the arbiter for a decision, which gives it `appealSeconds` from now.
@@ -260,17 +274,18 @@ contract StakeVault is ReentrancyGuard {
         emit Appealed(caseId, msg.sender, case_.finalAt);
     }
 
-    /// @notice Gives a frozen stake back to where it was. The Swarm asks for it on the arbiter's word.
+    /// @notice Gives back to where it was what no other open case has a claim on. The Swarm asks for it on the
+    /// arbiter's word.
     function overturn(uint256 caseId) external onlySwarm returns (address provider) {
         Case storage case_ = _openCase(caseId);
         if (block.timestamp >= case_.finalAt) revert AppealOver(caseId, case_.finalAt);
         case_.state = State.Overturned;
         provider = case_.provider;
-        uint96 amount = case_.fromBonded + case_.fromUnbonding;
-        _frozen[provider] -= amount;
-        Stake storage stake = _stakes[provider];
-        stake.bonded += case_.fromBonded;
-        stake.unbonding += case_.fromUnbonding;
+        uint256 claimed = _claimed[provider] - case_.amount;
+        _claimed[provider] = claimed;
+        uint256 there = _sum(_frozen[provider]);
+        uint256 amount = there > claimed ? there - claimed : 0;
+        _move(_frozen[provider], _stakes[provider], amount);
         emit Overturned(caseId, provider, amount);
     }
 
@@ -279,9 +294,11 @@ contract StakeVault is ReentrancyGuard {
         Case storage case_ = _openCase(caseId);
         if (block.timestamp < case_.finalAt) revert AppealOpen(caseId, case_.finalAt);
         case_.state = State.Final;
-        uint96 amount = case_.fromBonded + case_.fromUnbonding;
-        _frozen[case_.provider] -= amount;
-        _spend(case_.provider, amount, address(0), 0);
+        address provider = case_.provider;
+        uint96 amount = case_.amount;
+        _claimed[provider] -= amount;
+        _spend(provider, _sum(_take(_frozen[provider], amount)), address(0), 0);
+        ISwarm(swarm).caseFinal(case_.pool);
     }
 
     // ------------------------------------------------------------------ views
@@ -289,12 +306,17 @@ contract StakeVault is ReentrancyGuard {
     /// @notice The whole record of one provider.
     function stakeOf(address provider) external view returns (StakeInfo memory) {
         Stake memory stake = _stakes[provider];
-        return StakeInfo(stake.bonded, stake.unbonding, stake.withdrawableAt, _frozen[provider]);
+        return StakeInfo(stake.bonded, stake.unbonding, stake.withdrawableAt, uint96(_sum(_frozen[provider])));
     }
 
     /// @notice What counts as stake: bonded; neither unbonding nor frozen.
     function bondedOf(address provider) external view returns (uint256) {
         return _stakes[provider].bonded;
+    }
+
+    /// @notice What stands behind nodes that work or judge already: bonded, or bonded before a case that is not final.
+    function backingOf(address provider) external view returns (uint256) {
+        return uint256(_stakes[provider].bonded) + _frozen[provider].bonded;
     }
 
     function caseInfo(uint256 caseId) external view returns (Case memory) {
@@ -322,16 +344,24 @@ contract StakeVault is ReentrancyGuard {
         if (received != amount) revert TokenTakesFee(amount, received);
     }
 
-    /// What is unbonding goes first: who is on the way out pays before the bond that the provider's other nodes
-    /// stand on.
-    function _take(address provider, uint256 amount) private returns (uint96 fromBonded, uint96 fromUnbonding) {
-        Stake storage stake = _stakes[provider];
-        uint256 left = amount < maxSlash ? amount : maxSlash;
-        fromUnbonding = uint96(left < stake.unbonding ? left : stake.unbonding);
-        left -= fromUnbonding;
-        fromBonded = uint96(left < stake.bonded ? left : stake.bonded);
-        stake.unbonding -= fromUnbonding;
-        stake.bonded -= fromBonded;
+    /// Up to `amount` out of `from`. What is unbonding goes first: who is on the way out pays before the bond that the
+    /// provider's other nodes stand on.
+    function _take(Stake storage from, uint256 amount) private returns (Stake memory taken) {
+        taken.unbonding = uint96(amount < from.unbonding ? amount : from.unbonding);
+        amount -= taken.unbonding;
+        taken.bonded = uint96(amount < from.bonded ? amount : from.bonded);
+        from.unbonding -= taken.unbonding;
+        from.bonded -= taken.bonded;
+    }
+
+    function _move(Stake storage from, Stake storage to, uint256 amount) private {
+        Stake memory taken = _take(from, amount);
+        to.unbonding += taken.unbonding;
+        to.bonded += taken.bonded;
+    }
+
+    function _sum(Stake memory stake) private pure returns (uint256) {
+        return uint256(stake.bonded) + stake.unbonding;
     }
 
     function _spend(address provider, uint256 amount, address reporter, uint256 share) private {

@@ -37,7 +37,8 @@ contract Swarm is Work {
         Pools(poolBond_)
     {}
 
-    /// @notice The Court has judged a file: evicts the node, voids what is not mature, freezes the stake.
+    /// @notice The Court has judged a file: evicts the node, voids what is not mature, freezes the stake. A pool that
+    /// could not pay a bond for a wrong slash does not slash.
     function punishByJudgement(uint256 id, address node, uint8 reason, bytes32 fileRoot, address reporter)
         external
         onlyCourt
@@ -46,10 +47,11 @@ contract Swarm is Work {
         if (!_members[id][node].joined) revert NotMember(id, node);
         if (block.timestamp >= _overAt(id, _pool(id))) revert PoolOver(id);
         Member storage member = _evict(id, node);
+        _pledge(id);
         address provider = _nodes[node].provider;
-        (uint256 caseId, uint256 taken) = vault.freeze(provider, _terms[id].slashAmount);
+        (uint256 caseId, uint256 claimed) = vault.freeze(provider, _terms[id].slashAmount, uint32(id));
         member.caseId = uint64(caseId);
-        emit Slashed(id, node, provider, reason, taken, reporter, fileRoot, caseId);
+        emit Slashed(id, node, provider, reason, claimed, reporter, fileRoot, caseId);
     }
 
     /// @notice The Court has seen a proof that needs no judges: the same, and the stake is gone at once.
@@ -66,7 +68,7 @@ contract Swarm is Work {
     }
 
     /// @notice The vault's arbiter undoes a slash by judgement before it is final: the stake goes back, the node may
-    /// join again, its work is due again, and the pool whose judges were wrong pays its bond to the provider.
+    /// join again, its work is due again, and the pool whose judges were wrong pays a bond to the provider.
     function overturn(uint256 id, address node) external nonReentrant {
         if (msg.sender != vault.arbiter()) revert OnlyArbiter(msg.sender);
         Member storage member = _members[id][node];
@@ -74,11 +76,12 @@ contract Swarm is Work {
         if (caseId == 0) revert NotSlashed(id, node);
         member.slashedAt = 0;
         member.caseId = 0;
-        uint96 compensation = _terms[id].bond;
-        _terms[id].bond = 0;
-        emit SlashOverturned(id, node, caseId, compensation);
+        Terms storage terms = _terms[id];
+        --terms.openCases;
+        terms.bond -= poolBond;
+        emit SlashOverturned(id, node, caseId, poolBond);
         address provider = vault.overturn(caseId);
-        if (compensation > 0) token.safeTransfer(provider, compensation);
+        if (poolBond > 0) token.safeTransfer(provider, poolBond);
     }
 
     /// Ends the membership for good; from here on `slashedAt` voids what is not mature.

@@ -105,7 +105,7 @@ contract ReplayTest is Base {
         swarm.removeNode(judge);
         WorkCommitment memory c = _file(0, 1);
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
-        _carry(own, _quorum(Sign.verdict(c, 2, 5)), Court.ValidatorUnstaked.selector);
+        _carry(own, _quorum(Sign.verdict(c, 2, 5)), Court.ValidatorUnfit.selector);
     }
 
     function test_not_for_a_pool_that_nobody_opened() public {

@@ -36,8 +36,10 @@ contract PoolMoneyTest is Base {
         Pools.PoolParams memory params = _params();
         params.rewardPerUnit = 0;
         uint256 id = _open(params);
-        vm.expectPartialRevert(Pools.NoReward.selector);
-        swarm.fundPool(id, 1 ether);
+        vm.expectPartialRevert(Pools.ZeroAmount.selector);
+        swarm.fundPool(id, 0);
+        vm.expectPartialRevert(Pools.BondTooLarge.selector);
+        swarm.fundPool(id, uint256(type(uint96).max) + 1 - POOL_BOND);
         vm.expectPartialRevert(Pools.PoolUnknown.selector);
         swarm.fundPool(99, 1 ether);
     }

@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Base} from "../Base.sol";
+import {Pools} from "../../src/Pools.sol";
 import {StakeVault} from "../../src/StakeVault.sol";
 
 contract FreezeTest is Base {
@@ -11,10 +12,15 @@ contract FreezeTest is Base {
         super.setUp();
         vm.prank(provider);
         vault.unbond(10 ether);
-        vm.prank(address(swarm));
-        (uint256 id, uint256 taken) = vault.freeze(provider, 25 ether);
-        eq(id, 1);
-        eq(taken, 25 ether);
+        Pools.PoolParams memory params = _params();
+        params.slashAmount = 25 ether;
+        pool = _open(params);
+        vm.prank(node);
+        swarm.join(pool, "");
+        _slash(_file(0, 1));
+        eq(vault.caseCount(), 1);
+        eq(vault.caseInfo(1).amount, 25 ether);
+        eq(vault.caseInfo(1).pool, pool);
         eq(vault.caseInfo(1).finalAt, block.timestamp + APPEAL);
         finalAt = vault.caseInfo(1).finalAt;
     }

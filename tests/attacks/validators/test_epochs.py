@@ -19,7 +19,7 @@ from node.services.judging.judge import Validator
 from protocol.identity import Address, NodeKey
 from protocol.messages import EpochJudged, WorkPublished
 from protocol.statements import EpochVerdict, Outcome, sign, signer_of
-from protocol.work import EpochFault, Leaf, encode_leaves, merkle_root, tree_of
+from protocol.work import EpochFault, Leaf, encode_leaves, merkle_root, tree_of, works_of
 from tests.attacks.validators import court as courts
 from tests.attacks.validators.court import DOMAIN, OTHER, POOL, VALIDATORS, WORKER, Court, policy_root, root_of
 
@@ -404,4 +404,21 @@ async def test_only_validators_may_judge_epochs_and_only_in_their_own_name(autoj
             await seat.board.post(message)
         await trio.sleep(5)
         assert [author for author, _ in town.judged()] == [VALIDATORS[1].address]
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_validator_heard_or_found_good_before_a_restart_is_not_invented(
+    autojump_clock: Any, town: Town
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await town.open(nursery)
+        [leaf] = await town.work(1)
+        [id] = works_of(POOL, WORKER.address, [leaf])
+        await trio.sleep(20)
+        seat, witness = town.court.seats[0], town.audits[0]._witness
+        seat.jury.register._works.clear()
+        assert not await witness.is_doubtful(id, late=True), "it was heard of"
+        seat.station.journal.forget_work(1 << 40)
+        assert not await witness.is_doubtful(id, late=True), "this validator itself found it good"
+        assert await witness.is_doubtful(bytes(32), late=False), "the control"
         nursery.cancel_scope.cancel()
