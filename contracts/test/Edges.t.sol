@@ -24,6 +24,24 @@ contract EdgesTest is Base {
         court.slash(c, own, 5, three);
     }
 
+    function test_a_full_bench_is_heard() public {
+        _bond(address(0x5006), 170 ether);
+        delete judgeKeys;
+        for (uint256 i = 0; i < 16; ++i) {
+            judgeKeys.push(0xE100 + i);
+            _register(address(0x5006), 0xE100 + i, 1);
+        }
+        Pools.PoolParams memory params = _params();
+        params.threshold = 16;
+        _startIn(_open(params));
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory all = new bytes[](16);
+        for (uint256 i = 0; i < 16; ++i) all[i] = _sign(judgeKeys[i], Sign.verdict(c, 2, 5));
+        court.slash(c, own, 5, all);
+        eq(_stake().frozen, SLASH);
+    }
+
     function test_one_leaf_is_taken_out_of_each_epoch_that_it_stands_in() public {
         (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
         _commit(0, _rootOf(leaves), 1000);
