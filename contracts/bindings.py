@@ -22,7 +22,7 @@ from web3.contract.contract import ContractFunction
 
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
-from protocol.statements import Verdict, WorkCommitment
+from protocol.statements import Attestation, Verdict, WorkCommitment
 
 ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
 NOBODY = Address("0x" + "00" * 20)
@@ -140,8 +140,9 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """A node's standing in a pool, without its contact. provider: None if it never joined; attested_until,
-    slashed_at: unix seconds, 0 for never; case: the vault's number of a slash that judges ordered, 0 for none.
+    """A node's standing in a pool, without its contact. provider: None if it never joined; slashed_at: by judges, unix
+    seconds, 0 for never; case: the vault's number of that slash, 0 for none; member_until: unix seconds, when its
+    membership ends or ended.
     """
 
     node: Address
@@ -150,10 +151,9 @@ class MemberState(msgspec.Struct, frozen=True):
     evicted: bool
     left: bool
     admitted: bool
-    attested_units: int
-    attested_until: int
     slashed_at: int
     case: int
+    member_until: int
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -318,8 +318,11 @@ class Left(PoolEvent, frozen=True, kw_only=True):
 
 
 class NodeAttested(PoolEvent, frozen=True, kw_only=True):
+    """made_at, until: unix seconds; units 0 took earlier ones back."""
+
     node: Address
     units: int
+    made_at: int
     until: int
 
 
@@ -487,7 +490,6 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         PoolSwept,
         Joined,
         Left,
-        NodeAttested,
         WorkCommitted,
         WorkInvalidated,
         EpochInvalidated,
@@ -496,7 +498,7 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         Slashed,
         SlashOverturned,
     ),
-    "Court": (ValidatorsProposed, ValidatorsSet, ValidatorStruck),
+    "Court": (NodeAttested, ValidatorsProposed, ValidatorsSet, ValidatorStruck),
 }
 
 
@@ -683,17 +685,15 @@ class Contracts:
 
     def pool(self, pool: int) -> PoolInfo:
         *plain, bootnodes = self.swarm.functions.poolInfo(pool).call()
-        threshold, _, since, validators, proposed = self.court.functions.benchOf(pool).call()
-        values: list[Any] = [*plain, tuple(bootnodes.split()), threshold, since, tuple(validators), tuple(proposed)]
+        threshold, _, start, validators, proposed = self.court.functions.benchOf(pool).call()
+        values: list[Any] = [*plain, tuple(bootnodes.split()), threshold, start, tuple(validators), tuple(proposed)]
         return PoolInfo(pool, *values)
 
     def pool_count(self) -> int:
         return self.swarm.functions.poolCount().call()
 
     def node_info(self, node: Address) -> NodeInfo:
-        owner, *rest = self.swarm.functions.nodeInfo(node).call()
-        nonce = self.swarm.functions.nonces(node).call()
-        units, pool, lease_until, registered = rest
+        owner, registered, nonce, units, pool, lease_until, *_ = self.swarm.functions.nodeInfo(node).call()
         return NodeInfo(node, None if owner == NOBODY else owner, units, pool, lease_until, registered, nonce)
 
     def member_states(self, pool: int, nodes: Sequence[Address]) -> list[MemberState]:
@@ -847,12 +847,17 @@ class Contracts:
     def leave(self, pool: int) -> ContractFunction:
         return self.swarm.functions.leavePool(pool)
 
-    def attest(self, pool: int, node: Address, units: int, until: int, signatures: Sequence[bytes]) -> ContractFunction:
-        """signatures: a quorum's, of an Attestation."""
-        return self.court.functions.attest(pool, node, units, until, list(signatures))
+    def attest(self, attestation: Attestation, signatures: Sequence[bytes]) -> ContractFunction:
+        """signatures: a quorum's."""
+        a = attestation
+        return self.court.functions.attest(a.pool, a.node, a.units, a.made_at, a.until, list(signatures))
 
     def commit_work(self, pool: int, epoch: int, root: bytes, units: int) -> ContractFunction:
         return self.swarm.functions.commitWork(pool, epoch, root, units)
+
+    def top_up(self, pool: int, node: Address, epoch: int) -> ContractFunction:
+        """Reserve what committed work lacks and the escrow has by now."""
+        return self.swarm.functions.topUp(pool, node, epoch)
 
     def settle(self, pool: int, node: Address, epochs: Sequence[int]) -> ContractFunction:
         return self.swarm.functions.settle(pool, node, list(epochs))

@@ -1,4 +1,4 @@
-"""Mutation testing of the money paths: every small change to them must make a Solidity test fail.
+"""Mutation testing of the contracts: every small change to them must make a Solidity test fail.
 
 Knows how to change a line, how to compile the changed contract and which survivors are explained. The tests deploy
 artifacts, so only the changed contract is compiled anew, not the tests.
@@ -21,21 +21,15 @@ HERE = build.HERE
 SOURCES = {
     "StakeVault.sol": "StakeVault",
     "Counters.sol": "Swarm",
+    "Nodes.sol": "Swarm",
     "Pools.sol": "Swarm",
+    "Members.sol": "Swarm",
     "Work.sol": "Swarm",
     "Swarm.sol": "Swarm",
     "Court.sol": "Court",
+    "Statements.sol": "Court",
 }
 """Which file's lines are changed -> which contract that changes."""
-FROM = {
-    "Pools.sol": "    // ------------------------------------------------------- opening, funding",
-    "Court.sol": "    // ------------------------------------------------------------- by evidence",
-}
-"""Lines before this one say who may set up the contracts, and who judges, not where money goes."""
-UNTIL = {
-    "Pools.sol": "    // ------------------------------------------------------------------ views",
-    "Court.sol": "    // --------------------------------------------------------------- internal",
-}
 SWAPS = (
     (">=", ">"),
     ("<=", "<"),
@@ -59,23 +53,25 @@ _SAME = "the smaller of two equal numbers is either of them"
 _NOTHING_MOVES = "differs only where the amount is nothing, and then nothing is moved"
 _SECOND_LINE = "cannot fail while the sums agree, which the invariants check; there for the day when they do not"
 EXPLAINED: dict[str, str] = {
-    "StakeVault.sol: uint256 left = amount < maxSlash ? amount : maxSlash; => "
-    "uint256 left = amount <= maxSlash ? amount : maxSlash;": _SAME,
-    "StakeVault.sol: fromUnbonding = uint96(left < stake.unbonding ? left : stake.unbonding); => "
-    "fromUnbonding = uint96(left <= stake.unbonding ? left : stake.unbonding);": _SAME,
-    "StakeVault.sol: fromBonded = uint96(left < stake.bonded ? left : stake.bonded); => "
-    "fromBonded = uint96(left <= stake.bonded ? left : stake.bonded);": _SAME,
+    "StakeVault.sol: if (amount > maxSlash) amount = maxSlash; => if (amount >= maxSlash) amount = maxSlash;": _SAME,
+    "StakeVault.sol: claimed = amount < there ? amount : there; => claimed = amount <= there ? amount : there;": _SAME,
+    "StakeVault.sol: uint256 amount = there > claimed ? there - claimed : 0; => "
+    "uint256 amount = there >= claimed ? there - claimed : 0;": _NOTHING_MOVES,
+    "StakeVault.sol: taken.unbonding = uint96(amount < from.unbonding ? amount : from.unbonding); => "
+    "taken.unbonding = uint96(amount <= from.unbonding ? amount : from.unbonding);": _SAME,
+    "StakeVault.sol: taken.bonded = uint96(amount < from.bonded ? amount : from.bonded); => "
+    "taken.bonded = uint96(amount <= from.bonded ? amount : from.bonded);": _SAME,
     "Work.sol: uint32 reserved = units < pool.free() ? units : uint32(pool.free()); => "
     "uint32 reserved = units <= pool.free() ? units : uint32(pool.free());": _SAME,
-    "Work.sol: uint32 left = units < work.units ? work.units - units : 0; => "
-    "uint32 left = units <= work.units ? work.units - units : 0;": _SAME,
+    "Work.sol: uint32 left = units < had ? had - units : 0; => uint32 left = units <= had ? had - units : 0;": _SAME,
+    "Work.sol: if (more > pool.free()) more = pool.free(); => if (more >= pool.free()) more = pool.free();": _SAME,
     "Work.sol: if (reserved > left) { => if (reserved >= left) {": _NOTHING_MOVES,
     "StakeVault.sol: if (burned > 0) token.safeTransfer(BURNED, burned); => "
     "if (burned >= 0) token.safeTransfer(BURNED, burned);": _NOTHING_MOVES,
     "StakeVault.sol: if (rest > 0) token.safeTransfer(treasury, rest); => "
     "if (rest >= 0) token.safeTransfer(treasury, rest);": _NOTHING_MOVES,
-    "Swarm.sol: if (compensation > 0) token.safeTransfer(provider, compensation); => "
-    "if (compensation >= 0) token.safeTransfer(provider, compensation);": _NOTHING_MOVES,
+    "Swarm.sol: if (poolBond > 0) token.safeTransfer(provider, poolBond); => "
+    "if (poolBond >= 0) token.safeTransfer(provider, poolBond);": _NOTHING_MOVES,
     "Counters.sol: assert(units <= c.reserved()); => (nothing)": _SECOND_LINE,
 }
 """The only mutants that may live: name -> why no test can tell them from the original."""
@@ -97,10 +93,7 @@ def mutants_of(file: str) -> Iterator[Mutant]:
     """Every change of one operator, every comparison left out of a condition, and every statement left out."""
     text = (HERE / "src" / file).read_text()
     lines = text.splitlines()
-    first = lines.index(FROM[file]) if file in FROM else 0
-    last = lines.index(UNTIL[file]) if file in UNTIL else len(lines)
-    for number in range(first, last):
-        line = lines[number]
+    for number, line in enumerate(lines):
         code = line.split("//")[0].rstrip()
         if not _is_code(code):
             continue

@@ -88,11 +88,14 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Attestation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A validator found a node to be of this size. until: unix seconds; units 0 takes an earlier one back."""
+    """A validator found a node to be of this size. made_at, until: unix seconds; a later one ends all that were made
+    before it, sent or not; units 0 takes them back.
+    """
 
     pool: int
     node: Address
     units: int
+    made_at: int
     until: int
 
 
@@ -149,6 +152,7 @@ _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
         ("pool", "pool", "uint256"),
         ("node", "node", "address"),
         ("units", "units", "uint32"),
+        ("made_at", "madeAt", "uint64"),
         ("until", "until", "uint64"),
     ],
     EpochVerdict: [

@@ -166,7 +166,9 @@ async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> 
 
 
 @transaction(
-    node_app, "attest", example="node attest 1 0xNode --units 2 --until 1999999999 --signature 0x.. --key anybody"
+    node_app,
+    "attest",
+    example="node attest 1 0xNode --units 2 --made-at 1999990000 --until 1999999999 --signature 0x.. --key anybody",
 )
 async def node_attest(
     chain: "ChainClient",
@@ -174,14 +176,16 @@ async def node_attest(
     pool: Annotated[int, typer.Argument(min=1, help="The pool whose validators attest.")],
     node: NodeAddress,
     units: Annotated[int, typer.Option(min=0, help="What the validators measured; 0 takes it back.")],
+    made_at: Annotated[int, typer.Option(min=1, help="Unix second in which it was made; ends all earlier ones.")],
     until: Annotated[int, typer.Option(min=1, help="Unix second at which it expires.")],
     signature: Annotated[list[str], typer.Option(help="A validator's signature (130 hex digits); repeatable.")],
 ) -> Plan:
     """Carry the validators' attestation of a node's units to the chain."""
     from node.chain.simulate import Step
+    from protocol.statements import Attestation
 
     signatures = [signature_of(text) for text in signature]
-    call = chain.contracts.attest(pool, node, units, until, signatures)
+    call = chain.contracts.attest(Attestation(pool, node, units, made_at, until), signatures)
     says = f"the node {node} counts with {units} unit(s) in pool {pool} until {until}; no money moves"
     return Plan(says, f"node {node} attested with {units} unit(s)", [Step("attest the node", call)])
 

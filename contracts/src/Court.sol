@@ -22,6 +22,8 @@ contract Court is ICourt {
         uint8 proposedThreshold;
         /// from when the proposed ones may take office; zero without a proposal
         uint40 proposedFrom;
+        /// since when these are in office; zero for a pool's first ones
+        uint40 since;
         address[] validators;
         address[] proposed;
     }
@@ -40,8 +42,19 @@ contract Court is ICourt {
         uint8 place;
     }
 
+    /// What a quorum attested.
+    struct Found {
+        uint32 units;
+        uint64 madeAt;
+        uint64 until;
+    }
+
     uint256 public constant MAX_VALIDATORS = 16;
+    /// @notice An attestation is worth nothing later than this: hardware changes hands.
+    uint256 public constant MAX_ATTESTATION_SECONDS = 90 days;
     uint256 public constant MAX_PROOF_LENGTH = 32;
+    /// @notice So long the proposed validators may take office; after that somebody must propose them anew.
+    uint256 public constant PROPOSAL_SECONDS = 7 days;
     /// @notice The reason in `Slashed` when two commitments of one node contradict each other (Reason.DUPLICATE).
     uint8 public constant REASON_EQUIVOCATION = 4;
     /// @notice The reason in `Slashed` when two verdicts of one validator contradict each other.
@@ -56,6 +69,9 @@ contract Court is ICourt {
     /// leaves that were taken out of an epoch; a leaf names its pool and node
     mapping(bytes32 leaf => mapping(uint64 epoch => bool)) private _taken;
 
+    mapping(uint256 pool => mapping(address node => Found)) private _found;
+
+    event NodeAttested(uint256 indexed pool, address indexed node, uint32 units, uint64 madeAt, uint64 until);
     event ValidatorsProposed(uint256 indexed pool, address[] validators, uint8 threshold, uint64 from);
     event ValidatorsSet(uint256 indexed pool, address[] validators, uint8 threshold);
     event ValidatorStruck(uint256 indexed pool, address indexed validator);
@@ -66,6 +82,9 @@ contract Court is ICourt {
     error BadValidator(address validator);
     error NoProposal(uint256 pool);
     error TooEarly(uint256 from);
+    error ProposalLapsed(uint256 until);
+    error BadAttestation(uint64 madeAt, uint64 until);
+    error NotItsJudges(uint256 pool, address node);
     error WrongSigner(address signer, address expected);
     error NotMember(uint256 pool, address node);
     error NotAValidator(address signer);
@@ -111,8 +130,10 @@ contract Court is ICourt {
         uint40 from = bench.proposedFrom;
         if (from == 0) revert NoProposal(id);
         if (block.timestamp < from) revert TooEarly(from);
+        if (block.timestamp >= from + PROPOSAL_SECONDS) revert ProposalLapsed(from + PROPOSAL_SECONDS);
         address[] memory validators = bench.proposed;
         bench.proposedFrom = 0;
+        bench.since = uint40(block.timestamp);
         delete bench.proposed;
         _seat(id, validators, bench.proposedThreshold);
     }
@@ -126,10 +147,31 @@ contract Court is ICourt {
 
     // ----------------------------------------------------------- by judgement
 
-    /// @notice How big a quorum found the node to be (Attestation), until when. Zero takes an attestation back.
-    function attest(uint256 id, address node, uint32 units, uint64 until, bytes[] calldata signatures) external {
-        _requireQuorum(id, Statements.hashAttestation(id, node, units, until), signatures);
-        swarm.attested(id, node, units, until);
+    /// @notice How big a quorum found the node to be (Attestation), when, and until when that counts. Of no units, it
+    /// takes back whatever was attested before, shown or not.
+    function attest(
+        uint256 id,
+        address node,
+        uint32 units,
+        uint64 madeAt,
+        uint64 until,
+        bytes[] calldata signatures
+    ) external {
+        swarm.managerOf(id); // refuses a pool that is over
+        _requireQuorum(id, Statements.hashAttestation(id, node, units, madeAt, until), signatures);
+        Found storage found = _found[id][node];
+        // made later than the last one: what was signed before it, sent or not, is over
+        bool stale = madeAt <= found.madeAt || until <= block.timestamp;
+        if (stale || madeAt > block.timestamp || until > madeAt + MAX_ATTESTATION_SECONDS) {
+            revert BadAttestation(madeAt, until);
+        }
+        _found[id][node] = Found(units, madeAt, until);
+        emit NodeAttested(id, node, units, madeAt, until);
+    }
+
+    function attestedUnits(uint256 id, address node) external view returns (uint256) {
+        Found storage found = _found[id][node];
+        return block.timestamp < found.until ? found.units : 0;
     }
 
     /// @notice A file of an unmatured epoch was wrong (Verdict). Outcome 1: its leaf's units are not paid. Outcome 2:
@@ -232,8 +274,11 @@ contract Court is ICourt {
 
     // --------------------------------------------------------------- internal
 
-    /// work: what is judged, once and for all; root: its name in the event.
+    /// work: what is judged, once and for all; root: its name in the event. New judges reach nobody who has left before
+    /// they took office.
     function _punish(uint256 id, address node, bytes32 work, bytes32 root, uint8 reason) private {
+        uint256 since = _benches[id].since;
+        if (since != 0 && swarm.memberInfo(id, node).memberUntil <= since) revert NotItsJudges(id, node);
         if (_judged[work]) revert AlreadyJudged(root);
         _judged[work] = true;
         swarm.punishByJudgement(id, node, reason, root, msg.sender);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-/// @notice What the Swarm asks of the Court: to seat the first validators of a new pool.
+/// @notice What the Swarm asks of the Court.
 interface ICourt {
+    /// @notice How big validators found the node to be; zero if nobody says so any more.
+    function attestedUnits(uint256 pool, address node) external view returns (uint256);
+
+    /// @notice Seats the first validators of a new pool.
     function seat(uint256 pool, address[] calldata validators, uint8 threshold) external;
 }

@@ -15,12 +15,14 @@ abstract contract Members is Pools {
         bool joined;
         /// whether the manager invited it
         bool admitted;
-        uint24 attestedUnits;
-        uint40 attestedUntil;
-        /// when it was slashed in this pool; zero if it was not, or if that was overturned
+        /// when judges had it slashed in this pool; zero if they did not, or if that was overturned
         uint40 slashedAt;
-        /// the vault's number of that slash; zero if it was final at once
+        /// the vault's number of that slash
         uint64 caseId;
+        /// when its own signatures convicted it
+        uint40 convictedAt;
+        /// when its last membership ended; nothing as long as it is a member
+        uint40 leftAt;
     }
 
     struct MemberInfo {
@@ -30,25 +32,21 @@ abstract contract Members is Pools {
         bool evicted;
         bool left;
         bool admitted;
-        uint32 attestedUnits;
-        uint64 attestedUntil;
         uint64 slashedAt;
         uint256 caseId;
+        /// when its membership ends or ended; zero if it never joined
+        uint64 memberUntil;
     }
 
-    uint256 public constant MAX_CONTACT_BYTES = 160;
-    /// @notice An attestation is worth nothing later than this: hardware changes hands.
-    uint256 public constant MAX_ATTESTATION_SECONDS = 90 days;
+    uint256 private constant MAX_CONTACT_BYTES = 160;
 
     mapping(uint256 pool => mapping(address node => Member)) internal _members;
 
     event Joined(uint256 indexed pool, address indexed node, address indexed provider, string contact, uint64 leaseUntil);
-    event NodeAttested(uint256 indexed pool, address indexed node, uint32 units, uint64 until);
 
     error NotMember(uint256 pool, address node);
     error NodeEvicted(uint256 pool, address node);
     error NotInvited(uint256 pool, address node);
-    error BadAttestation(uint64 until);
 
     /// @notice The calling node joins, renews its lease or tells a new contact (a multiaddr; not stored, only logged).
     /// Joining one pool leaves another.
@@ -73,35 +71,21 @@ abstract contract Members is Pools {
         _endMembership(msg.sender);
     }
 
-    /// @notice The Court tells how big a quorum found the node to be, until when.
-    function attested(uint256 id, address node, uint32 units, uint64 until) external onlyCourt {
-        _openPool(id);
-        if (units > MAX_NODE_UNITS) revert UnitsOutOfRange(units, MAX_NODE_UNITS);
-        Member storage member = _members[id][node];
-        // later than the last one: an old attestation cannot be shown again
-        bool stale = until <= member.attestedUntil || until <= block.timestamp;
-        if (stale || until > block.timestamp + MAX_ATTESTATION_SECONDS) revert BadAttestation(until);
-        member.attestedUnits = uint24(units);
-        member.attestedUntil = uint40(until);
-        emit NodeAttested(id, node, units, until);
-    }
-
     // ------------------------------------------------------------------ views
 
     function memberInfo(uint256 id, address node) public view returns (MemberInfo memory info) {
-        Member memory member = _members[id][node];
-        Node memory entry = _nodes[node];
+        Member storage member = _members[id][node];
+        Node storage entry = _nodes[node];
         // slither-disable-next-line incorrect-equality -- a number of a pool, not an amount
         bool present = entry.pool == id && id != 0;
         info.provider = member.joined ? entry.provider : address(0);
         info.leaseUntil = present ? entry.leaseUntil : 0;
-        info.evicted = member.slashedAt != 0;
+        info.evicted = _isEvicted(member);
         info.left = member.joined && !present;
         info.admitted = member.admitted;
-        info.attestedUnits = member.attestedUnits;
-        info.attestedUntil = member.attestedUntil;
         info.slashedAt = member.slashedAt;
         info.caseId = member.caseId;
+        info.memberUntil = _memberUntil(id, node);
     }
 
     /// @notice The records of the given nodes, in their order.
@@ -125,11 +109,13 @@ abstract contract Members is Pools {
         Node storage node = _nodes[msg.sender];
         if (!node.registered) revert NodeUnknown(msg.sender);
         Member storage member = _members[id][msg.sender];
-        if (member.slashedAt != 0) revert NodeEvicted(id, msg.sender);
+        if (_isEvicted(member)) revert NodeEvicted(id, msg.sender);
         _requireStake(node.provider);
         if (node.pool != id) {
             _endMembership(msg.sender);
             node.pool = uint32(id);
+            // no time is paid for in two pools
+            if (node.lastPool != id && node.freeFrom < node.doneAt) node.freeFrom = node.doneAt;
         }
         if (!member.joined) member.joined = true;
         uint32 leaseUntil = uint32(block.timestamp + pool.leaseSeconds());
@@ -137,10 +123,35 @@ abstract contract Members is Pools {
         emit Joined(id, msg.sender, node.provider, contact, leaseUntil);
     }
 
+    function _endMembership(address node) internal override {
+        uint256 pool = _nodes[node].pool;
+        if (pool == 0) return;
+        _depart(pool, node);
+        emit Left(pool, node, _nodes[node].provider);
+    }
+
+    function _depart(uint256 id, address node) internal {
+        Node storage entry = _nodes[node];
+        uint32 leaseUntil = entry.leaseUntil;
+        _members[id][node].leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil;
+        entry.pool = 0;
+        entry.leaseUntil = 0;
+        entry.lastPool = uint32(id);
+        Counters pool = _pool(id);
+        entry.doneAt = uint40(_epochStart(pool, _epochAt(pool, block.timestamp) + 1));
+    }
+
+    function _memberUntil(uint256 id, address node) internal view returns (uint64) {
+        return _nodes[node].pool == id ? _nodes[node].leaseUntil : _members[id][node].leftAt;
+    }
+
+    function _isEvicted(Member storage member) private view returns (bool) {
+        return member.slashedAt | member.convictedAt != 0;
+    }
+
     function _capacity(uint256 id, Counters pool, address node, uint256 units) internal view returns (uint32) {
         if (pool.has(ATTESTED)) {
-            Member storage member = _members[id][node];
-            uint256 found = block.timestamp < member.attestedUntil ? member.attestedUnits : 0;
+            uint256 found = court.attestedUnits(id, node);
             if (found < units) units = found;
         }
         uint256 capacity = units * pool.maxUnits();

@@ -12,18 +12,26 @@ import {Statements} from "./Statements.sol";
 /// @notice Who answers for which node key, and how much stake that takes. A node key has one provider for life, so that
 /// what it earned can only ever be paid there; the provider may remove it at any time and register it again.
 abstract contract Nodes is ISwarm {
-    /// One slot. `pool` and `leaseUntil` belong to Members: a node is a member of one pool at a time.
+    /// Two slots; committing work needs the second only.
     struct Node {
         /// for life; zero if it was never registered
         address provider;
+        bool registered;
+        /// what its next registration must carry
+        uint88 nonce;
         /// zero while it is not registered
         uint24 units;
+        /// the one that it is a member of
         uint32 pool;
         uint32 leaseUntil;
-        bool registered;
+        /// its present pool takes its work of epochs that begin then or later
+        uint40 freeFrom;
+        /// the one that it left last, and the end of the epoch there in which it did
+        uint32 lastPool;
+        uint40 doneAt;
     }
 
-    uint32 public constant MAX_NODE_UNITS = 1_000_000;
+    uint32 internal constant MAX_NODE_UNITS = 1_000_000;
     bytes32 private constant _DOMAIN_TYPEHASH =
         keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
 
@@ -34,8 +42,6 @@ abstract contract Nodes is ISwarm {
     /// @notice Stake that each unit of each node needs on top, token wei.
     uint256 public immutable stakePerUnit;
 
-    /// @notice The nonce that a node's next registration must carry.
-    mapping(address node => uint256) public nonces;
     /// @notice Units of all registered nodes of a provider.
     mapping(address provider => uint256) public unitsOf;
 
@@ -73,9 +79,9 @@ abstract contract Nodes is ISwarm {
         if (entry.registered || (owner != address(0) && owner != msg.sender)) revert NodeTaken(node, owner);
         if (units == 0 || units > MAX_NODE_UNITS) revert UnitsOutOfRange(units, MAX_NODE_UNITS);
         if (block.timestamp > deadline) revert SignatureExpired(deadline);
-        bytes32 statement = Statements.hashRegistration(msg.sender, node, units, nonces[node]++, deadline);
+        bytes32 statement = Statements.hashRegistration(msg.sender, node, units, entry.nonce++, deadline);
         _requireSigner(statement, nodeSignature, node);
-        _nodes[node] = Node(msg.sender, uint24(units), 0, 0, true);
+        (entry.provider, entry.registered, entry.units) = (msg.sender, true, uint24(units));
         unitsOf[msg.sender] += units;
         _requireStake(msg.sender);
         emit NodeRegistered(msg.sender, node, units);
@@ -137,14 +143,7 @@ abstract contract Nodes is ISwarm {
     }
 
     /// Does nothing if the node is in no pool.
-    function _endMembership(address node) internal {
-        Node storage entry = _nodes[node];
-        uint32 pool = entry.pool;
-        if (pool == 0) return;
-        entry.pool = 0;
-        entry.leaseUntil = 0;
-        emit Left(pool, node, entry.provider);
-    }
+    function _endMembership(address node) internal virtual;
 
     function _requireStake(address provider) internal view {
         uint256 required = requiredStake(provider);

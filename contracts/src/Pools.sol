@@ -89,8 +89,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         string bootnodes;
     }
 
-    uint256 public constant MAX_URI_BYTES = 256;
-    uint256 public constant MAX_BOOTNODES_BYTES = 1024;
+    uint256 private constant MAX_URI_BYTES = 256;
+    uint256 private constant MAX_BOOTNODES_BYTES = 1024;
 
     /// @notice What opening a pool costs, and what each slash by its judges that is not final keeps ready; it comes back
     /// with `sweep` unless the pool's judges were overturned.

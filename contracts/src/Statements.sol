@@ -44,7 +44,7 @@ library Statements {
         "Invitation(uint256 pool,address node,uint256 deadline)"
     );
     bytes32 internal constant ATTESTATION_TYPEHASH = keccak256(
-        "Attestation(uint256 pool,address node,uint32 units,uint64 until)"
+        "Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)"
     );
     bytes32 internal constant EPOCH_VERDICT_TYPEHASH = keccak256(
         "EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 outcome,uint8 reason)"
@@ -82,8 +82,12 @@ library Statements {
         return keccak256(abi.encode(INVITATION_TYPEHASH, pool, node, deadline));
     }
 
-    function hashAttestation(uint256 pool, address node, uint32 units, uint64 until) internal pure returns (bytes32) {
-        return keccak256(abi.encode(ATTESTATION_TYPEHASH, pool, node, units, until));
+    function hashAttestation(uint256 pool, address node, uint32 units, uint64 madeAt, uint64 until)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(ATTESTATION_TYPEHASH, pool, node, units, madeAt, until));
     }
 
     function hashEpochVerdict(

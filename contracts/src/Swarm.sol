@@ -3,6 +3,7 @@ pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {Counters} from "./Counters.sol";
 import {Nodes} from "./Nodes.sol";
 import {Pools} from "./Pools.sol";
 import {StakeVault} from "./StakeVault.sol";
@@ -13,7 +14,8 @@ import {Work} from "./Work.sol";
 /// Whether there was a fault is for the Court to find; the Swarm moves the money.
 ///
 /// What judges say freezes a stake, which the vault's arbiter may have given back; what a key's own signatures prove is
-/// final. Either way the node leaves the pool for ever and its unmatured pay is void. A key is slashed once per pool.
+/// final. Either way the node leaves the pool for ever and its unmatured pay is void. A key is slashed once per pool by
+/// each of the two. Judges reach it until the last work that it can have done as a member is mature.
 contract Swarm is Work {
     using SafeERC20 for IERC20;
 
@@ -44,9 +46,11 @@ contract Swarm is Work {
         onlyCourt
         nonReentrant
     {
-        if (!_members[id][node].joined) revert NotMember(id, node);
-        if (block.timestamp >= _overAt(id, _pool(id))) revert PoolOver(id);
-        Member storage member = _evict(id, node);
+        Member storage member = _members[id][node];
+        if (member.slashedAt != 0) revert NodeEvicted(id, node);
+        _requireReached(id, node);
+        member.slashedAt = uint40(block.timestamp);
+        _evict(id, node);
         _pledge(id);
         address provider = _nodes[node].provider;
         (uint256 caseId, uint256 claimed) = vault.freeze(provider, _terms[id].slashAmount, uint32(id));
@@ -62,6 +66,9 @@ contract Swarm is Work {
     {
         address provider = _nodes[node].provider;
         if (provider == address(0)) revert NodeUnknown(node);
+        Member storage member = _members[id][node];
+        if (member.convictedAt != 0) revert NodeEvicted(id, node);
+        member.convictedAt = uint40(block.timestamp);
         _evict(id, node);
         uint256 taken = vault.slash(provider, _terms[id].slashAmount, reporter);
         emit Slashed(id, node, provider, reason, taken, reporter, fileRoot, 0);
@@ -72,7 +79,7 @@ contract Swarm is Work {
     function overturn(uint256 id, address node) external nonReentrant {
         if (msg.sender != vault.arbiter()) revert OnlyArbiter(msg.sender);
         Member storage member = _members[id][node];
-        uint64 caseId = member.caseId;
+        uint256 caseId = member.caseId;
         if (caseId == 0) revert NotSlashed(id, node);
         member.slashedAt = 0;
         member.caseId = 0;
@@ -84,15 +91,16 @@ contract Swarm is Work {
         if (poolBond > 0) token.safeTransfer(provider, poolBond);
     }
 
-    /// Ends the membership for good; from here on `slashedAt` voids what is not mature.
-    function _evict(uint256 id, address node) private returns (Member storage member) {
-        member = _members[id][node];
-        if (member.slashedAt != 0) revert NodeEvicted(id, node);
-        member.slashedAt = uint40(block.timestamp);
-        Node storage entry = _nodes[node];
-        if (entry.pool == id) {
-            entry.pool = 0;
-            entry.leaseUntil = 0;
-        }
+    function _requireReached(uint256 id, address node) private view {
+        Counters pool = _pool(id);
+        if (block.timestamp >= _overAt(id, pool)) revert PoolOver(id);
+        uint256 until = _memberUntil(id, node);
+        bool reached = until != 0 && block.timestamp < _maturity(pool, _epochAt(pool, until));
+        if (!reached) revert NotMember(id, node);
+    }
+
+    /// Ends the membership, if it is of this pool, without a word: `Slashed` says it.
+    function _evict(uint256 id, address node) private {
+        if (_nodes[node].pool == id) _depart(id, node);
     }
 }

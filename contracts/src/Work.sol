@@ -39,6 +39,7 @@ abstract contract Work is Members {
     event WorkCommitted(
         uint256 indexed pool, address indexed node, uint64 epoch, bytes32 root, uint32 units, uint32 reservedUnits
     );
+    event WorkToppedUp(uint256 indexed pool, address indexed node, uint64 epoch, uint32 units);
     event WorkInvalidated(
         uint256 indexed pool, address indexed node, uint64 indexed epoch, bytes32 fileRoot, uint32 units, uint8 reason
     );
@@ -55,6 +56,7 @@ abstract contract Work is Members {
     error CommitTooLate(uint64 epoch, uint256 closedAt);
     error AlreadyCommitted(uint256 pool, address node, uint64 epoch);
     error EmptyRoot();
+    error CapacityUsed(uint64 epoch, uint256 freeFrom);
     error NothingCommitted(uint256 pool, address node, uint64 epoch);
     error NotMature(uint64 epoch, uint256 matureAt);
     error AlreadyMature(uint64 epoch, uint256 matureAt);
@@ -67,11 +69,12 @@ abstract contract Work is Members {
     function commitWork(uint256 id, uint64 epoch, bytes32 root, uint32 units) external {
         Counters pool = _pool(id);
         Node storage node = _nodes[msg.sender];
-        (uint32 member, uint32 leaseUntil, uint24 size) = (node.pool, node.leaseUntil, node.units);
+        uint32 member = node.pool;
+        (uint32 leaseUntil, uint24 size, uint40 freeFrom) = (node.leaseUntil, node.units, node.freeFrom);
         if (member != id) revert NotMember(id, msg.sender);
         if (block.timestamp > leaseUntil) revert LeaseLapsed(id, msg.sender, leaseUntil);
         if (bytes20(root) == bytes20(0)) revert EmptyRoot();
-        _requireCommittable(id, pool, epoch);
+        if (_requireCommittable(id, pool, epoch) < freeFrom) revert CapacityUsed(epoch, freeFrom);
         uint32 capacity = _capacity(id, pool, msg.sender, size);
         if (units == 0 || units > capacity) revert UnitsOutOfRange(units, capacity);
         Commitment storage work = _work[_workKey(id, msg.sender, epoch)];
@@ -79,8 +82,21 @@ abstract contract Work is Members {
         uint32 reserved = units < pool.free() ? units : uint32(pool.free());
         _counters[id] = pool.reserve(reserved).with(WORKED);
         node.leaseUntil = uint32(block.timestamp + pool.leaseSeconds());
-        (work.root, work.units, work.reserved) = (bytes20(root), units, reserved);
+        _write(work, Commitment(bytes20(root), units, reserved));
         emit WorkCommitted(id, msg.sender, epoch, root, units, reserved);
+    }
+
+    /// @notice Reserves what committed work lacks and the escrow has by now. Anybody may call it.
+    function topUp(uint256 id, address node, uint64 epoch) external {
+        Counters pool = _pool(id);
+        Commitment storage work = _committed(id, node, epoch);
+        if (_isVoided(_members[id][node], _maturity(pool, epoch))) revert WorkIsVoided(epoch);
+        uint256 more = work.units - work.reserved;
+        if (more > pool.free()) more = pool.free();
+        if (more == 0) revert ZeroAmount();
+        work.reserved += uint32(more);
+        _counters[id] = pool.reserve(more);
+        emit WorkToppedUp(id, node, epoch, uint32(more));
     }
 
     /// @notice Pays the provider for mature epochs of one node. Anybody may call it.
@@ -102,7 +118,9 @@ abstract contract Work is Members {
         Counters pool = _pool(id);
         Commitment storage work = _committed(id, node, epoch);
         Member storage member = _members[id][node];
-        if (!_isVoided(member, _maturity(pool, epoch)) || !vault.isFinal(member.caseId)) revert NotVoided(epoch);
+        uint256 matureAt = _maturity(pool, epoch);
+        bool judged = _isAfter(matureAt, member.slashedAt) && vault.isFinal(member.caseId);
+        if (!judged && !_isAfter(matureAt, member.convictedAt)) revert NotVoided(epoch);
         uint32 units = work.reserved;
         delete _work[_workKey(id, node, epoch)];
         _counters[id] = pool.unreserve(units);
@@ -114,30 +132,13 @@ abstract contract Work is Members {
         external
         onlyCourt
     {
-        Counters pool = _pool(id);
-        _requireImmature(pool, epoch);
-        Commitment storage work = _committed(id, node, epoch);
-        // leaves that claim more than the epoch did take no more than that
-        uint32 left = units < work.units ? work.units - units : 0;
-        work.units = left;
-        uint32 reserved = work.reserved;
-        if (reserved > left) {
-            work.reserved = left;
-            _counters[id] = pool.unreserve(reserved - left);
-        }
+        _lower(id, node, epoch, units);
         emit WorkInvalidated(id, node, epoch, fileRoot, units, reason);
     }
 
     /// @notice The Court takes all pay of an epoch that is not mature. Its root stays: it cannot be committed again.
     function takeEpoch(uint256 id, address node, uint64 epoch, uint8 reason) external onlyCourt {
-        Counters pool = _pool(id);
-        _requireImmature(pool, epoch);
-        Commitment storage work = _committed(id, node, epoch);
-        uint32 units = work.units;
-        uint32 reserved = work.reserved;
-        work.units = 0;
-        work.reserved = 0;
-        _counters[id] = pool.unreserve(reserved);
+        uint32 units = _lower(id, node, epoch, type(uint32).max);
         emit EpochInvalidated(id, node, epoch, units, reason);
     }
 
@@ -161,6 +162,30 @@ abstract contract Work is Members {
 
     // --------------------------------------------------------------- internal
 
+    /// In one write: the compiler makes three of them, which costs more than commitments have left to spend.
+    function _write(Commitment storage work, Commitment memory made) private {
+        uint256 word = uint160(made.root) | (uint256(made.units) << 160) | (uint256(made.reserved) << 192);
+        assembly ("memory-safe") {
+            sstore(work.slot, word)
+        }
+    }
+
+    /// Takes up to `units` out of an epoch that is not mature, first those that nothing is reserved for.
+    function _lower(uint256 id, address node, uint64 epoch, uint32 units) private returns (uint32 had) {
+        Counters pool = _pool(id);
+        _requireImmature(pool, epoch);
+        Commitment storage work = _committed(id, node, epoch);
+        had = work.units;
+        // leaves that claim more than the epoch did take no more than that
+        uint32 left = units < had ? had - units : 0;
+        work.units = left;
+        uint32 reserved = work.reserved;
+        if (reserved > left) {
+            work.reserved = left;
+            _counters[id] = pool.unreserve(reserved - left);
+        }
+    }
+
     function _close(uint256 id, Counters pool, address node, uint64 epoch, address provider, uint256 rate)
         private
         returns (uint256 reserved)
@@ -178,12 +203,16 @@ abstract contract Work is Members {
 
     /// A slash takes the pay of every epoch that was not mature in that second.
     function _isVoided(Member storage member, uint256 matureAt) private view returns (bool) {
-        uint256 slashedAt = member.slashedAt;
+        return _isAfter(matureAt, member.slashedAt) || _isAfter(matureAt, member.convictedAt);
+    }
+
+    function _isAfter(uint256 matureAt, uint256 slashedAt) private pure returns (bool) {
         return slashedAt != 0 && matureAt > slashedAt;
     }
 
-    function _requireCommittable(uint256 id, Counters pool, uint64 epoch) private view {
-        uint256 start = _epochStart(pool, epoch);
+    /// The second in which the epoch began.
+    function _requireCommittable(uint256 id, Counters pool, uint64 epoch) private view returns (uint256 start) {
+        start = _epochStart(pool, epoch);
         if (block.timestamp < start) revert EpochNotStarted(epoch, _epochAt(pool, block.timestamp));
         uint256 closedAt = start + pool.epochSeconds() + pool.window() / 2;
         if (block.timestamp >= closedAt) revert CommitTooLate(epoch, closedAt);

@@ -2,10 +2,12 @@
 pragma solidity 0.8.37;
 
 import {Court} from "../src/Court.sol";
+import {Members} from "../src/Members.sol";
 import {Nodes} from "../src/Nodes.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
 import {Verdict, WorkCommitment} from "../src/Statements.sol";
+import {Work} from "../src/Work.sol";
 import {Base, Sign} from "./Base.sol";
 
 /// Attacks on the money that once succeeded. Each plays its attacker to the end, and shows that it gains nothing.
@@ -210,5 +212,154 @@ contract AttacksTest is Base {
         vault.finalize(1);
         swarm.expel(node);
         eq(swarm.nodeInfo(node).pool, 0);
+    }
+
+    // ---- 3: a validator that was evicted in its pool
+
+    function _both() private view returns (Verdict memory good, Verdict memory bad) {
+        WorkCommitment memory c = _file(7, 1);
+        good = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 0, 0);
+        bad = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 2, 5);
+    }
+
+    function _hash(Verdict memory v) private pure returns (bytes32) {
+        return keccak256(
+            abi.encode(Sign.VERDICT, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.units, v.outcome, v.reason)
+        );
+    }
+
+    function test_an_evicted_validator_judges_no_more_and_evidence_still_reaches_it() public {
+        _bond(address(0x5005), 100 ether);
+        _join(judgeKeys[0], pool);
+        _judge(judgeKeys[0], _in(pool, judgeKeys[0], 0), judgeKeys[0]);
+        (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
+        vm.expectRevert(abi.encodeWithSelector(Court.ValidatorUnfit.selector, vm.addr(judgeKeys[0])));
+        court.slash(_file(0, 10), own, 5, verdicts);
+        (Verdict memory good, Verdict memory bad) = _both();
+        bytes memory one = _sign(judgeKeys[0], _hash(good));
+        bytes memory two = _sign(judgeKeys[0], _hash(bad));
+        court.verdictEvidence(good, one, bad, two);
+        eq(court.benchOf(pool).validators.length, 1);
+        eq(vault.bondedOf(address(0x5005)), 30 ether);
+        vm.prank(arbiter);
+        swarm.overturn(pool, vm.addr(judgeKeys[0]));
+        yes(swarm.memberInfo(pool, vm.addr(judgeKeys[0])).evicted, "its own signatures are final");
+    }
+
+    // ---- 4: judges whom nobody could know
+
+    function _newJudges() private {
+        address[] memory others = new address[](2);
+        (others[0], others[1]) = (vm.addr(PUPPET), vm.addr(PUPPET + 1));
+        vm.prank(manager);
+        court.proposeValidators(pool, others, 2);
+        vm.warp(block.timestamp + WINDOW);
+        court.applyValidators(pool);
+    }
+
+    function test_new_judges_do_not_reach_who_leaves_in_the_second_in_which_they_come() public {
+        _ownPool();
+        _newJudges();
+        vm.prank(provider);
+        swarm.removeNode(node);
+        vm.prank(provider);
+        vault.unbond(100 ether);
+        (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), PUPPET);
+        vm.expectRevert(abi.encodeWithSelector(Court.NotItsJudges.selector, pool, node));
+        court.slash(_file(0, 10), own, 5, verdicts);
+        eq(_stake().unbonding, 100 ether);
+    }
+
+    function test_new_judges_reach_who_works_on_under_them() public {
+        _ownPool();
+        _newJudges();
+        _judge(nodeKey, _file(0, 10), PUPPET);
+        eq(_stake().frozen, SLASH);
+    }
+
+    function test_nobody_is_judged_for_work_that_was_mature_when_it_had_left() public {
+        vm.prank(node);
+        swarm.leavePool(pool);
+        (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
+        vm.warp(_matures(0));
+        vm.expectPartialRevert(Members.NotMember.selector);
+        court.slash(_file(0, 10), own, 5, verdicts);
+        vm.warp(_matures(0) - 1);
+        court.slash(_file(0, 10), own, 5, verdicts);
+        eq(_stake().frozen, SLASH);
+    }
+
+    function test_a_lease_that_lapsed_long_ago_is_no_membership() public {
+        (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
+        vm.warp(block.timestamp + 300 days);
+        vm.expectPartialRevert(Members.NotMember.selector);
+        court.slash(_file(0, 10), own, 5, verdicts);
+    }
+
+    // ---- 9: one capacity, two pools
+
+    function test_no_time_is_paid_for_in_two_pools() public {
+        uint256 id = _open(_params());
+        _fund(id, ESCROW);
+        _commit(0, ROOT, 100_000);
+        _join(nodeKey, id);
+        _tooEarly(id, 0);
+        vm.prank(provider);
+        swarm.removeNode(node);
+        _register(provider, nodeKey, 1);
+        _join(nodeKey, id);
+        _tooEarly(id, 0); // nor by another registration
+        vm.warp(block.timestamp + EPOCH);
+        vm.prank(node);
+        swarm.commitWork(id, 1, ROOT, 100_000);
+        _join(nodeKey, pool);
+        _tooEarly(pool, 1);
+    }
+
+    function _tooEarly(uint256 id, uint64 epoch) private {
+        vm.prank(node);
+        vm.expectPartialRevert(Work.CapacityUsed.selector);
+        swarm.commitWork(id, epoch, ROOT, 1);
+    }
+
+    // ---- and money that comes back reaches who got none
+
+    function test_an_epoch_that_got_nothing_is_topped_up_when_a_false_one_is_taken_back() public {
+        Pools.PoolParams memory params = _params();
+        pool = _open(params);
+        _fund(pool, 1000 * uint256(RATE));
+        _register(provider, 0xD00D, 1);
+        _join(0xD00D, pool);
+        _startIn(pool);
+        vm.prank(vm.addr(0xD00D));
+        swarm.commitWork(pool, 0, keccak256("nothing"), 900);
+        _commit(0, ROOT, 400);
+        eq(_work(0).reservedUnits, 100);
+        vm.expectPartialRevert(Pools.ZeroAmount.selector);
+        swarm.topUp(pool, node, 0);
+        address honest = node;
+        node = vm.addr(0xD00D);
+        _invalidateEpoch(0, 1, 23);
+        vm.expectPartialRevert(Pools.ZeroAmount.selector);
+        swarm.topUp(pool, node, 0); // what was refused stays refused
+        node = honest;
+        swarm.topUp(pool, node, 0);
+        eq(_work(0).reservedUnits, 400);
+        eq(_info().reserved, 400 * uint256(RATE));
+        eq(_info().escrow, 600 * uint256(RATE));
+        vm.warp(_matures(0));
+        _settle(0);
+        eq(token.balanceOf(provider), 400 * uint256(RATE));
+        vm.expectPartialRevert(Work.NothingCommitted.selector);
+        swarm.topUp(pool, node, 0);
+    }
+
+    function test_voided_work_is_not_topped_up() public {
+        _startIn(_open(_params()));
+        _commit(0, ROOT, 400);
+        _contradict();
+        _fund(pool, 1 ether);
+        vm.expectPartialRevert(Work.WorkIsVoided.selector);
+        swarm.topUp(pool, node, 0);
     }
 }

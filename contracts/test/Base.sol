@@ -19,6 +19,7 @@ interface Vm {
     function expectRevert() external;
     function expectRevert(bytes calldata data) external;
     function expectPartialRevert(bytes4 selector) external;
+    function expectEmit(address emitter) external;
     function assume(bool condition) external pure;
     function readFile(string calldata path) external view returns (string memory);
     function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
@@ -36,7 +37,7 @@ library Sign {
         "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint8 outcome,uint8 reason)"
     );
     bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address node,uint256 deadline)");
-    bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 until)");
+    bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)");
     bytes32 constant EPOCH_VERDICT =
         keccak256("EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 outcome,uint8 reason)");
 
@@ -178,7 +179,7 @@ abstract contract Base {
         returns (bytes memory)
     {
         address key_ = vm.addr(key);
-        return _sign(key, keccak256(abi.encode(Sign.REGISTRATION, who, key_, units, swarm.nonces(key_), deadline)));
+        return _sign(key, keccak256(abi.encode(Sign.REGISTRATION, who, key_, units, swarm.nodeInfo(key_).nonce, deadline)));
     }
 
     // ---- pools
@@ -209,6 +210,15 @@ abstract contract Base {
         _give(manager, amount, address(swarm));
         vm.prank(manager);
         swarm.fundPool(id, amount);
+    }
+
+    /// Goes on in another pool with a new node of the provider's, which owes no time to the first.
+    function _startIn(uint256 id) internal {
+        (pool, nodeKey) = (id, nodeKey + 0x100);
+        node = vm.addr(nodeKey);
+        _register(provider, nodeKey, 1);
+        vm.prank(node);
+        swarm.join(id, "");
     }
 
     function _commit(uint64 epoch, bytes32 root, uint32 units) internal {

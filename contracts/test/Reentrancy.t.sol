@@ -141,13 +141,25 @@ contract ReentrancyTest is Base {
     }
 
     function test_sweeping_while_sweeping() public {
+        manager = provider;
+        pool = _open(_params());
+        _fund(pool, ESCROW);
         vm.prank(manager);
         swarm.endPool(pool);
         vm.warp(_matures(0) + 2 * APPEAL);
-        // the manager cannot be a contract here; the money that a second sweep would take is gone before the first pays
+        attacker.arm(address(swarm), abi.encodeCall(swarm.sweep, (pool)));
         swarm.sweep(pool);
+        _blocked();
         eq(token.balanceOf(manager), ESCROW + POOL_BOND);
-        eq(token.balanceOf(address(swarm)), 0);
+    }
+
+    function test_opening_while_opening() public {
+        token.mint(provider, 2 * POOL_BOND);
+        attacker.act(address(token), abi.encodeCall(token.approve, (address(swarm), 2 * POOL_BOND)));
+        attacker.arm(address(swarm), abi.encodeCall(swarm.createPool, (_params())));
+        yes(attacker.act(address(swarm), abi.encodeCall(swarm.createPool, (_params()))), "once");
+        _blocked();
+        eq(swarm.poolCount(), 2);
     }
 
     function test_the_reporter_of_a_slash_cannot_slash_again_meanwhile() public {

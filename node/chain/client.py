@@ -323,6 +323,10 @@ class ChainClient:
         call = self._contracts.commit_work(pool, epoch, root, units)
         return await self._write(f"commit the work of epoch {epoch}", call, key)
 
+    async def top_up(self, pool: int, node: Address, epoch: int, *, key: NodeKey | None = None) -> Receipt:
+        """Reserve pay for committed work that got none, or too little, as far as the escrow has it by now."""
+        return await self._write(f"top up epoch {epoch}", self._contracts.top_up(pool, node, epoch), key)
+
     async def settle(self, pool: int, node: Address, epochs: Sequence[int], *, key: NodeKey | None = None) -> Receipt:
         """Pay the node's provider for epochs that are mature, all of them or none."""
         call = self._contracts.settle(pool, node, epochs)

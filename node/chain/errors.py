@@ -159,6 +159,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "BadValidator": ("a validator is listed twice, or is nobody", "correct the list of validators"),
     "NoProposal": ("no validators were proposed", "propose some: intellect-node contract pool validators"),
     "TooEarly": ("it is too early", "wait until that second"),
+    "BondTooLarge": ("the pool cannot hold that much as its bond", "fund it with less"),
     "BondTooLow": ("the pool could not pay a bond to whom it slashed wrongly", "fund the pool, or finalize its cases"),
     "EscrowTooLarge": ("the pool cannot hold that much", "fund it with less"),
     "EmptyRoot": ("a root of zeros stands for no work", "commit the epoch's Merkle root"),
@@ -168,6 +169,9 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "NotInvited": ("the pool takes invited nodes only", "ask its manager for an invitation"),
     "NodeEvicted": ("the node was evicted from the pool", "join another pool; or appeal, if it was wrong"),
     "LeaseLapsed": ("the membership has lapsed", "join the pool again"),
+    "ProposalLapsed": ("the proposal of these validators has lapsed", "have the manager propose them again"),
+    "NotItsJudges": ("the node left before these validators took office", "nothing to do: they do not reach it"),
+    "CapacityUsed": ("the node was paid in another pool for a part of this time", "commit the next epoch"),
     "BadAttestation": ("the attestation is too old, too long, or older than the last one", "attest again"),
     # work
     "EpochNotStarted": ("the epoch has not begun", "wait for it"),

@@ -123,9 +123,13 @@ def test_unbonding_just_before_a_slash_saves_nothing(world: Any, pool: Any, refu
         settle(world, pool, 0)
 
 
-def test_known_gap_a_slash_after_the_withdrawal_takes_nothing(world: Any, pool: Any) -> None:
+def test_known_gap_a_fault_that_is_found_after_the_withdrawal_costs_nothing(
+    world: Any, pool: Any, refused: Any
+) -> None:
+    """Judges reach nobody whose last work is mature; a stake is there for longer."""
     world.send(world.contracts.remove_node(pool.node.address), pool.provider)
     world.send(world.contracts.unbond(100 * TOKEN), pool.provider)
     world.send(world.contracts.withdraw(), pool.provider, at=world.now() + 3600)
-    pool.slash(pool.commitment(), pool.manager)
+    with refused("NotMember"):
+        pool.slash(pool.commitment(), pool.manager)
     assert world.contracts.token_balance(pool.provider.address) == 100 * TOKEN

@@ -33,7 +33,7 @@ STATEMENTS: list[Statement] = [
     Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 2, 5),
     NodeRegistration(KEY.address, KEY.address, 4, 1, 1_800_000_000),
     Invitation(3, KEY.address, 1_800_000_000),
-    Attestation(3, KEY.address, 4, 1_800_000_000),
+    Attestation(3, KEY.address, 4, 1_799_000_000, 1_800_000_000),
     EpochVerdict(3, KEY.address, 41, b"\x03" * 20, 2, 20),
 ]
 ADDRESSES = st.binary(min_size=20, max_size=20).map(address_from_bytes)

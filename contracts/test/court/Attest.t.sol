@@ -2,8 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Base, Sign} from "../Base.sol";
-import {Members} from "../../src/Members.sol";
-import {Nodes} from "../../src/Nodes.sol";
+import {Court} from "../../src/Court.sol";
 import {Pools} from "../../src/Pools.sol";
 
 contract AttestTest is Base {
@@ -18,8 +17,15 @@ contract AttestTest is Base {
     }
 
     function _attest(uint32 units, uint64 until) private {
-        bytes32 statement = keccak256(abi.encode(Sign.ATTESTATION, id, vm.addr(0xD00D), units, until));
-        court.attest(id, vm.addr(0xD00D), units, until, _quorum(statement));
+        court.attest(id, vm.addr(0xD00D), units, _now(), until, _signed(units, _now(), until));
+    }
+
+    function _signed(uint32 units, uint64 madeAt, uint64 until) private view returns (bytes[] memory) {
+        return _quorum(keccak256(abi.encode(Sign.ATTESTATION, id, vm.addr(0xD00D), units, madeAt, until)));
+    }
+
+    function _now() private view returns (uint64) {
+        return uint64(block.timestamp);
     }
 
     function _capacity() private view returns (uint256) {
@@ -28,7 +34,7 @@ contract AttestTest is Base {
 
     function test_only_attested_units_count_and_only_as_long() public {
         eq(_capacity(), 0);
-        uint64 until = uint64(block.timestamp + 50);
+        uint64 until = _now() + 50;
         _attest(3, until);
         eq(_capacity(), 300_000);
         vm.warp(until - 1);
@@ -40,28 +46,51 @@ contract AttestTest is Base {
     }
 
     function test_an_old_attestation_is_not_shown_again() public {
-        uint64 until = uint64(block.timestamp + 50);
-        _attest(3, until);
-        bytes32 statement = keccak256(abi.encode(Sign.ATTESTATION, id, vm.addr(0xD00D), uint32(3), until));
-        bytes[] memory signatures = _quorum(statement);
-        vm.expectPartialRevert(Members.BadAttestation.selector);
-        court.attest(id, vm.addr(0xD00D), 3, until, signatures);
-        _attest(0, until + 1);
+        uint64 madeAt = _now();
+        bytes[] memory signatures = _signed(3, madeAt, madeAt + 50);
+        _attest(3, madeAt + 50);
+        _refused(3, madeAt, madeAt + 50, signatures);
+    }
+
+    /// What judges signed and nobody sent dies with the revocation, however long it was to count.
+    function test_an_attestation_that_nobody_sent_does_not_revive_after_its_revocation() public {
+        uint64 madeAt = _now();
+        bytes[] memory unsent = _signed(5, madeAt, madeAt + 80 days);
+        vm.warp(madeAt + 1);
+        _attest(0, madeAt + 10);
+        _refused(5, madeAt, madeAt + 80 days, unsent);
         eq(_capacity(), 0);
+        vm.warp(madeAt + 2);
+        _attest(2, madeAt + 10); // a newer one counts, although that one was to last longer
+        eq(_capacity(), 200_000);
     }
 
-    function test_it_is_neither_over_nor_endless_nor_larger_than_a_node() public {
-        uint64 limit = uint64(block.timestamp + 90 days);
-        _expectBad(1, uint64(block.timestamp), Members.BadAttestation.selector);
-        _expectBad(1, limit + 1, Members.BadAttestation.selector);
-        _expectBad(1_000_001, limit, Nodes.UnitsOutOfRange.selector);
-        _attest(1_000_000, limit);
+    function test_it_is_neither_over_nor_endless_nor_of_the_future() public {
+        uint64 limit = _now() + 90 days;
+        _refused(1, _now(), _now(), _signed(1, _now(), _now()));
+        _refused(1, _now(), limit + 1, _signed(1, _now(), limit + 1));
+        _refused(1, _now() + 1, limit, _signed(1, _now() + 1, limit));
+        _attest(1, limit);
     }
 
-    function _expectBad(uint32 units, uint64 until, bytes4 error_) private {
-        bytes32 statement = keccak256(abi.encode(Sign.ATTESTATION, id, vm.addr(0xD00D), units, until));
-        bytes[] memory signatures = _quorum(statement);
-        vm.expectPartialRevert(error_);
-        court.attest(id, vm.addr(0xD00D), units, until, signatures);
+    function test_one_judge_does_not_attest_and_nobody_does_in_a_pool_that_is_over() public {
+        bytes[] memory both = _signed(3, _now(), _now() + 50);
+        bytes[] memory one = new bytes[](1);
+        one[0] = both[0];
+        address worker = vm.addr(0xD00D);
+        vm.expectPartialRevert(Court.QuorumMissing.selector);
+        court.attest(id, worker, 3, _now(), _now() + 50, one);
+        vm.expectPartialRevert(Court.NotAValidator.selector);
+        court.attest(id, worker, 4, _now(), _now() + 50, both);
+        vm.prank(manager);
+        swarm.endPool(id);
+        vm.expectPartialRevert(Pools.PoolOver.selector);
+        court.attest(id, worker, 3, _now(), _now() + 50, both);
+    }
+
+    function _refused(uint32 units, uint64 madeAt, uint64 until, bytes[] memory signatures) private {
+        address worker = vm.addr(0xD00D);
+        vm.expectRevert(abi.encodeWithSelector(Court.BadAttestation.selector, madeAt, until));
+        court.attest(id, worker, units, madeAt, until, signatures);
     }
 }

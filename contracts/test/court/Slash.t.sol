@@ -108,10 +108,38 @@ contract SlashTest is Base {
         yes(!swarm.memberInfo(pool, anybody).evicted, "no trace");
     }
 
-    function test_a_key_is_slashed_once_per_pool() public {
+    function test_a_key_is_slashed_once_per_pool_by_judges_and_once_by_its_own_signatures() public {
         _slash(_file(0, 1));
+        this.tryAgain();
+        _contradict();
+        eq(_stake().bonded, 0);
+        eq(_stake().frozen, SLASH);
         vm.expectPartialRevert(Members.NodeEvicted.selector);
         this.contradict();
+        this.tryAgain();
+    }
+
+    function tryAgain() external {
+        WorkCommitment memory c = _file(1, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
+        vm.expectPartialRevert(Members.NodeEvicted.selector);
+        court.slash(c, own, 5, verdicts);
+    }
+
+    function test_what_judges_voided_and_its_own_signatures_too_stays_void_if_the_judges_were_wrong() public {
+        _commit(0, ROOT, 1000);
+        _slash(_file(0, 1));
+        vm.warp(block.timestamp + EPOCH);
+        _contradict();
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        yes(_work(0).voided, "voided");
+        vm.prank(node);
+        vm.expectPartialRevert(Members.NodeEvicted.selector);
+        swarm.join(pool, "");
+        swarm.release(pool, node, 0);
+        eq(_info().escrow, ESCROW);
     }
 
     function contradict() external {

@@ -37,7 +37,7 @@ contract RegisterNodeTest is Base {
         _tryRegister(provider, 1, deadline, signature, Nodes.SignatureExpired.selector);
         vm.warp(deadline);
         _tryRegister(provider, 1, deadline, signature, 0);
-        eq(swarm.nonces(vm.addr(KEY)), 1);
+        eq(swarm.nodeInfo(vm.addr(KEY)).nonce, 1);
     }
 
     function test_a_consent_is_good_once() public {

@@ -139,6 +139,20 @@ contract ManagerTest is Base {
         court.applyValidators(pool);
     }
 
+    function test_a_proposal_lapses() public {
+        address[] memory others = new address[](1);
+        others[0] = vm.addr(judgeKeys[1]);
+        vm.prank(manager);
+        court.proposeValidators(pool, others, 1);
+        uint256 until = block.timestamp + WINDOW + 7 days;
+        vm.warp(until);
+        vm.expectRevert(abi.encodeWithSelector(Court.ProposalLapsed.selector, until));
+        court.applyValidators(pool);
+        vm.warp(until - 1);
+        court.applyValidators(pool);
+        eq(court.benchOf(pool).validators.length, 1);
+    }
+
     function test_senseless_benches_are_refused() public {
         address[] memory list = new address[](17);
         for (uint256 i = 0; i < 17; ++i) list[i] = address(uint160(i + 1));
@@ -168,8 +182,6 @@ contract ManagerTest is Base {
         swarm.takeLeaf(pool, node, 0, ROOT, 1, 1);
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
         swarm.takeEpoch(pool, node, 0, 1);
-        vm.expectPartialRevert(Pools.OnlyCourt.selector);
-        swarm.attested(pool, node, 1, 1);
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
         swarm.punishByEvidence(pool, node, 1, ROOT, anybody);
         vm.expectPartialRevert(Pools.OnlyCourt.selector);

@@ -65,8 +65,7 @@ contract PoolMoneyTest is Base {
         params.rewardPerUnit = 1;
         pool = _open(params);
         _fund(pool, 1000);
-        vm.prank(node);
-        swarm.join(pool, "");
+        _startIn(pool);
         _commit(0, ROOT, 400);
         uint256 room = uint256(type(uint56).max) - 1000;
         _give(manager, room + 1, address(swarm));

@@ -13,8 +13,7 @@ contract CommitTest is Base {
         pool = _open(params);
         funded = uint32(_bounded(funded, 1, 1e6));
         _fund(pool, uint256(funded) * RATE);
-        vm.prank(node);
-        swarm.join(pool, "");
+        _startIn(pool);
         units = uint32(_bounded(units, 1, type(uint32).max));
         _commit(0, ROOT, units);
         uint256 reserved = units < funded ? units : funded;
@@ -69,8 +68,7 @@ contract CommitTest is Base {
         Pools.PoolParams memory params = _params();
         params.rewardPerUnit = 0;
         pool = _open(params);
-        vm.prank(node);
-        swarm.join(pool, "");
+        _startIn(pool);
         _commit(0, ROOT, 1000);
         eq(_work(0).units, 1000);
         eq(_work(0).reserved, 0);

@@ -12,6 +12,7 @@ INTERNAL = {
     "CourtAlreadySet",
     "SwarmAlreadySet",
     "OnlyCourt",
+    "OnlyVault",
     "OnlyDeployer",
     "OnlySwarm",
     "ZeroAddress",

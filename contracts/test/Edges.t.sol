@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Court} from "../src/Court.sol";
+import {Nodes} from "../src/Nodes.sol";
+import {Pools} from "../src/Pools.sol";
+import {Verdict, WorkCommitment} from "../src/Statements.sol";
+import {Swarm} from "../src/Swarm.sol";
+import {TestToken} from "../src/TestToken.sol";
+import {Base, Sign} from "./Base.sol";
+import {FeeToken} from "./Reentrancy.t.sol";
+
+/// What mutants lived on: changes that no story of a pool would have noticed.
+contract EdgesTest is Base {
+    // ---- one quorum, one judgement
+
+    function test_a_quorum_of_one_two_one_is_none() public {
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory both = _quorum(Sign.verdict(c, 2, 5));
+        bytes[] memory three = new bytes[](3);
+        (three[0], three[1], three[2]) = (both[0], both[1], both[0]);
+        vm.expectRevert(abi.encodeWithSelector(Court.DuplicateVerdict.selector, vm.addr(judgeKeys[0])));
+        court.slash(c, own, 5, three);
+    }
+
+    function test_a_full_bench_is_heard() public {
+        _bond(address(0x5006), 170 ether);
+        delete judgeKeys;
+        for (uint256 i = 0; i < 16; ++i) {
+            judgeKeys.push(0xE100 + i);
+            _register(address(0x5006), 0xE100 + i, 1);
+        }
+        Pools.PoolParams memory params = _params();
+        params.threshold = 16;
+        _startIn(_open(params));
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory all = new bytes[](16);
+        for (uint256 i = 0; i < 16; ++i) all[i] = _sign(judgeKeys[i], Sign.verdict(c, 2, 5));
+        court.slash(c, own, 5, all);
+        eq(_stake().frozen, SLASH);
+    }
+
+    function test_one_leaf_is_taken_out_of_each_epoch_that_it_stands_in() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
+        _commit(0, _rootOf(leaves), 1000);
+        vm.warp(block.timestamp + EPOCH);
+        _commit(1, _rootOf(leaves), 1000);
+        _invalidate(files[0], leaves[1], 0, 1);
+        _invalidate(files[0], leaves[1], 1, 1);
+        eq(_work(0).units, 600);
+        eq(_work(1).units, 600);
+    }
+
+    function test_two_works_about_one_file_are_judged_each() public {
+        WorkCommitment memory first = _file(0, 1);
+        _slash(first);
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        first.index = 1;
+        _slash(first);
+        eq(_stake().frozen, SLASH);
+    }
+
+    function test_who_removed_its_validator_pays_for_its_contradiction_all_the_same() public {
+        address judge = vm.addr(judgeKeys[0]);
+        vm.prank(address(0x5005));
+        swarm.removeNode(judge);
+        (Verdict memory good, bytes memory one, Verdict memory bad, bytes memory two) = _contradiction();
+        vm.expectEmit(address(court));
+        emit Court.ValidatorStruck(pool, judge);
+        vm.expectEmit(address(swarm));
+        emit Swarm.Slashed(pool, judge, address(0x5005), 200, 30 ether, anybody, good.fileRoot, 0);
+        vm.prank(anybody);
+        court.verdictEvidence(good, one, bad, two);
+        eq(vault.bondedOf(address(0x5005)), 0);
+    }
+
+    function _contradiction()
+        private
+        view
+        returns (Verdict memory good, bytes memory one, Verdict memory bad, bytes memory two)
+    {
+        WorkCommitment memory c = _file(7, 1);
+        good = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 0, 0);
+        bad = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 2, 5);
+        one = _sign(judgeKeys[0], Sign.verdict(c, 0, 0));
+        two = _sign(judgeKeys[0], Sign.verdict(c, 2, 5));
+    }
+
+    // ---- what is said
+
+    function test_a_slash_names_its_reason_its_file_and_who_carried_it() public {
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
+        vm.expectEmit(address(swarm));
+        emit Swarm.Slashed(pool, node, provider, 5, SLASH, anybody, c.fileRoot, 1);
+        vm.prank(anybody);
+        court.slash(c, own, 5, verdicts);
+    }
+
+    function test_evidence_names_its_reason_its_file_and_who_carried_it() public {
+        bytes32 root = _file(0, 10).fileRoot;
+        vm.expectEmit(address(swarm));
+        emit Swarm.Slashed(pool, node, provider, 4, SLASH, anybody, root, 0);
+        _contradict();
+    }
+
+    function test_benches_are_announced_and_told() public {
+        address[] memory others = new address[](1);
+        others[0] = vm.addr(judgeKeys[1]);
+        vm.expectEmit(address(court));
+        emit Court.ValidatorsProposed(pool, others, 1, uint64(block.timestamp + WINDOW));
+        vm.prank(manager);
+        court.proposeValidators(pool, others, 1);
+        vm.warp(block.timestamp + WINDOW);
+        vm.expectEmit(address(court));
+        emit Court.ValidatorsSet(pool, others, 1);
+        court.applyValidators(pool);
+    }
+
+    function test_a_removal_is_told() public {
+        vm.expectEmit(address(swarm));
+        emit Nodes.NodeRemoved(provider, node, 1);
+        vm.prank(provider);
+        swarm.removeNode(node);
+    }
+
+    // ---- limits
+
+    function test_a_capacity_beyond_what_a_commitment_can_hold_is_the_most_that_it_can() public {
+        Pools.PoolParams memory params = _params();
+        params.maxUnitsPerEpoch = type(uint32).max;
+        uint256 id = _open(params);
+        _register(provider, 0xD00D, 2);
+        eq(swarm.capacityOf(id, vm.addr(0xD00D)), type(uint32).max);
+        params.maxUnitsPerEpoch = type(uint32).max / 2;
+        id = _open(params);
+        eq(swarm.capacityOf(id, vm.addr(0xD00D)), type(uint32).max - 1);
+    }
+
+    function test_a_pool_takes_no_token_that_keeps_a_fee() public {
+        token = TestToken(address(new FeeToken()));
+        _deploy(address(token));
+        _give(manager, POOL_BOND, address(swarm));
+        Pools.PoolParams memory params = _params();
+        vm.prank(manager);
+        vm.expectRevert(
+            abi.encodeWithSelector(Pools.TokenTakesFee.selector, POOL_BOND, uint256(POOL_BOND) - POOL_BOND / 100)
+        );
+        swarm.createPool(params);
+    }
+}
