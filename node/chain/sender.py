@@ -312,9 +312,11 @@ class Sender:
     def _receipt(self, variants: list[Pending]) -> Any | None:
         for pending in reversed(variants):
             try:
-                return self._web3.eth.get_transaction_receipt(pending.hash)  # pyright: ignore[reportArgumentType]
+                receipt = self._web3.eth.get_transaction_receipt(pending.hash)  # pyright: ignore[reportArgumentType]
             except TransactionNotFound:
                 continue
+            self._missing.pop((pending.sender, pending.nonce), None)
+            return receipt
         return None
 
     def _settled(self, variants: list[Pending]) -> Any | None:

@@ -95,9 +95,8 @@ class Invalidating:
         if work is None or state is FileState.ACCEPTED or watched.tried >= TRIES:
             self._watched.pop(id, None)
             return
-        places = self._leaves.places(work.node, id)
-        if places and state is FileState.REJECTED and ballots.undisputed(id) and trio.current_time() >= watched.due:
-            for place in places:
+        if state is FileState.REJECTED and ballots.undisputed(id) and trio.current_time() >= watched.due:
+            for place in self._leaves.places(work.node, id):
                 await self._invalidate(work, watched, place)
 
     async def _invalidate(self, work: Work, watched: _Watched, place: Place) -> None:

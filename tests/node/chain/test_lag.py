@@ -5,9 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from web3 import Web3
 
 from node.chain.errors import FeeTooHigh, TransactionReplaced, TransactionUnconfirmed
+from node.chain.numbers import use_of
 from node.chain.outbox import Fate
+from node.chain.rpc import FallbackProvider
 from node.chain.sender import SendLimits
 from tests.node.chain.test_sender import SEND, Sending, no_blocks, offers, sending, until
 
@@ -130,3 +133,22 @@ async def test_a_stuck_transaction_is_never_paid_more_than_the_cap(sending: Send
             await sending.client(limits=limits).faucet(sending.gets, 5)
         (offer,) = offers(chain_rpc)
         assert offer <= limits.max_fee
+
+
+async def test_a_receipt_ends_the_time_for_which_nothing_was_known(sending: Sending, meddler: Any) -> None:
+    """Else a block that is replaced long afterwards would be held against ours at once."""
+    meddler.lags = dict.fromkeys((RECEIPT, BY_HASH, BLOCK), 0.5)
+    client = sending.client(meddler.url, limits=WAITS)
+    await client.faucet(sending.gets, 5)
+    assert client._sender._missing == {}
+
+
+async def test_an_endpoint_that_shows_blocks_without_transactions_is_no_proof(sending: Sending, meddler: Any) -> None:
+    await sending.client().faucet(sending.gets, 5)
+    shown = {"number": "0x1", "hash": "0x" + "11" * 32, "timestamp": "0x1", "transactions": ["0x" + "22" * 32]}
+    meddler.before[BLOCK] = {"result": shown}
+    provider = FallbackProvider([meddler.url], sending.profile.chain_id)
+    try:
+        assert use_of(Web3(provider), sending.key.address, 0) is None
+    finally:
+        provider.close()
