@@ -137,7 +137,7 @@ async def test_a_stuck_transaction_is_never_paid_more_than_the_cap(sending: Send
 
 async def test_a_receipt_ends_the_time_for_which_nothing_was_known(sending: Sending, meddler: Any) -> None:
     """Else a block that is replaced long afterwards would be held against ours at once."""
-    meddler.lags = dict.fromkeys((RECEIPT, BY_HASH, BLOCK), 0.5)
+    meddler.lags = {RECEIPT: 0.5, BY_HASH: 3600.0, BLOCK: 3600.0}
     client = sending.client(meddler.url, limits=WAITS)
     await client.faucet(sending.gets, 5)
     assert client._sender._missing == {}
