@@ -12,14 +12,12 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,17 +28,15 @@ import trio
 
 from cli.devnet import cache_directory
 from contracts.bindings import Contracts
-from contracts.deploy import DeployParams, deploy
-from node.chain.anvil import find_anvil
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider, rpc
 from node.chain.sender import SendLimits
 from protocol.identity import NodeKey
+from tests.node.chain.chains import deployed_chain
 from tests.node.chain.meddler import Meddler, meddling
 
-CHAIN_ID = 31337
 AMOUNT = 5
 STARTS = 8
 AT_ONCE = 6
@@ -154,42 +150,6 @@ def _tokens(profile: NetworkProfile, to: NodeKey) -> int:
         provider.close()
 
 
-@contextmanager
-def chain() -> Iterator[NetworkProfile]:
-    """Contracts on a local chain with a block a second."""
-    from web3 import Web3
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(find_anvil(cache_directory())), "--port", str(port), "--accounts", "0", "--silent"]
-    process = subprocess.Popen(command)
-    url = f"http://127.0.0.1:{port}"
-    provider = FallbackProvider([url], CHAIN_ID)
-    try:
-        _until_up(url)
-        deployer = NodeKey.generate()
-        provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600))
-        provider.make_request("evm_setIntervalMining", [1])  # type: ignore[arg-type]
-        yield NetworkProfile(name="lag", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
-    finally:
-        provider.close()
-        process.kill()
-        process.wait()
-
-
-def _until_up(url: str) -> None:
-    for _ in range(500):
-        try:
-            with httpx.Client() as http:
-                rpc(http, url, "eth_chainId")
-            return
-        except httpx.HTTPError:
-            time.sleep(0.02)
-    sys.exit("the local chain does not answer")
-
-
 def combinations(lags: list[float], confirmations: list[int], quick: bool) -> Iterator[tuple[Any, ...]]:
     """Every lag with every depth and blindness; kills and lies with the longest lag and with none."""
     for lag, depth, blind in product(lags, confirmations, BLIND):
@@ -214,7 +174,9 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     lags, depths = [float(x) for x in given.lags.split(",")], [int(x) for x in given.confirmations.split(",")]
     rows: list[Row] = []
-    with chain() as profile, tempfile.TemporaryDirectory() as folder:
+    with deployed_chain(cache_directory()) as profile, tempfile.TemporaryDirectory() as folder:
+        with httpx.Client() as http:
+            rpc(http, profile.rpc_urls[0], "evm_setIntervalMining", 1)
 
         async def one(lag: float, blind: str, depth: int, kill: str, lie: str, limit: trio.CapacityLimiter) -> None:
             case = Case(profile, Path(folder), lag, blind, depth)

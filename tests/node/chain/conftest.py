@@ -1,9 +1,7 @@
 """A real chain with the contracts, shared by the tests and put back after each; and bad RPC endpoints."""
 
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,21 +9,18 @@ from typing import Any
 
 import httpx
 import pytest
-from web3 import Web3
 
 from contracts.bindings import PoolParams
-from contracts.deploy import TOKEN, DeployParams, deploy
-from node.chain.anvil import find_anvil
+from contracts.deploy import TOKEN
 from node.chain.client import ChainClient
 from node.chain.faucet import DevnetFaucet
 from node.chain.profile import NetworkProfile
-from node.chain.rpc import FallbackProvider, rpc
+from node.chain.rpc import rpc
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
 from protocol.identity import NodeKey
+from tests.node.chain.chains import deployed_chain
 from tests.node.chain.meddler import Meddler, meddling
-
-CHAIN_ID = 31337
 
 
 @pytest.fixture(scope="session")
@@ -36,34 +31,8 @@ def anvil_cache(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def deployed(anvil_cache: Path) -> Iterator[NetworkProfile]:
     """A chain that makes a block per transaction; its profile."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen([str(find_anvil(anvil_cache)), "--port", str(port), "--accounts", "0", "--silent"])
-    provider = FallbackProvider([url], CHAIN_ID)
-    try:
-        _wait_for(url, process)
-        deployer = NodeKey.generate()
-        provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600))
-        yield NetworkProfile(name="test", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
-    finally:
-        provider.close()
-        process.kill()
-        process.wait()
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(500):
-        assert process.poll() is None
-        try:
-            with httpx.Client() as http:
-                rpc(http, url, "eth_chainId")
-            return
-        except httpx.HTTPError:
-            time.sleep(0.01)
-    raise AssertionError("anvil does not answer")
+    with deployed_chain(anvil_cache) as profile:
+        yield profile
 
 
 @pytest.fixture
