@@ -158,7 +158,7 @@ class Daemon:
         if number is None:
             raise ConfigError("no pool to join", "neither --pool nor the network profile names one", "give --pool N")
         pool = await chain.pool(number)
-        hardware = await trio.to_thread.run_sync(inspect_hardware)
+        hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         log.info("hardware.found", summary=hardware.summary)
         role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
         self.status.place(profile, number, role)
@@ -223,8 +223,8 @@ class Daemon:
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
         self.crew.state = "syncing"
         if role == "trainer" and self.config.run_file is not None:
-            compiled = await trio.to_thread.run_sync(compile_run, self.config.run_file)
-            await trio.to_thread.run_sync(check_run, compiled)
+            compiled = await trio.to_thread.run_sync(compile_run, self.config.run_file, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(check_run, compiled, abandon_on_cancel=True)
             return await offer_run(compiled, root, member.blobs, directory / "run")
         return await obtain_run(root, member.blobs, member.membership.addresses, directory / "run")
 

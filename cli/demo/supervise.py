@@ -20,7 +20,7 @@ from cli.errors import CONFIGURATION, EXPELLED, RUN, UNEXPECTED, USAGE, CommandE
 
 LEASH = Path(__file__).with_name("leash.py")
 RESTARTS = 5  # per process; a process that dies more often has a reason that must be seen
-GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+GRACE = 20.0  # seconds between SIGTERM and SIGKILL: a busy machine's daemon still has its chain to tell
 POLL = 0.2
 KILL_SECONDS = 10.0
 HOPELESS = (USAGE, CONFIGURATION, RUN)  # starting again would end the same way
@@ -81,15 +81,17 @@ class Supervisor:
     async def stop(self) -> None:
         """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it short."""
         with trio.move_on_after(self._grace + KILL_SECONDS, shield=True):
-            alive = [child.process for child in self._children.values() if child.process.poll() is None]
+            alive = {name: child.process for name, child in self._children.items() if child.process.poll() is None}
             for child in self._children.values():
                 child.gone = True
-            for process in alive:
+            for process in alive.values():
                 process.terminate()
             with trio.move_on_after(self._grace):
-                while any(process.poll() is None for process in alive):
+                while any(process.poll() is None for process in alive.values()):
                     await trio.sleep(0.05)
-            for process in alive:
+            for name, process in alive.items():
+                if process.poll() is None:
+                    self._told(f"{name} did not stop within {self._grace:g} s and is killed")
                 _kill_group(process)
                 process.wait()
 

@@ -81,7 +81,7 @@ class Generating(Service):
         """Once the engine is ready: raises EngineError if the run does not permit it."""
         run = place.station.run
         place.engine.check_permitted(run.spec.verification)
-        machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus)
+        machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
         return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine))
 
     async def run(self) -> None:

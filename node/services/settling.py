@@ -122,8 +122,9 @@ class Settling(Service):
         if due and (len(due) >= BATCH or now - pool.maturity(due[0]) >= self._patience(pool)):
             for start in range(0, len(due), BATCH):
                 await self._settle(due[start : start + BATCH])
-        await self._warn(pool, now)
-        self.account = self._sum(pool, now)
+        account = self._sum(pool, now)
+        await self._warn(pool, now)  # of what the account counts, at least
+        self.account = account
 
     # paying
 
