@@ -336,6 +336,14 @@ class WorkCommitted(PoolEvent, frozen=True, kw_only=True):
     reserved_units: int
 
 
+class WorkToppedUp(PoolEvent, frozen=True, kw_only=True):
+    """units: for which pay is reserved now, beside those before."""
+
+    node: Address
+    epoch: int
+    units: int
+
+
 class WorkInvalidated(PoolEvent, frozen=True, kw_only=True):
     node: Address
     epoch: int
@@ -491,6 +499,7 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         Joined,
         Left,
         WorkCommitted,
+        WorkToppedUp,
         WorkInvalidated,
         EpochInvalidated,
         WorkReleased,
@@ -726,6 +735,10 @@ class Contracts:
     def pool_bond(self) -> int:
         """Token wei that opening a pool takes."""
         return self.swarm.functions.poolBond().call()
+
+    def appeal_seconds(self) -> int:
+        """How long after a slash by judgement, and once more after its appeal, it can be overturned."""
+        return self.vault.functions.appealSeconds().call()
 
     def token_balance(self, holder: Address) -> int:
         return self.token.functions.balanceOf(holder).call()

@@ -216,6 +216,9 @@ class ChainClient:
         """A slash that judges ordered, by the vault's number."""
         return await self._read(f"read case {case}", lambda: self._contracts.case(case))
 
+    async def appeal_seconds(self) -> int:
+        return await self._read("read a parameter", self._contracts.appeal_seconds)
+
     async def epoch_at(self, pool: int, timestamp: int | None = None) -> int:
         """The pool's epoch at a block timestamp; without one, that of the latest block."""
         when = (await self.block()).timestamp if timestamp is None else timestamp
