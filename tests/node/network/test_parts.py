@@ -32,6 +32,7 @@ def test_a_contact_is_read_and_must_belong_to_its_member() -> None:
         "/ip4/10.0.0.1/tcp/1/p2p/\x00",
         "/ip4/10.0.0.1/tcp/1/p2p/" + "1" * 1000,
     ],
+    ids=range(9),  # a key is another one in each process
 )
 def test_a_malformed_contact_is_none(text: str) -> None:
     assert parse_contact(KEY.address, text) is None
