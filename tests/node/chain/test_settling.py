@@ -12,6 +12,7 @@ from contracts.deploy import TOKEN
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
 from node.chain.ledger import Ledger
+from node.chain.simulate import Step
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.services.clearing import Clearing
 from node.services.membership.events import Events
@@ -103,7 +104,7 @@ async def test_what_is_left_of_a_pool_that_is_over_is_swept_by_the_trainers_daem
         return (await client.balances(manager)).token - before
 
     info = await client.pool(pool)
-    await client.end_pool(pool, key=people.manager)
+    await client.execute(Step("end the pool", client.contracts.end_pool(pool)), people.manager)
     assert await swept_after(info.window - 1) == 0
     assert await swept_after(info.epoch_seconds + 1) == info.escrow > 0
     assert await swept_after(await client.appeal_seconds()) == 0
