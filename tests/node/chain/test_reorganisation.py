@@ -86,7 +86,7 @@ async def test_a_receipt_that_moved_to_a_later_block_counts_from_there(sending: 
         raw = chain_rpc("eth_getRawTransactionByHash", ours)
         await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x3")
         await trio.to_thread.run_sync(chain_rpc, "anvil_reorg", 4, [[raw, 3]])
-        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")  # five blocks after the old one, two after the new
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")  # five on the old one, two on the new
         await trio.sleep(0.3)
         assert not done.is_set() and sending.mined() == 0
         await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x3")
