@@ -375,7 +375,6 @@ class Slashed(PoolEvent, frozen=True, kw_only=True):
     provider: Address
     reason: int
     amount: int
-    reporter: Address
     file_root: bytes
     case_id: int
 
@@ -431,12 +430,10 @@ class Withdrawn(Event, frozen=True, kw_only=True):
 
 
 class StakeSlashed(Event, frozen=True, kw_only=True):
-    """Stake that is gone for ever. reporter: NOBODY if judges ordered it."""
+    """Stake that is gone for ever. burned: how much of the amount; the treasury has the rest."""
 
     provider: Address
-    reporter: Address
     amount: int
-    reporter_share: int
     burned: int
 
 
