@@ -336,6 +336,14 @@ class WorkCommitted(PoolEvent, frozen=True, kw_only=True):
     reserved_units: int
 
 
+class WorkToppedUp(PoolEvent, frozen=True, kw_only=True):
+    """units: reserved now besides those that were."""
+
+    node: Address
+    epoch: int
+    units: int
+
+
 class WorkInvalidated(PoolEvent, frozen=True, kw_only=True):
     node: Address
     epoch: int
@@ -488,6 +496,7 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         Joined,
         Left,
         WorkCommitted,
+        WorkToppedUp,
         WorkInvalidated,
         EpochInvalidated,
         WorkReleased,
