@@ -7,7 +7,7 @@ from cli.output import ether, short
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
 
-_AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "reporter_share", "compensation")
+_AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "compensation")
 
 
 async def event_rows(chain: "ChainClient") -> list[dict[str, Any]]:

@@ -336,6 +336,14 @@ class WorkCommitted(PoolEvent, frozen=True, kw_only=True):
     reserved_units: int
 
 
+class WorkToppedUp(PoolEvent, frozen=True, kw_only=True):
+    """units: reserved now besides those that were."""
+
+    node: Address
+    epoch: int
+    units: int
+
+
 class WorkInvalidated(PoolEvent, frozen=True, kw_only=True):
     node: Address
     epoch: int
@@ -375,7 +383,6 @@ class Slashed(PoolEvent, frozen=True, kw_only=True):
     provider: Address
     reason: int
     amount: int
-    reporter: Address
     file_root: bytes
     case_id: int
 
@@ -431,12 +438,10 @@ class Withdrawn(Event, frozen=True, kw_only=True):
 
 
 class StakeSlashed(Event, frozen=True, kw_only=True):
-    """Stake that is gone for ever. reporter: NOBODY if judges ordered it."""
+    """Stake that is gone for ever. burned: how much of the amount; the treasury has the rest."""
 
     provider: Address
-    reporter: Address
     amount: int
-    reporter_share: int
     burned: int
 
 
@@ -491,6 +496,7 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         Joined,
         Left,
         WorkCommitted,
+        WorkToppedUp,
         WorkInvalidated,
         EpochInvalidated,
         WorkReleased,

@@ -18,13 +18,14 @@ from contracts.bindings import (
     WorkCommitted,
     WorkInvalidated,
     WorkReleased,
+    WorkToppedUp,
 )
 from protocol.identity import Address
 
 MOST_OF_OTHERS = 65_536
 """Epochs of other nodes that are remembered, the newest."""
 
-WorkEvent = WorkCommitted | WorkInvalidated | EpochInvalidated | WorkReleased | Settled
+WorkEvent = WorkCommitted | WorkToppedUp | WorkInvalidated | EpochInvalidated | WorkReleased | Settled
 Place = tuple[Address, int]
 """(node, epoch)"""
 
@@ -47,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def is_short(self) -> bool:
-        """Whether a part of it will never be paid for want of money in the pool."""
+        """Whether the pool lacks the money for a part of it. What nobody tops up is never paid."""
         return self.reserved < self.units
 
 
@@ -67,12 +68,13 @@ class Ledger:
     # from the chain
 
     def apply(self, event: Event) -> None:
+        if isinstance(event, WorkEvent):
+            place = (event.node, event.epoch)
+            self._events.setdefault(place, []).append(event)
+            self._book(place)
+            self._forget_beyond()
+            return
         match event:
-            case WorkCommitted() | WorkInvalidated() | EpochInvalidated() | WorkReleased() | Settled():
-                place = (event.node, event.epoch)
-                self._events.setdefault(place, []).append(event)
-                self._book(place)
-                self._forget_beyond()
             case Joined(node=node, block=block):
                 self._joined.setdefault(node, block)
             case Slashed(node=node):
@@ -82,11 +84,12 @@ class Ledger:
 
     def undo(self, event: Event) -> None:
         """A replaced block took an event back."""
+        if isinstance(event, WorkEvent):
+            place = (event.node, event.epoch)
+            self._events[place] = [known for known in self._events.get(place, ()) if known != event]
+            self._book(place)
+            return
         match event:
-            case WorkCommitted() | WorkInvalidated() | EpochInvalidated() | WorkReleased() | Settled():
-                place = (event.node, event.epoch)
-                self._events[place] = [known for known in self._events.get(place, ()) if known != event]
-                self._book(place)
             case Joined(node=node, block=block) if self._joined.get(node) == block:
                 del self._joined[node]
             case Slashed(node=node) if self.slashed.get(node) == event:
@@ -154,6 +157,8 @@ def _fold(events: list[WorkEvent]) -> Entry | None:
 
 def _after(entry: Entry, event: WorkEvent) -> Entry:
     match event:
+        case WorkToppedUp(units=units):
+            return msgspec.structs.replace(entry, reserved=entry.reserved + units, closed=False)
         case WorkInvalidated(units=units):
             left = max(entry.units - units, 0)
             reserved = min(entry.reserved, left)
