@@ -31,6 +31,7 @@ from cli.main import main as run_cli
 from node.chain.anvil import find_anvil
 from node.chain.cases import (
     CommitmentContradiction,
+    EpochCase,
     FileCase,
     Judgement,
     VerdictContradiction,
@@ -42,8 +43,8 @@ from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.rpc import rpc
 from node.state.keystore import load_key, read_password
 from protocol.identity import NodeKey
-from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, sign
-from protocol.work import Leaf, commitment_of, merkle_root, tree_of
+from protocol.statements import Domain, EpochVerdict, Outcome, Verdict, WorkCommitment, sign
+from protocol.work import EpochFault, Leaf, commitment_of, merkle_root, tree_of
 
 NETWORK = "base-sepolia"
 CHAIN_ID = 84532
@@ -112,7 +113,9 @@ def rehearse(scene: Scene) -> None:
     _deploy(scene, people)
     _stake_and_register(scene, people)
     pool = _open_pool(scene, people)
+    _attest(scene, people, pool)
     _earn(scene, people, pool)
+    _refused_epoch(scene, people, pool)
     _wrongly_slashed(scene, people, pool)
     _rightly_slashed(scene, people, pool)
     _caught_by_own_signatures(scene, people, pool)
@@ -191,6 +194,30 @@ def _open_pool(scene: Scene, people: dict[str, str]) -> int:
     return pool
 
 
+def _attest(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """Two judges sign what they measured, at one time and until one; who signed something else is told so."""
+    when = {"made_at": int(time.time()) - 60, "until": int(time.time()) + DAY}
+
+    def sign_by(judge: str, units: int, code: int = 0) -> str:
+        state = ["--state-dir", str(scene.home / "nodes" / judge), "--network", NETWORK]
+        times = ["--made-at", str(when["made_at"]), "--until", time.strftime("%FT%TZ", time.gmtime(when["until"]))]
+        command = ["contract", "attest", "sign", str(pool), people["worker"], "--units", str(units)]
+        told = scene.cli(*command, *times, *state, code=code)
+        path = scene.home / f"attested-{judge}-{units}.json"
+        path.write_text(json.dumps(told))
+        return str(path)
+
+    sign_by("worker", 1, code=3)  # not its own judge
+    first, second, other = sign_by("judge-1", 1), sign_by("judge-2", 1), sign_by("judge-3", 2)
+    scene.send("owner", "attest", "send", first, other, code=2)
+    scene.send("owner", "attest", "send", first, code=4)  # no quorum
+    scene.send("owner", "attest", "send", first, second)
+    events = scene.look("events", "--pool", str(pool))["events"]
+    found = [{name: event[name] for name in when} for event in events if event["event"] == "NodeAttested"]
+    if found != [when]:
+        raise RehearsalFailed(f"attested were {found}, not {when}")
+
+
 def _files(seed: int, count: int = 3) -> list[Leaf]:
     return [Leaf(POLICY, number, bytes([seed, number]) * 16, 1000 * (number + 1)) for number in range(count)]
 
@@ -245,6 +272,24 @@ def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
         raise RehearsalFailed(f"paid {paid}, due {due}")
 
 
+def _refused_epoch(scene: Scene, people: dict[str, str], pool: int) -> None:
+    """A quorum could not have an epoch's leaves: its pay is gone, and nothing is left to top up."""
+    files = _files(9)
+    epoch = _commit(scene, pool, "worker", files)
+    worker = scene.node("worker").address
+    root = merkle_root(tree_of(pool, worker, files))[:20]
+    fault, outcome = int(EpochFault.UNDELIVERED), int(Outcome.REJECT)
+    verdict = EpochVerdict(pool, worker, epoch, root, outcome, fault)
+    signed = tuple("0x" + sign(scene.node(judge), _domain(scene), verdict).hex() for judge in ("judge-1", "judge-2"))
+    path = scene.home / "epoch.json"
+    write_case(path, EpochCase(pool=pool, node=worker, epoch=epoch, outcome=outcome, reason=fault, verdicts=signed))
+    scene.send("owner", "invalidate", str(path))
+    scene.send("owner", "work", "top-up", str(pool), worker, str(epoch), code=4)
+    cases = scene.look("case", "list", people["provider"], "--pool", str(pool))["cases"]
+    if [(case["kind"], case["reason"]) for case in cases] != [("file", "wrong_draw"), ("epoch", "undelivered")]:
+        raise RehearsalFailed(f"the cases are {cases}")
+
+
 def _slash(scene: Scene, pool: int, name: str, seed: int) -> tuple[int, int]:
     """Commit an epoch, then have it slashed by a quorum: (epoch, case)."""
     files = _files(seed)
@@ -262,9 +307,13 @@ def _wrongly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
     _, case = _slash(scene, pool, "worker", 2)
     scene.send("provider", "case", "appeal", str(case))
     scene.send("owner", "case", "finalize", str(case), code=4)
-    scene.send("arbiter", "case", "overturn", str(pool), people["worker"])
-    if scene.look("case", "show", str(case))["state"] != "overturned":
-        raise RehearsalFailed("the case is not overturned")
+    scene.send("deployer", "case", "arbiter", people["deployer"], code=4)  # only the arbiter hands on the office
+    scene.send("arbiter", "case", "arbiter", people["deployer"])
+    scene.send("arbiter", "case", "overturn", str(pool), people["worker"], code=4)
+    scene.send("deployer", "case", "overturn", str(pool), people["worker"])
+    shown = scene.look("case", "show", str(case))
+    if (shown["state"], shown["node"], shown["reason"]) != ("overturned", people["worker"], "wrong_draw"):
+        raise RehearsalFailed(f"the case is {shown}")
     if _wealth(scene, people["provider"]) < before:
         raise RehearsalFailed("an honest provider lost money by a case that was overturned")
     scene.send("worker", "join", str(pool), "--contact", "again")

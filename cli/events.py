@@ -2,11 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from cli.output import ether, short
+from cli.output import date, ether, short
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
 
+CONTRADICTING_VERDICTS = 200
+"""The Court's REASON_DOUBLE_VERDICT."""
+_TIMES = ("lease_until", "made_at", "until", "from", "withdrawable_at", "final_at")
 _AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "compensation")
 
 
@@ -34,15 +37,23 @@ def event_row(event: Any) -> dict[str, Any]:
 
 def describe_event(row: dict[str, Any]) -> str:
     """A row in a few words."""
-    from protocol.checks import Reason
-
     words = []
     for name in ("pool", "node", "provider", "manager", "payer", "epoch", "units", "contact", "case_id"):
         if row.get(name) not in (None, ""):
             value = row[name]
             words.append(f"{name} {short(value) if str(value).startswith('0x') else str(value)[:60]}")
     words += [f"{name} {ether(int(row[f'{name}_wei']))}" for name in _AMOUNTS if f"{name}_wei" in row]
+    words += [f"{name.replace('_', ' ')} {date(row[name])}" for name in _TIMES if name in row]
     if "reason" in row:
-        known = row["reason"] in Reason.__members__.values()
-        words.append(f"reason {Reason(row['reason']).name.lower() if known else row['reason']}")
+        words.append(f"reason {fault_name(row['reason'])}")
     return "  ".join(words)
+
+
+def fault_name(reason: int) -> str:
+    """Why somebody lost pay or stake, whatever number the chain holds: of a file, of an epoch, of a validator."""
+    from protocol.checks import reason_name
+    from protocol.work import EpochFault
+
+    if reason == CONTRADICTING_VERDICTS:
+        return "contradicting_verdicts"
+    return EpochFault(reason).name.lower() if reason in EpochFault.__members__.values() else reason_name(reason)

@@ -1,6 +1,7 @@
 """How commands speak: tables for people, JSON for programs, errors on standard error."""
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -81,10 +82,20 @@ def short(address: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """'12 s', '3 min 05 s', '2 h 07 min'."""
+    """'12 s', '3 min 05 s', '2 h 07 min', '3 d 04 h'."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
+
+
+def date(timestamp: int) -> str:
+    """Unix seconds for people: '2026-11-22 10:30 UTC'."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(timestamp))
+    except (OverflowError, ValueError, OSError):  # a number from the chain that no calendar has
+        return f"second {timestamp}"

@@ -707,10 +707,6 @@ class Contracts:
         pairs = zip(nodes, values, strict=True)
         return [MemberState(node, None if v[0] == NOBODY else v[0], *v[1:]) for node, v in pairs]
 
-    def capacity(self, pool: int, node: Address) -> int:
-        """Work units that the node may commit per epoch."""
-        return self.swarm.functions.capacityOf(pool, node).call()
-
     def work(self, pool: int, node: Address, epoch: int) -> WorkInfo:
         return WorkInfo(*self.swarm.functions.workInfo(pool, node, epoch).call())
 
@@ -733,6 +729,10 @@ class Contracts:
         """Token wei that opening a pool takes."""
         return self.swarm.functions.poolBond().call()
 
+    def appeal_seconds(self) -> int:
+        """How long after a slash by judgement, and once more after its appeal, it can be overturned."""
+        return self.vault.functions.appealSeconds().call()
+
     def token_balance(self, holder: Address) -> int:
         return self.token.functions.balanceOf(holder).call()
 
@@ -752,11 +752,6 @@ class Contracts:
 
     def bond(self, provider: Address, amount: int) -> ContractFunction:
         return self.vault.functions.bond(provider, amount)
-
-    def bond_with_permit(self, provider: Address, amount: int, deadline: int, signature: bytes) -> ContractFunction:
-        """signature: 65 bytes of the sender over the token's EIP-2612 Permit for the vault."""
-        r, s, v = signature[:32], signature[32:64], signature[64]
-        return self.vault.functions.bondWithPermit(provider, amount, deadline, v, r, s)
 
     def unbond(self, amount: int) -> ContractFunction:
         return self.vault.functions.unbond(amount)

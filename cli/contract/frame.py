@@ -17,7 +17,7 @@ import typer
 from cli.contract.values import eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
-from cli.output import clean, console, duration, print_json, quiet_logs
+from cli.output import clean, console, date, duration, print_json, quiet_logs
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient, Leftover, Receipt
@@ -180,9 +180,9 @@ def outbox_of(profile: "NetworkProfile") -> Path:
 
 
 def when(timestamp: int, now: int) -> str:
-    """A chain's second for people: in how long, or how long ago."""
+    """A chain's second for people: its date, and in how long or how long ago that is."""
     gap = duration(abs(timestamp - now))
-    return f"in {gap}" if timestamp > now else f"{gap} ago"
+    return f"{date(timestamp)} (in {gap})" if timestamp > now else f"{date(timestamp)} ({gap} ago)"
 
 
 # ---- inside

@@ -7,10 +7,12 @@ pool_app = typer.Typer(help="Pools: where a run's members, rules and money stand
 provider_app = typer.Typer(help="Providers: who stakes for nodes and receives their rewards.", no_args_is_help=True)
 node_app = typer.Typer(help="Nodes: the keys that work, and the provider that answers for each.", no_args_is_help=True)
 work_app = typer.Typer(help="Work: one Merkle root per node and epoch.", no_args_is_help=True)
-case_app = typer.Typer(help="Frozen stakes: look, appeal, finish.", no_args_is_help=True)
+case_app = typer.Typer(help="What was taken from whom, and frozen stakes: look, appeal, finish.", no_args_is_help=True)
+attest_app = typer.Typer(help="Attested units: validators sign them, anybody carries them.", no_args_is_help=True)
 
 app.add_typer(provider_app, name="provider")
 app.add_typer(node_app, name="node")
 app.add_typer(pool_app, name="pool")
 app.add_typer(work_app, name="work")
 app.add_typer(case_app, name="case")
+app.add_typer(attest_app, name="attest")

@@ -118,7 +118,7 @@ def _case(path: Path, *kinds: type) -> Any:
 
 async def _slashed(chain: "ChainClient", pool: int, node: "Address") -> str:
     info = await chain.pool(pool)
-    hours = await chain.ask("read a parameter", lambda c: c.vault.functions.appealSeconds().call()) / 3600
+    hours = await chain.appeal_seconds() / 3600
     tokens = ether(info.slash_amount)
     frozen = f"{tokens} tokens of its provider's stake are frozen: lost after {hours:g} h unless overturned"
     return f"the node {node} is evicted, earns nothing for what is in its window, and {frozen}"

@@ -9,7 +9,7 @@ import typer
 from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
 from cli.contract.groups import node_app, provider_app
 from cli.contract.stake import bond_steps
-from cli.contract.values import address, seconds
+from cli.contract.values import Moment, address, moment
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key
 from cli.output import ether, print_facts, print_json
@@ -101,7 +101,9 @@ def node_consent(
     provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="Who may register this node.")],
     state_dir: Annotated[Path, typer.Option("--state-dir", help="State directory of the node.")],
     units: Units = 1,
-    valid: Annotated[int, typer.Option(parser=seconds, metavar="TIME", help="How long, e.g. 1h or 7d.")] = "24h",  # type: ignore[assignment]
+    until: Annotated[
+        Moment, typer.Option(parser=moment, metavar="WHEN", help="+24h, a date, or unix seconds.")
+    ] = "+24h",  # type: ignore[assignment]
     network: Network = "local",
     password_file: PasswordFile = None,
 ) -> None:
@@ -109,8 +111,8 @@ def node_consent(
     key = open_node_key(state_dir, password_file)
 
     async def sign(chain: "ChainClient") -> tuple[int, bytes]:
-        until = (await chain.block()).timestamp + valid
-        return await chain.register_node_signature(key, provider, units, deadline=until)
+        deadline = until((await chain.block()).timestamp)
+        return await chain.register_node_signature(key, provider, units, deadline=deadline)
 
     deadline, signature = read(network, sign)
     facts = {"node": key.address, "provider": provider, "units": units, "deadline": deadline}
@@ -163,31 +165,6 @@ async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> 
 
     says = f"the node {node} loses its place in its pool, because its provider's stake is too small"
     return Plan(says, f"node {node} expelled", [Step(f"expel {node}", chain.contracts.expel(node))])
-
-
-@transaction(
-    node_app,
-    "attest",
-    example="node attest 1 0xNode --units 2 --made-at 1999990000 --until 1999999999 --signature 0x.. --key anybody",
-)
-async def node_attest(
-    chain: "ChainClient",
-    me: "Address",
-    pool: Annotated[int, typer.Argument(min=1, help="The pool whose validators attest.")],
-    node: NodeAddress,
-    units: Annotated[int, typer.Option(min=0, help="What the validators measured; 0 takes it back.")],
-    made_at: Annotated[int, typer.Option(min=1, help="Unix second in which it was made; ends all earlier ones.")],
-    until: Annotated[int, typer.Option(min=1, help="Unix second at which it expires.")],
-    signature: Annotated[list[str], typer.Option(help="A validator's signature (130 hex digits); repeatable.")],
-) -> Plan:
-    """Carry the validators' attestation of a node's units to the chain."""
-    from node.chain.simulate import Step
-    from protocol.statements import Attestation
-
-    signatures = [signature_of(text) for text in signature]
-    call = chain.contracts.attest(Attestation(pool, node, units, made_at, until), signatures)
-    says = f"the node {node} counts with {units} unit(s) in pool {pool} until {until}; no money moves"
-    return Plan(says, f"node {node} attested with {units} unit(s)", [Step("attest the node", call)])
 
 
 @node_app.command("show", epilog="Example:  intellect-node contract node show 0xNode --network local --json")

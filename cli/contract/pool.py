@@ -8,7 +8,7 @@ import typer
 from cli.contract.frame import AsJson, Network, Plan, profile_of, read, transaction, when
 from cli.contract.groups import app, pool_app
 from cli.contract.stake import Amount, approve_steps
-from cli.contract.values import address, seconds, wei, word
+from cli.contract.values import Moment, address, moment, seconds, wei, word
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
 from cli.output import clean, console, duration, ether, print_facts, print_json
@@ -291,7 +291,7 @@ def invite(
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", help="Instead: the manager's state directory.")
     ] = None,
-    valid: Annotated[int, typer.Option(parser=seconds, metavar="TIME", help="How long, e.g. 1h or 7d.")] = "7d",  # type: ignore[assignment]
+    until: Annotated[Moment, typer.Option(parser=moment, metavar="WHEN", help="+7d, a date, or unix seconds.")] = "+7d",  # type: ignore[assignment]
     network: Network = "local",
     password_file: Annotated[Path | None, typer.Option("--password-file", help="Password (mode 0600).")] = None,
 ) -> None:
@@ -310,7 +310,7 @@ def invite(
     if info.manager != signer.address:
         why = f"the manager of pool {pool} is {info.manager}, the key is {signer.address}"
         raise CommandError("only the manager can invite", why, "use the manager's key")
-    deadline = now + valid
+    deadline = until(now)
     signature = sign(signer, Domain(profile.chain_id, profile.contracts.swarm), Invitation(pool, node, deadline))
     print_json({"pool": pool, "node": node, "deadline": deadline, "invitation": "0x" + signature.hex()})
 
@@ -326,7 +326,9 @@ async def join(
     invitation: Annotated[
         str | None, typer.Option(help="Of an invited pool: the 130 hex digits of `pool invite`.")
     ] = None,
-    deadline: Annotated[int | None, typer.Option(min=1, help="Of that invitation.")] = None,
+    deadline: Annotated[
+        Moment | None, typer.Option(parser=moment, metavar="WHEN", help="Of that invitation, as `pool invite` told it.")
+    ] = None,
 ) -> Plan:
     """As a node: join a pool, renew the lease, or tell a new contact. (The daemon does this by itself.)"""
     from node.chain.simulate import Step
@@ -344,7 +346,8 @@ async def join(
         )
     from cli.contract.nodes import signature_of
 
-    call = chain.contracts.join_invited(pool, contact, deadline, signature_of(invitation))
+    until = deadline((await chain.block()).timestamp)
+    call = chain.contracts.join_invited(pool, contact, until, signature_of(invitation))
     return Plan(says, f"{me} is a member of pool {pool}", [Step(f"join pool {pool}", call)])
 
 
@@ -411,7 +414,8 @@ def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> N
         facts = _facts(pool) | {"epoch": pool.epoch_at(now)}
         print_json({"pool": facts, "now": now, "members": [msgspec.to_builtins(member) for member in members]})
         return
-    rows: list[tuple[str, Any]] = [("pool", f"{number} ({_state(pool)})"), ("run", pool.run_root.hex())]
+    since = f" since {when(pool.stopped_at, now)}" if pool.stopped_at else ""
+    rows: list[tuple[str, Any]] = [("pool", f"{number} ({_state(pool)}{since})"), ("run", pool.run_root.hex())]
     rows += [("about", pool.run_uri)] if pool.run_uri else []
     rows += [("manager", pool.manager), ("validators", ", ".join(pool.validators))]
     rows += [("quorum", f"{pool.threshold} of {len(pool.validators)}"), ("free", f"{ether(pool.escrow)} tokens")]
@@ -423,7 +427,9 @@ def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> N
         ("reward", f"{ether(pool.reward_per_unit * PER)} tokens per {PER} units"),
         ("slash", ether(pool.slash_amount)),
     ]
-    rows += [("epoch", f"{duration(pool.epoch_seconds)}; now {pool.epoch_at(now)}"), ("window", duration(pool.window))]
+    epoch = pool.epoch_at(now)
+    ends = f"now {epoch}, until {when(pool.epoch_end(epoch), now)}"
+    rows += [("epoch", f"{duration(pool.epoch_seconds)}; {ends}"), ("window", duration(pool.window))]
     if pool.proposed:
         rows.append(("proposed", f"{', '.join(pool.proposed)}, from {when(pool.validators_from, now)} on"))
     rows += [("bootnode", node) for node in pool.bootnodes]

@@ -1,14 +1,14 @@
-"""Stake and its cases: bond, unbond, rebond, withdraw, appeal; and the faucet of test networks."""
+"""Stake: bond, unbond, rebond, withdraw; and the faucet of test networks."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
-from cli.contract.groups import app, case_app
+from cli.contract.frame import Plan, transaction
+from cli.contract.groups import app
 from cli.contract.values import address, wei
 from cli.errors import USAGE, CommandError
-from cli.output import duration, ether, print_facts, print_json
+from cli.output import duration, ether
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from protocol.identity import Address
 
 Amount = Annotated[int, typer.Argument(parser=wei, metavar="TOKENS", help="Tokens, e.g. 100 or 0.5.")]
-CaseNumber = Annotated[int, typer.Argument(min=1, help="The number of the frozen stake; see `contract events`.")]
 
 
 @transaction(app, "faucet", example="faucet 0xAb.. 1000 --network base-sepolia --key me")
@@ -98,44 +97,6 @@ async def withdraw(chain: "ChainClient", me: "Address") -> Plan:
     return Plan(says, f"{ether(amount)} tokens withdrawn", [Step("withdraw stake", chain.contracts.withdraw())])
 
 
-@transaction(case_app, "appeal", example="case appeal 3 --network base-sepolia --key provider")
-async def appeal(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
-    """As the provider whose stake was frozen: ask for more time, once, so that the arbiter can look at the case."""
-    from node.chain.simulate import Step
-
-    info = await _case(chain, case)
-    says = f"the {ether(info.amount)} tokens frozen in case {case} stay frozen longer, so that the arbiter can decide"
-    return Plan(says, f"case {case} is appealed", [Step(f"appeal case {case}", chain.contracts.appeal(case))])
-
-
-@transaction(case_app, "finalize", example="case finalize 3 --network base-sepolia --key anybody")
-async def finalize(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
-    """Once its time is over: what was frozen is burned and paid out, for ever. Anybody may do this."""
-    from node.chain.simulate import Step
-
-    info = await _case(chain, case)
-    says = f"{ether(info.amount)} tokens of {info.provider}, frozen in case {case}, are lost to it for ever"
-    return Plan(says, f"case {case} is final", [Step(f"finish case {case}", chain.contracts.finalize(case))])
-
-
-@case_app.command("show", epilog="Example:  intellect-node contract case show 3 --network base-sepolia --json")
-def case_show(case: CaseNumber, network: Network = "local", as_json: AsJson = False) -> None:
-    """A frozen stake: whose, how much, until when."""
-
-    async def look(chain: "ChainClient") -> tuple[Any, int]:
-        return await _case(chain, case), (await chain.block()).timestamp
-
-    info, now = read(network, look)
-    state = info.state.name.lower()
-    facts = {"case": case, "provider": info.provider, "state": state, "appealed": info.appealed}
-    facts |= {"frozen_wei": str(info.amount), "final_at": info.final_at}
-    if as_json:
-        print_json(facts)
-        return
-    rows = [("case", case), ("provider", info.provider), ("state", state), ("tokens", ether(info.amount))]
-    print_facts([*rows, ("appealed", "yes" if info.appealed else "no"), ("final", when(info.final_at, now))])
-
-
 async def bond_steps(chain: "ChainClient", me: "Address", provider: "Address", amount: int) -> "list[Step]":
     """Approve where that is needed, then bond."""
     from node.chain.simulate import Step
@@ -157,10 +118,3 @@ async def approve_steps(chain: "ChainClient", me: "Address", spender: "Address",
 async def _unbonding(chain: "ChainClient") -> str:
     period = await chain.ask("read a parameter", lambda c: c.vault.functions.unbondingPeriod().call())
     return f"{period // 86_400} days" if period >= 2 * 86_400 else duration(period)
-
-
-async def _case(chain: "ChainClient", case: int) -> Any:
-    info = await chain.ask(f"read case {case}", lambda c: c.case(case))
-    if info.state == 0:
-        raise CommandError(f"there is no case {case}", "no stake was frozen under that number", "see: contract events")
-    return info

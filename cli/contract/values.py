@@ -1,6 +1,8 @@
 """What people type, as values: tokens, addresses, hashes, times. Errors are three lines with exit code 2."""
 
 import re
+from collections.abc import Callable
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,12 @@ if TYPE_CHECKING:
 
 TOKEN = 10**18
 MAX_TOKENS = 10**12
+MAX_SECONDS = 10**11
+"""Beyond any date that people mean, within what the contracts hold."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+Moment = Callable[[int], int]
+"""From the chain's time to the second that was meant: '+7d' counts from there, everything else does not."""
 
 
 def wei(text: str) -> int:
@@ -57,6 +64,30 @@ def seconds(text: str) -> int:
             f"{text[:40]!r} is no length of time", "it must be a whole number", "give e.g. 90, 10m, 24h or 7d", USAGE
         )
     return int(match[1]) * _UNITS.get(match[2], 1)
+
+
+def moment(text: str) -> Moment:
+    """A point in time: '+7d' from the chain's now, '2026-12-01', '2026-12-01 10:30' (UTC if nothing else is said), or
+    unix seconds."""
+    if text.startswith("+"):
+        later = seconds(text[1:])
+        return lambda now: now + later
+    try:
+        if re.fullmatch(r"[0-9]{9,11}", text):
+            when = int(text)
+        else:
+            given = datetime.fromisoformat(text.removesuffix(" UTC"))
+            when = int((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        when = -1
+    if not 0 < when < MAX_SECONDS:
+        raise CommandError(
+            f"{text[:40]!r} is no point in time",
+            "it must be a date, unix seconds, or + and a length of time",
+            "give e.g. +7d, 2026-12-01, '2026-12-01 10:30' (UTC) or 1796000000",
+            USAGE,
+        )
+    return lambda _: when
 
 
 def eth(amount: int) -> str:

@@ -81,9 +81,24 @@ async def commit(
         "window. Claiming work that was not done costs your provider's stake."
     )
     if paid < worth:
-        says += f" The pool has too little money: {ether(worth - paid)} tokens' worth of it is never paid."
+        says += f" The pool has too little money: {ether(worth - paid)} tokens' worth of it waits for more."
     call = chain.contracts.commit_work(pool, epoch, root, units)
     return Plan(says, f"epoch {epoch} is committed with {units:,} units", [Step("commit work", call)])
+
+
+@transaction(work_app, "top-up", example="work top-up 7 0xNode 41 --network base-sepolia --key anybody")
+async def top_up(chain: "ChainClient", me: "Address", pool: Pool, node: Node, epoch: Epoch) -> Plan:
+    """Reserve pay for committed work that lacks it, as far as the pool has money again. Anybody may do this.
+
+    (A worker's daemon does it for its own work.)
+    """
+    from node.chain.simulate import Step
+
+    info, work = await chain.pool(pool), await chain.work(pool, node, epoch)
+    more = min((work.units - work.reserved_units) * info.reward_per_unit, info.escrow)
+    says = f"{ether(more)} tokens of pool {pool} that nobody has a claim on are reserved for epoch {epoch} of {node}"
+    call = chain.contracts.top_up(pool, node, epoch)
+    return Plan(says, f"epoch {epoch} of {node} is topped up", [Step(f"top up epoch {epoch}", call)])
 
 
 def _require_earned(state_dir: Path | None, epoch: int, units: int) -> None:

@@ -216,6 +216,9 @@ class ChainClient:
         """A slash that judges ordered, by the vault's number."""
         return await self._read(f"read case {case}", lambda: self._contracts.case(case))
 
+    async def appeal_seconds(self) -> int:
+        return await self._read("read a parameter", self._contracts.appeal_seconds)
+
     async def epoch_at(self, pool: int, timestamp: int | None = None) -> int:
         """The pool's epoch at a block timestamp; without one, that of the latest block."""
         when = (await self.block()).timestamp if timestamp is None else timestamp
@@ -258,24 +261,12 @@ class ChainClient:
         await self._approve(self.profile.contracts.vault, amount, key)
         return await self._write("bond stake", self._contracts.bond(provider, amount), key)
 
-    async def unbond(self, amount: int, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write("unbond stake", self._contracts.unbond(amount), key)
-
-    async def rebond(self, amount: int, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write("bond stake again", self._contracts.rebond(amount), key)
-
-    async def withdraw(self, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write("withdraw stake", self._contracts.withdraw(), key)
-
     async def register_node(
         self, node: Address, units: int, deadline: int, node_signature: bytes, *, key: NodeKey | None = None
     ) -> Receipt:
         """key: the provider's. The signature is from `register_node_signature`."""
         call = self._contracts.register_node(node, units, deadline, node_signature)
         return await self._write("register the node", call, key)
-
-    async def remove_node(self, node: Address, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write("remove the node", self._contracts.remove_node(node), key)
 
     async def register_node_signature(
         self, node_key: NodeKey, provider: Address, units: int, *, deadline: int | None = None
@@ -300,12 +291,6 @@ class ChainClient:
         """Add the key's tokens to the pool's escrow; approves first where that is needed."""
         await self._approve(self.profile.contracts.swarm, amount, key)
         return await self._write(f"fund pool {pool}", self._contracts.fund_pool(pool, amount), key)
-
-    async def set_pool_run(self, pool: int, run_root: bytes, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write(f"name the run of pool {pool}", self._contracts.set_pool_run(pool, run_root), key)
-
-    async def end_pool(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
-        return await self._write(f"end pool {pool}", self._contracts.end_pool(pool), key)
 
     async def sweep(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
         return await self._write(f"sweep pool {pool}", self._contracts.sweep(pool), key)

@@ -48,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def is_short(self) -> bool:
-        """Whether the pool lacks the money for a part of it. What nobody tops up is never paid."""
+        """Whether a part of it waits for money in the pool."""
         return self.reserved < self.units
 
 

@@ -1,4 +1,5 @@
-"""The pool's housekeeping: what a slash voided goes back to the escrow, once the slash cannot be undone any more.
+"""The pool's housekeeping: what a slash voided goes back to the escrow, once the slash cannot be undone any more; what
+is left of a pool that is over goes to its manager.
 
 A slashed node's own daemon has ended, so somebody else does this: the trainer, whose pool it is. Anybody may.
 """
@@ -28,8 +29,10 @@ class Clearer(Protocol):
     async def block(self) -> Block: ...
     async def case(self, case: int) -> CaseInfo: ...
     async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo: ...
+    async def appeal_seconds(self) -> int: ...
     async def finalize(self, case: int) -> object: ...
     async def release(self, pool: int, node: Address, epoch: int) -> object: ...
+    async def sweep(self, pool: int) -> object: ...
 
 
 class Clearing(Service):
@@ -51,6 +54,7 @@ class Clearing(Service):
             try:
                 for node, slash in list(self._ledger.slashed.items()):
                     await self.clear(node, slash.case_id)
+                await self.sweep()
             except IntellectError as error:
                 log.info("work.not_released", why=error.why)
 
@@ -69,6 +73,27 @@ class Clearing(Service):
                 continue
             self.released += 1
             log.info("work.released", node=node, epoch=epoch)
+
+    async def sweep(self) -> None:
+        """Once the pool's last epoch is mature: pay out what no work has a claim on, and when no slash can be
+        overturned any more, the bond. Until then work without a reserve comes first: its node may still top it up."""
+        pool = await self._chain.pool(self._pool)
+        if not pool.ended or not (pool.escrow or pool.bond):
+            return
+        over = pool.maturity(pool.epoch_at(pool.stopped_at))
+        now = (await self._chain.block()).timestamp
+        if now < over:
+            return
+        if now < over + 2 * await self._chain.appeal_seconds():
+            wanted = any(entry.is_short and entry.paid is None for entry in self._ledger.since(0))
+            if wanted or not pool.escrow:
+                return
+        try:
+            await self._chain.sweep(self._pool)
+        except Reverted as error:
+            log.info("pool.not_swept", pool=self._pool, why=error.why)
+            return
+        log.info("pool.swept", pool=self._pool, manager=pool.manager, escrow=str(pool.escrow))
 
     async def _is_final(self, case: int) -> bool:
         if not case:

@@ -1,8 +1,9 @@
 """A worker's pay, brought home: what is mature is settled, and whoever looks at the status sees what comes when.
 
 What was committed stands in the ledger (the chain's events); whether it is due is asked of the chain itself before
-anything is sent. Times are those of blocks. Warns of what costs money if nobody acts: work that the pool had no money
-for, a slash that must be appealed with a key that is not here, new validators.
+anything is sent. Times are those of blocks. Work that the pool had no money for is topped up once it has some. Warns of
+what costs money if nobody acts: an empty escrow, a slash that must be appealed with a key that is not here, new
+validators.
 """
 
 import time
@@ -44,6 +45,7 @@ class Treasury(Protocol):
     async def pool(self, pool: int) -> PoolInfo: ...
     async def block(self) -> Block: ...
     async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo: ...
+    async def top_up(self, pool: int, node: Address, epoch: int) -> object: ...
     async def settle(self, pool: int, node: Address, epochs: Sequence[int]) -> object: ...
     async def node_info(self, node: Address) -> NodeInfo: ...
     async def stake_of(self, provider: Address) -> Stake: ...
@@ -117,6 +119,7 @@ class Settling(Service):
         if self._provider is None:
             self._provider = (await self._treasury.node_info(self._own)).owner
         await self._finish()
+        await self._top_up(pool)  # before settling: what is settled short stays short
         now = (await self._treasury.block()).timestamp
         due = await self._due(pool, now)
         if due and (len(due) >= BATCH or now - pool.maturity(due[0]) >= self._patience(pool)):
@@ -131,6 +134,27 @@ class Settling(Service):
     def _patience(self, pool: PoolInfo) -> float:
         wanted = min(EPOCHS_TO_GATHER * pool.epoch_seconds, MOST_TO_GATHER)
         return wanted if self._gather is None else self._gather
+
+    async def _top_up(self, pool: PoolInfo) -> None:
+        """Have pay reserved for what of our work has none, oldest first, as far as the escrow has it by now. After a
+        crash the chain says what is still lacking, and the outbox knows the equal call."""
+        free = pool.escrow // pool.reward_per_unit if pool.reward_per_unit else 0
+        for entry in sorted(self._ledger.of(self._own), key=lambda entry: entry.epoch):
+            if not free:
+                return
+            if not entry.is_short or entry.paid is not None:
+                continue
+            work = await self._treasury.work(self._pool, self._own, entry.epoch)
+            units = min(work.units - work.reserved_units, free)
+            if not any(work.root) or work.voided or not units:
+                continue
+            try:
+                await self._treasury.top_up(self._pool, self._own, entry.epoch)
+            except Reverted as error:  # somebody else's work got it: the next look sees what is left
+                log.info("pay.not_topped_up", epoch=entry.epoch, why=error.why)
+                return
+            free -= units
+            log.info("pay.topped_up", epoch=entry.epoch, units=units)
 
     async def _due(self, pool: PoolInfo, now: int) -> list[int]:
         """Mature epochs of ours that something is reserved for, oldest first: as the chain says at this moment."""
@@ -190,7 +214,7 @@ class Settling(Service):
         self._warned, self.warnings = told, list(told.values())
 
     def _of_reserves(self, pool: PoolInfo, now: int) -> dict[str, str]:
-        """Commitments of ours that will not be paid in full, as long as anything can be done about them."""
+        """Commitments of ours that wait for money in the pool, as long as their time runs."""
         short = [entry for entry in self._ledger.of(self._own) if entry.is_short and now < pool.maturity(entry.epoch)]
         return {f"unfunded {entry.epoch}": _short(entry) for entry in short[-WARNED:]}
 
@@ -230,9 +254,8 @@ class Settling(Service):
 
 
 def _short(entry: Entry) -> str:
-    if entry.reserved == 0:
-        return f"epoch {entry.epoch}: nothing is reserved for its {entry.units} units, they will not be paid"
-    return f"epoch {entry.epoch}: only {entry.reserved} of {entry.units} units are reserved, the rest will not be paid"
+    lacking = f"{entry.units - entry.reserved} of its {entry.units} units"
+    return f"epoch {entry.epoch}: nothing is reserved for {lacking}, they wait for money in the pool"
 
 
 def _date(timestamp: int) -> str:

@@ -168,14 +168,14 @@ def test_a_consent_that_is_too_old_is_refused(scene: Any, tmp_path: Path, capsys
     scene.cli("keys", "new", "--state-dir", str(state), "--json")
     consent = ["contract", "node", "consent", scene.me, "--state-dir", str(state), "--network", NETWORK]
     given = tmp_path / "consent.json"
-    given.write_text(json.dumps(scene.cli(*consent, "--valid", "1m")))
+    given.write_text(json.dumps(scene.cli(*consent, "--until", "+1m")))
     scene.wait(120)
     register = ["contract", "node", "register", "--consent", str(given), "--network", NETWORK, "--yes"]
     assert main([*register, "--key", "me"]) == 4
     assert "the signature is too old" in capsys.readouterr().err
     assert main([*register, "--key", "poor"]) == 3
     assert "for another provider" in capsys.readouterr().err
-    given.write_text(json.dumps(scene.cli(*consent, "--valid", "1h")))
+    given.write_text(json.dumps(scene.cli(*consent, "--until", "+1h")))
     assert main([*register, "--key", "me"]) == 0
 
 

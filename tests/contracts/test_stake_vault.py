@@ -109,13 +109,14 @@ def test_a_permit_bonds_in_one_transaction_even_if_somebody_carried_it_there_bef
     deadline, nonce = world.now() + 1000, 0
     for carried in (False, True):
         signature = sign_permit(world, provider, 10 * TOKEN, nonce, deadline)
+        r, s, v = signature[:32], signature[32:64], signature[64]
         if carried:
-            r, s, v = signature[:32], signature[32:64], signature[64]
             permit = world.contracts.token.functions.permit(
                 provider.address, world.contracts.addresses.vault, 10 * TOKEN, deadline, v, r, s
             )
             world.send(permit, world.person())
-        world.send(world.contracts.bond_with_permit(provider.address, 10 * TOKEN, deadline, signature), provider)
+        bond = world.contracts.vault.functions.bondWithPermit(provider.address, 10 * TOKEN, deadline, v, r, s)
+        world.send(bond, provider)
         nonce += 1
     assert world.contracts.stake_of(provider.address).bonded == 20 * TOKEN
 

@@ -33,7 +33,7 @@ from protocol.identity import NodeKey
 from tests.attacks.validators.court import InlineJournal
 
 OWN, PROVIDER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
-POOL, RATE, EPOCH, WINDOW = 7, 10**15 + 7, 3600, 24 * 3600
+POOL, RATE, EPOCH, WINDOW, APPEAL = 7, 10**15 + 7, 3600, 24 * 3600, 12 * 3600
 WEEK = 7 * 24
 
 
@@ -47,6 +47,8 @@ class Chain:
         self.voided_before: dict[str, int] = {}
         self.balance = 0
         self.settles: list[tuple[int, ...]] = []
+        self.top_ups: list[int] = []
+        self.sweeps: list[int] = []
         self.waiting: dict[tuple[int, ...], bool] = {}
         self.trouble = 0.0
         self.unconfirmed = False
@@ -131,6 +133,28 @@ class Chain:
         self.balance += reserved * RATE
         self.tell(Settled, node=node, epoch=epoch, provider=PROVIDER.address, units=units, amount=reserved * RATE)
 
+    async def top_up(self, pool: int, node: str, epoch: int) -> None:
+        await self._answer()
+        if (node, epoch) not in self.work_of:
+            raise Reverted("top up", "NothingCommitted", {"epoch": epoch})
+        if not self.reserve_more(epoch, node):
+            raise Reverted("top up", "ZeroAmount", {})
+        self.top_ups.append(epoch)
+
+    async def appeal_seconds(self) -> int:
+        await self._answer()
+        return APPEAL
+
+    async def sweep(self, pool: int) -> None:
+        await self._answer()
+        over = self.info.maturity(self.info.epoch_at(self.info.stopped_at))
+        assert self.info.ended and self.now() >= over
+        bond = self.info.bond if self.now() >= over + 2 * APPEAL else 0
+        if not self.free and not bond:
+            raise Reverted("sweep", "ZeroAmount", {})
+        self.sweeps.append(self.free * RATE + bond)
+        self.free, self.info = 0, msgspec.structs.replace(self.info, bond=self.info.bond - bond)
+
     async def finalize(self, case: int) -> None:
         await self._answer()
         self.cases[case] = msgspec.structs.replace(self.cases[case], state=CaseState.FINAL)
@@ -150,12 +174,14 @@ class Chain:
         root = bytes([epoch % 256]) * 32
         self.tell(WorkCommitted, node=node, epoch=epoch, root=root, units=units, reserved_units=reserved)
 
-    def top_up(self, epoch: int, node: str = OWN.address) -> None:
+    def reserve_more(self, epoch: int, node: str = OWN.address) -> int:
         units, reserved = self.work_of[node, epoch]
         more = min(units - reserved, self.free)
-        self.free -= more
-        self.work_of[node, epoch] = [units, reserved + more]
-        self.tell(WorkToppedUp, node=node, epoch=epoch, units=more)
+        if more:
+            self.free -= more
+            self.work_of[node, epoch] = [units, reserved + more]
+            self.tell(WorkToppedUp, node=node, epoch=epoch, units=more)
+        return more
 
     def take(self, epoch: int, units: int | None, node: str = OWN.address) -> None:
         """Some units of an epoch, or (None) all of it."""
@@ -213,7 +239,7 @@ async def test_a_week_of_epochs_is_paid_to_the_wei_whatever_happens(autojump_clo
     """Restarts at any moment, an endpoint that fails a third of all questions, transactions that nobody confirms, a
     stranger who settles, leaves and epochs that are taken, an escrow that runs dry for a while."""
     chain, dice = Chain(escrow=60_000), random.Random(3)
-    worker, owed = Worker(chain), dict[int, int]()
+    worker, dry = Worker(chain), 0
     chain.trouble = 0.33
     epoch = 0
     while epoch < WEEK:
@@ -221,14 +247,13 @@ async def test_a_week_of_epochs_is_paid_to_the_wei_whatever_happens(autojump_clo
             for _ in range(dice.randrange(1, 14)):
                 if epoch < WEEK:
                     units = dice.randrange(500, 1500)
-                    owed[epoch] = min(units, chain.free)
+                    dry += not chain.free
                     chain.commit(epoch, units)
                     epoch += 1
                 chain.unconfirmed = dice.random() < 0.1
                 if epoch > 4 and dice.random() < 0.1:
                     taken = dice.randrange(epoch - 4, epoch)
                     chain.take(taken, None if dice.random() < 0.3 else 200)
-                    owed[taken] = chain.work_of[OWN.address, taken][1]
                 due = [e for (_, e), work in chain.work_of.items() if work[1] and chain.now() >= chain.info.maturity(e)]
                 if due and dice.random() < 0.2:
                     chain.pay(OWN.address, due[0])
@@ -239,10 +264,11 @@ async def test_a_week_of_epochs_is_paid_to_the_wei_whatever_happens(autojump_clo
     async with worker.life():
         await trio.sleep(WINDOW + 3 * EPOCH)
         told = pay_of(worker.settling)
-    assert chain.balance == sum(owed.values()) * RATE == int(told["paid_wei"]) == int(told["earned_wei"])
+    assert chain.balance == (60_000 + 10**6 - chain.free) * RATE == int(told["paid_wei"]) == int(told["earned_wei"])
+    assert all(work == [0, 0] for work in chain.work_of.values()), "only what was taken is left"
     assert (told["due_wei"], told["waiting_wei"], told["waiting_until"]) == ("0", "0", 0)
-    assert told["provider"] == PROVIDER.address and told["unfunded_units"] > 0 and 0 in owed.values()
-    assert len(chain.settles) > 40
+    assert told["provider"] == PROVIDER.address and told["unfunded_units"] > 0
+    assert len(chain.settles) > 40 and dry > 10 and len(set(chain.top_ups)) > 30
 
 
 async def test_what_was_being_sent_before_a_crash_is_taken_up_and_not_sent_with_more_beside_it(
@@ -309,8 +335,8 @@ async def test_what_costs_money_unless_somebody_acts_is_told(autojump_clock: Any
         later = pay_of(settling)
     assert told["unfunded_units"] == 15
     assert told["warnings"] == [
-        "epoch 1: only 5 of 10 units are reserved, the rest will not be paid",
-        "epoch 2: nothing is reserved for its 10 units, they will not be paid",
+        "epoch 1: nothing is reserved for 5 of its 10 units, they wait for money in the pool",
+        "epoch 2: nothing is reserved for 10 of its 10 units, they wait for money in the pool",
         "the pool's escrow does not pay for another epoch like the last one: contract pool fund",
         f"other validators may take office from 1970-01-01 02:00 UTC: {OTHER.address}",
     ]
@@ -337,6 +363,68 @@ async def test_voided_work_goes_back_to_the_pool_once_the_slash_is_final(autojum
         nursery.cancel_scope.cancel()
     assert clearing.released == 1 and chain.free == 90 and (OWN.address, 0) in chain.work_of
     assert chain.cases[4].state is (CaseState.FINAL if case else CaseState.FROZEN)
+
+
+async def test_work_without_a_reserve_is_topped_up_once_the_pool_has_money_and_paid(autojump_clock: Any) -> None:
+    """An invalidation refills the escrow a little, a funder fills it after the work is mature; one epoch is void."""
+    chain = Chain(escrow=15)
+    for epoch in range(3):
+        chain.commit(epoch, 10)
+    chain.commit(0, 10, OTHER.address)
+    async with Worker(chain).life() as settling:
+        await trio.sleep(2 * EPOCH)
+        assert chain.top_ups == [] and pay_of(settling)["unfunded_units"] == 15
+        chain.take(0, 3)
+        await trio.sleep(EPOCH)
+        assert chain.top_ups == [1] and chain.free == 0
+        assert pay_of(settling)["waiting_wei"] == str(15 * RATE)
+        chain.take(1, 10)
+        chain.free = 0  # somebody else's work was faster
+        await trio.sleep(WINDOW + 4 * EPOCH)
+        assert chain.balance == 7 * RATE
+        chain.free = 100
+        await trio.sleep(2 * EPOCH)
+        assert pay_of(settling)["unfunded_units"] == 0
+    assert chain.top_ups == [1, 2] and chain.balance == 17 * RATE and chain.free == 90
+    assert chain.work_of[OTHER.address, 0] == [10, 0], "others look after their own"
+
+
+async def test_a_voided_epoch_and_a_pool_without_pay_are_not_topped_up(autojump_clock: Any) -> None:
+    chain = Chain(escrow=5)
+    chain.commit(0, 10)
+    chain.slash(OWN.address)
+    chain.free = 100
+    async with Worker(chain).life():
+        await trio.sleep(EPOCH)
+    free = Chain(escrow=0)
+    free.commit(0, 10)
+    free.info = msgspec.structs.replace(free.info, reward_per_unit=0)
+    async with Worker(free).life():
+        await trio.sleep(EPOCH)
+    assert (chain.top_ups, free.top_ups) == ([], [])
+
+
+@pytest.mark.parametrize("short", [False, True])
+async def test_what_is_left_of_a_pool_that_is_over_goes_to_its_manager_and_its_bond_later(
+    autojump_clock: Any, short: bool
+) -> None:
+    """Where work still lacks pay, the escrow waits for it as long as the bond does."""
+    chain, ledger = Chain(escrow=10), Ledger(OWN.address)
+    chain.info = msgspec.structs.replace(chain.info, ended=True, stopped_at=EPOCH // 2, bond=5)
+    chain.commit(0, 12 if short else 10, OTHER.address)
+    ledger.apply(chain.told[0])
+    async with trio.open_nursery() as nursery:
+        clearing = Clearing(POOL, chain, ledger)  # type: ignore[arg-type]
+        nursery.start_soon(clearing.run)
+        await trio.sleep(EPOCH)
+        chain.free = 3
+        await trio.sleep(WINDOW - 120)
+        assert chain.sweeps == []
+        await trio.sleep(240)
+        assert chain.sweeps == ([] if short else [3 * RATE])
+        await trio.sleep(2 * APPEAL)
+        nursery.cancel_scope.cancel()
+    assert chain.sweeps == ([3 * RATE + 5] if short else [3 * RATE, 5])
 
 
 # ---- the books
@@ -375,10 +463,10 @@ def test_what_was_topped_up_is_due_again_until_that_is_taken_back() -> None:
     chain.commit(0, 10)
     assert told() == (10, 0, True, True)
     chain.free = 4
-    chain.top_up(0)
+    chain.reserve_more(0)
     assert told() == (10, 4, True, False)
     chain.free = 100
-    chain.top_up(0)
+    chain.reserve_more(0)
     assert told() == (10, 10, False, False)
     chain.take(0, 3)
     assert told() == (7, 7, False, False)

@@ -1,0 +1,197 @@
+"""Cases: what quorums and signatures took from whom; and a provider's answer to them while a stake is only frozen."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
+from cli.contract.groups import case_app
+from cli.contract.values import address
+from cli.errors import CommandError
+from cli.events import fault_name
+from cli.output import console, date, ether, print_facts, print_json
+
+if TYPE_CHECKING:
+    from contracts.bindings import CaseInfo, EpochInvalidated, Event, Slashed, WorkInvalidated
+    from node.chain.client import ChainClient
+    from protocol.identity import Address
+
+CaseNumber = Annotated[int, typer.Argument(min=1, help="The number of the frozen stake; see `case list`.")]
+
+
+@case_app.command("list", epilog="Example:  intellect-node contract case list 0xProvider --network base-sepolia --json")
+def list_(
+    who: Annotated[
+        Any, typer.Argument(parser=address, metavar="[ADDRESS]", help="Only those of a node, or a provider's nodes.")
+    ] = None,
+    pool: Annotated[int | None, typer.Option(min=1, max=2**32 - 1, help="Only those of one pool.")] = None,
+    network: Network = "local",
+    as_json: AsJson = False,
+) -> None:
+    """What was taken from whom, oldest first: stakes by judges (a case) or evidence, the pay of epochs and of files."""
+
+    async def look(chain: "ChainClient") -> tuple[list[dict[str, Any]], int]:
+        return await _rows(chain, who, pool), (await chain.block()).timestamp
+
+    rows, now = read(network, look)
+    if as_json:
+        print_json({"cases": rows, "now": now})
+        return
+    for row in rows:
+        _print_row(row, now)
+    if not rows:
+        console().print("nothing was taken from anybody")
+
+
+@case_app.command("show", epilog="Example:  intellect-node contract case show 3 --network base-sepolia --json")
+def show(case: CaseNumber, network: Network = "local", as_json: AsJson = False) -> None:
+    """A frozen stake: whose, why, how much, until when."""
+
+    async def look(chain: "ChainClient") -> tuple[dict[str, Any], int]:
+        info = await _case(chain, case)
+        events = [event for event in await _events(chain, info.pool) if getattr(event, "case_id", None) == case]
+        told = [await _row(chain, event, info.provider, info) for event in events]
+        return _frozen(info) | {"pool": info.pool} | (told[0] if told else {}), (await chain.block()).timestamp
+
+    facts, now = read(network, look)
+    if as_json:
+        print_json(facts)
+        return
+    names = ("case", "provider", "pool", "node", "reason", "epoch", "state", "transaction")
+    rows = [(name, facts[name]) for name in names if facts.get(name) is not None]
+    rows += [("tokens", ether(int(facts["frozen_wei"]))), ("appealed", "yes" if facts["appealed"] else "no")]
+    print_facts([*rows, ("final", when(facts["final_at"], now))])
+
+
+@transaction(case_app, "appeal", example="case appeal 3 --network base-sepolia --key provider")
+async def appeal(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
+    """As the provider whose stake was frozen: ask for more time, once, so that the arbiter can look at the case."""
+    from node.chain.simulate import Step
+
+    info = await _case(chain, case)
+    says = f"the {ether(info.amount)} tokens frozen in case {case} stay frozen longer, so that the arbiter can decide"
+    return Plan(says, f"case {case} is appealed", [Step(f"appeal case {case}", chain.contracts.appeal(case))])
+
+
+@transaction(case_app, "finalize", example="case finalize 3 --network base-sepolia --key anybody")
+async def finalize(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
+    """Once its time is over: what was frozen is burned and paid out, for ever. Anybody may do this."""
+    from node.chain.simulate import Step
+
+    info = await _case(chain, case)
+    says = f"{ether(info.amount)} tokens of {info.provider}, frozen in case {case}, are lost to it for ever"
+    return Plan(says, f"case {case} is final", [Step(f"finish case {case}", chain.contracts.finalize(case))])
+
+
+@transaction(case_app, "arbiter", example="case arbiter 0xNew --network base-sepolia --key arbiter")
+async def arbiter(
+    chain: "ChainClient",
+    me: "Address",
+    to: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="The next arbiter: a key or contract.")],
+) -> Plan:
+    """As the arbiter: hand the office to another key or contract."""
+    from node.chain.simulate import Step
+
+    says = f"{to} decides about frozen stakes from now on, and {me} no more; no money moves"
+    return Plan(says, f"{to} is the arbiter", [Step("name another arbiter", chain.contracts.set_arbiter(to))])
+
+
+# ---- inside
+
+
+async def _case(chain: "ChainClient", case: int) -> "CaseInfo":
+    info = await chain.case(case)
+    if info.state == 0:
+        raise CommandError(f"there is no case {case}", "no stake was frozen under that number", "see: contract events")
+    return info
+
+
+async def _rows(chain: "ChainClient", who: "Address | None", pool: int | None) -> list[dict[str, Any]]:
+    """Every case of `who` in `pool`; JSON-ready."""
+    rows: list[dict[str, Any]] = []
+    owners: dict[Address, Address | None] = {}
+    for event in await _events(chain, pool):
+        if event.node not in owners:
+            owners[event.node] = (await chain.node_info(event.node)).owner
+        if who in (None, event.node, owners[event.node]):
+            case = getattr(event, "case_id", 0)
+            rows.append(await _row(chain, event, owners[event.node], await chain.case(case) if case else None))
+    return rows
+
+
+async def _events(chain: "ChainClient", pool: int | None) -> "list[Slashed | EpochInvalidated | WorkInvalidated]":
+    from contracts.bindings import EpochInvalidated, Slashed, WorkInvalidated, pool_topic
+
+    of_pool = [] if pool is None else ["0x" + pool_topic(pool).hex()]
+    events = await _told(chain, [Slashed, EpochInvalidated, WorkInvalidated], of_pool)
+    return [event for event in events if isinstance(event, (Slashed, EpochInvalidated, WorkInvalidated))]
+
+
+async def _told(chain: "ChainClient", kinds: "Sequence[type[Event]]", more: Sequence[str]) -> "list[Event]":
+    """The Swarm's events of these kinds; more: what else their topics say."""
+    from contracts.bindings import parse_log, topic_of
+
+    topics = [["0x" + topic_of(kind).hex() for kind in kinds], *more]
+    head = (await chain.block()).number
+    parsed = [
+        parse_log(log, chain.profile.contracts) for log in await chain.logs(chain.profile.deployed_block, head, topics)
+    ]
+    return [event for event in parsed if event is not None]
+
+
+async def _row(
+    chain: "ChainClient",
+    event: "Slashed | EpochInvalidated | WorkInvalidated",
+    provider: "Address | None",
+    info: "CaseInfo | None",
+) -> dict[str, Any]:
+    """One case. info: of a slash by judges."""
+    from contracts.bindings import EpochInvalidated, Slashed
+
+    if isinstance(event, Slashed):
+        kind = "slash" if event.case_id else "evidence"
+        taken: dict[str, Any] = {"amount_wei": str(event.amount), "epoch": await _epoch_of(chain, event)}
+        taken |= _frozen(info) if info else {}
+    else:
+        kind = "epoch" if isinstance(event, EpochInvalidated) else "file"
+        taken = {"epoch": event.epoch, "units": event.units}
+    facts = {"kind": kind, "pool": event.pool, "node": event.node, "provider": provider}
+    facts |= {"reason": fault_name(event.reason), "transaction": event.transaction, "block": event.block}
+    return facts | taken | {"time": (await chain.block(event.block)).timestamp}
+
+
+def _frozen(info: "CaseInfo") -> dict[str, Any]:
+    facts = {"case": info.id, "provider": info.provider, "state": info.state.name.lower(), "appealed": info.appealed}
+    return facts | {"frozen_wei": str(info.amount), "final_at": info.final_at}
+
+
+async def _epoch_of(chain: "ChainClient", event: "Slashed") -> int | None:
+    """Which epoch a node was slashed for, where it was for an epoch: the one with the root that `Slashed` names."""
+    from contracts.bindings import WorkCommitted, pool_topic
+    from protocol.work import EpochFault
+
+    if event.reason not in EpochFault.__members__.values():
+        return None
+    of_node = ["0x" + pool_topic(event.pool).hex(), "0x" + event.node.removeprefix("0x").lower().rjust(64, "0")]
+    commits = await _told(chain, [WorkCommitted], of_node)
+    found = [e.epoch for e in commits if isinstance(e, WorkCommitted) and e.root[:20] == event.file_root[:20]]
+    return found[-1] if found else None
+
+
+def _print_row(row: dict[str, Any], now: int) -> None:
+    """Two lines, and what can still be done about it."""
+    name = f"case {row['case']}" if "case" in row else row["kind"]
+    of_epoch = "" if row["epoch"] is None else f", epoch {row['epoch']}"
+    console().print(f"{date(row['time'])}  {name}  pool {row['pool']}{of_epoch}  {row['node']}", soft_wrap=True)
+    if "units" in row:
+        lost = f"{row['units']:,} units are not paid"
+    elif "case" not in row:
+        lost = f"{ether(int(row['amount_wei']))} tokens of stake are lost, by the node's own signatures"
+    elif row["state"] == "frozen":
+        lost = f"{ether(int(row['frozen_wei']))} tokens of stake are frozen, final {when(row['final_at'], now)}"
+        if not row["appealed"] and now < row["final_at"]:
+            lost += f"; its provider may: contract case appeal {row['case']}"
+    else:
+        lost = f"{ether(int(row['frozen_wei']))} tokens of stake, {row['state']}"
+    console().print(f"    {row['reason']}: {lost}", markup=False, soft_wrap=True)
