@@ -1,4 +1,5 @@
-"""`intellect-node contract economics`: from which stake on honesty pays, for a run and its prices."""
+"""`intellect-node contract economics`: from which stake on honesty pays, and what everybody earns, for a run and its
+prices."""
 
 import math
 from pathlib import Path
@@ -10,10 +11,10 @@ from rich.table import Table
 from cli.output import console, ether, print_json
 
 if TYPE_CHECKING:
-    from protocol.economics import Balance, Terms
+    from protocol.economics import Balance, Posts, Terms
     from protocol.run import RunSpec
 
-TOKEN = 10**18
+TOKEN, GWEI = 10**18, 10**9
 BASE_STAKE, STAKE_PER_NODE = 10.0, 10.0
 """Tokens, as `contract deploy` sets them where nobody says otherwise; what a network asks: `contract params`."""
 EXAMPLE = (
@@ -36,31 +37,40 @@ def economics(
         float | None, typer.Option(min=0, max=1, help="Share of groups recomputed; default: what the power needs.")
     ] = None,
     saving: Annotated[float, typer.Option(min=0, max=1, help="Share of a group's cost that cheating saves.")] = 1.0,
+    validators: Annotated[int, typer.Option(min=1, help="Validators of the pool.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the pool in a day.")] = 24,
+    fee: Annotated[float, typer.Option(min=0, help="Gwei per gas; default: Base's least.")] = 0.005,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q.
 
-    A slash takes no more than is bonded, and a provider's nodes share one bond.
+    A slash takes no more than is bonded, and a provider's nodes share one bond. Below it: what judging and training
+    earn beside the workers, and the gas of a day, which everybody pays for itself.
     """
     from cli.demo.runs import OWN_RUN
     from node.run.file import load_run_file
     from protocol.audit import needed_share
-    from protocol.economics import balance
+    from protocol.economics import balance, daily_gas, posts
     from protocol.run import EnvironmentSpec, RunSpec
 
     file = load_run_file(run or OWN_RUN)
     kind = EnvironmentSpec(name=file.environment.name if file.environment else "mix")  # costs do not depend on it
-    spec = RunSpec(name=file.name, environment=kind, rollout=file.rollout, audit=file.audit)
+    spec = RunSpec(name=file.name, environment=kind, rollout=file.rollout, audit=file.audit, pay=file.pay)
     stake = BASE_STAKE + STAKE_PER_NODE * nodes if bonded is None else bonded
     taken = min(slash, stake / nodes)  # all of them may cheat at once, and a stake is lost only once
     terms = terms_of(spec, round(reward * TOKEN / 1000), round(taken * TOKEN), workers, tokens, saving)
     share = needed_share(terms.groups_per_window, spec.audit) if checked is None else checked
     result = balance(terms, share, spec.audit)
     only_pay = balance(_without_stake(terms), share, spec.audit)
+    earned = posts(spec, workers * terms.units_per_window, share, validators)
+    gas = daily_gas(epochs)
+    gas_wei = round(gas * fee * GWEI)
     if as_json:
-        print_json(as_dict(terms, result, only_pay, spec) | {"stake_at_risk_wei": str(terms.slash)})
+        both = {"stake_at_risk_wei": str(terms.slash)} | _posts_as_dict(earned, terms, gas, gas_wei)
+        print_json(as_dict(terms, result, only_pay, spec) | both)
     else:
         _show(terms, result, only_pay, spec)
+        _show_posts(earned, terms, validators, gas, gas_wei)
 
 
 def terms_of(
@@ -136,3 +146,24 @@ def _show(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec
     out.print(table)
     out.print(f"  [dim]a slash finds {ether(terms.slash)} tokens for each of the provider's nodes[/]")
     out.print("  [dim]objective faults cost the stake and the pay of the window, statistical ones the pay[/]")
+
+
+def _posts_as_dict(earned: "Posts", terms: "Terms", gas: int, gas_wei: int) -> dict[str, Any]:
+    return {
+        "validator_pay_wei": str(earned.judging * terms.reward_per_unit),
+        "trainer_pay_wei": str(earned.training * terms.reward_per_unit),
+        "pool_units_per_unit": earned.pool,
+        "gas_per_day": gas,
+        "gas_per_day_wei": str(gas_wei),
+    }
+
+
+def _show_posts(earned: "Posts", terms: "Terms", validators: int, gas: int, gas_wei: int) -> None:
+    out = console()
+    rate = terms.reward_per_unit
+    out.print(
+        f"in that window: all workers {ether(earned.units * rate)} tokens, each of {validators} validators "
+        f"{ether(earned.judging * rate)}, the trainer {ether(earned.training * rate)}; "
+        f"a worker's unit costs the pool {earned.pool:.2f} units"
+    )
+    out.print(f"gas of a day, for each of them: {gas:,} ({ether(gas_wei)} ETH), out of its own pocket")

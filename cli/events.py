@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 CONTRADICTING_VERDICTS = 200
 """The Court's REASON_DOUBLE_VERDICT."""
 _TIMES = ("lease_until", "made_at", "until", "from", "withdrawable_at", "final_at")
-_AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "reporter_share", "compensation")
+_AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "compensation")
 
 
 async def event_rows(chain: "ChainClient") -> list[dict[str, Any]]:

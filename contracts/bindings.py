@@ -337,7 +337,7 @@ class WorkCommitted(PoolEvent, frozen=True, kw_only=True):
 
 
 class WorkToppedUp(PoolEvent, frozen=True, kw_only=True):
-    """units: for which pay is reserved now, beside those before."""
+    """units: reserved now besides those that were."""
 
     node: Address
     epoch: int
@@ -383,7 +383,6 @@ class Slashed(PoolEvent, frozen=True, kw_only=True):
     provider: Address
     reason: int
     amount: int
-    reporter: Address
     file_root: bytes
     case_id: int
 
@@ -439,12 +438,10 @@ class Withdrawn(Event, frozen=True, kw_only=True):
 
 
 class StakeSlashed(Event, frozen=True, kw_only=True):
-    """Stake that is gone for ever. reporter: NOBODY if judges ordered it."""
+    """Stake that is gone for ever. burned: how much of the amount; the treasury has the rest."""
 
     provider: Address
-    reporter: Address
     amount: int
-    reporter_share: int
     burned: int
 
 

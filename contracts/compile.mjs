@@ -1,8 +1,10 @@
-// Standard-JSON in on stdin, standard-JSON out on stdout; imports come from src/ and node_modules/.
+// Standard-JSON in on stdin, a line a request; standard-JSON out on stdout, a line each. Imports come from src/ and
+// node_modules/.
 // The `solcjs` command is not used because it prints a line of its own before the JSON.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
+import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 
 const here = dirname(fileURLToPath(import.meta.url));
@@ -17,5 +19,7 @@ function readImport(path) {
   }
 }
 
-const output = solc.compile(readFileSync(0, "utf8"), { import: readImport });
-process.stdout.write(JSON.stringify({ version: solc.version(), output: JSON.parse(output) }));
+for await (const request of createInterface({ input: process.stdin })) {
+  const output = solc.compile(request, { import: readImport });
+  process.stdout.write(`${JSON.stringify({ version: solc.version(), output: JSON.parse(output) })}\n`);
+}

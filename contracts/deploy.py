@@ -22,8 +22,8 @@ class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """What is fixed for ever when the contracts are born. Amounts in token wei, times in seconds.
 
     token: an existing ERC-20 that moves exactly what it is told, None for a new TestToken; treasury, arbiter: None
-    for the deployer; reporter_bps, burn_bps: shares of a slash in 1/10,000, the rest is the treasury's; max_slash: no
-    slash takes more; appeal_seconds: how long a slash by judgement can be overturned.
+    for the deployer; burn_bps: share of a slash in 1/10,000, the rest is the treasury's; max_slash: no slash takes
+    more; appeal_seconds: how long a slash by judgement can be overturned.
     """
 
     token: Address | None = None
@@ -31,7 +31,6 @@ class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     arbiter: Address | None = None
     unbonding_seconds: int = 7 * 24 * 3600
     appeal_seconds: int = 24 * 3600
-    reporter_bps: int = 1_000
     burn_bps: int = 5_000
     max_slash: int = 100 * TOKEN
     base_stake: int = 10 * TOKEN
@@ -84,7 +83,6 @@ def _vault_params(params: DeployParams, deployer: Address) -> tuple[Any, ...]:
         params.appeal_seconds,
         params.treasury or deployer,
         params.arbiter or deployer,
-        params.reporter_bps,
         params.burn_bps,
         params.max_slash,
     )

@@ -1,35 +1,37 @@
 """Mutation testing of the contracts: every small change to them must make a Solidity test fail.
 
 Knows how to change a line, how to compile the changed contract and which survivors are explained. The tests deploy
-artifacts, so only the changed contract is compiled anew, not the tests.
+artifacts, so only the changed contract is compiled anew, not the tests. The sources themselves are never written to.
 """
 
 import json
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import copyfile, rmtree
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 from contracts import build
 from contracts.javascript import node_command
 
 HERE = build.HERE
 SOURCES = {
-    "StakeVault.sol": "StakeVault",
-    "Counters.sol": "Swarm",
-    "Nodes.sol": "Swarm",
-    "Pools.sol": "Swarm",
-    "Members.sol": "Swarm",
-    "Work.sol": "Swarm",
-    "Swarm.sol": "Swarm",
-    "Court.sol": "Court",
-    "Statements.sol": "Court",
+    "StakeVault.sol": ("StakeVault",),
+    "Counters.sol": ("Swarm",),
+    "Nodes.sol": ("Swarm",),
+    "Pools.sol": ("Swarm",),
+    "Members.sol": ("Swarm",),
+    "Work.sol": ("Swarm",),
+    "Swarm.sol": ("Swarm",),
+    "Court.sol": ("Court",),
+    "Statements.sol": ("Court", "Swarm"),
 }
-"""Which file's lines are changed -> which contract that changes."""
+"""Which file's lines are changed -> which contracts that changes."""
 SWAPS = (
     (">=", ">"),
     ("<=", "<"),
@@ -46,6 +48,18 @@ SWAPS = (
     (r"\|\|", "&&"),
     (r" (&&|\|\|) [\w.]+ [!=]= [\w.]+", ""),
 )
+MODIFIERS = r" (nonReentrant|onlyCourt|onlySwarm|onlyManager\(id\))(?= |$)"
+HASHED = (r"(?<=abi\.encode\()[\w.]+, ", r", [\w.]+(?=[,)]|$)")
+"""A field that is left out of what is hashed; on lines that hash."""
+BY_HAND = (
+    ("Court.sol", "nodeInfo(validator).provider != address(0)", "nodeInfo(validator).registered"),
+    ("Court.sol", "Statements.hashCommitment(c), c.fileRoot", "c.fileRoot, c.fileRoot"),
+    ("Court.sol", "_taken[leaf][epoch]", "_taken[leaf][0]"),
+    ("Court.sol", "REASON_EQUIVOCATION = 4", "REASON_EQUIVOCATION = 5"),
+    ("Court.sol", "REASON_DOUBLE_VERDICT = 200", "REASON_DOUBLE_VERDICT = 201"),
+    ("Members.sol", "capacity > type(uint32).max ? type(uint32).max : uint32(capacity)", "uint32(capacity)"),
+)
+"""(file, text, what becomes of it): what a review tried, and the patterns above do not."""
 QUICK = {"FOUNDRY_FUZZ_RUNS": "32", "FOUNDRY_INVARIANT_RUNS": "2", "FOUNDRY_INVARIANT_DEPTH": "120"}
 SECONDS = 240
 
@@ -73,6 +87,7 @@ EXPLAINED: dict[str, str] = {
     "Swarm.sol: if (poolBond > 0) token.safeTransfer(provider, poolBond); => "
     "if (poolBond >= 0) token.safeTransfer(provider, poolBond);": _NOTHING_MOVES,
     "Counters.sol: assert(units <= c.reserved()); => (nothing)": _SECOND_LINE,
+    "Counters.sol: assert(units <= c.reserved()); => (nothing) (2)": _SECOND_LINE,
 }
 """The only mutants that may live: name -> why no test can tell them from the original."""
 
@@ -82,37 +97,67 @@ class Mutant(NamedTuple):
     line: int
     old: str
     new: str
+    number: int = 1
+    """Of those with the same text and change in this file."""
 
     @property
     def name(self) -> str:
         """Stable when lines move: the file, the line's text and what became of it."""
-        return f"{self.file}: {self.old.strip()} => {self.new.strip() or '(nothing)'}"
+        again = f" ({self.number})" if self.number > 1 else ""
+        return f"{self.file}: {self.old.strip()} => {self.new.strip() or '(nothing)'}{again}"
 
 
-def mutants_of(file: str) -> Iterator[Mutant]:
-    """Every change of one operator, every comparison left out of a condition, and every statement left out."""
-    text = (HERE / "src" / file).read_text()
-    lines = text.splitlines()
-    for number, line in enumerate(lines):
+def everyone() -> list[Mutant]:
+    """All mutants of all SOURCES, each with a name of its own."""
+    seen: Counter[str] = Counter()
+    mutants: list[Mutant] = []
+    for file in SOURCES:
+        for mutant in _mutants_of(file):
+            seen[mutant.name] += 1
+            mutants.append(mutant._replace(number=seen[mutant.name]))
+    return mutants
+
+
+def _mutants_of(file: str) -> Iterator[Mutant]:
+    for number, line in enumerate((HERE / "src" / file).read_text().splitlines()):
         code = line.split("//")[0].rstrip()
-        if not _is_code(code):
-            continue
-        for pattern, other in SWAPS:
-            for match in re.finditer(pattern, code):
-                yield Mutant(file, number, line, code[: match.start()] + other + code[match.end() :])
-        if _is_statement(code):
-            yield Mutant(file, number, line, "")
+        for new in _changes(file, code):
+            yield Mutant(file, number, line, new)
+
+
+def _changes(file: str, code: str) -> Iterator[str]:
+    """One operator changed, or one comparison, guard, field of a hash, statement or event left out."""
+    for where, text, other in BY_HAND:
+        if where == file and text in code:
+            yield code.replace(text, other)
+    if not code.startswith("import"):
+        yield from _without(MODIFIERS, code)
+    if not _is_code(code):
+        return
+    for pattern, other in SWAPS:
+        for match in re.finditer(pattern, code):
+            yield code[: match.start()] + other + code[match.end() :]
+    if "abi.encode(" in code or "TYPEHASH," in code:
+        for pattern in HASHED:
+            yield from _without(pattern, code)
+    if _is_statement(code):
+        yield ""
+
+
+def _without(pattern: str, code: str) -> Iterator[str]:
+    for match in re.finditer(pattern, code):
+        yield code[: match.start()] + code[match.end() :]
 
 
 def _is_code(code: str) -> bool:
     """Inside a function: deep enough, and neither a comment nor a declaration."""
-    words = ("import", "///", "*", "event ", "error ", "emit ", "mapping(", "function ", "using ", "pragma", "struct ")
+    words = ("import", "///", "*", "event ", "error ", "mapping(", "function ", "using ", "pragma", "struct ")
     plain = code.strip()
     return bool(plain) and not plain.startswith(words) and (code.startswith("    ") or "|" in code)
 
 
 def _is_statement(code: str) -> bool:
-    """A line that is a whole statement whose absence still compiles: a guard, a write, a call."""
+    """A line that is a whole statement whose absence still compiles: a guard, a write, a call, an event."""
     plain = code.strip()
     if not plain.endswith(";") or plain.startswith(("return", "uint", "address", "bytes", "bool", "Terms", "Stake ")):
         return False
@@ -130,38 +175,50 @@ def run(forge: Path, environment: Mapping[str, str], folder: Path, only: str = "
     """
     rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    everyone = [mutant for file in SOURCES for mutant in mutants_of(file)]
-    chosen = [mutant for mutant in everyone if only in mutant.name]
+    chosen = [mutant for mutant in everyone() if only in mutant.name]
     if not chosen:
         return [f"no mutant has {only!r} in its name"]
     unchanged = folder / "unchanged"
     _lay_out(unchanged)
     if _fails(forge, environment, unchanged):
         return ["the tests fail without any change"]
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        jobs = [(forge, environment, folder / str(i), mutant) for i, mutant in enumerate(chosen)]
-        fates = list(pool.map(lambda job: _fate(*job), jobs))
-    living = [mutant.name for mutant, fate in zip(chosen, fates, strict=True) if fate == "lives"]
-    print(
-        f"mutants: {len(chosen)}, killed {fates.count('killed')}, no program at all {fates.count('invalid')},", end=" "
-    )
-    print(f"alive and explained {sum(name in EXPLAINED for name in living)}")
-    return [name for name in living if name not in EXPLAINED]
+    width = os.cpu_count() or 1
+    shares = [chosen[i::width] for i in range(width)]
+    with ThreadPoolExecutor(width) as pool:
+        jobs = [(forge, environment, folder / str(i), share) for i, share in enumerate(shares)]
+        fates = [fate for share in pool.map(lambda job: list(_fates(*job)), jobs) for fate in share]
+    for file in dict.fromkeys(mutant.file for mutant in chosen):
+        _report(file, [(mutant, fate) for mutant, fate in fates if mutant.file == file])
+    living = {mutant.name for mutant, fate in fates if fate == "lives"}
+    return sorted(living - EXPLAINED.keys())
 
 
-def _fate(forge: Path, environment: Mapping[str, str], folder: Path, mutant: Mutant) -> str:
+def _report(file: str, fates: list[tuple[Mutant, str]]) -> None:
+    count = Counter("explained" if mutant.name in EXPLAINED else fate for mutant, fate in fates)
+    killed, invalid = count["killed"], count["invalid"]
+    said = f"{killed} killed, {count['explained']} explained, {invalid} no program, {count['lives']} alive"
+    print(f"{file}: {len(fates)} mutants: {said}")
+
+
+def _fates(
+    forge: Path, environment: Mapping[str, str], folder: Path, mutants: list[Mutant]
+) -> Iterator[tuple[Mutant, str]]:
+    """What becomes of each: `invalid` (it does not compile, or to the same code), `killed` or `lives`."""
+    with _Compiler() as compiler:
+        for mutant in mutants:
+            fate = _fate(forge, environment, folder, mutant, compiler)
+            if fate == "lives":
+                print("lives, explained:" if mutant.name in EXPLAINED else "lives:", mutant.name, flush=True)
+            yield mutant, fate
+
+
+def _fate(forge: Path, environment: Mapping[str, str], folder: Path, mutant: Mutant, compiler: "_Compiler") -> str:
+    changed = compiler.compile(mutant)
     try:
-        code = _compile(mutant)
-        if code is None:
-            return "invalid"
         _lay_out(folder)
-        name = SOURCES[mutant.file]
-        artifact = json.loads((folder / f"{name}.json").read_text())
-        (folder / f"{name}.json").write_text(json.dumps(artifact | {"bytecode": "0x" + code}))
-        if _fails(forge, environment, folder):
-            return "killed"
-        print("lives:" if mutant.name not in EXPLAINED else "lives, explained:", mutant.name, flush=True)
-        return "lives"
+        if not changed or not _put(changed, folder):
+            return "invalid"
+        return "killed" if _fails(forge, environment, folder) else "lives"
     finally:
         rmtree(folder, ignore_errors=True)
 
@@ -172,36 +229,69 @@ def _lay_out(folder: Path) -> None:
         copyfile(HERE / "artifacts" / f"{name}.json", folder / f"{name}.json")
 
 
-def _compile(mutant: Mutant) -> str | None:
-    """Creation code of the changed contract in hex; None if it does not compile."""
-    sources: dict[str, Any] = {
-        f"src/{path.name}": {"content": path.read_text()} for path in sorted((HERE / "src").glob("*.sol"))
-    }
-    lines = sources[f"src/{mutant.file}"]["content"].splitlines()
-    lines[mutant.line] = mutant.new
-    sources[f"src/{mutant.file}"]["content"] = "\n".join(lines) + "\n"
-    name = SOURCES[mutant.file]
-    wanted = {f"src/{name}.sol": {name: ["evm.bytecode.object"]}}
-    request = {"language": "Solidity", "sources": sources, "settings": build.SETTINGS | {"outputSelection": wanted}}
-    result = subprocess.run(
-        [*node_command(), str(HERE / "compile.mjs")],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=True,
-    )
-    output = json.loads(result.stdout)["output"]
-    if any(entry["severity"] == "error" for entry in output.get("errors", [])):
-        return None
-    return output["contracts"][f"src/{name}.sol"][name]["evm"]["bytecode"]["object"]
+def _put(changed: Mapping[str, str], folder: Path) -> bool:
+    """Whether any of the contracts is another program than before."""
+    differs = False
+    for name, code in changed.items():
+        path = folder / f"{name}.json"
+        artifact = json.loads(path.read_text())
+        differs |= artifact["bytecode"] != "0x" + code
+        path.write_text(json.dumps(artifact | {"bytecode": "0x" + code}))
+    return differs
+
+
+class _Compiler:
+    """One process of the compiler for many mutants: its start takes longer than what most of them need."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Any] = {
+            f"src/{path.name}": {"content": path.read_text()} for path in sorted((HERE / "src").glob("*.sol"))
+        }
+        command = [*node_command(), str(HERE / "compile.mjs")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def compile(self, mutant: Mutant) -> dict[str, str]:
+        """Creation code of the changed contracts in hex, by name; nothing if they do not compile."""
+        path = f"src/{mutant.file}"
+        lines = self._sources[path]["content"].splitlines()
+        lines[mutant.line] = mutant.new
+        sources = self._sources | {path: {"content": "\n".join(lines) + "\n"}}
+        wanted = {f"src/{name}.sol": {name: ["evm.bytecode.object"]} for name in SOURCES[mutant.file]}
+        settings = build.SETTINGS | {"outputSelection": wanted}
+        output = self._ask({"language": "Solidity", "sources": sources, "settings": settings})
+        if any(entry["severity"] == "error" for entry in output.get("errors", [])):
+            return {}
+        contracts = output["contracts"]
+        return {name: contracts[f"src/{name}.sol"][name]["evm"]["bytecode"]["object"] for name in SOURCES[mutant.file]}
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise RuntimeError("the compiler was started without pipes")
+        stdin.write(json.dumps(request) + "\n")
+        stdin.flush()
+        return json.loads(stdout.readline())["output"]
 
 
 def _fails(forge: Path, environment: Mapping[str, str], folder: Path) -> bool:
-    """Whether any Solidity test notices. A test that does not end has noticed too."""
+    """Whether any Solidity test notices: first those that take no time, then the invariants."""
+    return any(_fail(forge, environment, folder, which) for which in ("--no-match-test", "--match-test"))
+
+
+def _fail(forge: Path, environment: Mapping[str, str], folder: Path, which: str) -> bool:
+    """A test that does not end has noticed too."""
     try:
         result = subprocess.run(
-            [str(forge), "test", "--fail-fast"],
+            [str(forge), "test", "--fail-fast", which, "^invariant"],
             cwd=HERE,
             env={**environment, **QUICK, "ARTIFACTS": str(folder.relative_to(HERE))},
             capture_output=True,

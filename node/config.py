@@ -23,6 +23,8 @@ from pydantic_settings import (
 Role = Literal["trainer", "worker", "validator", "auto"]
 ROLES: tuple[Role, ...] = ("trainer", "worker", "validator")
 WEI = 10**18
+MAX_SOCKET_PATH = 100
+"""Bytes; the systems differ, the least is 103."""
 
 
 def default_home() -> Path:
@@ -110,8 +112,10 @@ def api_socket_path(state_dir: Path) -> Path:
     """Where the daemon of `state_dir` listens for the command line.
 
     Unix socket paths are limited to about 100 bytes, so it lies in the runtime directory under a
-    name that follows from the state directory.
+    name that follows from the state directory; in /tmp where that directory's own path is too long.
     """
     name = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:20]
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    return runtime / f"intellect-node-{os.getuid()}" / f"{name}.sock"
+    place = f"intellect-node-{os.getuid()}/{name}.sock"
+    path = runtime / place
+    return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH else Path("/tmp") / place  # noqa: S108 - mode 0700

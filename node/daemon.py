@@ -65,8 +65,8 @@ Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Counting, Serving, Beating)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Settling),
-    "trainer": (*EVERYBODY, Settling, Clearing, Training),
+    "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),
+    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 

@@ -10,6 +10,8 @@ import math
 import msgspec
 
 from protocol.audit import AuditSpec, cheated_groups, detection_power
+from protocol.run import RunSpec
+from protocol.work import policy_leaf
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -83,3 +85,34 @@ def balance(terms: Terms, checked_share: float, audit: AuditSpec) -> Balance:
         expected=round(gain * (1 - detection) - penalty * detection),
         windows_to_detection=1 / detection if detection > 0 else math.inf,
     )
+
+
+COMMIT_GAS, SETTLE_GAS, EPOCH_GAS = 60_000, 50_000, 8_000
+"""Gas of a commitment, of a settlement, and of each epoch in one (benchmarks.gas)."""
+SETTLEMENTS_A_DAY = 4
+"""Pay gathers for six hours at most (node.services.settling)."""
+
+
+class Posts(msgspec.Struct, frozen=True):
+    """What judging and training earn per audit window, beside all workers together. Units.
+
+    units: of all workers; judging: of each validator; training: of the trainer; pool: what a worker's unit costs
+    the pool in all, in units.
+    """
+
+    units: int
+    judging: int
+    training: int
+    pool: float
+
+
+def posts(run: RunSpec, units: int, checked_share: float, validators: int) -> Posts:
+    """units: output tokens of all workers in a window, of which every validator recomputes `checked_share`."""
+    judging = round(run.pay.judging * units * min(checked_share, run.pay.judged_share))
+    training = run.audit.window * policy_leaf(run, 1, bytes(32)).units
+    return Posts(units, judging, training, (units + validators * judging + training) / max(units, 1))
+
+
+def daily_gas(epochs: int) -> int:
+    """What a day costs a worker, a validator or the trainer who commits every epoch: all pay their own gas."""
+    return epochs * (COMMIT_GAS + EPOCH_GAS) + min(epochs, SETTLEMENTS_A_DAY) * SETTLE_GAS

@@ -34,6 +34,7 @@ from protocol.sections import (
     EnvironmentPart,
     Filters,
     LengthBudget,
+    Pay,
     Requirements,
     Rule,
     Section,
@@ -218,9 +219,13 @@ class RunSections(Section, frozen=True, kw_only=True):
     alarms: Alarms = Alarms()
     audit: AuditSpec = AuditSpec()
     weights: WeightsSpec = WeightsSpec()
+    pay: Pay = Pay()
 
     def sections(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in RunSections.__struct_fields__}
+
+
+YOUNGER: dict[str, Section] = {"pay": Pay()}
 
 
 class RunSpec(RunSections, frozen=True):
@@ -261,8 +266,16 @@ def check_asset_path(path: str) -> None:
 
 
 def encode_run(run: RunSpec) -> bytes:
-    """Canonical JSON: keys in sorted order, no spaces. These bytes are the run's blob."""
-    return msgspec.json.encode(run, order="sorted")
+    """Canonical JSON: keys in sorted order, no spaces. These bytes are the run's blob.
+
+    A section that is younger than the first pools stands in it only where it says something: those pools name their
+    runs by the bytes of then.
+    """
+    fields: dict[str, Any] = msgspec.to_builtins(run)
+    for name, plain in YOUNGER.items():
+        if getattr(run, name) == plain:
+            del fields[name]
+    return msgspec.json.encode(fields, order="sorted")
 
 
 def decode_run(data: bytes) -> RunSpec:

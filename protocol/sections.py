@@ -124,6 +124,26 @@ class Budget(Section, frozen=True):
         ]
 
 
+class Pay(Section, frozen=True):
+    """What judging and training are paid, in the pool's units: one is a worker's pay for an output token.
+
+    judging: units per output token of a group that a validator recomputed; judged_share: of one file at most this
+    share of the groups is paid for, however many a validator looks at; training: units of a published policy, per
+    output token that its step can have at most. 0 pays nothing.
+    """
+
+    judging: float = 0.25
+    judged_share: float = 0.5
+    training: float = 0.1
+
+    def rules(self) -> list[Rule]:
+        return [
+            ("pay.judging", 0 <= self.judging <= 1, "must be 0 to 1: judging costs less than generating"),
+            ("pay.judged_share", 0 <= self.judged_share <= 1, "must be 0 to 1"),
+            ("pay.training", 0 <= self.training <= 64, "must be 0 to 64 units per token of a step"),
+        ]
+
+
 class Alarms(Section, frozen=True):
     """When a run's numbers look like trouble; 0 switches one off. All compare means over `window` steps.
 

@@ -17,7 +17,7 @@ from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.run import RunSpec
-from protocol.statements import Outcome, WorkCommitment, work_id
+from protocol.statements import Outcome, Verdict, WorkCommitment, work_id
 
 EMPTY_ROOT = bytes(32)
 MAX_LEAVES = 65_536
@@ -28,7 +28,8 @@ Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one leaf says beside the tree's pool and node: the work's place, its file, its output tokens."""
+    """What one leaf says beside the tree's pool and node: the work's place, its file, its units (a worker's are output
+    tokens). For judging and training see `judgement_leaf` and `policy_leaf`."""
 
     policy_root: Root
     index: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -47,16 +48,37 @@ class EpochFault(IntEnum):
     """a work that stands in another epoch, too"""
     UNDELIVERED = 23
     """the leaves were not to be had, or were none of the root's"""
+    UNHEARD = 24
+    """a leaf for judging or training of which nobody heard in time, though the work or the policy exists"""
 
     @property
     def outcome(self) -> Outcome:
-        """What it costs: who signs an untrue root loses the stake, who hides what stands behind it that epoch's pay."""
-        return Outcome.REJECT if self is EpochFault.UNDELIVERED else Outcome.SLASH
+        """What it costs: who signs an untrue root loses the stake; who hides what stands behind it, or counts what the
+        others did not hear (which gossip may have lost), that epoch's pay."""
+        return Outcome.REJECT if self in (EpochFault.UNDELIVERED, EpochFault.UNHEARD) else Outcome.SLASH
 
 
 def commitment_of(pool: int, node: Address, leaf: Leaf) -> WorkCommitment:
     """What the node must have signed for this leaf to be its work."""
     return WorkCommitment(pool, node, leaf.policy_root, leaf.index, leaf.file_root, leaf.units)
+
+
+def judgement_leaf(run: RunSpec, verdict: Verdict, checked: int) -> Leaf:
+    """What a validator is paid for a verdict: it names the judged work where a worker's leaf names a file.
+
+    checked: groups that it recomputed. Units: judging * tokens * the paid share of the groups, rounded down.
+    """
+    id = work_id(verdict)
+    groups = run.rollout.prompts_per_file
+    paid = min(checked / groups, run.pay.judged_share)
+    return Leaf(verdict.policy_root, int.from_bytes(id[:8]) >> 1, id, int(run.pay.judging * verdict.units * paid))
+
+
+def policy_leaf(run: RunSpec, step: int, policy_root: bytes) -> Leaf:
+    """What the trainer is paid for a policy: a leaf whose file is the policy itself."""
+    rollout = run.rollout
+    most = rollout.prompts_per_step * rollout.group_size * rollout.max_output_tokens
+    return Leaf(policy_root, step, policy_root, min(int(run.pay.training * most), 2**32 - 1))
 
 
 def leaf_hash(work: bytes) -> bytes:

@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.blobs.door",),
     ("node.member",),
     ("node.visitor", "node.services.base", "node.services.station"),
-    ("node.services.leaves",),
+    ("node.services.leaves", "node.services.duties"),
     ("node.services.workplace", "node.services.membership", "node.status", "node.api"),
     (
         "node.services.engine",

@@ -107,9 +107,6 @@ def deploy(
     max_slash: Annotated[
         int, typer.Option(parser=wei, metavar="TOKENS", help="The most that one slash takes.")
     ] = "100",  # type: ignore[assignment]
-    reporter_bps: Annotated[
-        int, typer.Option(min=0, max=2000, help="Share of whoever brings evidence, in 1/10000.")
-    ] = 1000,
     burn_bps: Annotated[
         int, typer.Option(min=0, max=10_000, help="Share of a slash that is burned, in 1/10000.")
     ] = 5000,
@@ -139,7 +136,6 @@ def deploy(
         arbiter=arbiter,
         unbonding_seconds=unbonding,
         appeal_seconds=appeal,
-        reporter_bps=reporter_bps,
         burn_bps=burn_bps,
         max_slash=max_slash,
         base_stake=base_stake,

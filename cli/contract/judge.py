@@ -85,16 +85,12 @@ async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
     make = chain.contracts.verdict_evidence if isinstance(given, VerdictContradiction) else chain.contracts.evidence
     call = make(first, unhex(first_signature), second, unhex(second_signature))
     info = await chain.pool(first.pool)
-    share = await chain.ask("read a parameter", lambda c: c.vault.functions.reporterBps().call()) / 100
     whose = (
         f"of the provider of {first.node}"
         if isinstance(given, CommitmentContradiction)
         else "of the validator's provider"
     )
-    says = (
-        f"{ether(info.slash_amount)} tokens of stake {whose} are lost at once and for ever; "
-        f"{share:g} % of them go to {me}"
-    )
+    says = f"{ether(info.slash_amount)} tokens of stake {whose} are lost at once and for ever; none of them go to {me}"
     return Plan(says, "the evidence was accepted", [Step("slash by its own signatures", call)])
 
 

@@ -23,7 +23,6 @@ _PARAMETERS = {
     "unbonding_period": ("vault", "unbondingPeriod", "seconds"),
     "appeal_seconds": ("vault", "appealSeconds", "seconds"),
     "max_slash": ("vault", "maxSlash", "tokens"),
-    "reporter_bps": ("vault", "reporterBps", "share"),
     "burn_bps": ("vault", "burnBps", "share"),
     "treasury": ("vault", "treasury", "address"),
     "arbiter": ("vault", "arbiter", "address"),

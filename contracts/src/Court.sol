@@ -248,7 +248,7 @@ contract Court is ICourt {
         _requireSigner(Statements.hashCommitment(first), firstSignature, first.node);
         _requireSigner(Statements.hashCommitment(second), secondSignature, first.node);
         if (swarm.memberInfo(first.pool, first.node).provider == address(0)) revert NotMember(first.pool, first.node);
-        swarm.punishByEvidence(first.pool, first.node, REASON_EQUIVOCATION, first.fileRoot, msg.sender);
+        swarm.punishByEvidence(first.pool, first.node, REASON_EQUIVOCATION, first.fileRoot);
     }
 
     /// @notice Punishes a validator that signed for one commitment both that it is good and that it is not. Its seat
@@ -268,7 +268,7 @@ contract Court is ICourt {
         _requireSigner(Statements.hashVerdict(bad), badSignature, validator);
         _strike(good.pool, validator);
         if (swarm.nodeInfo(validator).provider != address(0)) {
-            swarm.punishByEvidence(good.pool, validator, REASON_DOUBLE_VERDICT, good.fileRoot, msg.sender);
+            swarm.punishByEvidence(good.pool, validator, REASON_DOUBLE_VERDICT, good.fileRoot);
         }
     }
 
@@ -281,7 +281,7 @@ contract Court is ICourt {
         if (since != 0 && swarm.memberInfo(id, node).memberUntil <= since) revert NotItsJudges(id, node);
         if (_judged[work]) revert AlreadyJudged(root);
         _judged[work] = true;
-        swarm.punishByJudgement(id, node, reason, root, msg.sender);
+        swarm.punishByJudgement(id, node, reason, root);
     }
 
     /// Signatures of `threshold` different validators of the pool over one statement.

@@ -12,11 +12,14 @@ import {ISwarm} from "./ISwarm.sol";
 /// until it is withdrawn the Swarm may slash it. Nothing here can be paused and no one can move another's stake
 /// except by a slash, of which there are two kinds:
 ///
-/// `slash` follows from signatures that prove the fault by themselves. It is final at once; the reporter gets a share.
+/// `slash` follows from signatures that prove the fault by themselves. It is final at once.
 ///
 /// `freeze` follows from judges. The amount leaves the stake at once and stays here for `appealSeconds` (as long
 /// again once the provider appeals). Until then the arbiter can have it given back; from then on anybody may
-/// `finalize` it. No reporter is paid, so that nobody who judges gains by it. The arbiter can do nothing else.
+/// `finalize` it. The arbiter can do nothing else.
+///
+/// Whatever is taken is burned or the treasury's. Whoever reports a fault gets nothing of it: nobody who judges gains by
+/// judging, there is no share to take by copying a report, and a cheat cannot report itself to get a part back.
 ///
 /// What is frozen answers for all open cases of its provider, and for a slash. So nobody can put its own stake out of
 /// reach by a case of its own: what such a case gives back goes to the other cases first.
@@ -28,12 +31,10 @@ contract StakeVault is ReentrancyGuard {
         uint64 unbondingPeriod;
         /// seconds that a frozen amount waits; again so long after an appeal
         uint64 appealSeconds;
-        /// receives what a slash leaves after the reporter's share and what is burned
+        /// receives what of a slash is not burned
         address treasury;
         /// may have a frozen amount given back
         address arbiter;
-        /// the reporter's share of a slash by evidence, in 1/10,000
-        uint16 reporterBps;
         /// the share that is burned, in 1/10,000
         uint16 burnBps;
         /// no slash takes more, token wei
@@ -72,8 +73,6 @@ contract StakeVault is ReentrancyGuard {
         uint32 pool;
     }
 
-    /// @notice The reporter never gets more than this share of a slash.
-    uint16 public constant MAX_REPORTER_BPS = 2_000;
     /// @notice Where burned tokens go: an address whose key nobody has.
     address public constant BURNED = 0x000000000000000000000000000000000000dEaD;
     uint16 private constant BPS = 10_000;
@@ -82,7 +81,6 @@ contract StakeVault is ReentrancyGuard {
     uint64 public immutable unbondingPeriod;
     uint64 public immutable appealSeconds;
     address public immutable treasury;
-    uint16 public immutable reporterBps;
     uint16 public immutable burnBps;
     uint96 public immutable maxSlash;
     address private immutable deployer;
@@ -105,9 +103,7 @@ contract StakeVault is ReentrancyGuard {
     event Unbonding(address indexed provider, uint256 amount, uint256 unbonding, uint64 withdrawableAt);
     event Rebonded(address indexed provider, uint256 amount, uint256 bonded);
     event Withdrawn(address indexed provider, uint256 amount);
-    event StakeSlashed(
-        address indexed provider, address indexed reporter, uint256 amount, uint256 reporterShare, uint256 burned
-    );
+    event StakeSlashed(address indexed provider, uint256 amount, uint256 burned);
     event StakeFrozen(uint256 indexed caseId, address indexed provider, uint256 amount, uint64 finalAt);
     event Appealed(uint256 indexed caseId, address indexed provider, uint64 finalAt);
     event Overturned(uint256 indexed caseId, address indexed provider, uint256 amount);
@@ -115,7 +111,7 @@ contract StakeVault is ReentrancyGuard {
     error ZeroAddress();
     error ZeroAmount();
     error AmountTooLarge(uint256 amount);
-    error BadShares(uint16 reporterBps, uint16 burnBps);
+    error BadShare(uint16 burnBps);
     error OnlyDeployer(address caller);
     error OnlySwarm(address caller);
     error OnlyArbiter(address caller);
@@ -140,15 +136,12 @@ contract StakeVault is ReentrancyGuard {
         if (address(token_) == address(0) || params.treasury == address(0) || params.arbiter == address(0)) {
             revert ZeroAddress();
         }
-        if (params.reporterBps > MAX_REPORTER_BPS || params.burnBps > BPS - params.reporterBps) {
-            revert BadShares(params.reporterBps, params.burnBps);
-        }
+        if (params.burnBps > BPS) revert BadShare(params.burnBps);
         if (params.unbondingPeriod == 0 || params.appealSeconds == 0 || params.maxSlash == 0) revert ZeroAmount();
         token = token_;
         unbondingPeriod = params.unbondingPeriod;
         appealSeconds = params.appealSeconds;
         treasury = params.treasury;
-        reporterBps = params.reporterBps;
         burnBps = params.burnBps;
         maxSlash = params.maxSlash;
         arbiter = params.arbiter;
@@ -229,18 +222,13 @@ contract StakeVault is ReentrancyGuard {
 
     // --------------------------------------------------------------- slashing
 
-    /// @notice Takes up to `amount` for ever, of the stake and then of what is frozen; the reporter gets its share.
+    /// @notice Takes up to `amount` for ever, of the stake and then of what is frozen.
     /// @return taken what was there to take, at most `maxSlash`
-    function slash(address provider, uint256 amount, address reporter)
-        external
-        onlySwarm
-        nonReentrant
-        returns (uint256 taken)
-    {
+    function slash(address provider, uint256 amount) external onlySwarm nonReentrant returns (uint256 taken) {
         if (amount > maxSlash) amount = maxSlash;
         taken = _sum(_take(_stakes[provider], amount));
         taken += _sum(_take(_frozen[provider], amount - taken));
-        _spend(provider, taken, reporter, (taken * reporterBps) / BPS);
+        _spend(provider, taken);
     }
 
     /// @notice Takes up to `amount` out of the stake and keeps it until the case is final or overturned. What is
@@ -297,7 +285,7 @@ contract StakeVault is ReentrancyGuard {
         address provider = case_.provider;
         uint96 amount = case_.amount;
         _claimed[provider] -= amount;
-        _spend(provider, _sum(_take(_frozen[provider], amount)), address(0), 0);
+        _spend(provider, _sum(_take(_frozen[provider], amount)));
         ISwarm(swarm).caseFinal(case_.pool);
     }
 
@@ -364,12 +352,11 @@ contract StakeVault is ReentrancyGuard {
         return uint256(stake.bonded) + stake.unbonding;
     }
 
-    function _spend(address provider, uint256 amount, address reporter, uint256 share) private {
+    function _spend(address provider, uint256 amount) private {
         uint256 burned = (amount * burnBps) / BPS;
-        emit StakeSlashed(provider, reporter, amount, share, burned);
-        if (share > 0) token.safeTransfer(reporter, share);
+        emit StakeSlashed(provider, amount, burned);
         if (burned > 0) token.safeTransfer(BURNED, burned);
-        uint256 rest = amount - share - burned;
+        uint256 rest = amount - burned;
         if (rest > 0) token.safeTransfer(treasury, rest);
     }
 

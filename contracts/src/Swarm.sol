@@ -25,7 +25,6 @@ contract Swarm is Work {
         address indexed provider,
         uint8 reason,
         uint256 amount,
-        address reporter,
         bytes32 fileRoot,
         uint256 caseId
     );
@@ -41,7 +40,7 @@ contract Swarm is Work {
 
     /// @notice The Court has judged a file: evicts the node, voids what is not mature, freezes the stake. A pool that
     /// could not pay a bond for a wrong slash does not slash.
-    function punishByJudgement(uint256 id, address node, uint8 reason, bytes32 fileRoot, address reporter)
+    function punishByJudgement(uint256 id, address node, uint8 reason, bytes32 fileRoot)
         external
         onlyCourt
         nonReentrant
@@ -55,11 +54,11 @@ contract Swarm is Work {
         address provider = _nodes[node].provider;
         (uint256 caseId, uint256 claimed) = vault.freeze(provider, _terms[id].slashAmount, uint32(id));
         member.caseId = uint64(caseId);
-        emit Slashed(id, node, provider, reason, claimed, reporter, fileRoot, caseId);
+        emit Slashed(id, node, provider, reason, claimed, fileRoot, caseId);
     }
 
     /// @notice The Court has seen a proof that needs no judges: the same, and the stake is gone at once.
-    function punishByEvidence(uint256 id, address node, uint8 reason, bytes32 fileRoot, address reporter)
+    function punishByEvidence(uint256 id, address node, uint8 reason, bytes32 fileRoot)
         external
         onlyCourt
         nonReentrant
@@ -70,8 +69,8 @@ contract Swarm is Work {
         if (member.convictedAt != 0) revert NodeEvicted(id, node);
         member.convictedAt = uint40(block.timestamp);
         _evict(id, node);
-        uint256 taken = vault.slash(provider, _terms[id].slashAmount, reporter);
-        emit Slashed(id, node, provider, reason, taken, reporter, fileRoot, 0);
+        uint256 taken = vault.slash(provider, _terms[id].slashAmount);
+        emit Slashed(id, node, provider, reason, taken, fileRoot, 0);
     }
 
     /// @notice The vault's arbiter undoes a slash by judgement before it is final: the stake goes back, the node may

@@ -82,7 +82,7 @@ contract AttacksTest is Base {
         _contradict();
         eq(_stake().bonded, 0);
         eq(_stake().frozen, 50 ether);
-        eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury) + token.balanceOf(anybody), SLASH);
+        eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), SLASH);
     }
 
     function test_two_pools_never_take_more_than_there_is_and_leave_nothing_behind() public {
@@ -104,7 +104,7 @@ contract AttacksTest is Base {
 
     function test_a_validator_whose_stake_is_gone_judges_no_more() public {
         vm.prank(address(swarm));
-        vault.slash(address(0x5005), 1, anybody);
+        vault.slash(address(0x5005), 1);
         WorkCommitment memory c = _file(0, 10);
         (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, c, judgeKeys[0]);
         vm.expectRevert(abi.encodeWithSelector(Court.ValidatorUnfit.selector, vm.addr(judgeKeys[0])));
@@ -320,6 +320,35 @@ contract AttacksTest is Base {
         vm.prank(node);
         vm.expectPartialRevert(Work.CapacityUsed.selector);
         swarm.commitWork(id, epoch, ROOT, 1);
+    }
+
+    // ---- a report is copied, or made by the cheat itself
+
+    function test_who_reports_a_fault_gets_nothing_so_a_copy_of_the_report_takes_nothing() public {
+        _reportedBy(anybody);
+        vm.expectPartialRevert(Members.NodeEvicted.selector);
+        this.contradict(); // who had found it comes too late, and has lost nothing
+    }
+
+    function test_a_cheat_that_reports_itself_loses_as_much() public {
+        _reportedBy(provider);
+    }
+
+    function test_a_judge_that_reports_a_fault_earns_nothing() public {
+        _reportedBy(vm.addr(judgeKeys[0]));
+    }
+
+    function _reportedBy(address reporter) private {
+        vm.prank(reporter);
+        _contradict();
+        eq(token.balanceOf(reporter), 0);
+        eq(_stake().bonded, 100 ether - SLASH);
+        eq(token.balanceOf(vault.BURNED()), SLASH / 2);
+        eq(token.balanceOf(treasury), SLASH / 2);
+    }
+
+    function contradict() external {
+        _contradict();
     }
 
     // ---- and money that comes back reaches who got none

@@ -129,7 +129,6 @@ abstract contract Base {
             appealSeconds: APPEAL,
             treasury: treasury,
             arbiter: arbiter,
-            reporterBps: 1_000,
             burnBps: 5_000,
             maxSlash: 60 ether
         });
@@ -265,7 +264,6 @@ abstract contract Base {
         second.fileRoot = bytes32(uint256(1));
         bytes memory one = _sign(nodeKey, Sign.commitment(first));
         bytes memory two = _sign(nodeKey, Sign.commitment(second));
-        vm.prank(anybody);
         court.evidence(first, one, second, two);
     }
 

@@ -21,7 +21,7 @@ contract DefectsTest is Base {
         vault.unbond(500 ether);
         vm.warp(block.timestamp + 2);
         vm.prank(address(swarm));
-        eq(vault.slash(staker, 60 ether, anybody), 60 ether); // matured or not
+        eq(vault.slash(staker, 60 ether), 60 ether); // matured or not
         vm.warp(block.timestamp + UNBONDING);
         vm.prank(staker);
         vault.withdraw();

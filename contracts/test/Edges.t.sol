@@ -71,8 +71,7 @@ contract EdgesTest is Base {
         vm.expectEmit(address(court));
         emit Court.ValidatorStruck(pool, judge);
         vm.expectEmit(address(swarm));
-        emit Swarm.Slashed(pool, judge, address(0x5005), 200, 30 ether, anybody, good.fileRoot, 0);
-        vm.prank(anybody);
+        emit Swarm.Slashed(pool, judge, address(0x5005), 200, 30 ether, good.fileRoot, 0);
         court.verdictEvidence(good, one, bad, two);
         eq(vault.bondedOf(address(0x5005)), 0);
     }
@@ -91,20 +90,19 @@ contract EdgesTest is Base {
 
     // ---- what is said
 
-    function test_a_slash_names_its_reason_its_file_and_who_carried_it() public {
+    function test_a_slash_names_its_reason_and_its_file() public {
         WorkCommitment memory c = _file(0, 1);
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         vm.expectEmit(address(swarm));
-        emit Swarm.Slashed(pool, node, provider, 5, SLASH, anybody, c.fileRoot, 1);
-        vm.prank(anybody);
+        emit Swarm.Slashed(pool, node, provider, 5, SLASH, c.fileRoot, 1);
         court.slash(c, own, 5, verdicts);
     }
 
-    function test_evidence_names_its_reason_its_file_and_who_carried_it() public {
+    function test_evidence_names_its_reason_and_its_file() public {
         bytes32 root = _file(0, 10).fileRoot;
         vm.expectEmit(address(swarm));
-        emit Swarm.Slashed(pool, node, provider, 4, SLASH, anybody, root, 0);
+        emit Swarm.Slashed(pool, node, provider, 4, SLASH, root, 0);
         _contradict();
     }
 

@@ -107,13 +107,13 @@ contract Crowd is Base {
     function judge(uint8 which, uint8 where, uint8 seldom) external {
         if (seldom > 120) return;
         vm.prank(address(court));
-        swarm.punishByJudgement(_pool(where), _node(which), 5, ROOT, anybody);
+        swarm.punishByJudgement(_pool(where), _node(which), 5, ROOT);
     }
 
     function prove(uint8 which, uint8 where, uint8 seldom) external {
         if (seldom > 30) return;
         vm.prank(address(court));
-        swarm.punishByEvidence(_pool(where), _node(which), 4, ROOT, anybody);
+        swarm.punishByEvidence(_pool(where), _node(which), 4, ROOT);
     }
 
     function overturn(uint8 which, uint8 where) external {

@@ -62,11 +62,11 @@ contract ReentrancyTest is Base {
     function setUp() public override {
         vm.warp(1_700_000_000);
         token = TestToken(address(new HookToken()));
+        attacker = new Attacker();
+        (provider, treasury) = (address(attacker), address(attacker));
         _deploy(address(token));
         manager = vm.addr(managerKey);
         node = vm.addr(nodeKey);
-        attacker = new Attacker();
-        provider = address(attacker);
         judgeKeys.push(0xB001);
         judgeKeys.push(0xB002);
         _bond(address(0x5005), 30 ether);
@@ -162,13 +162,13 @@ contract ReentrancyTest is Base {
         eq(swarm.poolCount(), 2);
     }
 
-    function test_the_reporter_of_a_slash_cannot_slash_again_meanwhile() public {
+    function test_the_treasury_cannot_withdraw_in_the_middle_of_a_slash() public {
         vm.prank(address(swarm));
         attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
         vm.prank(address(swarm));
-        vault.slash(address(0x5005), 20 ether, provider);
+        vault.slash(address(0x5005), 20 ether);
         _blocked();
-        eq(token.balanceOf(provider), 2 ether);
+        eq(token.balanceOf(treasury), 10 ether);
     }
 
     function test_a_token_that_keeps_a_fee_is_refused() public {

@@ -60,6 +60,7 @@ class Ledger:
         self._events: OrderedDict[Place, list[WorkEvent]] = OrderedDict()
         self._entries: dict[Place, Entry] = {}
         self._of: dict[Address, dict[int, None]] = {}
+        self._in: dict[int, dict[Address, None]] = {}
         self._joined: dict[Address, int] = {}
         self.slashed: dict[Address, Slashed] = {}
         """By node: its slash, unless that was overturned."""
@@ -67,12 +68,13 @@ class Ledger:
     # from the chain
 
     def apply(self, event: Event) -> None:
+        if isinstance(event, WorkEvent):
+            place = (event.node, event.epoch)
+            self._events.setdefault(place, []).append(event)
+            self._book(place)
+            self._forget_beyond()
+            return
         match event:
-            case WorkCommitted() | WorkToppedUp() | WorkInvalidated() | EpochInvalidated() | WorkReleased() | Settled():
-                place = (event.node, event.epoch)
-                self._events.setdefault(place, []).append(event)
-                self._book(place)
-                self._forget_beyond()
             case Joined(node=node, block=block):
                 self._joined.setdefault(node, block)
             case Slashed(node=node):
@@ -82,11 +84,12 @@ class Ledger:
 
     def undo(self, event: Event) -> None:
         """A replaced block took an event back."""
+        if isinstance(event, WorkEvent):
+            place = (event.node, event.epoch)
+            self._events[place] = [known for known in self._events.get(place, ()) if known != event]
+            self._book(place)
+            return
         match event:
-            case WorkCommitted() | WorkToppedUp() | WorkInvalidated() | EpochInvalidated() | WorkReleased() | Settled():
-                place = (event.node, event.epoch)
-                self._events[place] = [known for known in self._events.get(place, ()) if known != event]
-                self._book(place)
             case Joined(node=node, block=block) if self._joined.get(node) == block:
                 del self._joined[node]
             case Slashed(node=node) if self.slashed.get(node) == event:
@@ -102,8 +105,9 @@ class Ledger:
         return [self._entries[node, epoch] for epoch in self._of.get(node, ())]
 
     def since(self, epoch: int) -> list[Entry]:
-        """Everybody's work of this epoch and later ones."""
-        return [entry for entry in self._entries.values() if entry.epoch >= epoch]
+        """Everybody's work of this epoch and later ones, for the price of a comparison per epoch that is kept."""
+        later = [one for one in self._in if one >= epoch]
+        return [self._entries[node, one] for one in later for node in self._in[one]]
 
     def joined_at(self, node: Address) -> int | None:
         """The block in which a node joined the pool for the first time."""
@@ -116,9 +120,9 @@ class Ledger:
         if entry is not None:
             self._entries[place] = entry
             self._of.setdefault(place[0], {})[place[1]] = None
+            self._in.setdefault(place[1], {})[place[0]] = None
             return
-        self._entries.pop(place, None)
-        self._of.get(place[0], {}).pop(place[1], None)
+        self._unbook(place)
         if not self._events[place]:
             del self._events[place]
 
@@ -126,8 +130,17 @@ class Ledger:
         while len(self._events) - len(self._of.get(self._own, ())) > MOST_OF_OTHERS:
             place = next(place for place in self._events if place[0] != self._own)
             del self._events[place]
-            self._entries.pop(place, None)
-            self._of.get(place[0], {}).pop(place[1], None)
+            self._unbook(place)
+
+    def _unbook(self, place: Place) -> None:
+        node, epoch = place
+        if self._entries.pop(place, None) is None:
+            return
+        del self._of[node][epoch], self._in[epoch][node]
+        if not self._of[node]:
+            del self._of[node]
+        if not self._in[epoch]:
+            del self._in[epoch]
 
 
 def _fold(events: list[WorkEvent]) -> Entry | None:

@@ -1,4 +1,4 @@
-"""A worker's pay: what was accepted goes on chain, one Merkle root per epoch, and its leaves beside it as a blob.
+"""A node's pay: what counts of its work goes on chain, one Merkle root per epoch, and its leaves beside it as a blob.
 
 Whatever happens on the way, a file goes on chain once: it is journaled under an epoch first, and set free again only
 when the chain can show that this epoch was never committed. Leaves are shown again and again until the epoch is mature,
@@ -15,6 +15,7 @@ from contracts.bindings import PoolInfo, WorkInfo
 from node.chain.client import Block
 from node.chain.errors import Reverted
 from node.services.base import Service
+from node.services.duties import Duties
 from node.services.station import Station
 from node.services.workplace import Workplace
 from protocol.errors import IntellectError
@@ -46,22 +47,28 @@ class Treasury(Protocol):
 class Paying(Service):
     name = "paying"
 
-    def __init__(self, station: Station, treasury: Treasury) -> None:
+    def __init__(self, station: Station, treasury: Treasury, duties: Duties | None = None) -> None:
         self._station = station
         self._own = station.key.address
         self._journal = station.journal
         self._treasury = treasury
+        self._duties = duties
         self._on_chain: set[int] = set()
         """Epochs of ours that are not mature and that the chain has."""
+        self._roots: dict[int, bytes] = {}
+        """Of those: hashed once, shown often."""
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.chain)
+        """A worker's files are journaled by what makes them, judging and training by `Duties`."""
+        return cls(place.station, place.chain, None if place.role == "worker" else place.duties)
 
     async def run(self) -> None:
-        """Once an epoch is over, its accepted files are committed; until it is mature, shown."""
+        """Once an epoch is over, what counts of it is committed; until it is mature, shown."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_leaves)
+            if self._duties:
+                nursery.start_soon(self._duties.run)
             while True:
                 pause = RETRY_PAUSE
                 try:
@@ -110,6 +117,7 @@ class Paying(Service):
         and the chain has none, their files are free for another epoch."""
         first = pool.epoch_at(max(now - pool.window, 0))  # older ones are mature: whatever became of them is done
         self._on_chain = {epoch for epoch in self._on_chain if epoch >= first}
+        self._roots = {epoch: root for epoch, root in self._roots.items() if epoch >= first}
         for epoch in await self._journal.do(self._journal.epochs_from, first):
             if epoch in self._on_chain or now >= pool.maturity(epoch):
                 continue
@@ -160,7 +168,9 @@ class Paying(Service):
         if not files:
             return
         info = await self._station.blobs.add(await trio.to_thread.run_sync(encode_leaves, files))
-        root = await trio.to_thread.run_sync(self._root, files)
+        if epoch not in self._roots:
+            self._roots[epoch] = await trio.to_thread.run_sync(self._root, files)
+        root = self._roots[epoch]
         message = WorkPublished(
             pool=self._station.pool, epoch=epoch, root=root, leaves_root=info.root, leaves_size=info.size
         )

@@ -17,6 +17,7 @@ from node.inference.client import EngineProcess
 from node.member import Member
 from node.run.assets import image_limit
 from node.services.base import Crew
+from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
 from node.weights.fetch import PolicyFollower
@@ -72,6 +73,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def leaves(self) -> Leaves:
         """What workers show of their epochs; run by whoever judges."""
         return Leaves(self.station)
+
+    @cached_property
+    def duties(self) -> Duties:
+        """What counts for pay; run by what pays whoever judges or trains."""
+        return Duties(self.station)
 
     @property
     def workshop(self) -> Path:

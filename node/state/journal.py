@@ -16,6 +16,8 @@ from node.errors import StateError
 from protocol.work import Leaf
 
 T = TypeVar("T")
+CHUNK = 500
+"""Names in one query."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, PRIMARY KEY (kind, slot));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -114,6 +116,11 @@ class Journal:
         values = (root, policy, index, units, made_at, "pending", None)
         self._db.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
+    def earn(self, leaf: Leaf, made_at: float) -> None:
+        """Something else than a file that this node is paid for (`Leaf`), known to count. Once per root."""
+        values = (leaf.file_root, leaf.policy_root, leaf.index, leaf.units, made_at, "accepted", None)
+        self._db.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
     def judge_file(self, root: bytes, state: str) -> None:
         """state: accepted or rejected."""
         self._db.execute("UPDATE files SET state = ? WHERE root = ? AND state = 'pending'", (state, root))
@@ -202,6 +209,10 @@ class Journal:
         """work -> units of everything that was heard of a node, as far back as is remembered."""
         return dict(self._db.execute("SELECT work, units FROM heard WHERE node = ?", (node,)).fetchall())
 
+    def units_heard(self) -> int:
+        """The units of everything that is remembered, whoever did it."""
+        return self._db.execute("SELECT coalesce(sum(units), 0) FROM heard").fetchone()[0]
+
     def was_heard(self, work: bytes) -> bool:
         return self._db.execute("SELECT 1 FROM heard WHERE work = ?", (work,)).fetchone() is not None
 
@@ -210,12 +221,16 @@ class Journal:
         that are not known to be accepted."""
         self._db.execute("BEGIN")
         self._db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?, ?)", (node, epoch, root, at))
-        query = "SELECT work FROM heard WHERE node = ? AND accepted = 1"
-        known = {row[0] for row in self._db.execute(query, (node,))}
+        known = {work for start in range(0, len(works), CHUNK) for work in self._accepted(works[start : start + CHUNK])}
         rows = [(work, epoch, root, at) for work in works if work in known]
         self._db.executemany("INSERT OR IGNORE INTO claimed VALUES (?, ?, ?, ?)", rows)
         self._db.execute("COMMIT")
         return [work for work in works if work not in known]
+
+    def _accepted(self, works: list[bytes]) -> list[bytes]:
+        marks = ", ".join("?" * len(works))
+        query = f"SELECT work FROM heard WHERE accepted = 1 AND work IN ({marks})"  # noqa: S608 - marks only
+        return [row[0] for row in self._db.execute(query, works)]
 
     def was_shown(self, node: str, epoch: int, root: bytes) -> bool:
         query = "SELECT 1 FROM shown WHERE node = ? AND epoch = ? AND root = ?"

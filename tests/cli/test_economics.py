@@ -38,6 +38,14 @@ def test_a_slash_takes_no_more_than_is_bonded_and_nodes_share_one_bond(capsys: A
     assert int(ask(capsys, "--bonded", "0")["stake_at_risk_wei"]) == 0
 
 
+def test_a_workers_unit_costs_the_pool_what_all_posts_earn(capsys: Any) -> None:
+    told = ask(capsys, "--checked", "0.9", "--validators", "4", "--workers", "3")
+    workers, judging, training = 3 * int(told["pay_wei"]), int(told["validator_pay_wei"]), int(told["trainer_pay_wei"])
+    assert judging == pytest.approx(workers * 0.25 * 0.5), "half of the groups are paid for, however many are checked"
+    assert told["pool_units_per_unit"] == pytest.approx((workers + 4 * judging + training) / workers)
+    assert int(told["gas_per_day_wei"]) == told["gas_per_day"] * 5_000_000
+
+
 def test_people_read_a_table(capsys: Any) -> None:
     assert main(["contract", "economics", "--slash", "5"]) == 0
     assert "honesty pays" in capsys.readouterr().out

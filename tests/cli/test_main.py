@@ -34,12 +34,11 @@ COMMANDS = sorted(commands(typer.main.get_command(app)))
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user with nothing of ours on this machine."""
     for name in [name for name in os.environ if name.startswith("INTELLECT_NODE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path / "home"
 

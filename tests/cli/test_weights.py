@@ -20,10 +20,9 @@ RUN = b"\x05" * 32
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node that holds the policies of steps 3 and 4."""
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     directory = tmp_path / "home" / "nodes" / "local" / "worker"
     records = PolicyRecords(directory / "weights" / "held")

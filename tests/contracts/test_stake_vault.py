@@ -126,7 +126,7 @@ def test_only_the_swarm_slashes(world: Any, refused: Any) -> None:
     vault = world.contracts.vault.functions
     for caller in (provider, world.deployer):
         with refused("OnlySwarm"):
-            world.send(vault.slash(provider.address, 1, caller.address), caller)
+            world.send(vault.slash(provider.address, 1), caller)
 
 
 def test_the_swarm_is_set_once_by_the_deployer(world: Any, refused: Any) -> None:
@@ -148,7 +148,6 @@ def vault_params(**changes: Any) -> tuple[Any, ...]:
         "appeal": 10,
         "treasury": someone,
         "arbiter": someone,
-        "reporter": 0,
         "burn": 0,
         "max": 1,
     }
@@ -159,8 +158,7 @@ def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
     token, nobody = world.contracts.addresses.token, "0x" + "00" * 20
     factory = world.web3.eth.contract(abi=artifact("StakeVault")["abi"], bytecode=artifact("StakeVault")["bytecode"])
     for args, name in (
-        ((token, vault_params(reporter=2_001)), "BadShares"),
-        ((token, vault_params(reporter=2_000, burn=8_001)), "BadShares"),
+        ((token, vault_params(burn=10_001)), "BadShare"),
         ((token, vault_params(unbonding=0)), "ZeroAmount"),
         ((token, vault_params(appeal=0)), "ZeroAmount"),
         ((token, vault_params(max=0)), "ZeroAmount"),
@@ -188,7 +186,7 @@ def test_a_slash_by_judgement_freezes_and_is_final_after_the_appeal(world: Any, 
         world.send(finalize, anybody, at=frozen.final_at - 1)
     receipt = world.send(finalize, anybody, at=frozen.final_at)
     (gone,) = [event for event in world.events(receipt) if isinstance(event, StakeSlashed)]
-    assert (gone.amount, gone.reporter_share) == (50 * TOKEN, 0)
+    assert (gone.amount, gone.burned) == (50 * TOKEN, 0)
     assert world.contracts.case(frozen.case_id).state == CaseState.FINAL
     with refused("CaseClosed"):
         world.send(finalize, anybody)

@@ -1,6 +1,6 @@
 from typing import Any
 
-from contracts.bindings import Joined, Left, Settled, Slashed, WorkCommitted, WorkInvalidated
+from contracts.bindings import Joined, Left, Settled, Slashed, WorkCommitted, WorkInvalidated, WorkToppedUp
 from contracts.deploy import TOKEN
 from protocol.statements import Outcome, work_id
 from protocol.work import leaf_hash, merkle_root, proof
@@ -83,6 +83,20 @@ def test_a_short_escrow_reserves_what_there_is(world: Any, pool: Any) -> None:
     receipts = [pool.commit(epoch, units=100_000, at=pool.info.epoch_end(epoch)) for epoch in range(7)]
     reserved = [world.events(receipt)[0].reserved_units for receipt in receipts]
     assert reserved == [100_000] * 5 + [0, 0]
+
+
+def test_what_the_escrow_lacked_is_reserved_when_somebody_tops_it_up(world: Any, pool: Any, refused: Any) -> None:
+    for epoch in range(6):
+        pool.commit(epoch, units=100_000, at=pool.info.epoch_end(epoch))
+    top_up = world.contracts.swarm.functions.topUp(pool.id, pool.node.address, 5)
+    with refused("ZeroAmount"):
+        world.send(top_up, world.person())
+    donor = world.person(TOKEN)
+    world.send(world.contracts.fund_pool(pool.id, TOKEN), donor)
+    (event,) = world.events(world.send(top_up, world.person()))
+    assert isinstance(event, WorkToppedUp)
+    assert (event.node, event.epoch, event.units) == (pool.node.address, 5, 1000)
+    assert world.contracts.work(pool.id, pool.node.address, 5).reserved == TOKEN
 
 
 def test_an_epoch_takes_one_root_per_node(world: Any, pool: Any, refused: Any) -> None:

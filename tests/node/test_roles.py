@@ -90,8 +90,8 @@ async def crew_of(place: Workplace) -> Crew:
     ("role", "names"),
     [
         ("worker", ["jury", "heartbeat", "engine", "policies", "generating", "paying", "settling"]),
-        ("validator", ["jury", "heartbeat", "engine", "policies", "judging", "auditing", "settling"]),
-        ("trainer", ["jury", "heartbeat", "settling", "clearing", "training"]),
+        ("validator", ["jury", "heartbeat", "engine", "policies", "judging", "auditing", "paying", "settling"]),
+        ("trainer", ["jury", "heartbeat", "paying", "settling", "clearing", "training"]),
     ],
 )
 async def test_every_role_can_be_opened_and_is_what_its_row_says(role: Role, names: list[str], tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
     asked = {"gateway": "127.0.0.1:0", "gateway_tls": False, "gateway_announce": "example.org:80"}
     async with workplace("trainer", tmp_path, **asked) as place:
         crew = await crew_of(place)
-        assert crew.names == ["jury", "gateway", "heartbeat", "settling", "clearing", "training"]
+        assert crew.names == ["jury", "gateway", "heartbeat", "paying", "settling", "clearing", "training"]
         assert crew.beat()["gateway"] == "http://example.org:80"
         crew.services[1]._gateway.close()  # type: ignore[attr-defined]
 

@@ -18,7 +18,7 @@ from protocol.run import (
     decode_run,
     encode_run,
 )
-from protocol.sections import Alarms, Budget, EnvironmentPart, Filters, LengthBudget, Requirement, Requirements
+from protocol.sections import Alarms, Budget, EnvironmentPart, Filters, LengthBudget, Pay, Requirement, Requirements
 
 RUN = RunSpec(name="sort", environment=EnvironmentSpec(name="sort", args={"digits": 4}))
 FULL = RunSpec(
@@ -57,9 +57,16 @@ def test_the_bytes_of_a_run_are_those_of_the_programs_before(run: RunSpec, root:
     assert describe(encode_run(run)).root.hex() == root
 
 
+def test_a_younger_section_is_in_the_bytes_where_it_says_something() -> None:
+    paying = msgspec.structs.replace(RUN, pay=Pay(judging=0.5))
+    assert decode_run(encode_run(paying)) == paying and b'"pay":{' in encode_run(paying)
+    assert b'"pay":{' not in encode_run(RUN)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        ({"pay": Pay(judging=1.5)}, "pay.judging"),
         ({"rollout": RolloutSpec(group_size=1)}, "group_size"),
         ({"rollout": RolloutSpec(prompts_per_file=64)}, "prompts_per_file"),
         ({"rollout": RolloutSpec(temperature=0.0)}, "temperature"),

@@ -155,6 +155,14 @@ def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo, tm
     assert leftovers(demo.directory) == []
 
 
+def is_held(path: Path) -> bool:
+    lock = FileLock(path)
+    if not lock.acquire():
+        return True
+    lock.release()
+    return False
+
+
 @pytest.mark.timeout(120)
 def test_ctrl_c_stops_everything_cleanly(tmp_path: Path) -> None:
     demo = Demo(tmp_path / "demo", "--no-cheat", "--steps", "3")
@@ -164,7 +172,7 @@ def test_ctrl_c_stops_everything_cleanly(tmp_path: Path) -> None:
         demo.process.communicate(timeout=60)
         assert demo.process.returncode == 130, demo.story()
         assert leftovers(demo.directory) == []
-        assert not [path for path in (tmp_path / "demo").rglob("lock") if not FileLock(path).acquire()]
+        assert not [path for path in (tmp_path / "demo").rglob("lock") if is_held(path)]
         assert not socket_of(tmp_path / "demo" / "nodes" / "trainer").exists()
     finally:
         demo.process.kill()

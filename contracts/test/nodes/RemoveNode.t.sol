@@ -55,11 +55,11 @@ contract RemoveNodeTest is Base {
         vm.prank(provider);
         vault.unbond(80 ether);
         vm.prank(address(swarm));
-        vault.slash(provider, 60 ether, anybody);
+        vault.slash(provider, 60 ether);
         vm.expectPartialRevert(Nodes.StakeEnough.selector);
         swarm.expel(node); // 20 left, which is enough
         vm.prank(address(swarm));
-        vault.slash(provider, 20 ether + 1, anybody);
+        vault.slash(provider, 20 ether + 1);
         vm.prank(anybody);
         swarm.expel(node);
         eq(swarm.nodeInfo(node).pool, 0);

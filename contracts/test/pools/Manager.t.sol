@@ -183,9 +183,9 @@ contract ManagerTest is Base {
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
         swarm.takeEpoch(pool, node, 0, 1);
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
-        swarm.punishByEvidence(pool, node, 1, ROOT, anybody);
+        swarm.punishByEvidence(pool, node, 1, ROOT);
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
-        swarm.punishByJudgement(pool, node, 1, ROOT, anybody);
+        swarm.punishByJudgement(pool, node, 1, ROOT);
         vm.expectPartialRevert(Pools.CourtAlreadySet.selector);
         swarm.setCourt(court);
         vm.prank(anybody);

@@ -6,7 +6,7 @@ import {StakeVault} from "../../src/StakeVault.sol";
 
 contract BirthTest is Base {
     function _good() private view returns (StakeVault.Params memory) {
-        return StakeVault.Params(1, 1, treasury, arbiter, 2_000, 8_000, 1);
+        return StakeVault.Params(1, 1, treasury, arbiter, 10_000, 1);
     }
 
     function create(address token_, StakeVault.Params memory params) external returns (StakeVault) {
@@ -18,21 +18,16 @@ contract BirthTest is Base {
         yes(!made, "refused");
     }
 
-    function test_the_shares_may_be_all_of_a_slash_and_no_more() public {
+    function test_all_of_a_slash_may_be_burned_and_no_more() public {
         StakeVault made = this.create(address(token), _good());
-        eq(made.reporterBps(), 2_000);
-        eq(made.burnBps(), 8_000);
+        eq(made.burnBps(), 10_000);
         eq(made.maxSlash(), 1);
         eq(made.unbondingPeriod(), 1);
         eq(made.appealSeconds(), 1);
         eq(made.treasury(), treasury);
         eq(made.arbiter(), arbiter);
         StakeVault.Params memory params = _good();
-        params.burnBps = 8_001;
-        _refused(address(token), params);
-        params = _good();
-        params.reporterBps = 2_001;
-        params.burnBps = 0;
+        params.burnBps = 10_001;
         _refused(address(token), params);
     }
 

@@ -33,7 +33,7 @@ contract FreezeTest is Base {
         yes(vault.isFinal(0), "no case is final");
     }
 
-    function test_it_is_final_from_the_exact_second_on_and_pays_no_reporter() public {
+    function test_it_is_final_from_the_exact_second_on_and_pays_nobody_who_asks() public {
         vm.warp(finalAt - 1);
         vm.expectPartialRevert(StakeVault.AppealOpen.selector);
         vault.finalize(1);

@@ -7,19 +7,18 @@ import {StakeVault} from "../../src/StakeVault.sol";
 contract VaultSlashTest is Base {
     function test_only_the_swarm() public {
         vm.expectPartialRevert(StakeVault.OnlySwarm.selector);
-        vault.slash(provider, 1, anybody);
+        vault.slash(provider, 1);
         vm.expectPartialRevert(StakeVault.OnlySwarm.selector);
         vault.freeze(provider, 1, 1);
         vm.expectPartialRevert(StakeVault.OnlySwarm.selector);
         vault.overturn(1);
     }
 
-    function test_a_slash_is_split_between_reporter_fire_and_treasury() public {
+    function test_a_slash_is_split_between_fire_and_treasury() public {
         vm.prank(address(swarm));
-        eq(vault.slash(provider, 40 ether, anybody), 40 ether);
-        eq(token.balanceOf(anybody), 4 ether);
+        eq(vault.slash(provider, 40 ether), 40 ether);
         eq(token.balanceOf(vault.BURNED()), 20 ether);
-        eq(token.balanceOf(treasury), 16 ether);
+        eq(token.balanceOf(treasury), 20 ether);
         eq(_stake().bonded, 60 ether);
     }
 
@@ -28,20 +27,20 @@ contract VaultSlashTest is Base {
         vm.prank(provider);
         vault.unbond(unbonding);
         vm.prank(address(swarm));
-        uint256 taken = vault.slash(provider, amount, anybody);
+        uint256 taken = vault.slash(provider, amount);
         eq(taken, amount < 60 ether ? amount : 60 ether);
         uint256 fromUnbonding = taken < unbonding ? taken : unbonding;
         eq(_stake().unbonding, unbonding - fromUnbonding);
         eq(_stake().bonded, 100 ether - unbonding - (taken - fromUnbonding));
-        eq(token.balanceOf(anybody) + token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), taken);
+        eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), taken);
     }
 
     function test_what_is_not_there_is_not_taken() public {
         address poor = address(0xABC);
         _bond(poor, 7 ether);
         vm.prank(address(swarm));
-        eq(vault.slash(poor, 40 ether, anybody), 7 ether);
+        eq(vault.slash(poor, 40 ether), 7 ether);
         vm.prank(address(swarm));
-        eq(vault.slash(poor, 40 ether, anybody), 0);
+        eq(vault.slash(poor, 40 ether), 0);
     }
 }

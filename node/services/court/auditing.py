@@ -22,6 +22,7 @@ from node.recent import Recent
 from node.services.base import Service
 from node.services.court.turns import seconds_to_wait
 from node.services.court.witness import Clock, Witness
+from node.services.duties import Duties
 from node.services.leaves import Leaves, ShownEpoch
 from node.services.station import Station
 from node.services.workplace import Workplace
@@ -87,14 +88,16 @@ class Auditing(Service):
 
     name = "auditing"
 
-    def __init__(self, station: Station, books: Books, court: EpochCourt, ledger: Ledger, leaves: Leaves) -> None:
+    def __init__(
+        self, station: Station, books: Books, court: EpochCourt, ledger: Ledger, leaves: Leaves, duties: Duties
+    ) -> None:
         self._station = station
         self._journal = station.journal
         self._books = books
         self._court = court
         self._ledger = ledger
         self._leaves = leaves
-        self._witness = Witness(station, books)
+        self._witness = Witness(station, books, duties)
         self._pool: PoolInfo | None = None
         self._pool_at = 0.0
         self._repeated_at = self._forgot_at = trio.current_time()
@@ -106,7 +109,7 @@ class Auditing(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         court = CaseKeeper(place.chain, place.directory / "cases")
-        return cls(place.station, place.chain, court, place.ledger, place.leaves)
+        return cls(place.station, place.chain, court, place.ledger, place.leaves, place.duties)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -131,6 +134,8 @@ class Auditing(Service):
         now = (await self._witness.look()).timestamp
         first = pool.epoch_at(max(now - pool.window, 0))
         for entry in self._ledger.since(first):
+            if entry.node == self._station.key.address:
+                continue  # others' business
             key = (entry.node, entry.epoch, entry.root)
             if now >= pool.maturity(entry.epoch) or not entry.units or self._station.membership.is_evicted(entry.node):
                 self._cases.pop(key, None)
@@ -175,7 +180,7 @@ class Auditing(Service):
     async def _faults_in(
         self, case: _Case, shown: ShownEpoch, patient: bool, late: bool, seen_all: bool
     ) -> list[tuple[EpochFault, str]]:
-        entry, found = case.entry, list[tuple[EpochFault, str]]()
+        entry, found, unheard = case.entry, list[tuple[EpochFault, str]](), list[tuple[EpochFault, str]]()
         given = (entry.node, entry.epoch, entry.root, list(shown.works), self._witness.now)
         missing = await self._journal.do(self._journal.note_shown, *given)
         if entry.claimed > shown.units:
@@ -188,12 +193,16 @@ class Auditing(Service):
         for number, id in enumerate(missing):
             if number % CHUNK == 0:
                 await trio.lowlevel.checkpoint()
-            if not seen_all and not self._witness.knows_all_of(shown.leaves[shown.index[id]].policy_root):
+            leaf = shown.leaves[shown.index[id]]
+            if not seen_all and not self._witness.knows_all_of(leaf.policy_root):
                 continue
-            if await self._witness.is_doubtful(id, late=late):
+            fault = await self._witness.fault_of(entry.node, leaf, id, late=late)
+            if fault is EpochFault.INVENTED:
                 what = f"leaf {shown.index[id]} of {len(shown.works)} was accepted by nobody"
-                return [*found, (EpochFault.INVENTED, what)]
-        return found
+                return [*found, (fault, what)]
+            if fault and not unheard:
+                unheard = [(fault, f"of leaf {shown.index[id]} of {len(shown.works)} nobody heard")]
+        return found + unheard
 
     async def _faults_without(
         self, case: _Case, patient: bool, late: bool, seen_all: bool, span: int

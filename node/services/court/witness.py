@@ -1,8 +1,8 @@
-"""What one validator can testify: which works it knows to be accepted, and since when it has not looked away.
+"""What one validator can testify: what it knows to count for whom, and since when it has not looked away.
 
-What is heard of and accepted goes into the journal as it happens, with the chain's time. The record is unbroken from a
-block on: a restart of more than a moment, or a time in which nobody was heard, begins it anew. Of what came before,
-nothing is said.
+What is heard of and what counts (`Duties`) goes into the journal as it happens, with the chain's time. The record is
+unbroken from a block on: a restart of more than a moment, or a time in which nobody was heard, begins it anew. Of what
+came before, nothing is said.
 """
 
 import time
@@ -14,6 +14,7 @@ import trio
 
 from node.chain.client import Block
 from node.recent import Recent
+from node.services.duties import Duties
 from node.services.station import Station
 from node.swarm.ballots import FileState
 from node.swarm.hearing import is_cut_off, voices
@@ -21,13 +22,12 @@ from node.swarm.register import BACKLOG_SECONDS, Work, WorkId
 from protocol.identity import Address
 from protocol.messages import VerdictIssued
 from protocol.statements import Outcome
+from protocol.work import EpochFault, Leaf
 
 log = structlog.get_logger()
 POLL = 2.0
 NEW = 4096
 """Works that wait to be written down."""
-WAITING = 512
-"""Works of one node whose acceptance is waited for."""
 MOST_HEARD = 65_536
 """Works that are remembered of one node."""
 BRIDGED = 60.0
@@ -54,49 +54,67 @@ class Clock(Protocol):
 class Witness:
     """What one validator has seen of others' work."""
 
-    def __init__(self, station: Station, clock: Clock) -> None:
+    def __init__(self, station: Station, clock: Clock, duties: Duties) -> None:
         self._station = station
         self._journal = station.journal
         self._register = station.jury.register
         self._clock = clock
-        self._waiting: dict[Address, Recent[WorkId, Work]] = {}
-        self._new: Recent[WorkId, Work] = Recent(NEW)
+        self._new: Recent[WorkId, tuple[Address, int]] = Recent(NEW)
+        self._counted: Recent[WorkId, tuple[Address, int]] = Recent(NEW)
         self._record: Record | None = None
         self._started = self._opened = trio.current_time()
         self._missed = False
         self.now = 0
         """The chain's time, of its newest block; 0 before it was asked."""
+        self._register.follow(self._hear)
+        duties.follow(self._count)
 
     async def run(self) -> None:
-        self._register.follow(self._wait_for)
         while True:
-            await self.note_acceptances()
+            await self.note_what_counts()
             await trio.sleep(POLL)
 
-    # what was accepted
+    # what counts
 
-    def _wait_for(self, work: Work) -> None:
-        self._waiting.setdefault(work.node, Recent(WAITING))[work.id] = self._new[work.id] = work
+    def _hear(self, work: Work) -> None:
+        self._new[work.id] = (work.node, work.commitment.units)
 
-    async def note_acceptances(self) -> None:
-        """Write down what was heard of and what the pool has accepted since the last look."""
+    def _count(self, node: Address, id: WorkId, units: int) -> None:
+        self._counted[id] = (node, units)
+
+    async def note_what_counts(self) -> None:
+        """Write down what was heard of and what has come to count since the last look."""
         if not self.now:
             return  # when, nobody knows yet
-        ballots = self._station.jury.ballots
-        rows = [(id, work.node, work.commitment.units, self.now, False) for id, work in self._new.items()]
+        rows = [(id, *what, self.now, False) for id, what in self._new.items()]
+        rows += [(id, *what, self.now, True) for id, what in self._counted.items()]
         self._new.clear()
-        for node, waiting in list(self._waiting.items()):
-            await trio.lowlevel.checkpoint()
-            for id, work in list(waiting.items()):
-                if ballots.state(id) is FileState.ACCEPTED:
-                    rows.append((id, node, work.commitment.units, self.now, True))
-                    del waiting[id]
-                elif self._register.get(id) is None:
-                    del waiting[id]
+        self._counted.clear()
         if rows:
             await self._journal.do(self._journal.note_heard, rows, MOST_HEARD)
 
-    async def is_doubtful(self, id: WorkId, *, late: bool) -> bool:
+    def serves(self, node: Address) -> bool:
+        """Whether its leaves may stand for judging or training."""
+        return self._station.membership.may_validate(node) or self._station.membership.is_trainer(node)
+
+    async def fault_of(self, node: Address, leaf: Leaf, id: WorkId, *, late: bool) -> EpochFault | None:
+        """What may be said of a leaf that is not known to count, at this moment. What a validator or the trainer did is
+        known from their own messages alone, which gossip may have lost: if there is something that it can stand for,
+        that costs pay and no stake."""
+        if not await self._is_doubtful(id, late=late):
+            return None
+        if self.serves(node) and await self._exists(leaf):
+            return EpochFault.UNHEARD if late else None
+        return EpochFault.INVENTED
+
+    async def _exists(self, leaf: Leaf) -> bool:
+        """Whether the work that a judgement names, or the policy, was ever heard of."""
+        if leaf.file_root == leaf.policy_root:
+            return self._station.jury.policies.find(leaf.policy_root) is not None
+        known = self._register.get(leaf.file_root) is not None
+        return known or await self._journal.do(self._journal.was_heard, leaf.file_root)
+
+    async def _is_doubtful(self, id: WorkId, *, late: bool) -> bool:
         """Whether a work that is not known to be accepted may be called invented: nobody committed to it; or, when it
         is late, no quorum has accepted it. Never one that this node itself has found good, nor one that was refused or
         is disputed: that costs its own pay, and is others' business."""
@@ -111,7 +129,10 @@ class Witness:
         return self._station.board.opened(said, VerdictIssued).message.verdict.outcome != Outcome.ACCEPT
 
     async def units_of(self, node: Address) -> int:
-        """The most units that a node can have work for: everything of it that was accepted or is not decided yet."""
+        """The most units that a node can have work for: everything of it that was accepted or is not decided yet. Who
+        judges or trains is paid no more than everybody's work together."""
+        if self.serves(node):
+            return await self._journal.do(self._journal.units_heard)
         known = await self._journal.do(self._journal.heard_of, node)
         for work in self._register.of(node):
             refused = self._station.jury.ballots.state(work.id) is FileState.REJECTED

@@ -7,6 +7,7 @@ contract does. Beside each attack stands an honest worker, beside each innocence
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -15,13 +16,35 @@ from node.chain.client import Block
 from node.chain.errors import Reverted
 from node.chain.ledger import Ledger
 from node.services.court.auditing import Auditing
+from node.services.duties import Duties
 from node.services.judging.judge import Validator
+from protocol.checks import Fault, Reason
 from protocol.identity import Address, NodeKey
 from protocol.messages import EpochJudged, WorkPublished
-from protocol.statements import EpochVerdict, Outcome, sign, signer_of
-from protocol.work import EpochFault, Leaf, encode_leaves, merkle_root, tree_of, works_of
+from protocol.statements import EpochVerdict, Outcome, Verdict, sign, signer_of
+from protocol.work import (
+    EpochFault,
+    Leaf,
+    commitment_of,
+    encode_leaves,
+    judgement_leaf,
+    merkle_root,
+    policy_leaf,
+    tree_of,
+    works_of,
+)
 from tests.attacks.validators import court as courts
-from tests.attacks.validators.court import DOMAIN, OTHER, POOL, VALIDATORS, WORKER, Court, policy_root, root_of
+from tests.attacks.validators.court import (
+    DOMAIN,
+    OTHER,
+    POOL,
+    TRAINER,
+    VALIDATORS,
+    WORKER,
+    Court,
+    policy_root,
+    root_of,
+)
 
 EPOCH, WINDOW = 20, 160
 
@@ -157,14 +180,17 @@ class Town:
             ledger.apply(event)
         self.chain.ledgers.append(ledger)
         leaves = self.court.validators[number].leaves
-        audit = Auditing(seat.station, self.chain, self.chain, ledger, leaves)
+        duties = Duties(seat.station)
+        audit = Auditing(seat.station, self.chain, self.chain, ledger, leaves, duties)
         scope = trio.CancelScope()
         self.audits.append(audit)
         self.alive.append(scope)
 
         async def live() -> None:
             with scope:
-                await audit.run()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(duties.run)
+                    await audit.run()
 
         nursery.start_soon(live)
         return audit
@@ -196,7 +222,8 @@ class Town:
     async def show(self, leaves: Sequence[Leaf], epoch: int, key: NodeKey = WORKER) -> None:
         info = await self.blobs.add(encode_leaves(list(leaves)))
         root = merkle_root(tree_of(POOL, key.address, leaves))
-        seat = next(seat for seat in self.court.workers if seat.key is key)
+        everybody = (self.court.trainer, *self.court.workers, *self.court.seats)
+        seat = next(seat for seat in everybody if seat.key is key)
         await seat.board.post(
             WorkPublished(pool=POOL, epoch=epoch, root=root, leaves_root=info.root, leaves_size=info.size)
         )
@@ -379,8 +406,8 @@ async def test_one_lying_validator_alone_costs_nobody_anything(autojump_clock: A
     async with trio.open_nursery() as nursery:
         await town.open(nursery, start=(1, 2))
         seat, ledger = town.court.seats[0], town.chain.ledgers[0]
-        forger = Forger(seat.station, town.chain, town.chain, ledger, town.court.validators[0].leaves)
-        nursery.start_soon(forger.run)
+        given = (ledger, town.court.validators[0].leaves, Duties(seat.station))
+        nursery.start_soon(Forger(seat.station, town.chain, town.chain, *given).run)
         mine = await town.work(3)
         await trio.sleep(20)
         await town.put(mine, town.epoch)
@@ -417,8 +444,102 @@ async def test_what_a_validator_heard_or_found_good_before_a_restart_is_not_inve
         await trio.sleep(20)
         seat, witness = town.court.seats[0], town.audits[0]._witness
         seat.jury.register._works.clear()
-        assert not await witness.is_doubtful(id, late=True), "it was heard of"
+        assert await witness.fault_of(WORKER.address, leaf, id, late=True) is None, "it was heard of"
         seat.station.journal.forget_work(1 << 40)
-        assert not await witness.is_doubtful(id, late=True), "this validator itself found it good"
-        assert await witness.is_doubtful(bytes(32), late=False), "the control"
+        assert await witness.fault_of(WORKER.address, leaf, id, late=True) is None, "this validator found it good"
+        assert await witness.fault_of(WORKER.address, leaf, bytes(32), late=False), "the control"
+        nursery.cancel_scope.cancel()
+
+
+# judging and training
+
+
+def earned(town: Town, number: int) -> list[Leaf]:
+    """What a validator's own journal says that it is owed."""
+    return town.court.seats[number].station.journal.unpaid_files(float("inf"))
+
+
+async def open_with_judges(town: Town, nursery: trio.Nursery) -> None:
+    await town.open(nursery)
+    for key in (*VALIDATORS, TRAINER):
+        town.chain.tell(Joined, node=key.address)
+
+
+async def test_who_judges_and_who_trains_is_paid_for_what_everybody_heard(autojump_clock: Any, town: Town) -> None:
+    async with trio.open_nursery() as nursery:
+        await open_with_judges(town, nursery)
+        duties = Duties(town.court.trainer.station)
+        nursery.start_soon(duties.run)
+        town.court.bad[root_of(0, 3)] = Fault(Reason.ACTIVATIONS, "made elsewhere", group=0)
+        await town.work(4)
+        await town.court.announce(1)
+        await trio.sleep(20)
+        mine = earned(town, 0)
+        trained = town.court.trainer.station.journal.unpaid_files(float("inf"))
+        assert [leaf.units for leaf in mine] == [12, 12, 12, 12], "a quarter of half of 100, a refused file included"
+        assert trained == [policy_leaf(town.court.run, 1, policy_root(1))] and trained[0].units > 0
+        await town.put(mine, town.epoch, key=VALIDATORS[0])
+        await town.put(trained, town.epoch, key=TRAINER)
+        await town.put(MADE_UP, town.epoch, key=OTHER)
+        await trio.sleep(WINDOW)
+        assert [(node, fault) for node, _, fault in town.chain.refused] == [(OTHER.address, EpochFault.INVENTED)]
+        assert town.chain.paid(VALIDATORS[0].address) == 48
+        nursery.cancel_scope.cancel()
+
+
+class Idler(Validator):
+    """Says nothing about any file."""
+
+    async def _judge_file(self, candidate: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def judgement(town: Town, leaf: Leaf, checked: int = 16) -> Leaf:
+    """What a validator is owed for a verdict on a worker's file."""
+    commitment = commitment_of(POOL, WORKER.address, leaf)
+    verdict = Verdict(*msgspec.structs.astuple(commitment), Outcome.ACCEPT, 0)
+    return judgement_leaf(town.court.run, verdict, checked)
+
+
+@pytest.mark.parametrize("kind", ["verdicts that nobody heard", "more units", "work that nobody did", "hidden"])
+async def test_verdicts_that_were_never_given_are_not_paid(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, kind: str
+) -> None:
+    """Beside another validator's, which are. Only what stands for nothing at all costs the stake."""
+    town = Town(monkeypatch, tmp_path, (Validator, Validator, Idler))
+    liar = VALIDATORS[2]
+    async with trio.open_nursery() as nursery:
+        await open_with_judges(town, nursery)
+        works = await town.work(3)
+        await trio.sleep(20)
+        claimed = [judgement(town, leaf) for leaf in works]
+        if kind == "more units":
+            liar, claimed = VALIDATORS[1], [msgspec.structs.replace(leaf, units=13) for leaf in earned(town, 1)]
+        if kind == "work that nobody did":
+            claimed = [*claimed, judgement(town, MADE_UP[0])]
+        units = 10_000 if kind == "hidden" else None
+        await town.put(claimed, town.epoch, key=liar, show=kind != "hidden", units=units)
+        await town.put(earned(town, 0), town.epoch, key=VALIDATORS[0])
+        await trio.sleep(WINDOW)
+        costs_all = kind in ("work that nobody did", "hidden")
+        fault = EpochFault.INVENTED if costs_all else EpochFault.UNHEARD
+        assert [(node, what) for node, _, what in town.chain.refused] == [(liar.address, fault)]
+        assert (liar.address in town.chain.slashed) == costs_all
+        assert (town.chain.paid(liar.address), town.chain.paid(VALIDATORS[0].address)) == (0, 36)
+        nursery.cancel_scope.cancel()
+
+
+async def test_policies_that_nobody_worked_for_are_not_paid(autojump_clock: Any, town: Town) -> None:
+    async with trio.open_nursery() as nursery:
+        await open_with_judges(town, nursery)
+        await town.work(1)
+        await trio.sleep(20)
+        steps = range(1, 16)
+        for step in steps:
+            await town.court.announce(step)
+        await town.put(
+            [policy_leaf(town.court.run, step, policy_root(step)) for step in steps], town.epoch, key=TRAINER
+        )
+        await trio.sleep(WINDOW)
+        assert [(node, fault) for node, _, fault in town.chain.refused] == [(TRAINER.address, EpochFault.UNHEARD)]
         nursery.cancel_scope.cancel()

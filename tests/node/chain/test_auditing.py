@@ -18,6 +18,7 @@ from node.chain.profile import NetworkProfile
 from node.chain.setup import prepare_participant
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.services.court.auditing import Auditing
+from node.services.duties import Duties
 from node.services.membership.events import Events
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
@@ -56,7 +57,9 @@ async def test_a_thief_that_commits_a_root_of_nothing_is_paid_nothing_and_loses_
             events = Events(EventFollower(chain, hall.pool, tmp_path / f"{number}.sqlite", poll=0.2), members)
             await events.start(nursery)
             keeper = CaseKeeper(chain, tmp_path / "cases")
-            audit = Auditing(seat.station, chain, keeper, events.ledger, played.validators[number].leaves)
+            duties = Duties(seat.station)
+            audit = Auditing(seat.station, chain, keeper, events.ledger, played.validators[number].leaves, duties)
+            nursery.start_soon(duties.run)
             nursery.start_soon(audit.run)
             audits.append(audit)
         await until(lambda: all(audit._witness.now for audit in audits))

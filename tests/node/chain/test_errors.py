@@ -8,7 +8,7 @@ from node.chain.errors import Reverted
 CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court")
 # raised at birth, between our own contracts, or by OpenZeppelin for what our callers cannot bring about
 INTERNAL = {
-    "BadShares",
+    "BadShare",
     "CourtAlreadySet",
     "SwarmAlreadySet",
     "OnlyCourt",

@@ -1,6 +1,6 @@
 """A worker's commitments: each accepted file goes on chain once, whatever fails, and is shown until it is paid."""
 
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import trio
@@ -63,7 +63,7 @@ class Books:
     """A worker's state directory; the service may start again over it."""
 
     def __init__(self, treasury: Treasury, monkeypatch: Any) -> None:
-        monkeypatch.setattr(time, "time", trio.current_time)
+        monkeypatch.setattr("node.services.paying.time", SimpleNamespace(time=trio.current_time))
         monkeypatch.setattr("node.services.paying.RETRY_PAUSE", 50.0)
         monkeypatch.setattr(trio.to_thread, "run_sync", self._inline)
         self.treasury, self.journal = treasury, InlineJournal()

@@ -137,14 +137,9 @@ class Chain:
         await self._answer()
         if (node, epoch) not in self.work_of:
             raise Reverted("top up", "NothingCommitted", {"epoch": epoch})
-        units, reserved = self.work_of[node, epoch]
-        more = min(units - reserved, self.free)
-        if not more:
+        if not self.reserve_more(epoch, node):
             raise Reverted("top up", "ZeroAmount", {})
-        self.free -= more
-        self.work_of[node, epoch] = [units, reserved + more]
         self.top_ups.append(epoch)
-        self.tell(WorkToppedUp, node=node, epoch=epoch, units=more)
 
     async def appeal_seconds(self) -> int:
         await self._answer()
@@ -178,6 +173,15 @@ class Chain:
         self.work_of[node, epoch] = [units, reserved]
         root = bytes([epoch % 256]) * 32
         self.tell(WorkCommitted, node=node, epoch=epoch, root=root, units=units, reserved_units=reserved)
+
+    def reserve_more(self, epoch: int, node: str = OWN.address) -> int:
+        units, reserved = self.work_of[node, epoch]
+        more = min(units - reserved, self.free)
+        if more:
+            self.free -= more
+            self.work_of[node, epoch] = [units, reserved + more]
+            self.tell(WorkToppedUp, node=node, epoch=epoch, units=more)
+        return more
 
     def take(self, epoch: int, units: int | None, node: str = OWN.address) -> None:
         """Some units of an epoch, or (None) all of it."""
@@ -444,6 +448,32 @@ def test_the_books_follow_the_chain_back_and_forth() -> None:
     for event, before in zip(reversed(chain.told), reversed(seen), strict=True):
         ledger.undo(event)
         assert [ledger.entry(OWN.address, 0), ledger.entry(OWN.address, 1)] == before
+
+
+def test_what_was_topped_up_is_due_again_until_that_is_taken_back() -> None:
+    chain: Any = Chain(escrow=0)
+    chain.now = lambda: 5
+    ledger = Ledger(OWN.address)
+
+    def told() -> tuple[int, int, bool, bool]:
+        ledger.apply(chain.told[-1])
+        (entry,) = ledger.of(OWN.address)
+        return entry.units, entry.reserved, entry.is_short, entry.closed
+
+    chain.commit(0, 10)
+    assert told() == (10, 0, True, True)
+    chain.free = 4
+    chain.reserve_more(0)
+    assert told() == (10, 4, True, False)
+    chain.free = 100
+    chain.reserve_more(0)
+    assert told() == (10, 10, False, False)
+    chain.take(0, 3)
+    assert told() == (7, 7, False, False)
+    for event in reversed(chain.told[1:]):
+        ledger.undo(event)
+    (entry,) = ledger.of(OWN.address)
+    assert (entry.reserved, entry.closed) == (0, True)
 
 
 def test_others_epochs_are_forgotten_before_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
