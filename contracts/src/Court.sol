@@ -212,7 +212,7 @@ contract Court is ICourt {
         _requireOutcome(outcome);
         _requireQuorum(id, Statements.hashEpochVerdict(id, node, epoch, root, outcome, reason), signatures);
         if (outcome == Statements.OUTCOME_SLASH) {
-            _punish(id, node, keccak256(abi.encode(id, node, epoch, root)), root, reason);
+            _punish(id, node, keccak256(abi.encode(id, node, epoch)), root, reason); // an epoch has one root for ever
             return;
         }
         swarm.takeEpoch(id, node, epoch, reason);

@@ -90,6 +90,12 @@ contract SlashTest is Base {
         eq(swarm.memberInfo(pool, node).caseId, 1);
     }
 
+    function test_whoever_convicted_itself_is_in_no_pool_either() public {
+        _contradict();
+        eq(swarm.nodeInfo(node).pool, 0);
+        eq(swarm.nodeInfo(node).leaseUntil, 0);
+    }
+
     function test_a_slash_in_one_pool_leaves_the_membership_in_another() public {
         uint256 id = _open(_params());
         vm.prank(node);

@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Base} from "../Base.sol";
+import {Court} from "../../src/Court.sol";
 import {Pools} from "../../src/Pools.sol";
 
 contract CreatePoolTest is Base {
@@ -39,6 +40,15 @@ contract CreatePoolTest is Base {
         params = _params();
         params.maxUnitsPerEpoch = 0;
         _refused(params, abi.encodeWithSelector(Pools.ZeroAmount.selector));
+    }
+
+    function test_a_pool_without_a_sensible_bench_is_refused() public {
+        Pools.PoolParams memory params = _params();
+        params.threshold = 3;
+        _refused(params, abi.encodeWithSelector(Court.BadQuorum.selector, 2, 3));
+        params.threshold = 2;
+        params.validators[1] = params.validators[0];
+        _refused(params, abi.encodeWithSelector(Court.BadValidator.selector, params.validators[0]));
     }
 
     function test_texts_may_be_as_long_as_said_and_no_longer() public {
