@@ -44,7 +44,9 @@ def command(
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", help="Key, journal and blobs of this node. One daemon each.")
     ] = None,
-    pool: Annotated[int | None, typer.Option(min=0, help="The pool on chain; default: the profile's.")] = None,
+    pool: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")
+    ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); for the trainer.")] = None,
     listen: Annotated[
         str | None, typer.Option(help="Multiaddr to listen on, e.g. /ip4/0.0.0.0/tcp/4001. Port 0: any.")

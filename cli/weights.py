@@ -32,7 +32,9 @@ Shard = Annotated[float, typer.Option(min=0.001, help="Largest weight file, GB."
 NetworkName = Annotated[
     str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
 ]
-PoolNumber = Annotated[int | None, typer.Option(min=0, help="The pool on chain; default: the profile's.")]
+PoolNumber = Annotated[
+    int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")
+]
 
 
 @app.command(

@@ -10,7 +10,7 @@ from cli.contract.frame import Network, PasswordFile, Plan, profile_of, read, tr
 from cli.contract.groups import attest_app
 from cli.contract.nodes import NodeAddress, signature_of
 from cli.contract.pool import Pool
-from cli.contract.values import Moment, address, moment
+from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, moment
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key
 from cli.output import date, print_json
@@ -42,7 +42,7 @@ class SignedAttestation(msgspec.Struct, frozen=True):
 def sign(
     pool: Pool,
     node: NodeAddress,
-    units: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="What you measured; 0 takes back all before it.")],
+    units: Annotated[int, typer.Option(min=0, max=MAX_UNITS, help="What you measured; 0 takes back all before it.")],
     state_dir: Annotated[Path, typer.Option("--state-dir", help="State directory of the validator's node.")],
     until: Annotated[
         Moment, typer.Option(parser=moment, metavar="WHEN", help="At most 90 days: +30d, a date, or unix seconds.")
@@ -117,7 +117,7 @@ def _read(path: Path) -> SignedAttestation:
 def _statement(signed: SignedAttestation, path: Path) -> "Attestation":
     from protocol.statements import Attestation
 
-    counts = (signed.pool, signed.units, signed.made_at, signed.until)
-    if not all(0 <= count < 2**32 for count in counts[:2]) or not all(0 < second < 2**63 for second in counts[2:]):
+    fits = 0 < signed.pool <= MAX_POOL and 0 <= signed.units <= MAX_UNITS
+    if not fits or not all(0 < second < 2**63 for second in (signed.made_at, signed.until)):
         raise CommandError(f"{path} is no attestation", "a number in it is out of bounds", "make it again", USAGE)
     return Attestation(signed.pool, address(signed.node), signed.units, signed.made_at, signed.until)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
+from cli.contract.frame import AsJson, Network, OnlyPool, Plan, read, transaction, when
 from cli.contract.groups import case_app
-from cli.contract.values import address
+from cli.contract.values import MAX_CASE, address
 from cli.errors import CommandError
 from cli.events import fault_name
 from cli.output import console, date, ether, print_facts, print_json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from node.chain.client import ChainClient
     from protocol.identity import Address
 
-CaseNumber = Annotated[int, typer.Argument(min=1, help="The number of the frozen stake; see `case list`.")]
+CaseNumber = Annotated[int, typer.Argument(min=1, max=MAX_CASE, help="Of the frozen stake; see `case list`.")]
 
 
 @case_app.command("list", epilog="Example:  intellect-node contract case list 0xProvider --network base-sepolia --json")
@@ -25,7 +25,7 @@ def list_(
     who: Annotated[
         Any, typer.Argument(parser=address, metavar="[ADDRESS]", help="Only those of a node, or a provider's nodes.")
     ] = None,
-    pool: Annotated[int | None, typer.Option(min=1, max=2**32 - 1, help="Only those of one pool.")] = None,
+    pool: OnlyPool = None,
     network: Network = "local",
     as_json: AsJson = False,
 ) -> None:

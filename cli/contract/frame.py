@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cli.contract.values import eth
+from cli.contract.values import MAX_POOL, eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
 from cli.output import clean, console, date, duration, print_json, quiet_logs
@@ -64,6 +64,7 @@ StateDir = Annotated[
 PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Password of that key (mode 0600).")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Simulate: what it would cost, or why it would fail.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before sending.")]
+OnlyPool = Annotated[int | None, typer.Option(min=1, max=MAX_POOL, help="Only those of one pool.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 _COMMON: dict[str, tuple[Any, Any]] = {
     "network": (Network, "local"),

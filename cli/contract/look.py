@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.contract.frame import AsJson, Network, profile_of, read
+from cli.contract.frame import AsJson, Network, OnlyPool, profile_of, read
 from cli.contract.groups import app
 from cli.contract.values import address
 from cli.output import clean, console, duration, ether, print_facts, print_json, quiet_logs, short
@@ -83,7 +83,7 @@ def show(
 )
 def events(
     network: Network = "local",
-    pool: Annotated[int | None, typer.Option(min=1, help="Only those of one pool.")] = None,
+    pool: OnlyPool = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C; with --json one line each.")
     ] = False,

@@ -9,7 +9,7 @@ import typer
 from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
 from cli.contract.groups import node_app, provider_app
 from cli.contract.stake import bond_steps
-from cli.contract.values import Moment, address, moment
+from cli.contract.values import MAX_UNITS, Moment, address, moment
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key
 from cli.output import ether, print_facts, print_json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from node.chain.client import ChainClient
     from protocol.identity import Address
 
-Units = Annotated[int, typer.Option(min=1, help="How much the node can do; each unit needs stake.")]
+Units = Annotated[int, typer.Option(min=1, max=MAX_UNITS, help="How much the node can do; each unit needs stake.")]
 NodeAddress = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
 PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Password of the node's key (mode 0600).")]
 MAX_CONSENT_BYTES = 4096

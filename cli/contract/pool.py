@@ -8,7 +8,7 @@ import typer
 from cli.contract.frame import AsJson, Network, Plan, profile_of, read, transaction, when
 from cli.contract.groups import app, pool_app
 from cli.contract.stake import Amount, approve_steps
-from cli.contract.values import Moment, address, moment, seconds, wei, word
+from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, moment, seconds, wei, word
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
 from cli.output import clean, console, duration, ether, print_facts, print_json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from node.chain.simulate import Step
     from protocol.identity import Address
 
-Pool = Annotated[int, typer.Argument(min=1, help="The pool's number.")]
+Pool = Annotated[int, typer.Argument(min=1, max=MAX_POOL, help="The pool's number.")]
 Validators = Annotated[list[str] | None, typer.Option(help="Address of a validator's node; repeatable.")]
 Threshold = Annotated[int, typer.Option(min=1, max=16, help="Verdicts that make a quorum.")]
 FUND = "fund the pool"
@@ -61,7 +61,7 @@ async def create(
     lease: Annotated[
         int, typer.Option(parser=seconds, metavar="TIME", help="A membership's length without work.")
     ] = "24h",  # type: ignore[assignment]
-    max_units: Annotated[int, typer.Option(min=1, help="Per node and epoch, and per declared unit.")] = 10**8,
+    max_units: Annotated[int, typer.Option(min=1, max=MAX_UNITS, help="Per node, epoch and declared unit.")] = 10**8,
     invited: Annotated[bool, typer.Option("--invited", help="Only nodes with the manager's invitation.")] = False,
     attested: Annotated[
         bool, typer.Option("--attested", help="Only units that the validators attested count.")

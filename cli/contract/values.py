@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from protocol.identity import Address
 
 TOKEN = 10**18
-MAX_TOKENS = 10**12
+MAX_TOKENS = 10**10
+"""A stake, a reward and a slash are 96 bits of wei."""
+MAX_POOL = MAX_UNITS = MAX_LENGTH = 2**32 - 1
+"""As wide as the contracts' fields: what is larger is refused here, in words."""
+MAX_EPOCH = MAX_CASE = 2**63 - 1
 MAX_SECONDS = 10**11
 """Beyond any date that people mean, within what the contracts hold."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -58,12 +62,12 @@ def word(text: str) -> bytes:
 
 def seconds(text: str) -> int:
     """'90', '10m', '24h' or '7d' in seconds."""
-    match = re.fullmatch(r"(\d{1,9})([smhd]?)", text)
-    if match is None:
-        raise CommandError(
-            f"{text[:40]!r} is no length of time", "it must be a whole number", "give e.g. 90, 10m, 24h or 7d", USAGE
-        )
-    return int(match[1]) * _UNITS.get(match[2], 1)
+    match = re.fullmatch(r"([0-9]{1,10})([smhd]?)", text)
+    length = int(match[1]) * _UNITS.get(match[2], 1) if match else MAX_LENGTH + 1
+    if length > MAX_LENGTH:
+        why = f"it must be a whole number, and at most {MAX_LENGTH} seconds"
+        raise CommandError(f"{text[:40]!r} is no length of time", why, "give e.g. 90, 10m, 24h or 7d", USAGE)
+    return length
 
 
 def moment(text: str) -> Moment:

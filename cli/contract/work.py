@@ -10,6 +10,7 @@ from cli.contract.frame import (
     DryRun,
     KeyName,
     Network,
+    OnlyPool,
     PasswordFile,
     Plan,
     StateDir,
@@ -21,7 +22,7 @@ from cli.contract.frame import (
 )
 from cli.contract.groups import app, work_app
 from cli.contract.pool import Pool
-from cli.contract.values import address, word
+from cli.contract.values import MAX_EPOCH, MAX_UNITS, address, word
 from cli.errors import USAGE, CommandError
 from cli.output import console, ether, print_facts, print_json
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from protocol.identity import Address
 
 Node = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
-Epoch = Annotated[int, typer.Argument(min=0, help="The epoch's number.")]
+Epoch = Annotated[int, typer.Argument(min=0, max=MAX_EPOCH, help="The epoch's number.")]
 BATCH = 32
 """Epochs settled in one transaction: far below a block's gas."""
 
@@ -63,7 +64,7 @@ async def commit(
     pool: Pool,
     epoch: Epoch,
     root: Annotated[Any, typer.Argument(parser=word, metavar="ROOT", help="Merkle root of the files, 64 hex digits.")],
-    units: Annotated[int, typer.Argument(min=1, max=2**32 - 1, help="Sum of their units.")],
+    units: Annotated[int, typer.Argument(min=1, max=MAX_UNITS, help="Sum of their units.")],
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Also more than the node's journal says that it has earned.")
     ] = False,
@@ -118,7 +119,7 @@ def _require_earned(state_dir: Path | None, epoch: int, units: int) -> None:
 @app.command("rewards", epilog="Example:  intellect-node contract rewards 0xAb.. --network base-sepolia --json")
 def rewards(
     who: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="A node or a provider.")],
-    pool: Annotated[int | None, typer.Option(min=1, help="Only those of one pool.")] = None,
+    pool: OnlyPool = None,
     collect: Annotated[bool, typer.Option("--collect", help="Settle all that is due. Anybody may.")] = False,
     network: Network = "local",
     key: KeyName = None,
@@ -187,7 +188,9 @@ async def settle(
     me: "Address",
     pool: Pool,
     node: Node,
-    epoch: Annotated[list[int] | None, typer.Argument(min=0, help="Epochs; default: all that are due.")] = None,
+    epoch: Annotated[
+        list[int] | None, typer.Argument(min=0, max=MAX_EPOCH, help="Epochs; default: all that are due.")
+    ] = None,
 ) -> Plan:
     """Pay a node's provider for epochs whose window is over. Anybody may do this."""
     due = [entry for entry in await _entries(chain, node, pool) if entry["state"] == "due"]

@@ -1,0 +1,94 @@
+"""One to five blocks are replaced by others: what did not happen is taken back, what was sent is sent once."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from contracts.bindings import Joined
+from node.chain.follower import RolledBack
+from node.chain.outbox import Fate
+from tests.node.chain.test_follower import following, nothing_more, take
+from tests.node.chain.test_sender import PATIENT, Sending, sending, until
+
+__all__ = ["sending"]
+
+
+@pytest.mark.parametrize(("depth", "confirmations"), [(1, 0), (3, 0), (5, 0), (2, 2), (5, 2)])
+async def test_the_follower_takes_back_what_it_told_of_replaced_blocks_and_nothing_else(
+    people: Any, tmp_path: Path, chain_rpc: Any, depth: int, confirmations: int
+) -> None:
+    people.client.profile = msgspec.structs.replace(people.client.profile, confirmations=confirmations)
+    chain_rpc("anvil_mine", hex(confirmations))
+    told = max(depth - confirmations, 0)
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        await take(follower, 2)
+        fork = await people.client.block()
+        for number in range(depth):
+            await people.client.join(people.pool, f"old {number}")
+        olds = await take(follower, told)
+        await trio.to_thread.run_sync(chain_rpc, "anvil_reorg", depth, [])
+        await people.client.join(people.pool, "new", key=people.validator)
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", hex(confirmations))
+        *undone, new = await take(follower, 2 if told else 1)
+        for one in undone:
+            assert isinstance(one, RolledBack) and one.events == tuple(olds) and one.block <= fork.number
+        assert isinstance(new, Joined) and new.contact == "new"
+        assert await nothing_more(follower)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+async def test_a_transaction_in_replaced_blocks_is_sent_again_and_arrives_once(
+    sending: Sending, chain_rpc: Any, depth: int
+) -> None:
+    limits = msgspec.structs.replace(PATIENT, confirmations=depth, bump_after=60)
+    start = int(chain_rpc("eth_blockNumber"), 16)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sending.client(limits=limits).faucet, sending.gets, 5)
+        await until(lambda: int(chain_rpc("eth_blockNumber"), 16) > start)
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", hex(depth - 1))
+        await trio.sleep(0.1)  # it has seen its receipt
+        await trio.to_thread.run_sync(chain_rpc, "anvil_reorg", depth, [])
+        await until(lambda: int(chain_rpc("eth_blockNumber"), 16) == start + depth + 1)
+        assert await sending.got() == 5 and sending.mined() == 0
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", hex(depth))
+    assert await sending.got() == 5
+    assert sending.fates() == [Fate.MINED]
+
+
+async def test_who_believed_blocks_that_were_replaced_still_sends_what_comes_next(
+    sending: Sending, chain_rpc: Any
+) -> None:
+    """Without confirmations that is the network's risk; the numbers that became free do not hold up the next one."""
+    client = sending.client()
+    for amount in (1, 2, 4):
+        await client.faucet(sending.gets, amount)
+    await trio.to_thread.run_sync(chain_rpc, "anvil_reorg", 2, [])
+    await client.faucet(sending.gets, 8)
+    assert await sending.got() == 9
+
+
+async def test_a_receipt_that_moved_to_a_later_block_counts_from_there(sending: Sending, chain_rpc: Any) -> None:
+    limits = msgspec.structs.replace(PATIENT, confirmations=4, bump_after=60)
+    start = int(chain_rpc("eth_blockNumber"), 16)
+    done = trio.Event()
+
+    async def send() -> None:
+        await sending.client(limits=limits).faucet(sending.gets, 5)
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await until(lambda: int(chain_rpc("eth_blockNumber"), 16) > start)
+        ours = chain_rpc("eth_getBlockByNumber", hex(start + 1), False)["transactions"][0]
+        raw = chain_rpc("eth_getRawTransactionByHash", ours)
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x3")
+        await trio.to_thread.run_sync(chain_rpc, "anvil_reorg", 4, [[raw, 3]])
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")  # five on the old one, two on the new
+        await trio.sleep(0.3)
+        assert not done.is_set() and sending.mined() == 0
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x3")
+    assert await sending.got() == 5
+    assert sending.fates() == [Fate.MINED]
