@@ -91,10 +91,10 @@ def stranger(swarm: Swarm) -> Thief:
 def judge(swarm: Swarm) -> Thief:
     """Has judged for the pool until now."""
     state = swarm.demo / "nodes" / VALIDATORS[-1]
-    node = swarm.tell("keys", "show", "--state-dir", str(state))["address"]
-    key = str(state / "provider-key.json")
     del swarm.environment["INTELLECT_NODE_PASSWORD"]  # its own lies in its directory, and opens both keys
     swarm.environment["INTELLECT_KEY_PASSWORD"] = (state / "password").read_text().strip()
+    node = swarm.tell("keys", "show", "--state-dir", str(state))["address"]
+    key = str(state / "provider-key.json")
     return Thief(swarm.tell("keys", "show", key)["address"], node, key, str(state))
 
 
