@@ -157,7 +157,8 @@ contract Court is ICourt {
         uint64 until,
         bytes[] calldata signatures
     ) external {
-        swarm.managerOf(id); // refuses a pool that is over
+        // slither-disable-next-line unused-return -- asked because it refuses a pool that is over
+        swarm.managerOf(id);
         _requireQuorum(id, Statements.hashAttestation(id, node, units, madeAt, until), signatures);
         Found storage found = _found[id][node];
         // made later than the last one: what was signed before it, sent or not, is over

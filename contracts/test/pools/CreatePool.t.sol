@@ -27,6 +27,8 @@ contract CreatePoolTest is Base {
     }
 
     function test_the_clock_is_kept_as_it_was_told() public view {
+        eq(swarm.epochAt(pool, 1_700_000_000 - 1), 0);
+        eq(swarm.epochAt(pool, 1_700_000_000 + EPOCH), 1);
         eq(_info().startedAt, 1_700_000_000);
         eq(_info().window, WINDOW);
         eq(_info().epochSeconds, EPOCH);
