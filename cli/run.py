@@ -110,6 +110,7 @@ def new(
 ) -> None:
     """Write a complete run file with a comment at every setting."""
     from cli.run_template import template
+    from node.inference.tokenizer import has_chat_template
     from protocol.recipe import PRESETS
 
     if recipe is not None and recipe not in PRESETS:
@@ -119,6 +120,7 @@ def new(
     kind = "dataset" if dataset else environment.value
     if kind == "dataset" and not dataset:
         raise CommandError("which data?", "the environment 'dataset' reads a file", "give --dataset FILE", USAGE)
+    start = file.parent / model
     text = template(
         like.value,
         file=file.name,
@@ -127,6 +129,7 @@ def new(
         environment=kind,
         dataset=dataset,
         recipe=recipe,
+        chat=not start.is_dir() or has_chat_template(start),
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")

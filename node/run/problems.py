@@ -118,6 +118,7 @@ def _with_real_paths(error: Exception, run: CompiledRun, assets: Path) -> Except
         if isinstance(text, str):
             for name, file in run.files.items():
                 text = text.replace(str(assets / name), str(file))
+            text = text.replace(str(assets / "model"), str(run.files["model/config.json"].parent))
             setattr(error, part, text)
     return error
 

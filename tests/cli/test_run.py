@@ -90,6 +90,25 @@ def test_a_tokenizer_of_another_model_is_found(model: Path, capfd) -> None:
     assert "tokenizer and model do not belong together" in capfd.readouterr().err
 
 
+def test_a_new_run_file_asks_for_a_chat_template_only_where_there_is_one(model: Path, capfd) -> None:
+    file, settings = model / "new.toml", model / "model" / "tokenizer_config.json"
+    row = {"prompt": "3", "task_type": "verifiable_math", "verification_info": json.dumps({"ground_truth": "3"})}
+    rows = [{**row, "problem_id": f"a{i}"} for i in range(40)]
+    (model / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["run", "new", str(file), "--dataset", "d.jsonl"]) == 0
+    assert 'template = "plain"' in file.read_text()
+    assert main(["run", "validate", str(file)]) == 0
+
+    file.write_text(file.read_text().replace('template = "plain"', 'template = "chat"'))
+    capfd.readouterr()
+    assert main(["run", "validate", str(file)]) == 6
+    assert f"{model / 'model'} has none" in " ".join(capfd.readouterr().err.split())  # and not a temporary directory
+
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ messages }}"}))
+    assert main(["run", "new", str(file), "--dataset", "d.jsonl", "--force"]) == 0
+    assert 'template = "chat"' in file.read_text()
+
+
 @pytest.fixture
 def sorting(model: Path) -> Path:
     """A run file that can be run, beside its model."""
