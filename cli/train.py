@@ -245,6 +245,8 @@ def numbers_of(record: dict[str, Any]) -> str:
         value = record.get(name)
         if isinstance(value, int | float):
             parts.append(f"{label} {value:{form}}" if label else f"{value:{form}} tok/s")
+    if record.get("updates") == 0:
+        parts.append("nothing learnt: no group carried signal")
     return "  ".join(parts)
 
 
