@@ -1,11 +1,12 @@
 """The thief's story: a stranger with 20 tokens commits to a root that it made up, with a million units.
 
-    python -m benchmarks.thief [--steps 220] [--units 1000000] [--json]
+    python -m benchmarks.thief [--steps 220] [--units 1000000] [--validator] [--json]
 
 A demo trains with trainer, two workers and a validator, each the program's own daemon. Beside them a stranger uses
 nothing but the command line: it gets 20 tokens, becomes a provider, registers a node, joins the pool, and commits. Once
 the epoch is mature it asks for its pay. Told is what it was paid, what is left of its stake, and after how many seconds
-somebody objected; the honest workers' pay of the same time is the control.
+somebody objected; the honest pay of the same time is the control. With --validator there are three of them, and it is
+one of these that commits what nobody judged, before its own daemon commits what it did.
 """
 
 import argparse
@@ -16,20 +17,23 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.live_attacks import prepare
 
 TOKEN = 10**18
 PATIENCE = 240.0
+VALIDATORS = ("validator-1", "validator-2", "validator-3")
+HONEST = ("worker-1", "worker-2", "trainer", "validator", *VALIDATORS[:-1])
 
 
 class Swarm:
     """A demo, and a stranger's command line beside it."""
 
-    def __init__(self, folder: Path, run: Path) -> None:
+    def __init__(self, folder: Path, run: Path, validators: int) -> None:
         self.demo = folder / "demo"
         words = ["demo", "--run", str(run), "--no-cheat", "--no-view", "--dir", str(self.demo)]
+        words += ["--validators", str(validators)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -62,8 +66,17 @@ class Swarm:
         self.process.wait()
 
 
-def story(swarm: Swarm, units: int) -> dict[str, Any]:
-    """What the stranger does, and what comes of it."""
+class Thief(NamedTuple):
+    """key: of its provider, as the command line takes it; state: the node's directory."""
+
+    provider: str
+    node: str
+    key: str
+    state: str
+
+
+def stranger(swarm: Swarm) -> Thief:
+    """Comes with 20 tokens and joins."""
     state = str(swarm.demo / "thief")
     thief = swarm.tell("keys", "new", "thief")["address"]
     node = swarm.tell("keys", "new", "--state-dir", state)["address"]
@@ -72,24 +85,43 @@ def story(swarm: Swarm, units: int) -> dict[str, Any]:
     swarm.tell("contract", "provider", "register", "--key", "thief", "--yes")
     swarm.tell("contract", "node", "register", "--node-state", state, "--key", "thief", "--yes")
     swarm.tell("contract", "join", "1", "--state-dir", state, "--contact", "/ip4/127.0.0.1/tcp/9", "--yes")
+    return Thief(thief, node, "thief", state)
+
+
+def judge(swarm: Swarm) -> Thief:
+    """Has judged for the pool until now."""
+    state = swarm.demo / "nodes" / VALIDATORS[-1]
+    del swarm.environment["INTELLECT_NODE_PASSWORD"]  # its own lies in its directory, and opens both keys
+    swarm.environment["INTELLECT_KEY_PASSWORD"] = (state / "password").read_text().strip()
+    node = swarm.tell("keys", "show", "--state-dir", str(state))["address"]
+    key = str(state / "provider-key.json")
+    return Thief(swarm.tell("keys", "show", key)["address"], node, key, str(state))
+
+
+def story(swarm: Swarm, thief: Thief, units: int) -> dict[str, Any]:
+    """What the thief does, and what comes of it."""
     shown = swarm.tell("contract", "pool", "show", "1")
     epoch, pool = shown["pool"]["epoch"], shown["pool"]
+    before = swarm.tell("contract", "show", thief.provider)
     started = time.monotonic()
-    committed = ["contract", "work", "commit", "1", str(epoch), "ab" * 32, str(units), "--state-dir", state, "--yes"]
+    committed = ["contract", "work", "commit", "1", str(epoch), "ab" * 32, str(units)]
+    committed += ["--state-dir", thief.state, "--yes"]
     refused = swarm.tell(*committed, may_fail=True)
     swarm.tell(*committed, "--unchecked")
     matures = pool["started_at"] + (epoch + 1) * pool["epoch_seconds"] + pool["window"]
     objected = None
     while swarm.tell("contract", "pool", "show", "1")["now"] <= matures:
-        bonded = int(swarm.tell("contract", "show", thief)["bonded_wei"])
-        if objected is None and bonded < 20 * TOKEN:
+        bonded = int(swarm.tell("contract", "show", thief.provider)["bonded_wei"])
+        if objected is None and bonded < int(before["bonded_wei"]):
             objected = time.monotonic() - started
         time.sleep(1)
-    asked = swarm.tell("contract", "settle", "1", node, str(epoch), "--key", "thief", "--yes", may_fail=True)
-    account = swarm.tell("contract", "show", thief)
-    honest = _paid(swarm)
+    settle = ["contract", "settle", "1", thief.node, str(epoch), "--key", thief.key, "--yes"]
+    asked = swarm.tell(*settle, may_fail=True)
+    account = swarm.tell("contract", "show", thief.provider)
+    honest = {name: _paid(swarm, name) for name in HONEST if (swarm.demo / "nodes" / name).exists()}
     return {
-        "paid": (int(account["token_wei"])) / TOKEN,
+        "paid": (int(account["token_wei"]) - int(before["token_wei"])) / TOKEN,
+        "bonded_before": int(before["bonded_wei"]) / TOKEN,
         "bonded": int(account["bonded_wei"]) / TOKEN,
         "seconds_to_objection": objected and round(objected, 1),
         "seconds_to_maturity": round(time.monotonic() - started, 1),
@@ -99,26 +131,24 @@ def story(swarm: Swarm, units: int) -> dict[str, Any]:
     }
 
 
-def _paid(swarm: Swarm) -> float:
-    """Tokens that honest workers' providers were paid by their own daemons."""
-    paid = 0
-    for name in ("worker-1", "worker-2"):
-        told = swarm.tell("status", "--state-dir", str(swarm.demo / "nodes" / name))
-        paid += sum(int(one["pay"]["paid_wei"]) for one in told["daemons"] if one["pay"])
-    return paid / TOKEN
+def _paid(swarm: Swarm, name: str) -> float:
+    """Tokens that an honest node's provider was paid by its own daemon."""
+    told = swarm.tell("status", "--state-dir", str(swarm.demo / "nodes" / name))
+    return sum(int(one["pay"]["paid_wei"]) for one in told["daemons"] if one["pay"]) / TOKEN
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--units", type=int, default=1_000_000)
+    parser.add_argument("--validator", action="store_true", help="the thief is one of three validators")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        swarm = Swarm(Path(folder), prepare(Path(folder), given.steps)["plain"])
+        swarm = Swarm(Path(folder), prepare(Path(folder), given.steps)["plain"], 3 if given.validator else 1)
         try:
             swarm.until_paid_once()
-            told = story(swarm, given.units)
+            told = story(swarm, judge(swarm) if given.validator else stranger(swarm), given.units)
         finally:
             swarm.stop()
     if given.json:

@@ -11,6 +11,7 @@ import typer
 from cli.curves import Panel, StepRecords, draw_panels, points_of
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
+from node.metrics.ends import ends_of
 from node.state.files import write_whole
 
 EXAMPLES = (
@@ -55,7 +56,7 @@ def command(
         return
     for summary in summaries:
         reward = summary["reward_last"]
-        last = f", reward {reward:.3f} (mean of the last ten)" if reward is not None else ""
+        last = f", reward {reward:.3f} (mean of the last {summary['reward_window']})" if reward is not None else ""
         console().print(f"{summary['name']}: {summary['steps']} steps{last}")
     console().print(f"report: {target / 'report.html'}", soft_wrap=True)
 
@@ -96,15 +97,17 @@ def find_metrics(path: Path) -> Path | None:
 
 
 def summarise(name: str, records: StepRecords) -> dict[str, Any]:
-    """The numbers of the table. Rewards: means of ten evaluations, or of ten steps where nothing was evaluated."""
+    """The numbers of the table. Rewards: means of the first and last `reward_window` evaluations, or steps where
+    nothing was evaluated."""
     values = [y for _, y in points_of(records, "eval_reward") or points_of(records, "reward_mean")]
-    last = records[-1]
+    last, ends = records[-1], ends_of(values)
     return {
         "name": name,
         "steps": int(last["step"]),
         "seconds": last.get("elapsed"),
-        "reward_first": _mean(values[:10]),
-        "reward_last": _mean(values[-10:]),
+        "reward_first": _rounded(ends.first),
+        "reward_last": _rounded(ends.last),
+        "reward_window": ends.window,
         "reward_best": max(values, default=None),
         "entropy": last.get("entropy"),
         "length_mean": last.get("length_mean"),
@@ -133,7 +136,7 @@ def page(summaries: Sequence[dict[str, Any]], drawn: Sequence[tuple[Panel, Path]
 
 
 def _table(summaries: Sequence[dict[str, Any]]) -> str:
-    head = ("run", "steps", "time", "reward, first ten", "last ten", "best", "entropy", "length", "tokens")
+    head = ("run", "steps", "time", "reward, first", "last", "mean of", "best", "entropy", "length", "tokens")
     rows = "".join(
         "<tr>"
         + f"<td>{html.escape(s['name'])}</td>"
@@ -142,7 +145,9 @@ def _table(summaries: Sequence[dict[str, Any]]) -> str:
             for cell in (
                 str(s["steps"]),
                 duration(s["seconds"]) if s["seconds"] else "-",
-                *(_number(s[key]) for key in ("reward_first", "reward_last", "reward_best", "entropy", "length_mean")),
+                *(_number(s[key]) for key in ("reward_first", "reward_last")),
+                str(s["reward_window"]),
+                *(_number(s[key]) for key in ("reward_best", "entropy", "length_mean")),
                 f"{s['tokens']:,}",
             )
         )
@@ -184,8 +189,8 @@ def _default_target(run: Path) -> Path:
     return (run.parent if run.is_file() else run) / "report"
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return round(sum(values) / len(values), 4) if values else None
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _check_parts() -> None:

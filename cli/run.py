@@ -1,6 +1,7 @@
 """`intellect-node run`: write a run file, look at what it means, and find its mistakes before anybody else does."""
 
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,12 +53,17 @@ def validate(
     bounds, a row of the data set with its line.
     """
     from node.hardware import inspect_hardware
+    from node.run.architecture import check_architecture
     from node.run.file import compile_run
     from node.run.problems import check_run
 
     compiled = compile_run(file)
     facts = check_run(compiled)
     warnings = warnings_about(compiled.spec, facts)
+    if can_train():
+        check_architecture(compiled)
+    else:
+        warnings.append("torch is not installed here: whether the weights fit the architecture was not looked at")
     fits = fitting(compiled.spec, inspect_hardware())
     if as_json:
         print_json(_as_json(compiled, facts, warnings, fits))
@@ -104,6 +110,7 @@ def new(
 ) -> None:
     """Write a complete run file with a comment at every setting."""
     from cli.run_template import template
+    from node.inference.tokenizer import has_chat_template
     from protocol.recipe import PRESETS
 
     if recipe is not None and recipe not in PRESETS:
@@ -113,6 +120,7 @@ def new(
     kind = "dataset" if dataset else environment.value
     if kind == "dataset" and not dataset:
         raise CommandError("which data?", "the environment 'dataset' reads a file", "give --dataset FILE", USAGE)
+    start = file.parent / model
     text = template(
         like.value,
         file=file.name,
@@ -121,10 +129,16 @@ def new(
         environment=kind,
         dataset=dataset,
         recipe=recipe,
+        chat=not start.is_dir() or has_chat_template(start),
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     console().print(f"wrote {file}; next: intellect-node run validate {file}", soft_wrap=True)
+
+
+def can_train() -> bool:
+    """Whether the extra [train] is installed."""
+    return all(find_spec(name) for name in ("torch", "transformers"))
 
 
 def without_tables(rows: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str]]:

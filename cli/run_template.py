@@ -16,7 +16,7 @@ DATASET = """dataset = {dataset}      # JSONL or parquet: problem_id, prompt, ta
 [environment]
 name = "dataset"
 [environment.args]
-template = "chat"               # or "plain": the prompt as it stands
+{template_line}
 held_back_share = 0.05          # of the problems, for evaluation; never trained on
 # solve_rate_field = "solve_rate_qwen_r1_distill_7b"   # offline filter: a column with pass@k, and the range to keep
 # solve_rate_min = 0.1
@@ -121,18 +121,31 @@ INTELLECT2: dict[str, object] = LARGE | {
 }  # fmt: skip
 """What the INTELLECT-2 report names (arXiv 2505.07291): 256 problems of 16 answers, eight optimiser steps of 512,
 async level 2, hard clipping, length budgets."""
+TEMPLATES = {
+    True: 'template = "chat"               # or "plain": the prompt as it stands',
+    False: 'template = "plain"              # the prompt as it stands; "chat" needs a tokenizer with a chat template',
+}
+"""By whether the tokenizer has a chat template."""
 KINDS = {"small": SMALL, "large": LARGE, "intellect2": INTELLECT2}
 
 
 def template(
-    kind: str, *, file: str, name: str, model: str, environment: str, dataset: str | None, recipe: str | None
+    kind: str,
+    *,
+    file: str,
+    name: str,
+    model: str,
+    environment: str,
+    dataset: str | None,
+    recipe: str | None,
+    chat: bool = True,
 ) -> str:
-    """The text of a new run file. kind: a key of KINDS."""
+    """The text of a new run file. kind: a key of KINDS; chat: whether the model's tokenizer has a chat template."""
     values = KINDS[kind] | ({"recipe": recipe} if recipe else {})
     filled = {key: value if key in ("targets", "extra") else toml_value(value) for key, value in values.items()}
     place = {"name": toml_value(name), "model": toml_value(model), "dataset": toml_value(dataset)}
     problems = DATASET if environment == "dataset" else TASK
     parts = [HEAD, problems, ROLLOUT, RECIPE, LENGTH if "targets" in values else "", LIMITS]
     text = "".join(parts[:1]).format(file=file, **place)
-    text += problems.format(environment=toml_value(environment), **place)
+    text += problems.format(environment=toml_value(environment), template_line=TEMPLATES[chat], **place)
     return text + "".join(part.format(**filled) for part in parts[2:])

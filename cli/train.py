@@ -144,12 +144,13 @@ def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any
 
 
 def summarise(compiled: "CompiledRun", local: "LocalRun", home: "RunDirectory", level: int) -> dict[str, Any]:
-    """Rewards: means of the first and last ten evaluations."""
+    """Rewards: means of the first and last `reward_window` evaluations."""
+    from node.metrics.ends import ends_of
     from node.metrics.journal import read_records
 
     records = list(read_records(home.directory / "metrics.jsonl"))
     rewards = [r["eval_reward"] for r in records if isinstance(r.get("eval_reward"), float)]
-    last = records[-1] if records else {}
+    last, ends = records[-1] if records else {}, ends_of(rewards)
     return {
         "run": compiled.spec.name,
         "recipe": compiled.spec.recipe.name,
@@ -157,8 +158,9 @@ def summarise(compiled: "CompiledRun", local: "LocalRun", home: "RunDirectory", 
         "async_level": level,
         "steps": last.get("step", -1),
         "seconds": last.get("elapsed"),
-        "reward_first": _mean(rewards[:10]),
-        "reward_last": _mean(rewards[-10:]),
+        "reward_first": _rounded(ends.first),
+        "reward_last": _rounded(ends.last),
+        "reward_window": ends.window,
         "reward_best": max(rewards, default=None),
         "ended_by": local.ended_by or "its last step",
         "alarms": [{"name": alarm.name, "step": alarm.step, "text": alarm.text} for alarm in local.rung],
@@ -243,19 +245,22 @@ def numbers_of(record: dict[str, Any]) -> str:
         value = record.get(name)
         if isinstance(value, int | float):
             parts.append(f"{label} {value:{form}}" if label else f"{value:{form}} tok/s")
+    if record.get("updates") == 0:
+        parts.append("nothing learnt: no group carried signal")
     return "  ".join(parts)
 
 
 def say_goodbye(summary: dict[str, Any], home: "RunDirectory", *, as_json: bool) -> None:
     from cli.output import console, print_json
+    from node.metrics.ends import Ends
 
     if as_json:
         print_json({"summary": summary})
         return
     out = console()
-    first, last = summary["reward_first"], summary["reward_last"]
-    if first is not None and last is not None:
-        out.print(f"[bold]mean reward on held-back problems {first:.3f} -> {last:.3f}[/] (first and last ten)")
+    ends = Ends(summary["reward_first"], summary["reward_last"], summary["reward_window"])
+    if ends.first is not None and ends.last is not None:
+        out.print(f"[bold]mean reward on held-back problems {ends.first:.3f} -> {ends.last:.3f}[/] ({ends.words})")
     out.print(
         f"{summary['steps']} steps in {duration(summary['seconds'] or 0)}, async level {summary['async_level']};"
         f" ended by {summary['ended_by']}",
@@ -290,5 +295,5 @@ def _safe(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "run"
 
 
-def _mean(values: list[float]) -> float | None:
-    return round(sum(values) / len(values), 4) if values else None
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -67,6 +67,17 @@ _SAME = "the smaller of two equal numbers is either of them"
 _NOTHING_MOVES = "differs only where the amount is nothing, and then nothing is moved"
 _SECOND_LINE = "cannot fail while the sums agree, which the invariants check; there for the day when they do not"
 EXPLAINED: dict[str, str] = {
+    "Statements.sol: node = node < sibling => node = node <= sibling": "two equal hashes are one pair in either order",
+    "Court.sol: break; => (nothing)": "an address stands there once, so nothing else is found",
+    "Members.sol: if (node.lastPool != id && node.freeFrom < node.doneAt) node.freeFrom = node.doneAt; => "
+    "if (node.lastPool != id && node.freeFrom <= node.doneAt) node.freeFrom = node.doneAt;": _SAME,
+    "Members.sol: _members[id][node].leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil; => "
+    "_members[id][node].leftAt = block.timestamp <= leaseUntil ? uint40(block.timestamp) : leaseUntil;": _SAME,
+    "Members.sol: if (found < units) units = found; => if (found <= units) units = found;": _SAME,
+    "Members.sol: return capacity > type(uint32).max ? type(uint32).max : uint32(capacity); => "
+    "return capacity >= type(uint32).max ? type(uint32).max : uint32(capacity);": _SAME,
+    "StakeVault.sol: if (amount > maxSlash) amount = maxSlash; => "
+    "if (amount >= maxSlash) amount = maxSlash; (2)": _SAME,
     "StakeVault.sol: if (amount > maxSlash) amount = maxSlash; => if (amount >= maxSlash) amount = maxSlash;": _SAME,
     "StakeVault.sol: claimed = amount < there ? amount : there; => claimed = amount <= there ? amount : there;": _SAME,
     "StakeVault.sol: uint256 amount = there > claimed ? there - claimed : 0; => "

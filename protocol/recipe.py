@@ -66,6 +66,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     steps: policies to publish ("rollout steps"); updates_per_step: optimiser steps that one batch is split into;
     warmup_steps, decay_steps: in rollout steps, linear, interpolated between updates; decay_steps 0: constant rate;
     beta1, beta2, weight_decay, learning_rate: AdamW's; grad_clip: greatest norm of one update's gradient;
+    target_reward: the run ends early when the mean of ten evaluations in a row reaches it; None: it has no goal;
     max_staleness: versions between the policy that made a token and the one that learns from it.
 
     loss, advantage: see node/training; normalisation: what a token's loss is divided by: all tokens of the update
@@ -134,6 +135,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ("recipe.updates_per_step", 1 <= self.updates_per_step <= 64, "must be 1 to 64"),
             ("recipe.grad_clip", self.grad_clip > 0, "must be above 0"),
             ("recipe.max_staleness", 0 <= self.max_staleness <= 64, "must be 0 to 64"),
+            (
+                "recipe.target_reward",
+                self.target_reward is None or self.target_reward > 0,
+                "must be above 0, as 0 is reached by everybody; leave it out to train to the last step",
+            ),
             ("recipe.clip_low", 0 < o.clip_low < 1, "must lie between 0 and 1"),
             ("recipe.ratio_cap", 1 < o.ratio_cap < 1e6, "must be above 1"),
             ("recipe.clip_high", 0 < o.clip_high < o.ratio_cap, "must lie between 0 and ratio_cap"),

@@ -90,7 +90,7 @@ async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
         if isinstance(given, CommitmentContradiction)
         else "of the validator's provider"
     )
-    says = f"{ether(info.slash_amount)} tokens of stake {whose} are lost at once and for ever; none of them go to {me}"
+    says = f"{ether(info.slash_amount)} tokens of stake {whose} are lost at once and for ever"
     return Plan(says, "the evidence was accepted", [Step("slash by its own signatures", call)])
 
 

@@ -100,14 +100,13 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
     """What came of it, and what to try next."""
     from rich.console import Console
 
+    from node.metrics.ends import Ends
+
     out = Console(stderr=True, highlight=False) if to_errors else console()
     say: Callable[..., None] = lambda text: out.print(text, soft_wrap=True)  # noqa: E731
-    first, last = summary["reward_first"], summary["reward_last"]
-    if first is not None and last is not None:
-        say(
-            f"\n[bold]mean reward on held-back problems {first:.2f} -> {last:.2f}[/]"
-            f" (first and last {summary['reward_window']} evaluations)"
-        )
+    ends = Ends(summary["reward_first"], summary["reward_last"], summary["reward_window"])
+    if ends.first is not None and ends.last is not None:
+        say(f"\n[bold]mean reward on held-back problems {ends.first:.2f} -> {ends.last:.2f}[/] ({ends.words})")
     say(
         f"{summary['steps']} steps in {duration(summary['seconds'])} of training,"
         f" {duration(summary['seconds_total'])} in all; {summary['verdicts']['accepted']} rollout files accepted,"

@@ -13,20 +13,22 @@ from typing import Any
 
 from node.state.files import write_whole
 from cli.demo.plot import running_mean
-from cli.demo.snapshot import WINDOW, Snapshot
+from cli.demo.snapshot import Snapshot
 
 SCHEMA_VERSION = 1
 
 
 def summarise(snapshot: Snapshot, *, seed: int | None, report: Path | None) -> dict[str, Any]:
-    """The object that `--json` prints and summary.json holds. Rewards: means over the first and last ten steps."""
+    """The object that `--json` prints and summary.json holds. Rewards: means over the first and last `reward_window`
+    evaluations, which share none."""
+    ends = snapshot.ends
     return {
         "schema_version": SCHEMA_VERSION,
         "run": snapshot.run_name,
         "seed": seed,
-        "reward_first": _rounded(snapshot.reward_first),
-        "reward_last": _rounded(snapshot.reward_last),
-        "reward_window": WINDOW,
+        "reward_first": _rounded(ends.first),
+        "reward_last": _rounded(ends.last),
+        "reward_window": ends.window,
         "target": snapshot.target,
         "steps": snapshot.step,
         "seconds": round(snapshot.training_seconds, 2),
@@ -151,8 +153,8 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _draw(axes: Any, snapshot: Snapshot) -> None:
     steps, values = _columns(snapshot.rewards)
     axes.plot(steps, values, color="#9ecae1", linewidth=1, label="held-back problems")
-    mean_steps, means = _columns(running_mean(snapshot.rewards, WINDOW))
-    axes.plot(mean_steps, means, color="#08519c", linewidth=2, label=f"mean of {WINDOW} steps")
+    mean_steps, means = _columns(running_mean(snapshot.rewards))
+    axes.plot(mean_steps, means, color="#08519c", linewidth=2, label="mean of 10 steps")
     if snapshot.train_rewards:
         train_steps, train_values = _columns(snapshot.train_rewards)
         axes.plot(train_steps, train_values, color="#bdbdbd", linewidth=0.8, label="accepted rollouts", zorder=1)

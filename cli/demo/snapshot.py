@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cli.daemon_status import DaemonStatus, SlashPart, TrainingPart, VerdictPart, VerdictsPart
-
-WINDOW = 10  # steps that the summary's first and last reward are means over
+from node.metrics.ends import Ends, ends_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +99,9 @@ class Snapshot:
         return sum(row.tokens_per_second or 0.0 for row in self.rows if row.participant.role == "worker")
 
     @property
-    def reward_first(self) -> float | None:
-        return _mean(value for _, value in self.rewards[:WINDOW])
-
-    @property
-    def reward_last(self) -> float | None:
-        return _mean(value for _, value in self.rewards[-WINDOW:])
+    def ends(self) -> Ends:
+        """How the reward began and ended."""
+        return ends_of([value for _, value in self.rewards])
 
     @property
     def names(self) -> dict[str, str]:
@@ -261,8 +257,3 @@ def _most_disputes(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _fullest(parts: Iterable[VerdictsPart]) -> VerdictsPart:
     """Every member counts the verdicts that it saw; who saw the most tells the story."""
     return max(parts, key=lambda part: part.accepted + part.rejected, default=VerdictsPart())
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    collected = list(values)
-    return sum(collected) / len(collected) if collected else None

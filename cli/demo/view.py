@@ -126,7 +126,8 @@ def render(snapshot: Snapshot, width: int, height: int = 50) -> RenderableType:
 def plain_line(snapshot: Snapshot) -> str:
     """'  42 s  training  step 31/150  reward 0.53 (mean of 10: 0.51)  ...'"""
     reward = f"{snapshot.rewards[-1][1]:.2f}" if snapshot.rewards else "-"
-    mean = f"{snapshot.reward_last:.2f}" if snapshot.reward_last is not None else "-"
+    means = running_mean(snapshot.rewards)
+    mean = f"{means[-1][1]:.2f}" if means else "-"
     running = sum(row.process.state == "running" for row in snapshot.rows)
     return (
         f"{snapshot.elapsed:5.0f} s  {snapshot.phase}  step {snapshot.step}/{snapshot.steps_total or '?'}"

@@ -157,7 +157,8 @@ contract Court is ICourt {
         uint64 until,
         bytes[] calldata signatures
     ) external {
-        swarm.managerOf(id); // refuses a pool that is over
+        // slither-disable-next-line unused-return -- asked because it refuses a pool that is over
+        swarm.managerOf(id);
         _requireQuorum(id, Statements.hashAttestation(id, node, units, madeAt, until), signatures);
         Found storage found = _found[id][node];
         // made later than the last one: what was signed before it, sent or not, is over
@@ -212,7 +213,7 @@ contract Court is ICourt {
         _requireOutcome(outcome);
         _requireQuorum(id, Statements.hashEpochVerdict(id, node, epoch, root, outcome, reason), signatures);
         if (outcome == Statements.OUTCOME_SLASH) {
-            _punish(id, node, keccak256(abi.encode(id, node, epoch, root)), root, reason);
+            _punish(id, node, keccak256(abi.encode(id, node, epoch)), root, reason); // an epoch has one root for ever
             return;
         }
         swarm.takeEpoch(id, node, epoch, reason);

@@ -77,7 +77,7 @@ abstract contract Members is Pools {
         Member storage member = _members[id][node];
         Node storage entry = _nodes[node];
         // slither-disable-next-line incorrect-equality -- a number of a pool, not an amount
-        bool present = entry.pool == id && id != 0;
+        bool present = entry.pool == id;
         info.provider = member.joined ? entry.provider : address(0);
         info.leaseUntil = present ? entry.leaseUntil : 0;
         info.evicted = _isEvicted(member);
@@ -125,6 +125,7 @@ abstract contract Members is Pools {
 
     function _endMembership(address node) internal override {
         uint256 pool = _nodes[node].pool;
+        // slither-disable-next-line incorrect-equality -- a number of a pool, not an amount
         if (pool == 0) return;
         _depart(pool, node);
         emit Left(pool, node, _nodes[node].provider);
@@ -142,6 +143,7 @@ abstract contract Members is Pools {
     }
 
     function _memberUntil(uint256 id, address node) internal view returns (uint64) {
+        // slither-disable-next-line incorrect-equality -- a number of a pool, not an amount
         return _nodes[node].pool == id ? _nodes[node].leaseUntil : _members[id][node].leftAt;
     }
 

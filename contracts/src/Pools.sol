@@ -334,6 +334,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         if (bond >= needed) return;
         uint256 rate = terms.rewardPerUnit;
         Counters pool = _pool(id);
+        // slither-disable-next-line divide-before-multiply -- whole units, rounded up, are what is meant
         uint256 units = rate == 0 ? type(uint256).max : (needed - bond + rate - 1) / rate;
         if (units > pool.free()) revert BondTooLow(id, bond, needed);
         _counters[id] = pool.take(units);

@@ -40,6 +40,7 @@ contract Swarm is Work {
 
     /// @notice The Court has judged a file: evicts the node, voids what is not mature, freezes the stake. A pool that
     /// could not pay a bond for a wrong slash does not slash.
+    // slither-disable-next-line reentrancy-no-eth -- guarded, and the vault calls nobody while it freezes
     function punishByJudgement(uint256 id, address node, uint8 reason, bytes32 fileRoot)
         external
         onlyCourt
@@ -100,6 +101,7 @@ contract Swarm is Work {
 
     /// Ends the membership, if it is of this pool, without a word: `Slashed` says it.
     function _evict(uint256 id, address node) private {
+        // slither-disable-next-line incorrect-equality -- a number of a pool, not an amount
         if (_nodes[node].pool == id) _depart(id, node);
     }
 }

@@ -19,6 +19,7 @@ interface Vm {
     function expectRevert() external;
     function expectRevert(bytes calldata data) external;
     function expectPartialRevert(bytes4 selector) external;
+    function expectEmit() external;
     function expectEmit(address emitter) external;
     function assume(bool condition) external pure;
     function readFile(string calldata path) external view returns (string memory);

@@ -76,6 +76,19 @@ contract EdgesTest is Base {
         eq(vault.bondedOf(address(0x5005)), 0);
     }
 
+    function test_who_is_in_office_no_more_pays_for_its_contradiction_and_the_bench_stays() public {
+        address[] memory others = new address[](1);
+        others[0] = vm.addr(judgeKeys[1]);
+        vm.prank(manager);
+        court.proposeValidators(pool, others, 1);
+        vm.warp(block.timestamp + WINDOW);
+        court.applyValidators(pool);
+        (Verdict memory good, bytes memory one, Verdict memory bad, bytes memory two) = _contradiction();
+        court.verdictEvidence(good, one, bad, two);
+        eq(vault.bondedOf(address(0x5005)), 0);
+        eq(court.benchOf(pool).validators.length, 1);
+    }
+
     function _contradiction()
         private
         view

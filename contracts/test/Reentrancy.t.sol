@@ -4,7 +4,8 @@ pragma solidity 0.8.37;
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
 import {TestToken} from "../src/TestToken.sol";
 import {StakeVault} from "../src/StakeVault.sol";
-import {Base} from "./Base.sol";
+import {WorkCommitment} from "../src/Statements.sol";
+import {Base, Sign} from "./Base.sol";
 
 /// A token that calls whom it moves money to and from, in the middle of the move.
 contract HookToken is TestToken {
@@ -63,7 +64,7 @@ contract ReentrancyTest is Base {
         vm.warp(1_700_000_000);
         token = TestToken(address(new HookToken()));
         attacker = new Attacker();
-        (provider, treasury) = (address(attacker), address(attacker));
+        (provider, treasury, arbiter) = (address(attacker), address(attacker), address(attacker));
         _deploy(address(token));
         manager = vm.addr(managerKey);
         node = vm.addr(nodeKey);
@@ -120,6 +121,16 @@ contract ReentrancyTest is Base {
         eq(vault.bondedOf(provider), 110 ether);
     }
 
+    function test_bonding_while_bonding_with_a_permit() public {
+        token.mint(provider, 20 ether);
+        attacker.act(address(token), abi.encodeCall(token.approve, (address(vault), 20 ether)));
+        bytes memory bond = abi.encodeCall(vault.bondWithPermit, (provider, 10 ether, 0, 0, 0, 0));
+        attacker.arm(address(vault), bond);
+        yes(attacker.act(address(vault), bond), "once");
+        _blocked();
+        eq(vault.bondedOf(provider), 110 ether);
+    }
+
     function test_funding_while_funding() public {
         token.mint(provider, 20 ether);
         attacker.act(address(token), abi.encodeCall(token.approve, (address(swarm), 20 ether)));
@@ -169,6 +180,39 @@ contract ReentrancyTest is Base {
         vault.slash(address(0x5005), 20 ether);
         _blocked();
         eq(token.balanceOf(treasury), 10 ether);
+    }
+
+    function test_the_treasury_cannot_withdraw_while_a_case_is_finalized() public {
+        _slash(_file(0, 1));
+        vm.warp(block.timestamp + APPEAL);
+        attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
+        vault.finalize(1);
+        _blocked();
+        eq(token.balanceOf(treasury), SLASH / 2);
+    }
+
+    function test_nobody_is_judged_convicted_or_acquitted_while_pay_is_on_its_way() public {
+        (WorkCommitment memory first, WorkCommitment memory second) = (_file(7, 1), _file(7, 2));
+        bytes memory own = _sign(nodeKey, Sign.commitment(first));
+        bytes memory other = _sign(nodeKey, Sign.commitment(second));
+        bytes[] memory verdicts = _quorum(Sign.verdict(first, 2, 5));
+        for (uint64 epoch = 0; epoch < 3; ++epoch) {
+            vm.warp(block.timestamp + EPOCH);
+            _commit(epoch, ROOT, 1000);
+        }
+        vm.warp(_matures(2));
+        attacker.arm(address(court), abi.encodeCall(court.slash, (first, own, 5, verdicts)));
+        _settle(0);
+        _blocked();
+        attacker.arm(address(court), abi.encodeCall(court.evidence, (first, own, second, other)));
+        _settle(1);
+        _blocked();
+        _slash(first);
+        attacker.arm(address(swarm), abi.encodeCall(swarm.overturn, (pool, node)));
+        _settle(2);
+        _blocked();
+        eq(_stake().frozen, SLASH);
+        eq(_stake().bonded, 100 ether - SLASH);
     }
 
     function test_a_token_that_keeps_a_fee_is_refused() public {

@@ -82,6 +82,19 @@ class LocalTokenizer:
         return tokenizer
 
 
+def has_chat_template(model_dir: Path) -> bool:
+    """Whether a model directory brings a chat template, in any of the places that transformers looks at."""
+    if (model_dir / "chat_template.jinja").is_file():
+        return True
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        try:
+            if read_json(model_dir / name).get("chat_template"):
+                return True
+        except ModelError:
+            continue  # absent, or for the tokenizer's own loading to complain about
+    return False
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A small JSON object of a model directory. Raises ModelError."""
     try:

@@ -106,7 +106,7 @@ def merged(learner: Mapping[str, Any], batch: Mapping[str, Any], seconds: Mappin
     if isinstance(performance, Mapping):
         record.update(performance)
     record["seconds"] = {**(learner.get("seconds") or {}), **{name: round(t, 4) for name, t in seconds.items()}}
-    if "tokens_per_second" not in record:
+    if "tokens_per_second" not in record and record.get("updates") != 0:  # without an update, no token was learnt
         spent = record["seconds"].get("step")
         if spent and record.get("tokens"):
             record["tokens_per_second"] = round(record["tokens"] / spent, 1)

@@ -118,6 +118,7 @@ def _with_real_paths(error: Exception, run: CompiledRun, assets: Path) -> Except
         if isinstance(text, str):
             for name, file in run.files.items():
                 text = text.replace(str(assets / name), str(file))
+            text = text.replace(str(assets / "model"), str(run.files["model/config.json"].parent))
             setattr(error, part, text)
     return error
 
@@ -139,7 +140,28 @@ def _check_model(run: CompiledRun) -> int:
             "enough to prove something",
             f"set toploc_k to at most {most_points(hidden) if isinstance(hidden, int) else 1} in [verification]",
         )
+    _check_shards(run)
     return sum(_check_weights(file) for name, file in run.files.items() if name.endswith(".safetensors"))
+
+
+def _check_shards(run: CompiledRun) -> None:
+    """Every file that the model's index names is there; a model in one file has no index."""
+    index = run.files.get("model/model.safetensors.index.json")
+    if index is None:
+        return
+    try:
+        shards = {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFileError(
+            f"cannot read {index}", f"no weight_map in it: {error}", "export the model in Hugging Face format"
+        ) from error
+    missing = sorted(shard for shard in shards if f"model/{shard}" not in run.files)
+    if missing:
+        raise RunFileError(
+            f"the model is not complete: {missing[0]} is not there",
+            f"{index} names {len(shards)} files with weights, {len(missing)} of them missing",
+            f"copy the missing files into {index.parent}, or export the model again",
+        )
 
 
 def _check_weights(file: Path) -> int:

@@ -118,6 +118,8 @@ class Learner:
     def step(self, rows: Sequence[BatchRow], step: int, timing: Any = NO_TIMING) -> dict[str, Any]:
         """Turn policy `step` into policy `step + 1`; returns metrics. timing(name): a context that is timed.
 
+        A batch in which no group carries signal makes no update: what is measured at updates is then None or absent.
+
         Raises TrainingError if a number is not finite, if memory runs out, or if no row is usable.
         """
         good, refused = usable_rows(rows, self.vocabulary)
@@ -139,8 +141,8 @@ class Learner:
         return {
             **tally.metrics(self._world, max(len(updates), 1)),
             **describe(good),
-            "grad_norm": float(np.mean(norms)) if norms else 0.0,
-            "grad_norm_max": max(norms, default=0.0),
+            "grad_norm": float(np.mean(norms)) if norms else None,
+            "grad_norm_max": max(norms, default=None),
             "learning_rate": self.learning_rate(step),
             "updates": len(norms),
             "micro_batches": sum(len(update.rounds) for update in updates),

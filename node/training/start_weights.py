@@ -35,8 +35,11 @@ class StartWeights(Mapping[str, Tensor]):
     def check(self, parameters: Mapping[str, Tensor]) -> None:
         """Raises TrainingError unless every parameter has a tensor of its name and shape."""
         for name, parameter in parameters.items():
-            if name not in self._files or self._shape(name) != tuple(parameter.shape):
-                raise _unusable(self._directory, f"tensor {name!r} is missing or has another shape")
+            if name not in self._files:
+                raise _unusable(self._directory, f"tensor {name!r} of the architecture is in no file")
+            found, wanted = self._shape(name), tuple(parameter.shape)
+            if found != wanted:
+                raise _unusable(self._files[name], f"tensor {name!r} has shape {found}, config.json makes it {wanted}")
 
     def _shape(self, name: str) -> tuple[int, ...]:
         with _opened(self._files[name]) as file:

@@ -51,14 +51,14 @@ class Tally:
         self._ratio_max = max(self._ratio_max, math.exp(min(furthest, 700.0)))
 
     def metrics(self, world: World, updates: int) -> dict[str, float]:
-        """Over all ranks, which all have to call this. loss: mean over `updates` optimiser steps."""
+        """Over all ranks, which all have to call this. loss: mean over `updates` optimiser steps. What is a mean over
+        trained tokens is absent where there were none."""
         sums = [self._loss, self._tokens, self._real, self._computed, *(self._sums.get(n, 0.0) for n in PER_TOKEN)]
         loss, tokens, real, computed, *per_token = world.sums([float(value) for value in sums])
         ratio_max, *known = world.maxima([self._ratio_max, *(float(name in self._sums) for name in PER_TOKEN)])
         means = {n: v / max(tokens, 1.0) for n, v, there in zip(PER_TOKEN, per_token, known, strict=True) if there}
         return {
             "loss": loss / updates,
-            "entropy": 0.0,
             **means,
             "ratio_max": ratio_max,
             "trained_tokens": tokens,

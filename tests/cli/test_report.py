@@ -79,3 +79,9 @@ def test_numbers_are_found_in_records_and_their_tables() -> None:
 def test_a_run_without_evaluations_is_summed_up_by_its_rollouts() -> None:
     summary = summarise("x", [{"step": step, "reward_mean": 0.5} for step in range(12)])
     assert summary["reward_last"] == 0.5 and summary["seconds"] is None
+
+
+def test_a_short_runs_fall_is_reported_as_a_fall() -> None:
+    values = [0.467] * 3 + [0.133] * 3
+    summary = summarise("x", [{"step": step, "eval_reward": value} for step, value in enumerate(values)])
+    assert (summary["reward_first"], summary["reward_last"], summary["reward_window"]) == (0.467, 0.133, 3)

@@ -90,6 +90,64 @@ def test_a_tokenizer_of_another_model_is_found(model: Path, capfd) -> None:
     assert "tokenizer and model do not belong together" in capfd.readouterr().err
 
 
+def test_a_new_run_file_asks_for_a_chat_template_only_where_there_is_one(model: Path, capfd) -> None:
+    file, settings = model / "new.toml", model / "model" / "tokenizer_config.json"
+    row = {"prompt": "3", "task_type": "verifiable_math", "verification_info": json.dumps({"ground_truth": "3"})}
+    rows = [{**row, "problem_id": f"a{i}"} for i in range(40)]
+    (model / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["run", "new", str(file), "--dataset", "d.jsonl"]) == 0
+    assert 'template = "plain"' in file.read_text()
+    assert main(["run", "validate", str(file)]) == 0
+
+    file.write_text(file.read_text().replace('template = "plain"', 'template = "chat"'))
+    capfd.readouterr()
+    assert main(["run", "validate", str(file)]) == 6
+    assert f"{model / 'model'} has none" in " ".join(capfd.readouterr().err.split())  # and not a temporary directory
+
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ messages }}"}))
+    assert main(["run", "new", str(file), "--dataset", "d.jsonl", "--force"]) == 0
+    assert 'template = "chat"' in file.read_text()
+
+
+@pytest.fixture
+def sorting(model: Path) -> Path:
+    """A run file that can be run, beside its model."""
+    file = model / "run.toml"
+    file.write_text('name = "t"\nmodel = "model"\n[environment]\nname = "sort"\n')
+    return file
+
+
+def test_a_missing_shard_is_named(sorting: Path, capfd) -> None:
+    folder = sorting.parent / "model"
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    places = {"lm_head.weight": "model-00001-of-00002.safetensors", "x": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert main(["run", "validate", str(sorting)]) == 6
+    assert "model-00002-of-00002.safetensors is not there" in " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"model_type": "qwen3"', '"model_type": "qwen33"', "qwen33"),
+        (
+            '"intermediate_size": 384',
+            '"intermediate_size": 256',
+            "has shape (128, 384), config.json makes it (128, 256)",
+        ),
+        ('"num_hidden_layers": 1', '"num_hidden_layers": 2', "'model.layers.1.input_layernorm.weight'"),
+    ],
+)
+def test_weights_that_do_not_fit_the_architecture_are_found(
+    sorting: Path, old: str, new: str, words: str, capfd
+) -> None:
+    config = sorting.parent / "model" / "config.json"
+    assert old in config.read_text()
+    config.write_text(config.read_text().replace(old, new))
+    assert main(["run", "validate", str(sorting)]) == 6
+    assert words in " ".join(capfd.readouterr().err.split())
+
+
 def test_what_is_odd_is_noted() -> None:
     run = RunSpec(
         name="t",

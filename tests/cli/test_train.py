@@ -239,3 +239,14 @@ def test_a_directory_with_other_files_is_left_alone(run_file: Path, tmp_path: Pa
     (tmp_path / "thesis.tex").write_text("x")
     assert main(["train", "--run", str(run_file), "--dir", str(tmp_path), "--fresh"]) == 3
     assert "thesis.tex" in capfd.readouterr().err and (tmp_path / "thesis.tex").exists()
+
+
+def test_a_step_without_signal_says_so_and_shows_no_number_that_nobody_measured() -> None:
+    from cli.train import numbers_of
+    from node.metrics.observer import merged
+
+    learner = {"step": 3, "reward_mean": 0.0, "tokens": 9000.0, "updates": 0, "grad_norm": None, "loss": 0.0}
+    shown = numbers_of(merged(learner, {"reward_mean": 0.0}, {"step": 0.005}))
+    assert shown == "reward 0.000  nothing learnt: no group carried signal"
+    learnt = merged({**learner, "updates": 1, "grad_norm": 0.5}, {"reward_mean": 0.25}, {"step": 2.0})
+    assert numbers_of(learnt) == "reward 0.250  grad 0.5  4,500 tok/s"

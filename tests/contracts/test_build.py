@@ -1,5 +1,6 @@
 import json
 
+from contracts import mutants
 from contracts.bindings import ARTIFACTS
 from contracts.build import CONTRACTS, HERE, SIZE_LIMIT, compile_sources, differing
 
@@ -20,3 +21,12 @@ def test_the_lock_files_pin_contents_and_name_no_host() -> None:
         packages = json.loads(path.read_text())["packages"]
         assert all("resolved" not in entry for entry in packages.values())
         assert all(name == "" or "integrity" in entry for name, entry in packages.items())
+
+
+def test_every_explanation_is_of_one_mutant_and_every_change_by_hand_changes_something() -> None:
+    everyone = mutants.everyone()
+    names = [mutant.name for mutant in everyone]
+    assert len(set(names)) == len(names)
+    assert mutants.EXPLAINED.keys() <= set(names)
+    for file, text, other in mutants.BY_HAND:
+        assert any(one.file == file and one.new == one.old.replace(text, other) != one.old for one in everyone), text

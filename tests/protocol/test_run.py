@@ -73,6 +73,7 @@ def test_a_younger_section_is_in_the_bytes_where_it_says_something() -> None:
         ({"recipe": Recipe(learning_rate=-1.0)}, "learning_rate"),
         ({"recipe": Recipe(clip_high=5.0)}, "clip_high"),
         ({"recipe": Recipe(ratio_cap=0.5)}, "ratio_cap"),
+        ({"recipe": Recipe(target_reward=0.0)}, "target_reward"),
         ({"name": ""}, "name"),
         ({"version": 2}, "version"),
         ({"assets": (Asset(path="../secret", root="00", size=1),)}, "assets"),

@@ -73,6 +73,15 @@ contract SlashTest is Base {
         court.slash(c, own, 5, verdicts);
     }
 
+    function test_a_case_that_was_overturned_keeps_no_bond_ready() public {
+        _slash(_file(0, 1));
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        _slash(_file(1, 1));
+        eq(_info().bond, POOL_BOND);
+        eq(_info().escrow, ESCROW - POOL_BOND);
+    }
+
     function test_once_final_the_arbiter_cannot_help() public {
         _slash(_file(0, 1));
         vm.warp(block.timestamp + APPEAL);
@@ -88,6 +97,12 @@ contract SlashTest is Base {
         eq(swarm.memberInfo(pool, node).leaseUntil, 0);
         eq(swarm.memberInfo(pool, node).slashedAt, block.timestamp);
         eq(swarm.memberInfo(pool, node).caseId, 1);
+    }
+
+    function test_whoever_convicted_itself_is_in_no_pool_either() public {
+        _contradict();
+        eq(swarm.nodeInfo(node).pool, 0);
+        eq(swarm.nodeInfo(node).leaseUntil, 0);
     }
 
     function test_a_slash_in_one_pool_leaves_the_membership_in_another() public {

@@ -30,6 +30,13 @@ contract RegisterNodeTest is Base {
         eq(swarm.requiredStake(provider), 100 ether);
     }
 
+    function test_the_biggest_node_and_the_first_that_is_too_big() public {
+        bytes memory biggest = _registration(provider, KEY, 1_000_000, block.timestamp);
+        _tryRegister(provider, 1_000_000, block.timestamp, biggest, Nodes.StakeTooLow.selector);
+        bytes memory bigger = _registration(provider, KEY, 1_000_001, block.timestamp);
+        _tryRegister(provider, 1_000_001, block.timestamp, bigger, Nodes.UnitsOutOfRange.selector);
+    }
+
     function test_a_consent_holds_until_its_deadline() public {
         uint256 deadline = block.timestamp + 5;
         bytes memory signature = _registration(provider, KEY, 1, deadline);

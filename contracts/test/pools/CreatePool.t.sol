@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Base} from "../Base.sol";
+import {Court} from "../../src/Court.sol";
 import {Pools} from "../../src/Pools.sol";
 
 contract CreatePoolTest is Base {
@@ -26,6 +27,8 @@ contract CreatePoolTest is Base {
     }
 
     function test_the_clock_is_kept_as_it_was_told() public view {
+        eq(swarm.epochAt(pool, 1_700_000_000 - 1), 0);
+        eq(swarm.epochAt(pool, 1_700_000_000 + EPOCH), 1);
         eq(_info().startedAt, 1_700_000_000);
         eq(_info().window, WINDOW);
         eq(_info().epochSeconds, EPOCH);
@@ -39,6 +42,15 @@ contract CreatePoolTest is Base {
         params = _params();
         params.maxUnitsPerEpoch = 0;
         _refused(params, abi.encodeWithSelector(Pools.ZeroAmount.selector));
+    }
+
+    function test_a_pool_without_a_sensible_bench_is_refused() public {
+        Pools.PoolParams memory params = _params();
+        params.threshold = 3;
+        _refused(params, abi.encodeWithSelector(Court.BadQuorum.selector, 2, 3));
+        params.threshold = 2;
+        params.validators[1] = params.validators[0];
+        _refused(params, abi.encodeWithSelector(Court.BadValidator.selector, params.validators[0]));
     }
 
     function test_texts_may_be_as_long_as_said_and_no_longer() public {

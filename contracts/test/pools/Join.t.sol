@@ -54,6 +54,8 @@ contract JoinTest is Base {
         vm.warp(deadline);
         vm.prank(node);
         swarm.joinInvited(id, "", deadline, right);
+        eq(swarm.nodeInfo(node).pool, id);
+        yes(swarm.memberInfo(id, node).admitted, "admitted");
         vm.prank(node);
         swarm.join(id, "again, without it");
     }
@@ -72,6 +74,42 @@ contract JoinTest is Base {
         vm.prank(node);
         swarm.join(pool, "");
         _commit(epoch, ROOT, 1);
+    }
+
+    function test_leaving_and_coming_back_costs_no_time() public {
+        vm.prank(node);
+        swarm.leavePool(pool);
+        vm.prank(node);
+        swarm.join(pool, "");
+        _commit(0, ROOT, 1);
+    }
+
+    function test_a_contact_is_as_long_as_said_and_no_longer() public {
+        vm.prank(node);
+        swarm.join(pool, string(new bytes(160)));
+        vm.prank(node);
+        vm.expectRevert(abi.encodeWithSelector(Pools.TextTooLong.selector, 161, 160));
+        swarm.join(pool, string(new bytes(161)));
+    }
+
+    function test_what_is_known_of_members_is_told_in_the_order_asked() public {
+        uint64 until = uint64(block.timestamp + LEASE);
+        address[] memory nodes = new address[](2);
+        (nodes[0], nodes[1]) = (anybody, node);
+        _told(swarm.memberInfos(pool, nodes), provider, until, false);
+        vm.warp(block.timestamp + 1);
+        vm.prank(node);
+        swarm.leavePool(pool);
+        _told(swarm.memberInfos(pool, nodes), provider, 0, true);
+    }
+
+    function _told(Members.MemberInfo[] memory infos, address who, uint64 until, bool left) private pure {
+        eq(infos.length, 2);
+        eq(infos[0].provider, address(0));
+        yes(!infos[0].left && !infos[0].evicted && infos[0].leaseUntil == 0, "who never joined never left");
+        eq(infos[1].provider, who);
+        eq(infos[1].leaseUntil, until);
+        yes(infos[1].left == left && !infos[1].evicted && !infos[1].admitted, "left or not");
     }
 
     function test_strangers_do_not_join() public {

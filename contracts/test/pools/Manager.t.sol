@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {Base} from "../Base.sol";
 import {Court} from "../../src/Court.sol";
 import {Pools} from "../../src/Pools.sol";
+import {Swarm} from "../../src/Swarm.sol";
 
 contract ManagerTest is Base {
     function test_only_the_manager() public {
@@ -188,6 +189,9 @@ contract ManagerTest is Base {
         swarm.punishByJudgement(pool, node, 1, ROOT);
         vm.expectPartialRevert(Pools.CourtAlreadySet.selector);
         swarm.setCourt(court);
+        Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, POOL_BOND)));
+        vm.expectPartialRevert(Pools.ZeroAddress.selector);
+        made.setCourt(Court(address(0)));
         vm.prank(anybody);
         vm.expectPartialRevert(Pools.OnlyDeployer.selector);
         swarm.setCourt(court);

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {Base} from "../Base.sol";
+import {Base, Sign} from "../Base.sol";
 import {EscrowTooLarge} from "../../src/Counters.sol";
 import {Pools} from "../../src/Pools.sol";
+import {WorkCommitment} from "../../src/Statements.sol";
+import {TestToken} from "../../src/TestToken.sol";
+
+/// More than a faucet gives.
+contract RichToken is TestToken {
+    constructor() {
+        _mint(msg.sender, type(uint96).max);
+    }
+}
 
 contract PoolMoneyTest is Base {
     function test_opening_takes_the_bond_and_nothing_else() public {
@@ -42,6 +51,31 @@ contract PoolMoneyTest is Base {
         swarm.fundPool(id, uint256(type(uint96).max) + 1 - POOL_BOND);
         vm.expectPartialRevert(Pools.PoolUnknown.selector);
         swarm.fundPool(99, 1 ether);
+    }
+
+    function test_a_bond_grows_up_to_its_last_wei() public {
+        token = new RichToken();
+        _deploy(address(token));
+        Pools.PoolParams memory params = _params();
+        params.rewardPerUnit = 0;
+        uint256 id = _open(params);
+        token.approve(address(swarm), type(uint256).max);
+        swarm.fundPool(id, type(uint96).max - POOL_BOND);
+        eq(swarm.poolInfo(id).bond, type(uint96).max);
+    }
+
+    function test_the_last_unit_of_an_escrow_may_stand_for_a_case() public {
+        pool = _open(_params());
+        _fund(pool, POOL_BOND);
+        _startIn(pool);
+        _slash(_file(0, 1));
+        WorkCommitment memory c = _file(0, 1);
+        c.node = vm.addr(judgeKeys[0]);
+        vm.prank(c.node);
+        swarm.join(pool, "");
+        court.slash(c, _sign(judgeKeys[0], Sign.commitment(c)), 5, _quorum(Sign.verdict(c, 2, 5)));
+        eq(_info().escrow, 0);
+        eq(_info().bond, 2 * uint256(POOL_BOND));
     }
 
     function test_the_escrow_fills_up_to_its_last_unit() public {

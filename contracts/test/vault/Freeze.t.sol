@@ -65,6 +65,26 @@ contract FreezeTest is Base {
         vault.finalize(1);
     }
 
+    function test_a_case_that_is_over_claims_nothing_of_the_next_one() public {
+        for (uint256 i = 0; i < 2; ++i) {
+            if (i == 0) vm.warp(finalAt);
+            if (i == 0) vault.finalize(1);
+            vm.prank(address(swarm));
+            (uint256 id,) = vault.freeze(provider, 25 ether, uint32(pool));
+            vm.prank(address(swarm));
+            vault.overturn(id);
+            eq(_stake().bonded, 75 ether);
+            eq(_stake().frozen, 0);
+        }
+    }
+
+    function test_no_case_takes_more_than_the_cap() public {
+        vm.prank(address(swarm));
+        (, uint256 claimed) = vault.freeze(provider, 60 ether + 1, uint32(pool));
+        eq(claimed, 60 ether);
+        eq(_stake().bonded, 15 ether);
+    }
+
     function test_what_is_final_is_not_overturned() public {
         vm.warp(finalAt);
         vm.prank(address(swarm));

@@ -56,6 +56,50 @@ contract InvalidateTest is Base {
         court.invalidate(files[0], 0, proof, 1, 8, verdicts);
     }
 
+    function test_each_leaf_once_in_a_later_epoch_too() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
+        vm.warp(block.timestamp + EPOCH);
+        _commit(1, _rootOf(leaves), 1000);
+        _invalidate(files[0], leaves[1], 1, 1);
+        bytes32[] memory proof = new bytes32[](1);
+        proof[0] = leaves[1];
+        bytes[] memory verdicts = _quorum(Sign.verdict(files[0], 1, 8));
+        vm.expectPartialRevert(Court.AlreadyInvalidated.selector);
+        court.invalidate(files[0], 1, proof, 1, 8, verdicts);
+    }
+
+    function test_a_leaf_is_taken_by_no_single_judge() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
+        _commit(0, _rootOf(leaves), 1000);
+        bytes32[] memory proof = new bytes32[](1);
+        proof[0] = leaves[1];
+        bytes[] memory one = new bytes[](1);
+        one[0] = _quorum(Sign.verdict(files[0], 1, 8))[0];
+        vm.expectRevert(abi.encodeWithSelector(Court.QuorumMissing.selector, 1, 2));
+        court.invalidate(files[0], 0, proof, 1, 8, one);
+    }
+
+    function test_a_proof_is_as_long_as_said_and_no_longer() public {
+        WorkCommitment memory c = _file(0, 400);
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 1, 8));
+        for (uint64 epoch = 0; epoch < 2; ++epoch) {
+            bytes32[] memory proof = new bytes32[](33 - epoch);
+            _commit(epoch, _climb(keccak256(abi.encodePacked(bytes1(0), Sign.commitment(c))), proof), 1000);
+            if (epoch == 0) vm.expectPartialRevert(Court.BadProof.selector);
+            court.invalidate(c, epoch, proof, 1, 8, verdicts);
+            vm.warp(block.timestamp + EPOCH);
+        }
+        eq(_work(1).units, 600);
+    }
+
+    /// Beside siblings of zeros, which sort before any hash.
+    function _climb(bytes32 hash, bytes32[] memory proof) private pure returns (bytes32) {
+        for (uint256 i = 0; i < proof.length; ++i) {
+            hash = keccak256(abi.encodePacked(bytes1(0x01), proof[i], hash));
+        }
+        return hash;
+    }
+
     function test_neither_an_inner_node_nor_other_units_nor_a_long_proof_pass() public {
         (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
         _commit(0, _rootOf(leaves), 1000);
@@ -160,6 +204,50 @@ contract InvalidateTest is Base {
         bytes[] memory verdicts = _quorum(Sign.epochVerdict(pool, node, 0, bytes20(ROOT), 2, 21));
         vm.expectRevert(abi.encodeWithSelector(Court.AlreadyJudged.selector, bytes32(bytes20(ROOT))));
         court.invalidateEpoch(pool, node, 0, 2, 21, verdicts);
+    }
+
+    function test_that_an_epoch_was_judged_spares_no_other_epoch_node_or_pool() public {
+        _commit(0, ROOT, 1000);
+        vm.warp(block.timestamp + EPOCH);
+        _commit(1, ROOT, 1000);
+        _invalidateEpoch(0, 2, 20);
+        _overturn();
+        _invalidateEpoch(1, 2, 20); // the same root of the same node
+        _overturn();
+        _startIn(pool);
+        _commit(1, ROOT, 1000);
+        _invalidateEpoch(1, 2, 20); // of another node
+        _overturn();
+        vm.prank(node);
+        swarm.leavePool(pool);
+        uint256 id = _open(_params());
+        vm.prank(node);
+        swarm.join(id, "");
+        pool = id;
+        vm.warp(block.timestamp + EPOCH);
+        _commit(1, ROOT, 1000);
+        _invalidateEpoch(1, 2, 20); // in another pool
+        eq(_stake().frozen, SLASH);
+    }
+
+    function test_two_works_about_one_file_are_judged_each() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
+        files[1].fileRoot = files[0].fileRoot;
+        leaves[1] = keccak256(abi.encodePacked(bytes1(0), Sign.commitment(files[1])));
+        _commit(0, _rootOf(leaves), 1000);
+        _invalidate(files[0], leaves[1], 0, 2);
+        _overturn();
+        _invalidate(files[1], leaves[0], 0, 2);
+        eq(_stake().frozen, SLASH);
+    }
+
+    /// Wrongly judged, and the pool has the money for another bond.
+    function _overturn() private {
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        _fund(pool, POOL_BOND);
+        vm.prank(node);
+        swarm.join(pool, "");
     }
 
     /// The Court asks first, and the Swarm does not rely on it.

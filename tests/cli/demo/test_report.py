@@ -64,3 +64,9 @@ def test_a_torn_metrics_file_is_left_out(tmp_path: Path, spool: Path) -> None:
     (spool / "out" / "step-000002.json").write_text('{"step": 2, "ev')
     write_report(tmp_path / "report", sample_snapshot(), spool=spool, events=[], seed=0)
     assert (tmp_path / "report" / "metrics.jsonl").read_text().count("\n") == 2
+
+
+def test_a_short_demos_fall_is_reported_as_a_fall() -> None:
+    rewards = tuple(enumerate([0.5] * 4 + [0.25] * 4))
+    summary = summarise(Snapshot(rewards=rewards), seed=0, report=None)
+    assert (summary["reward_first"], summary["reward_last"], summary["reward_window"]) == (0.5, 0.25, 4)

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Court} from "../src/Court.sol";
+import {Members} from "../src/Members.sol";
+import {Nodes} from "../src/Nodes.sol";
+import {Pools} from "../src/Pools.sol";
+import {StakeVault} from "../src/StakeVault.sol";
+import {WorkCommitment} from "../src/Statements.sol";
+import {Swarm} from "../src/Swarm.sol";
+import {Work} from "../src/Work.sol";
+import {Base, Sign} from "./Base.sol";
+
+/// What nodes follow is told in events, each with all that it says. Those of slashes and benches stand in Edges.t.sol.
+contract EventsTest is Base {
+    function test_a_vault_tells_its_arbiter_and_swarm() public {
+        StakeVault.Params memory params = StakeVault.Params(1, 1, treasury, arbiter, 0, 1);
+        vm.expectEmit();
+        emit StakeVault.ArbiterSet(arbiter);
+        StakeVault made = StakeVault(_create("StakeVault", abi.encode(token, params)));
+        vm.expectEmit(address(made));
+        emit StakeVault.SwarmSet(anybody);
+        made.setSwarm(anybody);
+        vm.expectEmit(address(made));
+        emit StakeVault.ArbiterSet(provider);
+        vm.prank(arbiter);
+        made.setArbiter(provider);
+    }
+
+    function test_a_stake_tells_its_way_in_and_out() public {
+        _give(anybody, 5 ether, address(vault));
+        vm.expectEmit(address(vault));
+        emit StakeVault.Bonded(provider, anybody, 5 ether, 105 ether);
+        vm.prank(anybody);
+        vault.bond(provider, 5 ether);
+        uint64 until = uint64(block.timestamp) + UNBONDING;
+        vm.expectEmit(address(vault));
+        emit StakeVault.Unbonding(provider, 40 ether, 40 ether, until);
+        vm.prank(provider);
+        vault.unbond(40 ether);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Rebonded(provider, 10 ether, 75 ether);
+        vm.prank(provider);
+        vault.rebond(10 ether);
+        vm.warp(until);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Withdrawn(provider, 30 ether);
+        vm.prank(provider);
+        vault.withdraw();
+    }
+
+    function test_a_case_tells_its_way() public {
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
+        uint64 finalAt = uint64(block.timestamp) + APPEAL;
+        vm.expectEmit(address(vault));
+        emit StakeVault.StakeFrozen(1, provider, SLASH, finalAt);
+        court.slash(c, own, 5, verdicts);
+        vm.warp(block.timestamp + 1);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Appealed(1, provider, finalAt + 1);
+        vm.prank(provider);
+        vault.appeal(1);
+        vm.expectEmit(address(swarm));
+        emit Swarm.SlashOverturned(pool, node, 1, POOL_BOND);
+        vm.expectEmit(address(vault));
+        emit StakeVault.Overturned(1, provider, SLASH);
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+    }
+
+    function test_what_is_gone_for_ever_is_told() public {
+        _slash(_file(0, 1));
+        vm.warp(block.timestamp + APPEAL);
+        vm.expectEmit(address(vault));
+        emit StakeVault.StakeSlashed(provider, SLASH, SLASH / 2);
+        vault.finalize(1);
+    }
+
+    function test_a_provider_tells_its_nodes() public {
+        uint256 deadline = block.timestamp;
+        bytes memory consent = _registration(provider, 0xD00D, 2, deadline);
+        vm.expectEmit(address(swarm));
+        emit Nodes.NodeRegistered(provider, vm.addr(0xD00D), 2);
+        vm.prank(provider);
+        swarm.registerNode(vm.addr(0xD00D), 2, deadline, consent);
+        address[] memory all = new address[](2);
+        (all[0], all[1]) = (node, vm.addr(0xD00D));
+        vm.expectEmit(address(swarm));
+        emit Nodes.Left(pool, node, provider);
+        vm.expectEmit(address(swarm));
+        emit Nodes.ProviderRemoved(provider);
+        vm.prank(provider);
+        swarm.removeProvider(all);
+    }
+
+    function test_a_pool_tells_its_life() public {
+        Pools.PoolParams memory params = _params();
+        params.runURI = "ipfs://run";
+        _give(manager, POOL_BOND + 3 ether, address(swarm));
+        uint256 id = pool + 1;
+        vm.expectEmit(address(swarm));
+        emit Pools.PoolCreated(id, manager, params.runRoot, params.runURI);
+        vm.prank(manager);
+        swarm.createPool(params);
+        vm.expectEmit(address(swarm));
+        emit Pools.PoolFunded(id, manager, 2 ether, 2 ether);
+        vm.prank(manager);
+        swarm.fundPool(id, 2 ether + 1);
+        vm.expectEmit(address(swarm));
+        emit Pools.PoolFunded(id, manager, 1 ether, 3 ether);
+        vm.prank(manager);
+        swarm.fundPool(id, 1 ether);
+    }
+
+    function test_a_manager_tells_what_it_does() public {
+        vm.expectEmit(address(swarm));
+        emit Pools.PoolRunSet(pool, ROOT);
+        vm.prank(manager);
+        swarm.setPoolRun(pool, ROOT);
+        vm.expectEmit(address(swarm));
+        emit Pools.BootnodesSet(pool, "/ip4/1.2.3.4/tcp/1");
+        vm.prank(manager);
+        swarm.setBootnodes(pool, "/ip4/1.2.3.4/tcp/1");
+        vm.expectEmit(address(swarm));
+        emit Pools.PoolPaused(pool);
+        vm.prank(manager);
+        swarm.pausePool(pool);
+        vm.expectEmit(address(swarm));
+        emit Pools.PoolResumed(pool);
+        vm.prank(manager);
+        swarm.resumePool(pool);
+        vm.expectEmit(address(swarm));
+        emit Pools.PoolEnded(pool);
+        vm.prank(manager);
+        swarm.endPool(pool);
+        vm.warp(_matures(0));
+        vm.expectEmit(address(swarm));
+        emit Pools.PoolSwept(pool, manager, ESCROW);
+        swarm.sweep(pool);
+    }
+
+    function test_a_pool_without_pay_tells_that_its_bond_grew() public {
+        Pools.PoolParams memory params = _params();
+        params.rewardPerUnit = 0;
+        uint256 id = _open(params);
+        _give(manager, 1 ether, address(swarm));
+        vm.expectEmit(address(swarm));
+        emit Pools.BondRaised(id, 1 ether, POOL_BOND + 1 ether);
+        vm.prank(manager);
+        swarm.fundPool(id, 1 ether);
+    }
+
+    function test_a_swarm_tells_its_court() public {
+        Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, POOL_BOND)));
+        vm.expectEmit(address(made));
+        emit Pools.CourtSet(address(court));
+        made.setCourt(court);
+    }
+
+    function test_work_tells_its_way() public {
+        uint256 id = _open(_params());
+        _fund(id, 500 * uint256(RATE));
+        _startIn(id);
+        vm.expectEmit(address(swarm));
+        emit Members.Joined(pool, node, provider, "/x", uint64(block.timestamp + LEASE));
+        vm.prank(node);
+        swarm.join(pool, "/x");
+        vm.expectEmit(address(swarm));
+        emit Work.WorkCommitted(pool, node, 0, ROOT, 900, 500);
+        vm.prank(node);
+        swarm.commitWork(pool, 0, ROOT, 900);
+        _fund(id, 100 * uint256(RATE));
+        vm.expectEmit(address(swarm));
+        emit Work.WorkToppedUp(pool, node, 0, 100);
+        swarm.topUp(pool, node, 0);
+        vm.warp(_matures(0));
+        vm.expectEmit(address(swarm));
+        emit Work.Settled(pool, node, 0, provider, 900, 600 * uint256(RATE));
+        _settle(0);
+    }
+
+    function test_what_is_taken_of_work_is_told() public {
+        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(300, 700);
+        _commit(0, _rootOf(leaves), 1000);
+        bytes32[] memory proof = new bytes32[](1);
+        proof[0] = leaves[1];
+        bytes[] memory verdicts = _quorum(Sign.verdict(files[0], 1, 8));
+        vm.expectEmit(address(swarm));
+        emit Work.WorkInvalidated(pool, node, 0, files[0].fileRoot, 300, 8);
+        court.invalidate(files[0], 0, proof, 1, 8, verdicts);
+        bytes32 statement = Sign.epochVerdict(pool, node, 0, swarm.openRoot(pool, node, 0), 1, 23);
+        bytes[] memory signatures = _quorum(statement);
+        vm.expectEmit(address(swarm));
+        emit Work.EpochInvalidated(pool, node, 0, 700, 23);
+        court.invalidateEpoch(pool, node, 0, 1, 23, signatures);
+    }
+
+    function test_what_a_pool_gets_back_is_told() public {
+        _commit(0, ROOT, 1000);
+        _contradict();
+        vm.expectEmit(address(swarm));
+        emit Work.WorkReleased(pool, node, 0, 1000);
+        swarm.release(pool, node, 0);
+    }
+
+    function test_an_attestation_is_told() public {
+        (uint64 madeAt, uint64 until) = (uint64(block.timestamp), uint64(block.timestamp + 9));
+        bytes32 statement = keccak256(abi.encode(Sign.ATTESTATION, pool, node, 3, madeAt, until));
+        bytes[] memory signatures = _quorum(statement);
+        vm.expectEmit(address(court));
+        emit Court.NodeAttested(pool, node, 3, madeAt, until);
+        court.attest(pool, node, 3, madeAt, until, signatures);
+    }
+}
