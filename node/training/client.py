@@ -49,7 +49,7 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the launcher; its workers die with it."""
+        """Of the launcher: the trainer itself, or torchrun, with whom its workers die."""
         return self._process.pid if self._process else None
 
     def finish(self) -> None:

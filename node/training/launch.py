@@ -1,13 +1,14 @@
-"""`python -m node.training.launch --spool DIR`: the trainer under torchrun, tied to the daemon by stdin.
+"""`python -m node.training.launch --spool DIR`: the trainer, tied to the daemon by stdin.
 
-torchrun runs inside this process. When stdin ends, it and its workers are terminated: a killed daemon leaves
-no trainer behind.
+Of several processes torchrun runs inside this one; a trainer of one process is this one: it starts seconds sooner. When
+stdin ends, all are terminated: a killed daemon leaves no trainer behind.
 """
 
 import argparse
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -43,6 +44,10 @@ def main() -> None:
     ranks = _world_size(Path(spool) / "trainer.json")
     _stop_with_stdin()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if ranks == 1:
+        from node.training import trainer
+
+        sys.exit(trainer.main())
     os.environ[LAUNCHER_PID] = str(os.getpid())
     from torch.distributed import run
 

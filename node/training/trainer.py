@@ -1,9 +1,9 @@
 """The trainer process, from top to bottom: load, then batch in, policy out, until the last step.
 
-`python -m node.training.trainer --spool DIR` (started by launch.py through torchrun, once per rank). Knows the spool
-and the learner; knows nothing of peers, verdicts or chains: the daemon decides what stands in a batch. Where machine,
-world size and settings stay the same, the same batches give the same policies, bit for bit, however often the process
-is killed in between. The first rank reads and writes; the others compute.
+`python -m node.training.trainer --spool DIR` (launch.py starts it; where there are several, torchrun does, once per
+rank). Knows the spool and the learner; knows nothing of peers, verdicts or chains: the daemon decides what stands in a
+batch. Where machine, world size and settings stay the same, the same batches give the same policies, bit for bit,
+however often the process is killed in between. The first rank reads and writes; the others compute.
 """
 
 import argparse

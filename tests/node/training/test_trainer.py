@@ -1,14 +1,12 @@
 """The trainer: it learns, and a crash at any write changes nothing of what it publishes."""
 # ruff: noqa: ASYNC110, ASYNC240 - a test may poll files that another process writes
 
-import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,40 +162,34 @@ def test_training_that_goes_on_for_longer_publishes_what_a_long_run_would_have(
 
 
 @pytest.mark.timeout(300)
-def test_another_world_size_goes_on_where_the_first_was_killed(
+async def test_a_killed_pair_leaves_nobody_behind_and_one_process_goes_on_in_its_place(
     make_spool: Callable[..., Spool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two sharded processes, killed after five steps; one plain process finishes. The losses agree to 1e-5."""
+    """Two sharded processes, killed after five steps; they are restarted as one plain process. The losses agree to
+    1e-5."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
     straight, moved = (make_spool(name, name="dppo", reference_kl=0.01) for name in ("straight", "moved"))
     work(straight)
     later = {step: moved.batch_path(step).read_bytes() for step in (5, 6)}
     for step in later:
         moved.batch_path(step).unlink()
-    settings = TrainerSettings(world_size=2, checkpoint_every=2, micro_batch_tokens=1)  # 19 passes: one is empty
-    moved.settings_path.write_bytes(msgspec.json.encode(settings))
-    log = moved.root / "log"
-    with log.open("wb") as out:
-        pair = subprocess.Popen(
-            [sys.executable, "-m", "node.training.launch", "--spool", str(moved.root)],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        try:
-            while not (moved.is_complete(5) and (moved.checkpoints / "step-000004" / "state.json").exists()):
-                assert pair.poll() is None, log.read_text()
-                time.sleep(0.05)
-        finally:
-            pair.kill()
-            pair.communicate()
-    assert len(list((moved.checkpoints / "step-000004").glob("*.safetensors"))) == 2, "a file of each rank's shards"
-    for step, data in later.items():
-        moved.write_batch(step, data)
-    with (moved.root / "trainer-0.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks end as soon as they notice that their launcher is gone
-    work(moved)
+    pair = TrainerSettings(world_size=2, checkpoint_every=2, micro_batch_tokens=1)  # 19 passes: one is empty
+    process = TrainerProcess(moved, settings=pair)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(process.run)
+        while not (moved.is_complete(5) and (moved.checkpoints / "step-000004" / "state.json").exists()):
+            await trio.sleep(0.05)
+        assert len(list((moved.checkpoints / "step-000004").glob("*.safetensors"))) == 2, "a file of each rank's shards"
+        assert process.pid
+        family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+        process._settings = TrainerSettings(checkpoint_every=2)
+        os.kill(process.pid, signal.SIGKILL)
+        with trio.fail_after(10):
+            while any(psutil.pid_exists(pid) for pid in family):
+                await trio.sleep(0.05)
+        for step, data in later.items():
+            moved.write_batch(step, data)
+    assert process.restarts == 1 and len(family) == 3
     for mine, theirs in zip(outcome(moved)[1:], outcome(straight)[1:], strict=True):
         close = 1e-6 if mine["step"] == 1 else 1e-5  # the first step begins with the same weights
         for name in ("loss", "grad_norm", "entropy", "mismatch_kl", "kl"):
@@ -330,28 +322,3 @@ def test_a_spool_belongs_to_one_run(make_spool: Callable[[str], Spool], tiny_ass
     assert (where.newest_step(), where.next_batch()) == (-1, STEPS)
     with pytest.raises(TrainingError, match="another run"):
         where.prepare(b"{}", tiny_assets)
-
-
-async def test_the_process_is_restarted_after_a_kill_and_leaves_nobody_behind(
-    make_spool: Callable[[str], Spool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
-    where = make_spool("spool")
-    where.batch_path(STEPS - 1).unlink()
-    process = TrainerProcess(where)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(process.run)
-        while where.newest_step() < 2:
-            await trio.sleep(0.02)
-        assert process.pid
-        family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
-        os.kill(process.pid, signal.SIGKILL)
-        while process.restarts == 0:
-            await trio.sleep(0.02)
-        where.write_batch(STEPS - 1, batch(STEPS - 1))
-        while not where.is_complete(STEPS):
-            await trio.sleep(0.02)
-    with trio.fail_after(10):
-        while any(psutil.pid_exists(pid) for pid in family):
-            await trio.sleep(0.05)
-    assert [metrics["step"] for metrics in outcome(where)] == list(range(STEPS + 1))
