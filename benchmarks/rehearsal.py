@@ -40,7 +40,7 @@ from node.chain.cases import (
 )
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import load_profile, user_profile_path, write_profile
-from node.chain.rpc import rpc
+from node.chain.rpc import certificates, rpc
 from node.state.keystore import load_key, read_password
 from protocol.identity import NodeKey
 from protocol.statements import Domain, EpochVerdict, Outcome, Verdict, WorkCommitment, sign
@@ -70,7 +70,7 @@ class Scene:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def rpc(self, method: str, *params: Any) -> Any:
-        with httpx.Client(timeout=30.0) as http:
+        with httpx.Client(timeout=30.0, verify=certificates()) as http:
             return rpc(http, self.url, method, *params)
 
     def wait(self, seconds: int) -> None:

@@ -5,7 +5,8 @@ Command modules import what they need when they run, so that `--help` answers at
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -83,12 +84,16 @@ weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 app.add_typer(weights.app, name="weights")
 
 
+@cache
+def _command() -> Any:
+    """The tree of all commands, read from their functions' signatures."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     try:
-        typer.main.get_command(app).main(
-            args=None if arguments is None else list(arguments), prog_name="intellect-node"
-        )
+        _command().main(args=None if arguments is None else list(arguments), prog_name="intellect-node")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:  # the outermost frame: everything ends as three lines and a code

@@ -9,7 +9,7 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -18,7 +18,7 @@ from eth_abi.abi import decode as abi_decode
 from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
 from web3 import Web3
-from web3.contract.contract import ContractFunction
+from web3.contract.contract import Contract, ContractFunction
 
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
@@ -678,10 +678,28 @@ class Contracts:
     def __init__(self, web3: Web3, addresses: Addresses) -> None:
         self.web3 = web3
         self.addresses = addresses
-        self.token = web3.eth.contract(address=_hex(addresses.token), abi=artifact("TestToken")["abi"])
-        self.vault = web3.eth.contract(address=_hex(addresses.vault), abi=artifact("StakeVault")["abi"])
-        self.swarm = web3.eth.contract(address=_hex(addresses.swarm), abi=artifact("Swarm")["abi"])
-        self.court = web3.eth.contract(address=_hex(addresses.court), abi=artifact("Court")["abi"])
+
+    # made when they are first asked for: web3 takes its time over an ABI, and few need all four
+
+    @cached_property
+    def token(self) -> Contract:
+        return self._contract("token")
+
+    @cached_property
+    def vault(self) -> Contract:
+        return self._contract("vault")
+
+    @cached_property
+    def swarm(self) -> Contract:
+        return self._contract("swarm")
+
+    @cached_property
+    def court(self) -> Contract:
+        return self._contract("court")
+
+    def _contract(self, slot: str) -> Contract:
+        place = _hex(getattr(self.addresses, slot))
+        return self.web3.eth.contract(address=place, abi=artifact(self.SLOTS[slot])["abi"])
 
     def missing(self) -> list[str]:
         """Names of contracts whose address holds no code."""

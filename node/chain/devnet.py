@@ -32,7 +32,7 @@ from node.chain.devnet_state import StateCopies
 from node.chain.errors import ChainError, DevnetError
 from node.chain.faucet import FAUCET_CAP, DevnetFaucet
 from node.chain.profile import NetworkProfile, read_profile, write_profile
-from node.chain.rpc import FallbackProvider, rpc
+from node.chain.rpc import FallbackProvider, certificates, rpc
 from node.state.files import write_whole
 from node.state.locks import FileLock
 from protocol.identity import Address, NodeKey
@@ -322,7 +322,7 @@ class Devnet:
                     return
                 log.warning("devnet.state_lost", directory=str(self.directory))
             accounts = self.accounts()
-            with httpx.Client(timeout=8.0) as http:
+            with httpx.Client(timeout=8.0, verify=certificates()) as http:
                 for account in accounts:
                     rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
             done = deploy(web3, accounts[0], self.options.deployment)
@@ -351,7 +351,7 @@ class Devnet:
             return saved
         url = f"http://{HOST}:{record.port}"
         try:
-            with httpx.Client(timeout=30.0) as http:
+            with httpx.Client(timeout=30.0, verify=certificates()) as http:
                 head = int(rpc(http, url, "eth_blockNumber"), 16)
                 if head == saved:
                     return saved
@@ -488,7 +488,7 @@ def _require_free(port: int) -> None:
 
 def _block_number(url: str) -> int | None:
     try:
-        with httpx.Client(timeout=2.0) as http:
+        with httpx.Client(timeout=2.0, verify=certificates()) as http:
             return int(rpc(http, url, "eth_blockNumber"), 16)
     except (httpx.HTTPError, ValueError):
         return None

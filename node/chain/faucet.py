@@ -9,7 +9,7 @@ import trio
 from node.chain.client import ChainClient
 from node.chain.errors import DevnetError
 from node.chain.profile import NetworkProfile
-from node.chain.rpc import rpc
+from node.chain.rpc import certificates, rpc
 from protocol.identity import Address, NodeKey
 
 FAUCET_CAP = 1_000_000 * 10**18
@@ -46,7 +46,7 @@ class DevnetFaucet:
 
 def _set_balance(url: str, address: Address, amount: int) -> None:
     try:
-        with httpx.Client(timeout=8.0) as http:
+        with httpx.Client(timeout=8.0, verify=certificates()) as http:
             rpc(http, url, "anvil_setBalance", address, hex(amount))
     except (httpx.HTTPError, ValueError) as error:
         raise DevnetError(

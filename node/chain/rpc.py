@@ -5,8 +5,10 @@ threads. It tries every endpoint once per request; waiting and trying later is f
 """
 
 import json
+import ssl
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import httpx
@@ -19,6 +21,12 @@ from node.chain.errors import RpcUnreachable, WrongChain
 
 MAX_RESPONSE = 32 * 1024 * 1024
 log = structlog.get_logger()
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """Whom to trust behind https://. Read once: that takes as long as dozens of requests."""
+    return httpx.create_ssl_context()
 
 
 class _EndpointFailed(Exception):
@@ -35,7 +43,8 @@ class FallbackProvider(JSONBaseProvider):
         self._urls = tuple(urls)
         self._chain_id = chain_id
         limits = httpx.Limits(max_connections=16, max_keepalive_connections=8)
-        self._http = httpx.Client(timeout=httpx.Timeout(timeout, connect=min(timeout, 4.0)), limits=limits)
+        patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
+        self._http = httpx.Client(timeout=patience, limits=limits, verify=certificates())
         self._lock = threading.Lock()
         self._current = 0
         self._verified: set[str] = set()

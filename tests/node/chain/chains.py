@@ -13,7 +13,7 @@ from web3 import Web3
 from contracts.deploy import DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.profile import NetworkProfile
-from node.chain.rpc import FallbackProvider, rpc
+from node.chain.rpc import FallbackProvider, certificates, rpc
 from protocol.identity import NodeKey
 
 CHAIN_ID = 31337
@@ -44,7 +44,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     for _ in range(500):
         assert process.poll() is None
         try:
-            with httpx.Client() as http:
+            with httpx.Client(verify=certificates()) as http:
                 rpc(http, url, "eth_chainId")
             return
         except httpx.HTTPError:

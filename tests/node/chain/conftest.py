@@ -15,7 +15,7 @@ from contracts.deploy import TOKEN
 from node.chain.client import ChainClient
 from node.chain.faucet import DevnetFaucet
 from node.chain.profile import NetworkProfile
-from node.chain.rpc import rpc
+from node.chain.rpc import certificates, rpc
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
 from protocol.identity import NodeKey
@@ -38,7 +38,7 @@ def deployed(anvil_cache: Path) -> Iterator[NetworkProfile]:
 @pytest.fixture
 def chain_rpc(deployed: NetworkProfile) -> Iterator[Callable[..., Any]]:
     """Bare requests to the chain."""
-    with httpx.Client() as http:
+    with httpx.Client(verify=certificates()) as http:
         yield lambda method, *params: rpc(http, deployed.rpc_urls[0], method, *params)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 
+from node.chain.rpc import certificates
+
 
 class Meddler:
     """An endpoint that hands everything on to the real one, unless the test says otherwise.
@@ -21,7 +23,7 @@ class Meddler:
     """
 
     def __init__(self, target: str) -> None:
-        self.target = target
+        self.http = httpx.Client(base_url=target, verify=certificates())
         self.before: dict[str, dict[str, Any] | None] = {}
         self.after: dict[str, dict[str, Any] | None] = {}
         self.lags: dict[str, float] = {}
@@ -43,7 +45,7 @@ class Meddler:
             return envelope | {"result": None}
         if method == "eth_sendRawTransaction":
             self.sent, self._sent_at = self.sent + 1, time.monotonic()
-        real = httpx.post(self.target, json=request).json()
+        real = self.http.post("", json=request).json()
         self.at(method, "after")
         if method in self.after and self.times > 0:
             self.times -= 1
@@ -82,3 +84,4 @@ def meddling(target: str) -> Iterator[Meddler]:
     finally:
         server.shutdown()
         server.server_close()
+        meddler.http.close()
