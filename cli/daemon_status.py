@@ -162,8 +162,11 @@ class SlashPart(msgspec.Struct, frozen=True):
 
 
 class ProcessPart(msgspec.Struct, frozen=True):
+    """A child of the daemon. restarts: since the daemon started."""
+
     name: str
     pid: int | None = None
+    restarts: int = 0
 
 
 class ErrorPart(msgspec.Struct, frozen=True):

@@ -113,6 +113,10 @@ def _describe_os_error(error: OSError) -> Description:
             return Description("the disk is full", why, "free some space, or name another directory, then run again")
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return Description("a file cannot be used", why, "give this user access, or name another directory")
+        case errno.ENOENT | errno.ENOTDIR:
+            return Description("there is no such file or directory", why, "correct the path")
+        case errno.EISDIR:
+            return Description("this is a directory and not a file", why, "name the file in it")
         case errno.EADDRINUSE:
             return Description("a port is in use", why, "stop the other program, or choose another port")
         case errno.EMFILE | errno.ENFILE:

@@ -131,6 +131,9 @@ def _facts(status: "DaemonStatus") -> Table:
         _row(grid, "  audit", f"power {power:.3f} {cheat}{told}{shared}{refused}")
     if audit is not None and not audit.trainer.trusted:
         _row(grid, "  trainer", f"not trusted any more: {audit.trainer.why}; every member has both of its signatures")
+    for process in status.processes:
+        if process.restarts:
+            _row(grid, f"  {clean(process.name)}", f"was started again {process.restarts} times; its log says why")
     for contact in status.node.contacts[:2]:
         _row(grid, "  contact", contact)
     return grid

@@ -39,6 +39,7 @@ STATUS = {
     "training": None,
     "verdicts": {"accepted": 0, "rejected": 0, "by_reason": {}, "recent": []},
     "slashed": [],
+    "processes": [{"name": "engine", "pid": 8, "restarts": 3}],
     "last_error": None,
 }
 
@@ -91,6 +92,7 @@ def test_daemons_are_found_without_being_told_where(daemon: Path, capsys: pytest
         "up 1 min 01 s",
         "power 0.410",
         "below",
+        "was started again 3 times",
     ):
         assert expected in shown, expected
 

@@ -52,7 +52,7 @@ WORK = {
 class ReadyEngine:
     """A child that is up and admitted."""
 
-    name, engine_name, pid, generation = "engine", "double", 7, 1
+    name, engine_name, pid, generation, restarts = "engine", "double", 7, 1, 0
 
     def check_permitted(self, *_: object) -> None: ...
 
@@ -130,7 +130,8 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
         assert status["work"] == WORK
         assert (status["training"] is not None) == (role == "trainer")
         assert ("withheld" in status["verdicts"]) == (role == "validator")
-        assert [one["name"] for one in status["processes"]] == ["learner" if role == "trainer" else "engine"]
+        child = "learner" if role == "trainer" else "engine"
+        assert [(one["name"], one["restarts"]) for one in status["processes"]] == [(child, 0)]
         assert status["node"]["engine"] == ("torch" if role == "trainer" else "double")
         assert status["audit"]["quarantined"] == []
 

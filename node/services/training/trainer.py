@@ -254,7 +254,8 @@ class Trainer:
             "seconds": round(self.seconds, 2),
             "invalidated_files": self.invalidated,
         }
-        return {"training": training, "processes": [{"name": self._learner.name, "pid": self._learner.pid}]}
+        learner = {"name": self._learner.name, "pid": self._learner.pid, "restarts": self._learner.restarts}
+        return {"training": training, "processes": [learner]}
 
     def beat(self) -> dict[str, Any]:
         rate = round(self.rate.per_second, 1)
