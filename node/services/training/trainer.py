@@ -144,14 +144,18 @@ class Trainer:
         log.info("run.finished", step=self.step, seconds=round(self.seconds, 1))
 
     async def _recall(self) -> None:
-        """After a restart: the curve so far, and when training began."""
+        """After a restart: the curve so far, when training began, and what was counted."""
         journal = self._station.journal
         began = await journal.do(journal.recall, "training_began")
         self.began_at = float(began) if began else None
         last = self._spool.newest_step()
         for step in range(max(0, last + 1 - HISTORY), last + 1):
             self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
-        self._tokens = await trio.to_thread.run_sync(self._batch_log.tokens, self._spool.next_batch())
+        done = self._spool.next_batch()
+        self._tokens = await trio.to_thread.run_sync(self._batch_log.tokens, done)
+        self.staleness = await trio.to_thread.run_sync(self._batch_log.staleness, done)
+        entry = await trio.to_thread.run_sync(self._batch_log.read, done - 1) if done else None
+        self._pool.stale_rollouts = int(entry.metrics.get("stale_rollouts", 0)) if entry else 0
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""
