@@ -83,7 +83,7 @@ def describe(error: BaseException) -> Description:
     if isinstance(error, IntellectError):
         return Description(error.what, error.why, error.remedy)
     if isinstance(error, KeyboardInterrupt):
-        return Description("interrupted", "Ctrl-C or SIGINT", "run the command again to go on")
+        return Description("interrupted", "Ctrl-C or SIGINT", "run the command again")
     if isinstance(error, OSError):
         return _describe_os_error(error)
     return Description(
