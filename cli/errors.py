@@ -110,7 +110,8 @@ def _describe_os_error(error: OSError) -> Description:
     why = f"{os.strerror(error.errno) if error.errno else error}{place}"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return Description("the disk is full", why, "free some space, or name another directory, then run again")
+            remedy = "free some space and run again: with --resume, if it is a demo or a training that had begun"
+            return Description("the disk is full", why, remedy)
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return Description("a file cannot be used", why, "give this user access, or name another directory")
         case errno.ENOENT | errno.ENOTDIR:

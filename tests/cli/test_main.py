@@ -183,6 +183,7 @@ def test_a_full_disk_is_named() -> None:
     told = describe(OSError(errno.ENOSPC, "No space left on device", "journal.sqlite"))
     assert told.what == "the disk is full"
     assert "journal.sqlite" in told.why
+    assert "--resume" in told.remedy, "run again alone is refused where a training had begun"
 
 
 def test_a_file_that_is_not_there_is_told_as_that(tmp_path: Path, capfd) -> None:
