@@ -41,6 +41,8 @@ class RunPart(msgspec.Struct, frozen=True):
     steps_total: int = 0
     policy_root: str | None = None
     policies_held: int = 0
+    over: bool = False
+    final_reward: float | None = None
 
 
 class StakePart(msgspec.Struct, frozen=True):

@@ -122,3 +122,17 @@ def test_an_alarm_that_rings_is_shown(
     assert main(["status"]) == 0
     shown = capsys.readouterr().out
     assert "reward_collapse since step 7: mean reward 0.1" in shown and "budget.hours = 2" in shown
+
+
+def test_a_finished_run_says_what_came_of_it_and_what_to_do_now(
+    daemon: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status"]) == 0
+    assert "the run is over" not in capsys.readouterr().out
+    monkeypatch.setitem(STATUS, "run", {**STATUS["run"], "over": True, "final_reward": 0.701})
+    monkeypatch.setitem(STATUS, "pay", {"provider": "0x", "earned_wei": str(3 * 10**18), "due_wei": str(2 * 10**18)})
+    assert main(["status"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the run is over; final reward 0.701" in shown
+    assert "intellect-node weights fetch --network local --pool 1 --out model" in shown
+    assert "you may leave" in shown and "2 tokens still owed" in shown

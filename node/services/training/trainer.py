@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from node.metrics.alarms import Alarm
+from node.metrics.ends import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.limits import reached_target, spent
@@ -90,6 +91,12 @@ class Trainer:
     def invalidated(self) -> int:
         """Files that trained a step and were rejected afterwards."""
         return self._intake.invalidated
+
+    @property
+    def final_reward(self) -> float | None:
+        """Mean of the last evaluations of a run that is over."""
+        found = ends_of([m.eval_reward for m in self.metrics if m.eval_reward is not None])
+        return round(found.last, 4) if self.done and found.last is not None else None
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -259,11 +266,13 @@ class Trainer:
             "invalidated_files": self.invalidated,
         }
         learner = {"name": self._learner.name, "pid": self._learner.pid, "restarts": self._learner.restarts}
-        return {"training": training, "processes": [learner]}
+        run = {"over": self.done, "final_reward": self.final_reward}
+        return {"run": run, "training": training, "processes": [learner]}
 
     def beat(self) -> dict[str, Any]:
         rate = round(self.rate.per_second, 1)
-        return {"rate": rate, "engine": self._learner.engine_name, "finished": self.done}
+        beat = {"rate": rate, "engine": self._learner.engine_name, "finished": self.done}
+        return beat | {"reward": self.final_reward}
 
 
 def _name(group: Group) -> bytes:
