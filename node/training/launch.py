@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from node.training.orphan import LAUNCHER_PID
 
 GRACE_SECONDS = 10.0
+PROGRAM = "node.training.trainer"
 
 
 def _stop_with_stdin() -> None:
@@ -45,8 +47,12 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ[LAUNCHER_PID] = str(os.getpid())
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
 
-    run.main(["--standalone", f"--nproc-per-node={ranks}", "--module", "node.training.trainer", "--spool", spool])
+    try:
+        run.main(["--standalone", f"--nproc-per-node={ranks}", "--module", PROGRAM, "--spool", spool])
+    except SignalException as stopped:  # as it was asked to: torchrun's traceback would look like a failure
+        sys.exit(128 + int(stopped.sigval))
 
 
 if __name__ == "__main__":
