@@ -41,6 +41,8 @@ class RunPart(msgspec.Struct, frozen=True):
     steps_total: int = 0
     policy_root: str | None = None
     policies_held: int = 0
+    over: bool = False
+    final_reward: float | None = None
 
 
 class StakePart(msgspec.Struct, frozen=True):
@@ -162,8 +164,11 @@ class SlashPart(msgspec.Struct, frozen=True):
 
 
 class ProcessPart(msgspec.Struct, frozen=True):
+    """A child of the daemon. restarts: since the daemon started."""
+
     name: str
     pid: int | None = None
+    restarts: int = 0
 
 
 class ErrorPart(msgspec.Struct, frozen=True):

@@ -83,7 +83,7 @@ def describe(error: BaseException) -> Description:
     if isinstance(error, IntellectError):
         return Description(error.what, error.why, error.remedy)
     if isinstance(error, KeyboardInterrupt):
-        return Description("interrupted", "Ctrl-C or SIGINT", "run the command again to go on")
+        return Description("interrupted", "Ctrl-C or SIGINT", "run the command again")
     if isinstance(error, OSError):
         return _describe_os_error(error)
     return Description(
@@ -110,9 +110,14 @@ def _describe_os_error(error: OSError) -> Description:
     why = f"{os.strerror(error.errno) if error.errno else error}{place}"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return Description("the disk is full", why, "free some space, or name another directory, then run again")
+            remedy = "free some space and run again: with --resume, if it is a demo or a training that had begun"
+            return Description("the disk is full", why, remedy)
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return Description("a file cannot be used", why, "give this user access, or name another directory")
+        case errno.ENOENT | errno.ENOTDIR:
+            return Description("there is no such file or directory", why, "correct the path")
+        case errno.EISDIR:
+            return Description("this is a directory and not a file", why, "name the file in it")
         case errno.EADDRINUSE:
             return Description("a port is in use", why, "stop the other program, or choose another port")
         case errno.EMFILE | errno.ENFILE:

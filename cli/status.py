@@ -88,6 +88,9 @@ def _facts(status: "DaemonStatus") -> Table:
     if status.run:
         run = status.run
         _row(grid, "  run", f"{run.name}  step {run.step}/{run.steps_total}  policies held {run.policies_held}")
+        if run.over:
+            for text in end_of_run(status):
+                _row(grid, "  over", text)
     if status.stake:
         _row(
             grid,
@@ -131,9 +134,25 @@ def _facts(status: "DaemonStatus") -> Table:
         _row(grid, "  audit", f"power {power:.3f} {cheat}{told}{shared}{refused}")
     if audit is not None and not audit.trainer.trusted:
         _row(grid, "  trainer", f"not trusted any more: {audit.trainer.why}; every member has both of its signatures")
+    for process in status.processes:
+        if process.restarts:
+            _row(grid, f"  {clean(process.name)}", f"was started again {process.restarts} times; its log says why")
     for contact in status.node.contacts[:2]:
         _row(grid, "  contact", contact)
     return grid
+
+
+def end_of_run(status: "DaemonStatus") -> list[str]:
+    """What a member wants to know when the run is over: the outcome, where the model is, whether to stay."""
+    network, pay = status.network, status.pay
+    reward = status.run.final_reward if status.run else None
+    outcome = f"; final reward {reward:.3f} on held-back problems, says the trainer" if reward is not None else ""
+    fetch = f"intellect-node weights fetch --network {network.name} --pool {network.pool} --out model"
+    owed = int(pay.due_wei) + int(pay.waiting_wei) if pay else 0
+    leave = "you may leave (Ctrl-C or SIGTERM)"
+    if owed:
+        leave = f"{leave}; staying until the {ether(owed)} tokens still owed are paid saves you doing that by hand"
+    return [f"the run is over{outcome}", f"the model: {fetch}", leave]
 
 
 def _pay(pay: "PayPart") -> str:

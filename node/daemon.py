@@ -33,6 +33,7 @@ from node.run.problems import check_run
 from node.services.base import Crew, Service
 from node.services.clearing import Clearing
 from node.services.court.auditing import Auditing
+from node.services.ending import Ending
 from node.services.engine import Engine
 from node.services.gateway import Serving
 from node.services.generating import Generating
@@ -62,7 +63,7 @@ log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Counting, Serving, Beating)
+EVERYBODY: Services = (Counting, Serving, Beating, Ending)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),

@@ -121,6 +121,8 @@ class StatusPage:
             "steps_total": station.run.spec.recipe.steps if station else 0,
             "policy_root": newest.root.hex() if newest else "",
             "policies_held": station.shelf.count if station else 0,
+            "over": False,
+            "final_reward": None,
         }
 
     def _stake(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ A message travels in an envelope signed by its author's node key, so it stays au
 node relays it later (catch-up after a loss). Anything bigger than MAX_MESSAGE_BYTES is a blob.
 """
 
+import math
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -46,8 +47,9 @@ class Heartbeat(_Message, frozen=True):
 
     sequence: strictly rising per node (unix milliseconds at sending); interval: seconds until the next one;
     policy_step: newest policy it holds, -1 for none; rate: tokens per second;
-    finished: the run is over (trainer only); gateway: where it serves blobs by HTTP, with its certificate's
-    fingerprint, or empty; lots: what a validator pledges for this window and the next ones.
+    finished: the run is over (trainer only); reward: the mean held-back reward that it ended with (trainer only);
+    gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
+    pledges for this window and the next ones.
     """
 
     sequence: int
@@ -59,6 +61,7 @@ class Heartbeat(_Message, frozen=True):
     rate: float = 0.0
     engine: str = ""
     finished: bool = False
+    reward: float | None = None
     gateway: str = ""
     lots: tuple[LotPledge, ...] = ()
 
@@ -259,6 +262,8 @@ def _fault(message: Message, pool: int) -> str | None:
     match message:
         case Heartbeat(lots=lots) if len(lots) > MAX_PLEDGES or not all(pledge.well_formed() for pledge in lots):
             return "the pledges are too many or not in form"
+        case Heartbeat(reward=float(reward)) if not math.isfinite(reward):
+            return "the reward is no number"
         case Heartbeat(contact=contact, state=state, role=role, engine=engine, interval=interval, gateway=gateway):
             if len(contact) > MAX_CONTACT or len(gateway) > MAX_GATEWAY or max(len(state), len(role), len(engine)) > 64:
                 return "a text is too long"

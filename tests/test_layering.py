@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.leaves", "node.services.duties"),
     ("node.services.workplace", "node.services.membership", "node.status", "node.api"),
     (
+        "node.services.ending",
         "node.services.engine",
         "node.services.policies",
         "node.services.jury",

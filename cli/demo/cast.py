@@ -6,9 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from cli.demo.cheats import engine_module, nodes, program_module
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant
+
+
+class Casting(msgspec.Struct, frozen=True):
+    """Who takes part, and the seed, where the command line does not say; what a demo began with is kept for
+    `--resume`. cheats, liars: typed names."""
+
+    workers: int = 2
+    validators: int = 1
+    cheats: tuple[str, ...] = ("own-problems",)
+    liars: tuple[str, ...] = ()
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,18 @@ class DemoOptions:
     seed: int = 0
     run_file: Path | None = None
     resume: bool = False
+
+    @property
+    def casting(self) -> Casting:
+        return Casting(self.workers, self.validators, self.cheats, self.liars, self.seed)
+
+
+def remembered(scene: Scene) -> Casting:
+    """The casting that the demo of a directory began with; the default where it is not known."""
+    try:
+        return msgspec.json.decode(scene.cast_file.read_bytes(), type=Casting)
+    except (OSError, msgspec.MsgspecError):
+        return Casting()
 
 
 def cast(options: DemoOptions) -> tuple[Participant, ...]:

@@ -22,8 +22,12 @@ SMALLEST = 60  # columns and, with 20 lines, the least terminal for the live vie
 
 
 def command(
-    workers: Annotated[int, typer.Option(min=1, max=32, help="Honest workers.")] = 2,
-    validators: Annotated[int, typer.Option(min=1, max=8, help="Validators; more than half of them decide.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=32, help="Honest workers (2).")
+    ] = None,
+    validators: Annotated[
+        int | None, typer.Option(min=1, max=8, help="Validators (1); more than half of them decide.")
+    ] = None,
     cheat: Annotated[
         list[str] | None,
         typer.Option(help="How a cheating worker cheats (own-problems); any of tests/cheats, one worker for each given."),
@@ -33,11 +37,11 @@ def command(
     ] = None,
     no_cheat: Annotated[bool, typer.Option("--no-cheat", help="Only honest nodes.")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the run's own.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the start model and the training.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the start model and the training (0).")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where state, keys and report go.")] = Path("demo"),
     fresh: Annotated[
-        bool, typer.Option("--fresh/--resume", help="Start anew (default), or go on where the last demo stopped.")
+        bool, typer.Option("--fresh/--resume", help="Start anew (default), or go on where the last demo stopped, with the same nodes.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Last line of standard output: one JSON object.")] = False,
     no_view: Annotated[bool, typer.Option("--no-view", help="Plain lines instead of the live picture.")] = False,
@@ -49,27 +53,30 @@ def command(
     import msgspec
     import trio
 
-    from cli.demo.cast import DemoOptions
+    from cli.demo.cast import Casting, DemoOptions, remembered
     from cli.demo.cheats import cheats, chosen, liars, nodes
+    from cli.demo.scene import Scene
     from cli.demo.story import run_demo
 
     if not fresh and run is not None:
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
-    wanted = () if no_cheat else chosen(cheat or ["own-problems"], cheats() | nodes(), "cheat")
-    lies = chosen(liar or (), liars(), "liar")
-    if len(lies) > validators:
+    before = Casting() if fresh else remembered(Scene(directory.resolve()))
+    wanted = () if no_cheat else chosen(cheat, cheats() | nodes(), "cheat") if cheat else before.cheats
+    lies = chosen(liar, liars(), "liar") if liar else before.liars
+    judges = before.validators if validators is None else validators
+    if len(lies) > judges:
         raise CommandError(
-            "more liars than validators", f"{len(lies)} of {validators}", f"--validators {2 * len(lies) + 1}", USAGE
+            "more liars than validators", f"{len(lies)} of {judges}", f"--validators {2 * len(lies) + 1}", USAGE
         )
     _check_parts()
     options = DemoOptions(
         directory=directory,
-        workers=workers,
-        validators=validators,
+        workers=before.workers if workers is None else workers,
+        validators=judges,
         cheats=wanted,
         liars=lies,
         steps=steps,
-        seed=seed,
+        seed=before.seed if seed is None else seed,
         run_file=run,
         resume=not fresh,
     )

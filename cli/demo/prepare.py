@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import trio
 
 from cli.demo.cast import DemoOptions, cast, quorum_of
@@ -18,6 +19,7 @@ from cli.demo.supervise import Program, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
 from cli.pools import about_run, PoolTerms, open_pool, pool_cost, signer_for
+from node.state.files import write_whole
 
 EPOCH_SECONDS, WINDOW_SECONDS = 20, 40
 
@@ -62,6 +64,7 @@ async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environm
     )
     account = await signer_for(chain.client, None, await pool_cost(chain.client, terms))
     pool = await open_pool(chain.client, terms, account)
+    write_whole(scene.cast_file, msgspec.json.encode(options.casting))
     scene.pool_file.write_text(f"{pool}\n", encoding="ascii")
     view.say(f"pool {pool} is open for the run {run.name} ({compiled.root.hex()[:16]})")
     return Stage(chain.profile, pool, run.name, run.recipe.target_reward)

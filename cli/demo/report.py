@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from node.state.files import write_whole
+from node.weights.export import CONFIG_NAME, as_bf16
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
 
@@ -119,6 +120,8 @@ def copy_model(spool: Path, target: Path) -> bool:
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
             shutil.copyfile(path, partial / path.name)
+    config = partial / CONFIG_NAME
+    config.write_bytes(as_bf16(config.read_bytes()))
     (partial / "model.safetensors.index.json").unlink(missing_ok=True)
     shutil.copyfile(images[-1], partial / "model.safetensors")
     shutil.rmtree(target, ignore_errors=True)

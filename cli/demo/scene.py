@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.errors import CommandError
 
 MARKER = ".intellect-node-demo"
-OURS = ("home", "nodes", "model", "logs", "report", "run.toml", "pool", ".matplotlib")
+OURS = ("home", "nodes", "model", "logs", "report", "run.toml", "pool", "cast.json", ".matplotlib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,11 @@ class Scene:
     def pool_file(self) -> Path:
         """The number of the demo's pool."""
         return self.directory / "pool"
+
+    @property
+    def cast_file(self) -> Path:
+        """Who took part, for a demo that goes on with them."""
+        return self.directory / "cast.json"
 
     @property
     def report(self) -> Path:

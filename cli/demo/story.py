@@ -24,11 +24,13 @@ from cli.errors import RUN, CommandError
 from cli.events import event_rows
 from cli.signals import until_signalled
 from protocol.checks import OBJECTIVE
+from protocol.errors import IntellectError
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 1.0  # seconds between questions to a daemon
 DRAW = 0.5  # seconds between pictures
 STALL = 600.0  # seconds without a new step after which something must be wrong
+REPORT_SECONDS = 30.0  # that the report of an interrupted demo may take
 FATE = 20.0  # seconds that a cheat's case may still take after the last step
 
 
@@ -39,7 +41,7 @@ async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
     async def story() -> None:
         result.append(await _story(options, view))
 
-    await _until_signalled(story, view)
+    await _until_signalled(story, view, Scene(options.directory.resolve()))
     return result[0]
 
 
@@ -54,14 +56,25 @@ async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
         environment = demo_environment(scene)
         async with open_chain(scene, environment, view) as chain:
             stage = await prepare(options, scene, chain, environment, view)
-            last = await _perform(options, scene, stage, environment, view, began)
-            return await _report(options, scene, chain, last)
+
+            async def report(last: Snapshot) -> dict[str, Any]:
+                return await _report(options, scene, chain, last)
+
+            last = await _perform(options, scene, stage, environment, view, began, report)
+            return await report(last)
 
 
 async def _perform(
-    options: DemoOptions, scene: Scene, stage: Stage, environment: dict[str, str], view: View, began: float
+    options: DemoOptions,
+    scene: Scene,
+    stage: Stage,
+    environment: dict[str, str],
+    view: View,
+    began: float,
+    report: Callable[[Snapshot], Awaitable[dict[str, Any]]],
 ) -> Snapshot:
-    """Start the processes, watch them until the run is done, stop them; returns the last moment."""
+    """Start the processes, watch them until the run is done, stop them; returns the last moment. A demo that ends in
+    another way leaves its report here."""
     participants = cast(options)
     quorum = quorum_of(options.validators)
     tracker = Tracker(participants, target=stage.target, run_name=stage.run_name, quorum=quorum)
@@ -82,9 +95,29 @@ async def _perform(
             nursery.cancel_scope.cancel()
         last = now("done")
         view.show(last)
+    except BaseException:
+        last = now("interrupted")
+        await supervisor.stop()
+        await leave_report(report, last, view)
+        raise
     finally:
         await supervisor.stop()
     return last
+
+
+async def leave_report(
+    report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View
+) -> None:
+    """The report of a demo that was cut short, if it came as far as a reward; a second signal does not cut it off."""
+    if not last.rewards:
+        return
+    with trio.move_on_after(REPORT_SECONDS, shield=True):
+        try:
+            summary = await report(last)
+        except (IntellectError, OSError) as error:
+            view.say(f"no report of what was done so far: {error}")
+        else:
+            view.say(f"what was done so far: {summary['report']}")
 
 
 def _program(one: Participant, scene: Scene, stage: Stage, environment: dict[str, str]) -> Program:
@@ -173,10 +206,11 @@ def _check_resume(options: DemoOptions, scene: Scene) -> None:
         )
 
 
-async def _until_signalled(story: Callable[[], Awaitable[None]], view: View) -> None:
+async def _until_signalled(story: Callable[[], Awaitable[None]], view: View, scene: Scene) -> None:
     """Run the story, and tell how a signal ends it."""
     try:
         await until_signalled(story, lambda: view.say("stopping: first the nodes, then the chain"))
     except KeyboardInterrupt:
-        view.say("stopped; nothing is left running (--resume goes on from here)")
+        further = "--resume goes on from here" if scene.can_resume else "nothing to go on with yet"
+        view.say(f"stopped; nothing is left running ({further})")
         raise

@@ -21,6 +21,7 @@ from cli.output import clean, duration, ether, short
 
 TALLEST = 12  # lines of the plot
 WIDEST = 118
+LONG_RUN = 200  # steps that the curve has room for from the start
 WIDE = 96  # from here on there is room for a column beside the plot
 SIDE = 36
 
@@ -166,9 +167,16 @@ def _header(snapshot: Snapshot, width: int) -> RenderableType:
     return Panel(grid, box=box.ROUNDED, width=width, border_style="dim")
 
 
+def last_step_shown(snapshot: Snapshot) -> int:
+    """Where the curve's axis ends: at the run's last step, or in a long run a third beyond the present, which would
+    else be a spot at the left."""
+    now = snapshot.rewards[-1][0] if snapshot.rewards else 0
+    return max(now, 10, min(snapshot.steps_total, max(4 * now // 3, LONG_RUN)))
+
+
 def _curve(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     inner = width - 4
-    last = max(snapshot.steps_total, snapshot.rewards[-1][0] if snapshot.rewards else 0, 10)
+    last = last_step_shown(snapshot)
     lines = plot(
         [(snapshot.rewards, "dim green", False), (running_mean(snapshot.rewards), "bold green", True)],
         width=inner, height=height, x_range=(0, last), level=snapshot.target,

@@ -1,5 +1,6 @@
 """Everything that can go wrong between a node and its chain, each with a remedy."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,7 +78,7 @@ class InsufficientStake(ChainError):
         super().__init__(
             "the stake is too low",
             f"{provider} has {tokens(bonded)} tokens bonded and needs {tokens(required)}",
-            f"bond {tokens(required - bonded)} more: intellect-node contract stake",
+            f"bond {tokens(required - bonded)} more: intellect-node contract stake {tokens(required - bonded)}",
         )
         self.provider = provider
         self.bonded = bonded
@@ -89,7 +90,7 @@ class Reverted(ChainError):
 
     def __init__(self, action: str, name: str, args: Mapping[str, Any], transaction: str | None = None) -> None:
         sentence, remedy = _EXPLANATIONS.get(name, ("the contract refused it", "read the contract's error"))
-        detail = ", ".join(f"{key} {value}" for key, value in args.items())
+        detail = ", ".join(f"{key} {_told(key, value)}" for key, value in args.items())
         where = f", transaction {transaction}" if transaction else ""
         super().__init__(f"cannot {action}", f"{sentence} ({name}{': ' + detail if detail else ''}{where})", remedy)
         self.name = name
@@ -130,6 +131,23 @@ def tokens(wei: int) -> str:
     return text or "0"
 
 
+_TIMES = (
+    *("from", "until", "deadline", "madeAt", "closedAt", "matureAt", "finalAt"),
+    *("withdrawableAt", "leaseUntil", "freeFrom"),
+)
+"""Arguments of the contracts' errors that are points in time, in unix seconds."""
+
+
+def _told(key: str, value: Any) -> str:
+    """An error's argument for people."""
+    if key not in _TIMES or not isinstance(value, int):
+        return str(value)
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
+    except (OverflowError, ValueError, OSError):  # a number that no calendar has
+        return f"second {value}"
+
+
 _EXPLANATIONS: dict[str, tuple[str, str]] = {
     # nodes
     "NodeIsProvider": ("a node and its provider must be two keys", "use another key for the provider"),
@@ -158,7 +176,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "BadQuorum": ("threshold and validators do not fit together", "1 <= threshold <= validators <= 16"),
     "BadValidator": ("a validator is listed twice, or is nobody", "correct the list of validators"),
     "NoProposal": ("no validators were proposed", "propose some: intellect-node contract pool validators"),
-    "TooEarly": ("it is too early", "wait until that second"),
+    "TooEarly": ("it is too early", "wait until then"),
     "BondTooLarge": ("the pool cannot hold that much as its bond", "fund it with less"),
     "BondTooLow": ("the pool could not pay a bond to whom it slashed wrongly", "fund the pool, or finalize its cases"),
     "EscrowTooLarge": ("the pool cannot hold that much", "fund it with less"),
@@ -201,7 +219,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "AmountTooLarge": ("the amount is too large", "give a smaller amount"),
     "StakeTooSmall": ("less than that is there", "give a smaller amount"),
     "NothingToWithdraw": ("nothing is unbonding", "unbond first: intellect-node contract unstake"),
-    "StillUnbonding": ("the unbonding period is not over", "wait"),
+    "StillUnbonding": ("the unbonding period is not over", "wait until then"),
     "CaseClosed": ("the case is closed, or there is none", "see: intellect-node contract case show"),
     "AlreadyAppealed": ("the case was appealed before", "wait for the arbiter"),
     "AppealOpen": ("the time for an appeal is not over", "finish it later"),

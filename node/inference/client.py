@@ -80,6 +80,11 @@ class EngineProcess:
         return self._process.pid if self._process else None
 
     @property
+    def restarts(self) -> int:
+        """How often a child was started again."""
+        return max(self.generation - 1, 0)
+
+    @property
     def engine_name(self) -> str:
         """What the engine calls itself; empty until it is ready."""
         return f"{self.ready.engine} ({self.ready.device}, {self.ready.dtype})" if self.ready else ""

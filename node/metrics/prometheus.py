@@ -32,6 +32,8 @@ def render(status: Mapping[str, Any]) -> str:
     if training:
         _step(training.get("latest") or {}, registry)
         _alarms(training.get("alarms") or [], registry)
+    if processes := status.get("processes"):
+        _restarts(processes, registry)
     return generate_latest(registry).decode()
 
 
@@ -51,6 +53,12 @@ def _alarms(alarms: list[Mapping[str, Any]], registry: CollectorRegistry) -> Non
     gauge = Gauge("intellect_alarm", "1 while the alarm rings", ["name"], registry=registry)
     for name in ALARMS:
         gauge.labels(name).set(float(name in ringing))
+
+
+def _restarts(processes: list[Mapping[str, Any]], registry: CollectorRegistry) -> None:
+    gauge = Gauge("intellect_process_restarts", "starts again of a child process", ["name"], registry=registry)
+    for process in processes:
+        gauge.labels(process.get("name", "")).set(float(process.get("restarts", 0)))
 
 
 def _numbers(table: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -22,6 +22,7 @@ import logging
 import math
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -487,6 +488,11 @@ class HardRouter(GossipSub):
 
     async def handle_idontwant(self, idontwant_msg: rpc_pb2.ControlIDontWant, sender_peer_id: ID) -> None:
         """Of gossipsub 1.2, which we do not speak."""
+
+    def _perform_opportunistic_grafting(self, topic: str, peers_to_graft: defaultdict[ID, list[str]]) -> int:
+        """Among peers that all have one score this would add some at every heartbeat until everybody is in the mesh,
+        and every message came from everybody."""
+        return 0
 
     async def _do_px(self, px_peers: list[rpc_pb2.PeerInfo]) -> None:
         """A peer that leaves our mesh may name others: whom we dial, the chain says."""

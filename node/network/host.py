@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
 
 import structlog
 import trio
@@ -53,7 +54,7 @@ from node.network.interface import (
     NetworkStats,
     Tally,
 )
-from node.network.redial import Contact, Redialer
+from node.network.redial import MAX_CONTACTS, Contact, Redialer
 from node.network.replay import Window
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, NodeKey, PeerId, address_of_peer
@@ -581,6 +582,7 @@ async def _echo(asker: Address, request: bytes) -> bytes:
     return request
 
 
+@lru_cache(maxsize=4 * MAX_CONTACTS)
 def _id_of(peer_id: PeerId) -> ID:
     return ID.from_base58(peer_id)
 

@@ -5,6 +5,7 @@ The library has no redial at all. Knows when to dial; `host` knows how.
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 
 import msgspec
 import structlog
@@ -35,8 +36,12 @@ class Contact(msgspec.Struct, frozen=True):
     address: str
 
 
+@lru_cache(maxsize=4 * MAX_CONTACTS)
 def parse_contact(member: Address, text: str) -> Contact | None:
-    """Read a multiaddr ending in /p2p/<peer id>; None if it is malformed or the peer id is another's."""
+    """Read a multiaddr ending in /p2p/<peer id>; None if it is malformed or the peer id is another's.
+
+    Remembered: every event of the pool gives the whole list again, and reading one costs half a millisecond.
+    """
     if len(text) > MAX_CONTACT:
         return None
     try:

@@ -4,6 +4,7 @@ Written whole before the batch itself, so that after a crash the two agree: a ba
 entry without a batch is written again. Blocking: call from a thread.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ class BatchLog:
         """Names of all groups that batches of steps below `before` have settled."""
         found = (self.read(step) for step in range(before))
         return {name for entry in found if entry for name in entry.settled}
+
+    def staleness(self, before: int) -> Counter[int]:
+        """Rollouts that batches of steps below `before` learnt from, by their age in steps."""
+        found = (self.read(step) for step in range(before))
+        ages: Counter[int] = Counter()
+        for entry in found:
+            ages.update({int(age): int(n) for age, n in entry.metrics.get("staleness", {}).items()} if entry else {})
+        return ages
 
     def tokens(self, before: int) -> int:
         """Output tokens that batches of steps below `before` looked at."""

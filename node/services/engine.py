@@ -24,7 +24,7 @@ class Engine(Service):
         await nursery.start(self._child.run)
 
     def status(self) -> dict[str, Any]:
-        return {"processes": [{"name": self._child.name, "pid": self._child.pid}]}
+        return {"processes": [{"name": self._child.name, "pid": self._child.pid, "restarts": self._child.restarts}]}
 
     def beat(self) -> dict[str, Any]:
         return {"engine": self._child.engine_name}

@@ -89,11 +89,13 @@ class LocalRun:
         """What /metrics is made of (node.metrics.prometheus)."""
         return {
             "run": {"step": self._observer.newest, "steps_total": self._run.recipe.steps},
+            "processes": [
+                {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._engine, self._learner)
+            ],
             "training": {
                 "step": self._observer.newest,
                 "seconds": float(self._observer.latest.get("elapsed", 0.0)),
                 "queued_rollouts": self._pool.rollouts,
-                "learner_restarts": self._learner.restarts,
                 "latest": self._observer.latest,
                 "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
             },

@@ -46,6 +46,7 @@ class TrainerProcess:
         self._process: trio.Process | None = None
         self._finishing = trio.Event()
         self.restarts = 0
+        """How often it was started again: the launcher, which ends with any of its workers."""
 
     @property
     def pid(self) -> int | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from node.training.orphan import LAUNCHER_PID
 
 GRACE_SECONDS = 10.0
+PROGRAM = "node.training.trainer"
 
 
 def _stop_with_stdin() -> None:
@@ -50,8 +51,12 @@ def main() -> None:
         sys.exit(trainer.main())
     os.environ[LAUNCHER_PID] = str(os.getpid())
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
 
-    run.main(["--standalone", f"--nproc-per-node={ranks}", "--module", "node.training.trainer", "--spool", spool])
+    try:
+        run.main(["--standalone", f"--nproc-per-node={ranks}", "--module", PROGRAM, "--spool", spool])
+    except SignalException as stopped:  # as it was asked to: torchrun's traceback would look like a failure
+        sys.exit(128 + int(stopped.sigval))
 
 
 if __name__ == "__main__":

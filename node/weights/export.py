@@ -29,6 +29,7 @@ from protocol.policy import (
 )
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
+CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 32 * 1024 * 1024
 Told = Callable[[int], object]
@@ -81,6 +82,9 @@ def export_model(
             partial.mkdir(parents=True)
             files = _write_shards(image, record.manifest, partial, shard_bytes, told)
             for name, source in assets.items():
+                if name == CONFIG_NAME:
+                    write_whole(partial / name, as_bf16(source.read_bytes()))
+                    continue
                 with whole_file(partial / name) as file, source.open("rb") as data:
                     shutil.copyfileobj(data, file)
             write_whole(partial / RECORD_NAME, encode_record(record))
@@ -91,6 +95,21 @@ def export_model(
         raise
     size = sum((out / name).stat().st_size for name in files)
     return Exported(out, record.manifest.step, record.manifest.policy_root, files, size)
+
+
+def as_bf16(config: bytes) -> bytes:
+    """A model's config.json that says bfloat16, which a policy's tensors are whatever the start model's were.
+
+    Who loads it would otherwise take twice the memory. What is no JSON object stays as it is.
+    """
+    try:
+        found: Any = json.loads(config)
+    except ValueError:
+        return config
+    names = [name for name in ("dtype", "torch_dtype") if name in found] if isinstance(found, dict) else []
+    if not isinstance(found, dict) or (names and all(found[name] == "bfloat16" for name in names)):
+        return config
+    return (json.dumps(found | dict.fromkeys(names or ["dtype"], "bfloat16"), indent=2) + "\n").encode()
 
 
 def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: int, told: Told) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from cli.main import app, main
 from node.chain.errors import WrongChain
 from node.errors import ConfigError, EvictedError, RunFileError, StateError
 from node.network.errors import PortInUse
+from node.services.judging.self_audit import audit_file
 from protocol.errors import IntellectError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,3 +183,14 @@ def test_a_full_disk_is_named() -> None:
     told = describe(OSError(errno.ENOSPC, "No space left on device", "journal.sqlite"))
     assert told.what == "the disk is full"
     assert "journal.sqlite" in told.why
+    assert "--resume" in told.remedy, "run again alone is refused where a training had begun"
+
+
+def test_a_file_that_is_not_there_is_told_as_that(tmp_path: Path, capfd) -> None:
+    """`audit` of a missing file said that the operating system refused."""
+    run = SimpleNamespace(rollout=None)
+    for path, words in ((tmp_path / "absent.arrow", "there is no such file"), (tmp_path, "a directory and not a file")):
+        with pytest.raises(OSError) as caught:
+            audit_file(path, run, tmp_path, tmp_path)  # type: ignore[arg-type]
+        told = describe(caught.value)
+        assert words in told.what and str(path) in told.why

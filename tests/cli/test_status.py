@@ -39,6 +39,7 @@ STATUS = {
     "training": None,
     "verdicts": {"accepted": 0, "rejected": 0, "by_reason": {}, "recent": []},
     "slashed": [],
+    "processes": [{"name": "engine", "pid": 8, "restarts": 3}],
     "last_error": None,
 }
 
@@ -91,6 +92,7 @@ def test_daemons_are_found_without_being_told_where(daemon: Path, capsys: pytest
         "up 1 min 01 s",
         "power 0.410",
         "below",
+        "was started again 3 times",
     ):
         assert expected in shown, expected
 
@@ -120,3 +122,17 @@ def test_an_alarm_that_rings_is_shown(
     assert main(["status"]) == 0
     shown = capsys.readouterr().out
     assert "reward_collapse since step 7: mean reward 0.1" in shown and "budget.hours = 2" in shown
+
+
+def test_a_finished_run_says_what_came_of_it_and_what_to_do_now(
+    daemon: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status"]) == 0
+    assert "the run is over" not in capsys.readouterr().out
+    monkeypatch.setitem(STATUS, "run", {**STATUS["run"], "over": True, "final_reward": 0.701})
+    monkeypatch.setitem(STATUS, "pay", {"provider": "0x", "earned_wei": str(3 * 10**18), "due_wei": str(2 * 10**18)})
+    assert main(["status"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the run is over; final reward 0.701" in shown
+    assert "intellect-node weights fetch --network local --pool 1 --out model" in shown
+    assert "you may leave" in shown and "2 tokens still owed" in shown

@@ -66,7 +66,7 @@ def test_list_shows_what_the_nodes_of_this_machine_hold(state: Path, capsys: pyt
 def test_export_writes_the_newest_and_verify_believes_it(state: Path, tmp_path: Path, capsys) -> None:
     result = answer(capsys, "weights", "export", str(tmp_path / "out"))
     assert result["step"] == 4 and result["files"] == ["model.safetensors"]
-    assert (tmp_path / "out" / "config.json").read_text() == '{"model_type": "x"}'
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == {"model_type": "x", "dtype": "bfloat16"}
     (verified,) = answer(capsys, "weights", "verify", str(tmp_path / "out"))["verified"]
     assert verified["policy_root"] == result["policy_root"] and verified["signer"] is None
     file = tmp_path / "out" / "model.safetensors"

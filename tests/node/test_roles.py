@@ -6,7 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+import structlog
+import structlog.testing
 
 from contracts.bindings import PoolInfo
 from node.chain.ledger import Ledger
@@ -18,8 +21,10 @@ from node.member import open_member
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.run.assets import Run
 from node.services.base import Crew, Service
+from node.services.ending import Ending
 from node.services.heartbeat import Beating
 from node.services.station import take_station
+from node.services.training.trainer import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
 from node.status import StatusPage, joined
@@ -52,7 +57,7 @@ WORK = {
 class ReadyEngine:
     """A child that is up and admitted."""
 
-    name, engine_name, pid, generation = "engine", "double", 7, 1
+    name, engine_name, pid, generation, restarts = "engine", "double", 7, 1, 0
 
     def check_permitted(self, *_: object) -> None: ...
 
@@ -89,9 +94,12 @@ async def crew_of(place: Workplace) -> Crew:
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("worker", ["jury", "heartbeat", "engine", "policies", "generating", "paying", "settling"]),
-        ("validator", ["jury", "heartbeat", "engine", "policies", "judging", "auditing", "paying", "settling"]),
-        ("trainer", ["jury", "heartbeat", "paying", "settling", "clearing", "training"]),
+        ("worker", ["jury", "heartbeat", "ending", "engine", "policies", "generating", "paying", "settling"]),
+        (
+            "validator",
+            ["jury", "heartbeat", "ending", "engine", "policies", "judging", "auditing", "paying", "settling"],
+        ),
+        ("trainer", ["jury", "heartbeat", "ending", "paying", "settling", "clearing", "training"]),
     ],
 )
 async def test_every_role_can_be_opened_and_is_what_its_row_says(role: Role, names: list[str], tmp_path: Path) -> None:
@@ -111,7 +119,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
     asked = {"gateway": "127.0.0.1:0", "gateway_tls": False, "gateway_announce": "example.org:80"}
     async with workplace("trainer", tmp_path, **asked) as place:
         crew = await crew_of(place)
-        assert crew.names == ["jury", "gateway", "heartbeat", "paying", "settling", "clearing", "training"]
+        assert crew.names == ["jury", "gateway", "heartbeat", "ending", "paying", "settling", "clearing", "training"]
         assert crew.beat()["gateway"] == "http://example.org:80"
         crew.services[1]._gateway.close()  # type: ignore[attr-defined]
 
@@ -130,7 +138,8 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
         assert status["work"] == WORK
         assert (status["training"] is not None) == (role == "trainer")
         assert ("withheld" in status["verdicts"]) == (role == "validator")
-        assert [one["name"] for one in status["processes"]] == ["learner" if role == "trainer" else "engine"]
+        child = "learner" if role == "trainer" else "engine"
+        assert [(one["name"], one["restarts"]) for one in status["processes"]] == [(child, 0)]
         assert status["node"]["engine"] == ("torch" if role == "trainer" else "double")
         assert status["audit"]["quarantined"] == []
 
@@ -152,9 +161,35 @@ async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: 
     async with workplace("trainer", tmp_path) as place:
         crew = await crew_of(place)
         crew.state = "working"
-        crew.services[-1].done = True  # type: ignore[attr-defined]
-        assert StatusPage(crew).render()["node"]["state"] == "finished"
-        assert crew.beat()["finished"] is True
+        trainer: Any = crew.services[-1]
+        trainer.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
+        assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, None)
+        trainer.done = True
+        page = StatusPage(crew).render()
+        assert page["node"]["state"] == "finished"
+        assert (page["run"]["over"], page["run"]["final_reward"]) == (True, 0.625)
+        assert (crew.beat()["finished"], crew.beat()["reward"]) == (True, 0.625)
+
+
+async def test_a_finished_run_tells_everybody_once_and_a_lengthened_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with workplace("worker", tmp_path) as place:
+        crew = await crew_of(place)
+        page = StatusPage(crew)
+        ending = next(service for service in crew.services if isinstance(service, Ending))
+        going = Heartbeat(
+            pool=4, sequence=1, role="trainer", state="working", contact="", policy_step=9, interval=1.0, reward=None
+        )
+        over = msgspec.structs.replace(going, finished=True, reward=0.701)
+        told: list[tuple[bool, float | None]] = []
+        with structlog.testing.capture_logs() as logs:
+            for beat in (going, over, over, going):
+                ending._hear(beat)
+                told.append((page.render()["run"]["over"], page.render()["run"]["final_reward"]))
+        assert told == [(False, None), (True, 0.701), (True, 0.701), (False, None)]
+        (event,) = [one for one in logs if one["event"] == "run.over"]
+        assert (event["step"], event["reward"]) == (9, 0.701) and "weights fetch" in event["remedy"]
 
 
 def test_sections_are_joined_field_by_field_and_row_by_row() -> None:

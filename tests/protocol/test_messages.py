@@ -1,3 +1,5 @@
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -36,6 +38,14 @@ ISSUED = VerdictIssued(pool=1, verdict=JUDGED, signature=b"")
 def test_a_sealed_message_names_its_author() -> None:
     signed = open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, BEAT))
     assert (signed.author, signed.message) == (KEY.address, BEAT)
+
+
+def test_a_final_reward_is_a_number() -> None:
+    told = msgspec.structs.replace(BEAT, finished=True, reward=0.701)
+    assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, told)).message == told
+    for odd in (math.nan, math.inf):
+        with pytest.raises(MalformedMessage):
+            open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, msgspec.structs.replace(told, reward=odd)))
 
 
 def test_a_message_does_not_travel_to_another_pool_or_chain() -> None:

@@ -62,6 +62,7 @@ contract PoolMoneyTest is Base {
         token.approve(address(swarm), type(uint256).max);
         swarm.fundPool(id, type(uint96).max - POOL_BOND);
         eq(swarm.poolInfo(id).bond, type(uint96).max);
+        eq(token.balanceOf(address(swarm)), type(uint96).max);
     }
 
     function test_the_last_unit_of_an_escrow_may_stand_for_a_case() public {

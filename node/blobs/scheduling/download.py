@@ -1,9 +1,9 @@
 """Which pieces of one blob to ask of which source next.
 
 Rarest first, ties broken at random, so that nodes which fetch at the same time soon have different pieces to share.
-A source's next request is as large as what it usually delivers in a moment: slow ones hold little back. Near the
-end, when every missing piece has been asked for, the slowest requests are asked of a faster source, too, and the
-loser is cancelled.
+A source's next request is as large as what it delivers, by all its requests together, in a moment: slow ones hold
+little back. Near the end, when every missing piece has been asked for, the slowest requests are asked of a faster
+source, too, and the loser is cancelled.
 
 Knows maps, requests in flight and times; knows nothing of bytes, hashes or the network.
 """
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from node.blobs.scheduling.bitfield import Flags
 
 Peer = TypeVar("Peer", bound=Hashable)
+SPAN = 0.05
+"""Seconds over which a source's rate is measured, at least."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -56,7 +58,10 @@ class _Source(Generic[Peer]):
     def __init__(self, count: int) -> None:
         self.have: Flags = np.zeros(count, np.bool_)
         self.chooses = False
-        self.rate = 0.0  # bytes per second of one request, smoothed
+        self.rate = 0.0  # bytes per second of one request, its waiting for others included, smoothed
+        self.whole = 0.0  # bytes per second of all requests together, smoothed
+        self.counted = 0  # bytes of the span that is being measured
+        self.counted_since = float("-inf")
         self.closed_until = 0.0
         self.doubted_at = float("-inf")  # when we last looked for requests of others that it should take over
         self.flights: list[Flight[Peer]] = []
@@ -188,6 +193,7 @@ class Download(Generic[Peer]):
         if source is not None and size:
             rate = size / max(1e-6, now - flight.since)
             source.rate = 0.7 * source.rate + 0.3 * rate if source.rate else rate
+            self._measure(source, flight, size, now)
         new = self.take(good)
         self._end(flight)
         return self._pointless(new)
@@ -250,10 +256,22 @@ class Download(Generic[Peer]):
         elif waited > long:
             source.window = max(least, source.window - 0.5)
 
+    def _measure(self, source: _Source[Peer], flight: Flight[Peer], size: int, now: float) -> None:
+        """How fast a source is as a whole, over spans in which it was never idle."""
+        if not source.counted:
+            source.counted_since = max(source.counted_since, flight.since)
+        source.counted += size
+        span = now - source.counted_since
+        if span < SPAN:
+            return
+        rate = source.counted / span
+        source.whole = 0.7 * source.whole + 0.3 * rate if source.whole else rate
+        source.counted, source.counted_since = 0, now
+
     def _request_pieces(self, source: _Source[Peer]) -> int:
         """As many as it delivers in a moment, and fewer towards the end, so that all sources end together."""
         most = max(1, self.tuning.request_bytes // self._piece_size)
-        usual = int(source.rate * self.tuning.request_seconds / self._piece_size)
+        usual = int(max(source.whole, source.rate) * self.tuning.request_seconds / self._piece_size)
         share = -(-self._opens // (2 * max(1, len(self._sources))))
         return max(1, min(most, usual, share))
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import structlog
 import trio
 
+from contracts.bindings import NOBODY
 from node.chain.client import ChainClient
-from node.chain.errors import ChainError, InsufficientStake
+from node.chain.errors import ChainError, InsufficientStake, tokens
 from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
@@ -33,8 +34,9 @@ async def ensure_participant(chain: ChainClient, key: NodeKey, config: NodeConfi
         raise ChainError(
             f"the node {key.address} has no stake",
             f"no provider has registered it on {chain.profile.name}",
-            "as its provider: intellect-node contract stake 100, then "
-            f"intellect-node contract node register --node-state {directory} (both with --network and --key)",
+            f"as its provider: intellect-node contract provider register --units {config.units}, which bonds "
+            f"{tokens(await chain.required_stake(NOBODY, config.units))} tokens; then intellect-node contract node "
+            f"register --units {config.units} --node-state {directory} (both with --network and --key)",
         )
     provider = await trio.to_thread.run_sync(_provider_key, config, directory)
     await prepare_participant(chain, DevnetFaucet(chain), provider, key, stake=config.stake, units=config.units)

@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from node.metrics.alarms import Alarm
+from node.metrics.ends import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.limits import reached_target, spent
@@ -92,6 +93,12 @@ class Trainer:
         return self._intake.invalidated
 
     @property
+    def final_reward(self) -> float | None:
+        """Mean of the last evaluations of a run that is over."""
+        found = ends_of([m.eval_reward for m in self.metrics if m.eval_reward is not None])
+        return round(found.last, 4) if self.done and found.last is not None else None
+
+    @property
     def alarms(self) -> list[Alarm]:
         """What looks like trouble now."""
         return self._observer.alarms
@@ -144,14 +151,18 @@ class Trainer:
         log.info("run.finished", step=self.step, seconds=round(self.seconds, 1))
 
     async def _recall(self) -> None:
-        """After a restart: the curve so far, and when training began."""
+        """After a restart: the curve so far, when training began, and what was counted."""
         journal = self._station.journal
         began = await journal.do(journal.recall, "training_began")
         self.began_at = float(began) if began else None
         last = self._spool.newest_step()
         for step in range(max(0, last + 1 - HISTORY), last + 1):
             self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
-        self._tokens = await trio.to_thread.run_sync(self._batch_log.tokens, self._spool.next_batch())
+        done = self._spool.next_batch()
+        self._tokens = await trio.to_thread.run_sync(self._batch_log.tokens, done)
+        self.staleness = await trio.to_thread.run_sync(self._batch_log.staleness, done)
+        entry = await trio.to_thread.run_sync(self._batch_log.read, done - 1) if done else None
+        self._pool.stale_rollouts = int(entry.metrics.get("stale_rollouts", 0)) if entry else 0
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""
@@ -254,11 +265,14 @@ class Trainer:
             "seconds": round(self.seconds, 2),
             "invalidated_files": self.invalidated,
         }
-        return {"training": training, "processes": [{"name": self._learner.name, "pid": self._learner.pid}]}
+        learner = {"name": self._learner.name, "pid": self._learner.pid, "restarts": self._learner.restarts}
+        run = {"over": self.done, "final_reward": self.final_reward}
+        return {"run": run, "training": training, "processes": [learner]}
 
     def beat(self) -> dict[str, Any]:
         rate = round(self.rate.per_second, 1)
-        return {"rate": rate, "engine": self._learner.engine_name, "finished": self.done}
+        beat = {"rate": rate, "engine": self._learner.engine_name, "finished": self.done}
+        return beat | {"reward": self.final_reward}
 
 
 def _name(group: Group) -> bytes:

@@ -37,7 +37,7 @@ def test_a_report_holds_curve_numbers_events_and_the_newest_complete_model(tmp_p
     assert json.loads((report / "events.jsonl").read_text()) == events[0]
     assert json.loads((report / "summary.json").read_text()) == summary
     assert (report / "model" / "model.safetensors").read_bytes() == b"weights 1"
-    assert (report / "model" / "config.json").read_text() == '{"model_type": "qwen3"}'
+    assert json.loads((report / "model" / "config.json").read_bytes()) == {"model_type": "qwen3", "dtype": "bfloat16"}
     assert not [path for path in report.rglob(".*")]
 
 

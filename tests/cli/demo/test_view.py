@@ -26,7 +26,7 @@ from cli.demo.report import summarise
 from cli.demo.sample import sample_snapshot
 from cli.demo.screenshot import draw
 from cli.demo.snapshot import Disbelief, Participant, ProcessState, Snapshot, Tally, Tracker
-from cli.demo.view import LiveView, PlainView, render
+from cli.demo.view import LiveView, PlainView, last_step_shown, render
 from cli.errors import CommandError
 
 
@@ -127,6 +127,14 @@ def test_a_curve_rises_from_the_lower_left_to_the_upper_right() -> None:
     )]
     first_dots = [next((i for i, c in enumerate(line) if c != " "), None) for line in lines[:5]]
     assert first_dots == sorted(first_dots, reverse=True)
+
+
+def test_a_long_runs_curve_fills_the_picture_and_a_short_ones_axis_stands_still() -> None:
+    def axis(now: int, total: int) -> int:
+        return last_step_shown(Snapshot(steps_total=total, rewards=tuple((step, 0.5) for step in range(now + 1))))
+
+    assert [axis(now, 150) for now in (0, 75, 150)] == [150, 150, 150]
+    assert [axis(now, 10_000) for now in (0, 300, 9_000, 10_000)] == [200, 400, 10_000, 10_000]
 
 
 def test_the_running_mean_looks_back_only() -> None:

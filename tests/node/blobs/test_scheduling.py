@@ -88,6 +88,26 @@ def test_a_source_that_runs_dry_gets_more_requests_and_a_crowded_one_fewer() -> 
     assert counts == sorted(counts, reverse=True) and counts[-1] < counts[0]
 
 
+@pytest.mark.parametrize(("megabytes_a_second", "largest"), [(80.0, 8), (4.0, 3), (1.0, 1)])
+def test_requests_are_as_large_as_what_the_whole_source_delivers(megabytes_a_second: float, largest: int) -> None:
+    """However long each of them waits behind the others: 24 lines of one piece would be 24 small requests for ever."""
+    count = 4000
+    download = _download(count)
+    download.add("a")
+    download.learn("a", bitfield.full(count))
+    line, sizes, now = [], [], 0.0
+    for _ in range(400):
+        while flight := download.plan("a", now):
+            line.append(flight)
+        flight = line.pop(0)
+        now += flight.size / (megabytes_a_second * 1e6)
+        sizes.append(len(flight.pieces))
+        download.landed(flight, flight.pieces.tolist(), flight.size, 0.0, now)
+        if sum(sizes) > count / 2:
+            break
+    assert int(np.median(sizes[-20:])) == largest
+
+
 def test_what_a_choosing_source_may_send_is_not_asked_for_by_name() -> None:
     download = _download(40)
     download.add("origin")

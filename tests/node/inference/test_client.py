@@ -35,7 +35,7 @@ async def test_a_child_that_breaks_is_replaced_and_the_request_fails(deed: str) 
         with pytest.raises(EngineCrashed):
             await child.ask(load(deed), timeout=20)
         assert isinstance(await child.ask(load("well"), timeout=20), Loaded)
-        assert child.generation == 2 and child.pid != first
+        assert child.restarts == 1 and child.pid != first
         nursery.cancel_scope.cancel()
 
 

@@ -151,3 +151,9 @@ def test_prometheus_gets_status_step_tables_and_alarms() -> None:
     ):
         assert line in lines
     assert not any(line.startswith("intellect_step_entropy") for line in lines)
+
+
+def test_restarts_of_child_processes_are_a_metric() -> None:
+    text = render({"processes": [{"name": "learner", "pid": 1, "restarts": 2}, {"name": "engine", "pid": None}]})
+    assert 'intellect_process_restarts{name="learner"} 2.0' in text
+    assert 'intellect_process_restarts{name="engine"} 0.0' in text

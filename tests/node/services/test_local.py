@@ -30,7 +30,7 @@ STEPS = 5
 class EngineInProcess:
     """An engine child without the child: the same requests, answered by the same code."""
 
-    generation = 1
+    name, generation, pid, restarts = "engine", 1, None, 0
 
     def __init__(self, run: bytes, assets: Path) -> None:
         self._server = Server(lambda _: torch_engine, Session)
@@ -51,8 +51,7 @@ class EngineInProcess:
 class Pretender:
     """Every batch gives the start model, shifted by a number that follows from the batch's bytes."""
 
-    pid = None
-    restarts = 0
+    name, pid, restarts = "learner", None, 0
 
     def __init__(self, spool: Spool, start: Path, steps: int, stop_after: int, still: bool = False) -> None:
         self._spool, self._start, self._steps, self._stop_after, self._still = spool, start, steps, stop_after, still

@@ -1,16 +1,20 @@
 """Being in the pool: the chain's events become members, the lease is renewed, the stake is known."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 
 from contracts.bindings import Joined, Left
 from node.chain.errors import ChainError
 from node.chain.follower import RolledBack
+from node.config import NodeConfig
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease
+from node.services.membership.participant import ensure_participant
 from node.services.membership.stake import Stake
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
@@ -113,3 +117,25 @@ async def test_the_stake_is_known_once_the_chain_answers(autojump_clock: Any) ->
     with trio.move_on_after(7):
         await stake.run()
     assert stake.status() == {"stake": {"bonded_wei": "5"}}
+
+
+async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_for() -> None:
+    asked: list[int] = []
+
+    class Unregistered:
+        profile = SimpleNamespace(name="base-sepolia", chain_id=84532)
+
+        async def node_info(self, node: str) -> Any:
+            await trio.lowlevel.checkpoint()
+            return SimpleNamespace(provider=None)
+
+        async def required_stake(self, provider: str, more_units: int) -> int:
+            await trio.lowlevel.checkpoint()
+            asked.append(more_units)
+            return 30 * 10**18 * more_units
+
+    config = NodeConfig(auto_setup=False, units=2)
+    with pytest.raises(ChainError) as caught:
+        await ensure_participant(Unregistered(), OWN, config, Path("nodes/a"))  # type: ignore[arg-type]
+    assert "contract provider register --units 2, which bonds 60 tokens" in caught.value.remedy
+    assert "node register --units 2 --node-state nodes/a" in caught.value.remedy and asked == [2]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from node.weights.errors import WeightsDiskError, WeightsError
-from node.weights.export import export_model, plan_shards, verify_directory, weight_files
+from node.weights.export import as_bf16, export_model, plan_shards, verify_directory, weight_files
 from node.weights.records import PolicyRecord
 from protocol.policy import MalformedPolicy, decode_image, encode_image, root_at
 from tests.node.weights.test_weights import manifest_for
@@ -52,6 +52,26 @@ def test_an_exported_directory_holds_the_policy_and_proves_it(image, tmp_path, m
         assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in WEIGHTS.values())
     with pytest.raises(WeightsError, match="exists"):
         export_model(image, record(), {}, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}),
+        ({"torch_dtype": "float16"}, {"torch_dtype": "bfloat16"}),
+        ({"torch_dtype": "float32", "dtype": "bfloat16"}, {"torch_dtype": "bfloat16", "dtype": "bfloat16"}),
+        ({}, {"dtype": "bfloat16"}),
+    ],
+)
+def test_an_exported_config_says_what_the_tensors_are(image, tmp_path, config: dict, said: dict) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **config}))
+    export_model(image, record(), {"config.json": tmp_path / "config.json"}, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == {"model_type": "qwen3", **said}
+
+
+def test_a_config_that_is_right_or_unreadable_keeps_its_bytes() -> None:
+    for config in (b'{"dtype":  "bfloat16"}', b"{", b"[1]"):
+        assert as_bf16(config) == config
 
 
 def test_a_changed_byte_is_found_and_its_tensor_named(image, tmp_path) -> None:

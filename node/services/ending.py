@@ -1,0 +1,48 @@
+"""The end of the run, as the trainer tells it: said once in the log, and for as long as it lasts in the status.
+
+A run that is lengthened goes on: the trainer's newest word counts.
+"""
+
+from typing import Any, Self
+
+import structlog
+
+from node.services.base import Service
+from node.services.station import Station
+from node.services.workplace import Workplace
+from protocol.messages import Heartbeat
+
+log = structlog.get_logger()
+
+
+class Ending(Service):
+    """over: whether the run is; reward: the mean reward that it ended with, by the trainer's word."""
+
+    name = "ending"
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self.over = False
+        self.reward: float | None = None
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        return cls(place.station)
+
+    async def run(self) -> None:
+        async for signed in self._station.board.subscribe(Heartbeat):
+            if self._station.membership.is_trainer(signed.author):
+                self._hear(signed.message)
+
+    def _hear(self, beat: Heartbeat) -> None:
+        if beat.finished and not self.over:
+            log.info(
+                "run.over",
+                step=beat.policy_step,
+                reward=beat.reward,
+                remedy="intellect-node weights fetch gets the trained model; this node may leave",
+            )
+        self.over, self.reward = beat.finished, beat.reward
+
+    def status(self) -> dict[str, Any]:
+        return {"run": {"over": self.over, "final_reward": self.reward}}

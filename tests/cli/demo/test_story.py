@@ -1,0 +1,122 @@
+"""How a demo is cut short and gone on with; the processes are left out."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from cli.demo import story
+from cli.demo.cast import DemoOptions, remembered
+from cli.demo.prepare import Stage
+from cli.demo.scene import Scene
+from cli.demo.snapshot import Snapshot, Tracker
+from cli.demo.view import View
+from cli.errors import CommandError
+from cli.main import main
+from node.state.files import write_whole
+
+LAST = Snapshot(rewards=((0, 0.25), (1, 0.5)))
+
+
+class Said(View):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Nobody looks."""
+
+
+async def cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: Snapshot, report: Any) -> Said:
+    """Cancel a demo without processes in the middle of its training."""
+    monkeypatch.setattr(story, "cast", lambda options: ())
+    monkeypatch.setattr(story, "_watch_training", lambda *_: trio.sleep_forever())
+    monkeypatch.setattr(Tracker, "snapshot", lambda *_: last)
+    options, stage, view = DemoOptions(tmp_path), Stage(tmp_path / "net.toml", 1, "sort", None), Said()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(story._perform, options, Scene(tmp_path), stage, {}, view, 0.0, report)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    return view
+
+
+async def test_an_interrupted_demo_leaves_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Snapshot] = []
+
+    async def report(last: Snapshot) -> dict[str, Any]:
+        await trio.sleep(0)  # the interrupt must not cut it short
+        reported.append(last)
+        return {"report": "demo/report"}
+
+    view = await cut_short(tmp_path, monkeypatch, LAST, report)
+    assert reported == [LAST] and view.lines[-1] == "what was done so far: demo/report"
+    await cut_short(tmp_path, monkeypatch, Snapshot(), report)
+    assert reported == [LAST], "there is nothing to tell yet"
+
+
+async def test_a_report_that_cannot_be_written_does_not_hide_why_the_demo_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def report(last: Snapshot) -> dict[str, Any]:
+        await trio.sleep(0)
+        raise OSError("no space")
+
+    view = await cut_short(tmp_path, monkeypatch, LAST, report)
+    assert "no report of what was done so far: no space" in view.lines
+
+
+@pytest.mark.parametrize(
+    ("begun", "words"), [(True, "--resume goes on from here"), (False, "nothing to go on with yet")]
+)
+async def test_an_interrupted_demo_says_whether_it_can_be_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool, words: str
+) -> None:
+    scene, view = Scene(tmp_path), Said()
+    if begun:
+        scene.run_file.touch()
+        scene.pool_file.touch()
+
+    async def interrupted(*_: object) -> None:
+        await trio.sleep(0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(story, "until_signalled", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        await story._until_signalled(interrupted, view, scene)
+    assert words in view.lines[-1]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
+    """What the command line asks of the demo, which does not take place."""
+    pytest.importorskip("torch")
+    heard: list[DemoOptions] = []
+
+    async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
+        await trio.sleep(0)
+        heard.append(options)
+        raise CommandError("enough", "only the options were wanted", "nothing")
+
+    monkeypatch.setattr(story, "run_demo", run_demo)
+    return heard
+
+
+def test_a_demo_is_gone_on_with_by_those_who_began_it(tmp_path: Path, asked: list[DemoOptions]) -> None:
+    place = ["--dir", str(tmp_path)]
+    main(["demo", *place, "--no-cheat", "--workers", "3", "--validators", "3", "--seed", "7"])
+    scene = Scene(tmp_path)
+    write_whole(scene.cast_file, msgspec.json.encode(asked[0].casting))
+    main(["demo", *place, "--resume"])
+    first, resumed = asked
+    assert (resumed.workers, resumed.validators, resumed.cheats, resumed.seed) == (3, 3, (), 7)
+    assert resumed.casting == first.casting == remembered(scene)
+
+    main(["demo", *place, "--resume", "--cheat", "int8", "--workers", "1"])
+    assert (asked[2].workers, asked[2].cheats) == (1, ("int8",)), "what is said again wins"
+    main(["demo", *place])
+    assert (asked[3].workers, asked[3].cheats) == (2, ("own-problems",)), "a fresh demo forgets"
