@@ -7,6 +7,7 @@ stdin ends, all are terminated: a killed daemon leaves no trainer behind.
 import argparse
 import json
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -46,9 +47,8 @@ def main() -> None:
     _stop_with_stdin()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if ranks == 1:
-        from node.training import trainer
-
-        sys.exit(trainer.main())
+        runpy.run_module(PROGRAM, run_name="__main__")
+        return
     os.environ[LAUNCHER_PID] = str(os.getpid())
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
