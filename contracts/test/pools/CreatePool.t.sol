@@ -24,6 +24,9 @@ contract CreatePoolTest is Base {
         eq(info.slashAmount, SLASH);
         eq(info.maxUnitsPerEpoch, 100_000);
         eq(info.stoppedAt, 0);
+        (params.invited, params.attested) = (false, true);
+        info = swarm.poolInfo(_open(params));
+        yes(!info.invited && info.attested, "the other flag");
     }
 
     function test_the_clock_is_kept_as_it_was_told() public view {
