@@ -54,12 +54,12 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
     for name in ("step", "policy", "image", "patch", "anchor", "here"):
-        table.add_column(name, justify="left" if name in ("policy", "here") else "right")
+        table.add_column(name, justify="left" if name in ("policy", "here") else "right", overflow="fold")
     for row in rows:
         patch = row["patch_bytes"]
         table.add_row(
             str(row["step"]),
-            row["policy_root"][:16],
+            row["policy_root"],
             _size(row["image_bytes"]),
             f"{_size(patch)} ({100 * patch / row['image_bytes']:.2f} %)" if patch else "-",
             str(row["anchor_step"]),
@@ -156,7 +156,7 @@ def verify(
     for result in results:
         signed = f"signed by {result['signer']}" if result["signer"] else "signature not checked (give --network)"
         step = f"step {result['step']}  " if result["step"] is not None else ""
-        console().print(f"good  {step}{result['policy_root'][:16]}  {signed}", soft_wrap=True)
+        console().print(f"good  {step}{result['policy_root']}  {signed}", soft_wrap=True)
     if not results:
         console().print("no policies are held here")
 
@@ -401,8 +401,9 @@ def _show_export(exported: "Exported", as_json: bool, **more: Any) -> None:
     files = "one file" if count == 1 else f"{count} files"
     trainer = f", signed by {short(more['trainer'])}" if "trainer" in more else ""
     console().print(
-        f"step {exported.step}, policy {exported.root.hex()[:16]}{trainer}: {_size(exported.size)} in {files}, "
-        f"{clean(str(exported.directory), 400)}"
+        f"step {exported.step}, policy {exported.root.hex()}{trainer}: {_size(exported.size)} in {files}, "
+        f"{clean(str(exported.directory), 400)}",
+        soft_wrap=True,
     )
 
 
