@@ -118,7 +118,7 @@ def _show(result: "SelfAudit") -> None:
     if not result.passed:
         grid.add_row("reason", f"{result.reason.value} {result.reason.name.lower()}")
         grid.add_row("seen", Text(clean(result.detail)))
-    grid.add_row("file", f"{result.root[:16]}…  submission {result.index}  {result.units:,} units")
+    grid.add_row("file", f"{result.root}  submission {result.index}  {result.units:,} units")
     if result.groups:
         grid.add_row("recomputed", f"{result.groups} groups in {result.seconds:.1f} s  mean reward {result.reward:.3f}")
     for name, value in sorted(result.statistics.items()):

@@ -242,7 +242,7 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
     run, rollout = compiled.spec, compiled.spec.rollout
     table = Table.grid(padding=(0, 2))
     rows = [
-        ("run", f"{run.name}  ({compiled.root.hex()[:16]})"),
+        ("run", f"{run.name}  ({compiled.root.hex()})"),
         ("model", f"{_count(facts.parameters)} parameters, {len(compiled.files)} files"),
         *(
             (

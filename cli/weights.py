@@ -16,7 +16,9 @@ from cli.output import clean, console, print_json, quiet_logs, short
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
+    from cli.weights_follow import Fetched, Place
     from node.blobs.transfer import Progress
+    from node.visitor import Visitor
     from node.weights.export import Exported
     from node.weights.records import PolicyRecord
 
@@ -54,12 +56,12 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
     for name in ("step", "policy", "image", "patch", "anchor", "here"):
-        table.add_column(name, justify="left" if name in ("policy", "here") else "right")
+        table.add_column(name, justify="left" if name in ("policy", "here") else "right", overflow="fold")
     for row in rows:
         patch = row["patch_bytes"]
         table.add_row(
             str(row["step"]),
-            row["policy_root"][:16],
+            row["policy_root"],
             _size(row["image_bytes"]),
             f"{_size(patch)} ({100 * patch / row['image_bytes']:.2f} %)" if patch else "-",
             str(row["anchor_step"]),
@@ -71,10 +73,11 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 @app.command(
     "fetch",
     epilog="Examples:  intellect-node weights fetch --out my-model --network base-sepolia.toml --pool 7   |   "
-    "intellect-node weights fetch --out step-40 --step 40 --network local",
+    "intellect-node weights fetch --out step-40 --step 40 --network local   |   "
+    "intellect-node weights fetch --out models --follow --network local",
 )
 def fetch(
-    out: Annotated[Path, typer.Option(help="The model directory to make; it must not exist.")],
+    out: Annotated[Path, typer.Option(help="The model directory to make; it must not exist, but with --follow.")],
     network: NetworkName = None,
     pool: PoolNumber = None,
     step: Annotated[int | None, typer.Option(min=0, help="Which policy; default: the newest.")] = None,
@@ -86,6 +89,10 @@ def fetch(
         Path | None, typer.Option(help="Where blobs are kept for the next time. Default: this user's cache.")
     ] = None,
     quota: Annotated[float, typer.Option(min=0.001, help="Room for blobs, GB.")] = 200.0,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Stay until the run's last step: OUT/newest leads to the newest model."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a policy from a pool's members without joining: no stake, no key of yours, nothing said.
@@ -93,33 +100,60 @@ def fetch(
     The result is a model directory as Hugging Face and vLLM load it, checked against what the trainer signed. What was
     fetched before an interruption is not fetched again.
     """
-    import trio
-
+    from cli.weights_follow import follow as follow_newest
     from node.blobs.http.sources import parse_source
     from node.visitor import Visitor
-    from node.weights.export import export_model
-    from node.weights.records import PolicyRecord
 
-    _must_not_exist(out)
+    if follow and step is not None:
+        why = "--follow is about the newest policy, --step about one"
+        raise CommandError("which policy?", why, "leave --step out, or --follow", USAGE)
+    if not follow:
+        _must_not_exist(out)
     profile, number = _profile(network, pool)
     sources = [parse_source(text) for text in source or ()]
     directory = cache or _cache() / f"{profile.name}-{number}"
     with quiet_logs(), _bars(as_json) as bars:
         view = _Transfers(bars)
         visitor = Visitor(profile, number, directory, quota=int(quota * 1e9), sources=sources, report=view.report)
-        visit = trio.run(visitor.fetch, step)
-        policy = visit.policy
-        record = PolicyRecord(policy.announcement, policy.manifest_root, policy.manifest)
-        task = bars.add_task("writing", total=policy.manifest.image_size, peers="")
-        exported = export_model(
-            policy.path,
-            record,
-            visit.assets,
-            out,
-            shard_bytes=int(shard * 1e9),
-            told=lambda count: bars.advance(task, count),
-        )
+
+        def fetch_to(place: "Place") -> "Fetched":
+            return _fetch_to(visitor, step, place, view, int(shard * 1e9), as_json)
+
+        if follow:
+            follow_newest(out, fetch_to, lambda text: typer.echo(clean(text, 400), err=True))
+        else:
+            fetch_to(lambda _: out)
+
+
+def _fetch_to(
+    visitor: "Visitor", step: int | None, place: "Place", view: "_Transfers", shard_bytes: int, as_json: bool
+) -> "Fetched":
+    """One visit, and the model where `place` wants it."""
+    import trio
+
+    from cli.weights_follow import Fetched
+    from node.weights.export import export_model
+    from node.weights.records import PolicyRecord
+
+    visit = trio.run(visitor.fetch, step)
+    policy, bars = visit.policy, view.bars
+    fetched = Fetched(policy.step, policy.step >= visit.run.recipe.steps)
+    out = place(policy.step)
+    if out is None:
+        return fetched
+    record = PolicyRecord(policy.announcement, policy.manifest_root, policy.manifest)
+    task = bars.add_task("writing", total=policy.manifest.image_size, peers="")
+    exported = export_model(
+        policy.path,
+        record,
+        visit.assets,
+        out,
+        shard_bytes=shard_bytes,
+        told=lambda count: bars.advance(task, count),
+    )
+    bars.remove_task(task)
     _show_export(exported, as_json, trainer=visit.trainer, fetched_bytes=view.fetched, run=visit.run.name)
+    return fetched
 
 
 @app.command(
@@ -156,7 +190,7 @@ def verify(
     for result in results:
         signed = f"signed by {result['signer']}" if result["signer"] else "signature not checked (give --network)"
         step = f"step {result['step']}  " if result["step"] is not None else ""
-        console().print(f"good  {step}{result['policy_root'][:16]}  {signed}", soft_wrap=True)
+        console().print(f"good  {step}{result['policy_root']}  {signed}", soft_wrap=True)
     if not results:
         console().print("no policies are held here")
 
@@ -401,8 +435,9 @@ def _show_export(exported: "Exported", as_json: bool, **more: Any) -> None:
     files = "one file" if count == 1 else f"{count} files"
     trainer = f", signed by {short(more['trainer'])}" if "trainer" in more else ""
     console().print(
-        f"step {exported.step}, policy {exported.root.hex()[:16]}{trainer}: {_size(exported.size)} in {files}, "
-        f"{clean(str(exported.directory), 400)}"
+        f"step {exported.step}, policy {exported.root.hex()}{trainer}: {_size(exported.size)} in {files}, "
+        f"{clean(str(exported.directory), 400)}",
+        soft_wrap=True,
     )
 
 
@@ -438,7 +473,7 @@ class _Transfers:
     """One bar per blob that takes more than a moment."""
 
     def __init__(self, bars: "Bars") -> None:
-        self._bars = bars
+        self.bars = bars
         self._tasks: dict[bytes, Any] = {}
         self._done: dict[bytes, int] = {}
 
@@ -452,5 +487,5 @@ class _Transfers:
         peers = f"{progress.peers} peer{'s' if progress.peers != 1 else ''}"
         if progress.root not in self._tasks:
             name = f"fetching {progress.root.hex()[:8]}"
-            self._tasks[progress.root] = self._bars.add_task(name, total=progress.size, peers=peers)
-        self._bars.update(self._tasks[progress.root], completed=progress.done, total=progress.size, peers=peers)
+            self._tasks[progress.root] = self.bars.add_task(name, total=progress.size, peers=peers)
+        self.bars.update(self._tasks[progress.root], completed=progress.done, total=progress.size, peers=peers)

@@ -131,7 +131,7 @@ class _Server:
             if policy.step not in self._shown:
                 self._shown[policy.step] = None
                 root = policy.policy_root.hex()
-                text = f"step {policy.step}: {policy.image_size / 1e6:,.1f} MB, root {root[:16]}"
+                text = f"step {policy.step}: {policy.image_size / 1e6:,.1f} MB, root {root}"
                 self._say(text, "policy", step=policy.step, policy_root=root, bytes=policy.image_size)
 
     def _say(self, text: str, event: str, **fields: object) -> None:

@@ -41,3 +41,14 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 @pytest.mark.parametrize("text", ["`node/nowhere.py`", "[x](nowhere.md)", "`python -m benchmarks.nothing`"])
 def test_what_is_not_there_is_found(text: str) -> None:
     assert len(list(missing(ROOT / "README.md", text))) == 1
+
+
+def test_the_readme_can_be_followed_from_top_to_bottom() -> None:
+    """A command's name is explained before it is used, and what a command is given is there for a reader."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = [line for block in FENCE.findall(text) for line in block.splitlines()]
+    found = next(i for i, line in enumerate(commands) if line.startswith("source .venv/bin/activate"))
+    assert not [line for line in commands[:found] if line.startswith("intellect-node")]
+    assert not [line for line in commands if line.startswith(".venv/bin/intellect-node")], "one name, not two"
+    assert "make install" in text and "intellect-node --install-completion" in text
+    assert "rollout.arrow" not in text, "a file that nobody has"

@@ -66,7 +66,7 @@ async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environm
     pool = await open_pool(chain.client, terms, account)
     write_whole(scene.cast_file, msgspec.json.encode(options.casting))
     scene.pool_file.write_text(f"{pool}\n", encoding="ascii")
-    view.say(f"pool {pool} is open for the run {run.name} ({compiled.root.hex()[:16]})")
+    view.say(f"pool {pool} is open for the run {run.name} ({compiled.root.hex()})")
     return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
 
 

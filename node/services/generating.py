@@ -234,7 +234,7 @@ class Generating(Service):
         self.counts = await self._journal.do(self._journal.file_counts)
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
-        log.info("rollout.committed", step=policy.step, index=index, root=info.root.hex()[:16], units=produced.units)
+        log.info("rollout.committed", step=policy.step, index=index, root=info.root.hex(), units=produced.units)
 
     async def _repeat_promises(self) -> None:
         """After a restart: say again what was committed last; the files are still in the store."""
@@ -282,7 +282,7 @@ class Generating(Service):
         self.refused.update(reasons)
         details = sorted({vote.detail for vote in votes.values() if vote.detail})
         log.warning(
-            "rollout.refused", root=work.commitment.file_root.hex()[:16], reasons=sorted(reasons), details=details[:3]
+            "rollout.refused", root=work.commitment.file_root.hex(), reasons=sorted(reasons), details=details[:3]
         )
 
     async def _watch_trainer(self) -> None:

@@ -198,7 +198,7 @@ class PolicyFollower:
                 manifest.step, manifest.policy_root, path, manifest, record.manifest_root, record.announcement
             )
             self._shelf.put(held)
-            log.info("policy.restored", step=held.step, root=held.root.hex()[:16])
+            log.info("policy.restored", step=held.step, root=held.root.hex())
         for policy in self._shelf.held[-REPEATED:]:
             if self._repeat is not None:
                 await self._repeat(policy.announcement)
@@ -302,7 +302,7 @@ class PolicyFollower:
             root = message.policy_root
             await self._hold(HeldPolicy(message.step, root, path, manifest, message.manifest_root, signed.raw))
             self.counts[way.name] += 1
-            log.info("policy.held", step=message.step, root=root.hex()[:16], by=way.name, bytes=way.cost)
+            log.info("policy.held", step=message.step, root=root.hex(), by=way.name, bytes=way.cost)
             return
         raise failure
 

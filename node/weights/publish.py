@@ -107,7 +107,7 @@ class Publisher:
         if self._records is not None and self._shelf is not None:
             await trio.to_thread.run_sync(self._records.write, held, self._shelf.keep)
         patch = manifest.patches[-1].size if manifest.patches else 0
-        log.info("policy.published", step=step, root=held.root.hex()[:16], bytes=info.size, patch_bytes=patch)
+        log.info("policy.published", step=step, root=held.root.hex(), bytes=info.size, patch_bytes=patch)
         return held
 
     async def _take_in(self, step: int, image: Path) -> tuple[BlobInfo, tuple[TensorInfo, ...]]:

@@ -59,7 +59,7 @@ def test_list_shows_what_the_nodes_of_this_machine_hold(state: Path, capsys: pyt
     assert [row["step"] for row in rows] == [3, 4]
     assert rows[0]["image_bytes"] == Path(rows[0]["path"]).stat().st_size
     assert main(["weights", "list", "--state-dir", str(state)]) == 0
-    assert rows[1]["policy_root"][:16] in capsys.readouterr().out
+    assert rows[1]["policy_root"] in capsys.readouterr().out
     assert main(["weights", "list", "--state-dir", str(state / "nowhere")]) == 3
 
 
@@ -69,6 +69,10 @@ def test_export_writes_the_newest_and_verify_believes_it(state: Path, tmp_path: 
     assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == {"model_type": "x", "dtype": "bfloat16"}
     (verified,) = answer(capsys, "weights", "verify", str(tmp_path / "out"))["verified"]
     assert verified["policy_root"] == result["policy_root"] and verified["signer"] is None
+    assert main(["weights", "export", str(tmp_path / "again")]) == 0
+    assert main(["weights", "verify", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert told.count(result["policy_root"]) == 2, "--root wants the whole of it"
     file = tmp_path / "out" / "model.safetensors"
     answer(capsys, "weights", "verify", str(file), "--root", result["policy_root"])
     assert main(["weights", "verify", str(file)]) == 6
