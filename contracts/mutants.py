@@ -67,6 +67,7 @@ _SAME = "the smaller of two equal numbers is either of them"
 _NOTHING_MOVES = "differs only where the amount is nothing, and then nothing is moved"
 _SECOND_LINE = "cannot fail while the sums agree, which the invariants check; there for the day when they do not"
 EXPLAINED: dict[str, str] = {
+    "Pools.sol: if (timestamp <= start) return 0; => if (timestamp < start) return 0;": "at the start it is epoch 0",
     "Statements.sol: node = node < sibling => node = node <= sibling": "two equal hashes are one pair in either order",
     "Court.sol: break; => (nothing)": "an address stands there once, so nothing else is found",
     "Members.sol: if (node.lastPool != id && node.freeFrom < node.doneAt) node.freeFrom = node.doneAt; => "
