@@ -73,7 +73,8 @@ class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
 class PoolInfo(msgspec.Struct, frozen=True):
     """One pool as the chain knows it. Amounts in token wei, times in seconds.
 
-    stopped_at: since when it is paused or over, 0 while it runs; escrow: what no work has a claim on;
+    opener: who paid its bond, may end it, and gets what is left; stopped_at: since when it is paused or over, 0
+    while it runs; escrow: what no work has a claim on;
     reserved: what committed work has a claim on; validators_from: when the proposed ones may take office, 0 without.
     """
 
@@ -81,6 +82,7 @@ class PoolInfo(msgspec.Struct, frozen=True):
     run_root: bytes
     requirement_root: bytes
     manager: Address
+    opener: Address
     window: int
     epoch_seconds: int
     lease_seconds: int
@@ -299,7 +301,7 @@ class BondRaised(PoolEvent, frozen=True, kw_only=True):
 
 
 class PoolSwept(PoolEvent, frozen=True, kw_only=True):
-    manager: Address
+    opener: Address
     amount: int
 
 

@@ -227,24 +227,24 @@ async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 
 @transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key manager")
 async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """As the manager: end the pool for ever. What was worked is still committed and paid."""
+    """As the manager, or as who opened it: end the pool for ever. What was worked is still committed and paid."""
     from node.chain.simulate import Step
 
     info = await chain.pool(pool)
     says = (
         f"pool {pool} ends for ever. {ether(info.reserved)} tokens are reserved for work that was done and are still "
-        f"paid; {ether(info.escrow)} tokens are free and go to the manager with `pool sweep` after the last window."
+        f"paid; {ether(info.escrow)} tokens are free; `pool sweep` returns them to {info.opener} after the last window."
     )
     return Plan(says, f"pool {pool} has ended", [Step(f"end pool {pool}", chain.contracts.end_pool(pool))])
 
 
 @transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
 async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """After an ended pool's last window: what nobody can claim goes to its manager, later its bond too."""
+    """After an ended pool's last window: what nobody can claim goes to who opened it, later the bond too."""
     from node.chain.simulate import Step
 
     info = await chain.pool(pool)
-    says = f"up to {ether(info.escrow)} tokens that nobody can claim, and the bond once it is due, go to {info.manager}"
+    says = f"up to {ether(info.escrow)} tokens that nobody can claim, and the bond once it is due, go to {info.opener}"
     return Plan(says, f"pool {pool} is swept", [Step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
 
 

@@ -52,6 +52,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         bytes32 runRoot;
         bytes32 requirementRoot;
         address manager;
+        /// who opened it and paid the bond: what is left comes back here
+        address opener;
         uint32 window;
         uint32 epochSeconds;
         uint32 leaseSeconds;
@@ -83,6 +85,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         uint40 stoppedAt;
         /// slashes by this pool's judges that are not final, a bond for each
         uint24 openCases;
+        address opener;
         bytes32 runRoot;
         bytes32 requirementRoot;
         string runURI;
@@ -112,7 +115,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     event PoolResumed(uint256 indexed pool);
     event PoolEnded(uint256 indexed pool);
     event BondRaised(uint256 indexed pool, uint256 amount, uint256 bond);
-    event PoolSwept(uint256 indexed pool, address indexed manager, uint256 amount);
+    event PoolSwept(uint256 indexed pool, address indexed opener, uint256 amount);
     event CourtSet(address indexed court);
 
     error ZeroAddress();
@@ -176,6 +179,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         );
         Terms storage terms = _terms[id];
         terms.manager = params.manager;
+        terms.opener = msg.sender;
         terms.rewardPerUnit = params.rewardPerUnit;
         terms.slashAmount = params.slashAmount;
         terms.bond = poolBond;
@@ -247,16 +251,19 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         emit PoolResumed(id);
     }
 
-    /// @notice Closes the pool for ever: nobody joins, no later epoch begins; committed work runs its course.
-    function endPool(uint256 id) external onlyManager(id) {
+    /// @notice Closes the pool for ever: nobody joins, no later epoch begins; committed work runs its course. Whoever
+    /// opened it may do so, too, if its manager's key is lost or in wrong hands.
+    function endPool(uint256 id) external {
+        if (msg.sender != _terms[id].opener) _requireManager(id);
         Counters pool = _openPool(id);
         if (!pool.has(PAUSED)) _terms[id].stoppedAt = uint40(block.timestamp);
         _counters[id] = pool.with(ENDED);
         emit PoolEnded(id);
     }
 
-    /// @notice Pays the manager what no work has a claim on, once the last epoch is mature; the bond with it, once no
-    /// slash of the pool can be overturned any more. What is released later can be swept later.
+    /// @notice Pays whoever opened the pool what no work has a claim on, once the last epoch is mature; the bond with it,
+    /// once no slash of the pool can be overturned any more. What is released later can be swept later. Not the manager:
+    /// its key signs policies on a machine of the swarm.
     function sweep(uint256 id) external nonReentrant {
         Counters pool = _pool(id);
         uint256 until = _overAt(id, pool);
@@ -269,8 +276,9 @@ abstract contract Pools is Nodes, ReentrancyGuard {
             terms.bond = 0;
         }
         if (amount == 0) revert ZeroAmount();
-        emit PoolSwept(id, terms.manager, amount);
-        token.safeTransfer(terms.manager, amount);
+        address opener = terms.opener;
+        emit PoolSwept(id, opener, amount);
+        token.safeTransfer(opener, amount);
     }
 
     // ------------------------------------------------------------------ views
@@ -286,6 +294,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         info.runRoot = terms.runRoot;
         info.requirementRoot = terms.requirementRoot;
         info.manager = terms.manager;
+        info.opener = terms.opener;
         info.window = uint32(pool.window());
         info.epochSeconds = uint32(pool.epochSeconds());
         info.leaseSeconds = uint32(pool.leaseSeconds());

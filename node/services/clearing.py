@@ -1,5 +1,5 @@
 """The pool's housekeeping: what a slash voided goes back to the escrow, once the slash cannot be undone any more; what
-is left of a pool that is over goes to its manager.
+is left of a pool that is over goes to who opened it.
 
 A slashed node's own daemon has ended, so somebody else does this: the trainer, whose pool it is. Anybody may.
 """
@@ -93,7 +93,7 @@ class Clearing(Service):
         except Reverted as error:
             log.info("pool.not_swept", pool=self._pool, why=error.why)
             return
-        log.info("pool.swept", pool=self._pool, manager=pool.manager, escrow=str(pool.escrow))
+        log.info("pool.swept", pool=self._pool, opener=pool.opener, escrow=str(pool.escrow))
 
     async def _is_final(self, case: int) -> bool:
         if not case:

@@ -113,6 +113,29 @@ contract PoolMoneyTest is Base {
         eq(_info().reserved, 400);
     }
 
+    /// The manager's key lies on a machine of the swarm; the money comes back to the one that paid.
+    function test_what_is_left_goes_to_who_opened_the_pool_and_not_to_its_manager() public {
+        address opener = address(0x0FE2);
+        _give(opener, POOL_BOND + 5 ether, address(swarm));
+        Pools.PoolParams memory params = _params();
+        vm.prank(opener);
+        uint256 id = swarm.createPool(params);
+        vm.prank(opener);
+        swarm.fundPool(id, 5 ether);
+        eq(uint160(swarm.poolInfo(id).opener), uint160(opener));
+        vm.prank(anybody);
+        vm.expectPartialRevert(Pools.OnlyManager.selector);
+        swarm.endPool(id);
+        vm.prank(opener);
+        swarm.endPool(id);
+        vm.warp(block.timestamp + 1000 days);
+        uint256 before = token.balanceOf(manager);
+        vm.prank(manager);
+        swarm.sweep(id);
+        eq(token.balanceOf(opener), POOL_BOND + 5 ether);
+        eq(token.balanceOf(manager), before);
+    }
+
     function test_sweeping_returns_what_no_work_claims_then_the_bond_and_never_the_reserved() public {
         _commit(0, ROOT, 1000);
         vm.expectPartialRevert(Pools.PoolStillOpen.selector);
