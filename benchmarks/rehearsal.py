@@ -367,8 +367,8 @@ def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
     """The pool ends, what nobody earned comes back, and so do the stakes."""
     scene.send("trainer", "pool", "pause", str(pool))
     scene.send("trainer", "pool", "resume", str(pool))
-    scene.send("owner", "pool", "end", str(pool), code=4)  # only the manager may
-    scene.send("trainer", "pool", "end", str(pool))
+    scene.send("provider", "pool", "end", str(pool), code=4)  # only its manager may, and who opened it
+    scene.send("owner", "pool", "end", str(pool))
     scene.send("worker", "leave", str(pool))
     scene.wait(8 * DAY)
     scene.send("owner", "rewards", people["provider"], "--collect")
