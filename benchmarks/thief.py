@@ -106,8 +106,8 @@ def story(swarm: Swarm, thief: Thief, units: int) -> dict[str, Any]:
     started = time.monotonic()
     committed = ["contract", "work", "commit", "1", str(epoch), "ab" * 32, str(units)]
     committed += ["--state-dir", thief.state, "--yes"]
-    refused = swarm.tell(*committed, may_fail=True)
     swarm.tell(*committed, "--unchecked")
+    refused = swarm.tell(*committed[:4], str(epoch + 1), *committed[5:], may_fail=True)
     matures = pool["started_at"] + (epoch + 1) * pool["epoch_seconds"] + pool["window"]
     objected = None
     while swarm.tell("contract", "pool", "show", "1")["now"] <= matures:
