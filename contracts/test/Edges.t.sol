@@ -6,9 +6,44 @@ import {Nodes} from "../src/Nodes.sol";
 import {Pools} from "../src/Pools.sol";
 import {Verdict, WorkCommitment} from "../src/Statements.sol";
 import {Swarm} from "../src/Swarm.sol";
+import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {TestToken} from "../src/TestToken.sol";
 import {Base, Sign} from "./Base.sol";
 import {FeeToken} from "./Reentrancy.t.sol";
+
+/// Answers false and moves nothing, while it lies.
+contract FalseToken is TestToken {
+    bool private _lies;
+
+    function lie(bool lies) external {
+        _lies = lies;
+    }
+
+    function transfer(address to, uint256 amount) public override returns (bool) {
+        return !_lies && super.transfer(to, amount);
+    }
+
+    function transferFrom(address from, address to, uint256 amount) public override returns (bool) {
+        return !_lies && super.transferFrom(from, to, amount);
+    }
+}
+
+/// Moves what it should and answers nothing, as some old tokens do.
+contract MuteToken is TestToken {
+    function transfer(address to, uint256 amount) public override returns (bool) {
+        super.transfer(to, amount);
+        assembly ("memory-safe") {
+            return(0, 0)
+        }
+    }
+
+    function transferFrom(address from, address to, uint256 amount) public override returns (bool) {
+        super.transferFrom(from, to, amount);
+        assembly ("memory-safe") {
+            return(0, 0)
+        }
+    }
+}
 
 /// What mutants lived on: changes that no story of a pool would have noticed.
 contract EdgesTest is Base {
@@ -162,5 +197,44 @@ contract EdgesTest is Base {
             abi.encodeWithSelector(Pools.TokenTakesFee.selector, POOL_BOND, uint256(POOL_BOND) - POOL_BOND / 100)
         );
         swarm.createPool(params);
+    }
+
+    function test_a_token_that_answers_false_moves_nothing_and_loses_nothing() public {
+        FalseToken false_ = new FalseToken();
+        uint256 id = _openWith(address(false_));
+        false_.lie(true);
+        vm.prank(manager);
+        vm.expectPartialRevert(SafeERC20.SafeERC20FailedOperation.selector);
+        swarm.fundPool(id, 5 ether);
+        vm.prank(manager);
+        swarm.endPool(id);
+        vm.warp(block.timestamp + 1000 days);
+        vm.expectPartialRevert(SafeERC20.SafeERC20FailedOperation.selector);
+        swarm.sweep(id);
+        false_.lie(false);
+        swarm.sweep(id);
+        eq(token.balanceOf(manager), POOL_BOND + 5 ether);
+    }
+
+    function test_a_token_that_answers_nothing_is_as_good_as_another() public {
+        uint256 id = _openWith(address(new MuteToken()));
+        vm.prank(manager);
+        swarm.fundPool(id, 5 ether);
+        eq(token.balanceOf(manager), 0);
+        vm.prank(manager);
+        swarm.endPool(id);
+        vm.warp(block.timestamp + 1000 days);
+        swarm.sweep(id);
+        eq(token.balanceOf(manager), POOL_BOND + 5 ether);
+    }
+
+    /// A pool of this token; its manager has 5 tokens more.
+    function _openWith(address other) private returns (uint256) {
+        token = TestToken(other);
+        _deploy(other);
+        _give(manager, POOL_BOND + 5 ether, address(swarm));
+        Pools.PoolParams memory params = _params();
+        vm.prank(manager);
+        return swarm.createPool(params);
     }
 }
