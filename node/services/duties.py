@@ -73,9 +73,8 @@ class Duties:
             await trio.lowlevel.checkpoint()
             for leaf in self._decided_as_said(validator, verdicts):
                 await self._count(validator, leaf)
-        while self._policies and (self._steps >= 1.0 or trio.current_time() < self._opened + BACKLOG_SECONDS):
-            self._steps = max(self._steps - 1.0, 0.0)
-            await self._count(self._station.membership.trainer, self._policies.popleft())
+        for leaf in self._trained():
+            await self._count(self._station.membership.trainer, leaf)
 
     # what is heard
 
@@ -104,12 +103,10 @@ class Duties:
             self._verdicts.setdefault(signed.author, Recent(WAITING))[work_id(message.verdict)] = (accepts, leaf)
 
     async def _hear_policies(self) -> None:
-        """Each policy once, and none of a trainer that contradicts itself; the first is what the run began with."""
+        """All but the first, which is what the run began with."""
         async for signed in self._station.board.subscribe(PolicyAnnounced):
-            message = signed.message
-            leaf = policy_leaf(self._run, message.step, message.policy_root)
-            known = self._station.jury.policies.find(message.policy_root)
-            if leaf.units and message.step > 0 and (known is None or known.step == message.step):
+            leaf = policy_leaf(self._run, signed.message.step, signed.message.policy_root)
+            if leaf.units and signed.message.step > 0:
                 self._policies.append(leaf)
 
     # what counts
@@ -135,6 +132,18 @@ class Duties:
                 del verdicts[id]
                 if (state is FileState.ACCEPTED) == accepts:
                     found.append(leaf)
+        return found
+
+    def _trained(self) -> list[Leaf]:
+        """Policies that the clock knows and that enough was accepted for; none of a trainer that contradicts itself."""
+        clock, found = self._station.jury.policies, list[Leaf]()
+        if clock.fork is not None:
+            self._policies.clear()
+        while self._policies and clock.find(self._policies[0].policy_root) is not None:
+            if self._steps < 1.0 and trio.current_time() >= self._opened + BACKLOG_SECONDS:
+                break
+            self._steps = max(self._steps - 1.0, 0.0)
+            found.append(self._policies.popleft())
         return found
 
     async def _count(self, node: Address, leaf: Leaf) -> None:

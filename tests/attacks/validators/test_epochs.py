@@ -20,7 +20,7 @@ from node.services.duties import Duties
 from node.services.judging.judge import Validator
 from protocol.checks import Fault, Reason
 from protocol.identity import Address, NodeKey
-from protocol.messages import EpochJudged, WorkPublished
+from protocol.messages import EpochJudged, PolicyAnnounced, WorkPublished
 from protocol.statements import EpochVerdict, Outcome, Verdict, sign, signer_of
 from protocol.work import (
     EpochFault,
@@ -542,4 +542,19 @@ async def test_policies_that_nobody_worked_for_are_not_paid(autojump_clock: Any,
         )
         await trio.sleep(WINDOW)
         assert [(node, fault) for node, _, fault in town.chain.refused] == [(TRAINER.address, EpochFault.UNHEARD)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_policies_for_one_step_are_not_two_that_are_paid(autojump_clock: Any, town: Town) -> None:
+    async with trio.open_nursery() as nursery:
+        await open_with_judges(town, nursery)
+        await town.court.announce(1)
+        another = bytes([9]) * 32
+        await town.court.trainer.board.post(
+            PolicyAnnounced(pool=POOL, step=1, policy_root=another, manifest_root=bytes(32), manifest_size=1)
+        )
+        await trio.sleep(20)
+        await town.put([policy_leaf(town.court.run, 1, another)], town.epoch, key=TRAINER)
+        await trio.sleep(WINDOW)
+        assert [(node, fault) for node, _, fault in town.chain.refused] == [(TRAINER.address, EpochFault.INVENTED)]
         nursery.cancel_scope.cancel()
