@@ -57,7 +57,7 @@ WORK = {
 class ReadyEngine:
     """A child that is up and admitted."""
 
-    name, engine_name, pid, generation, restarts = "engine", "double", 7, 1, 0
+    name, engine_name, pid, restarts = "engine", "double", 7, 0
 
     def check_permitted(self, *_: object) -> None: ...
 
