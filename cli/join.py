@@ -111,9 +111,12 @@ def command(
         metrics_log=log_to,
         log_level=log_level.value if log_level else None,
     )
+    from node.forkserver.launch import for_role, launch
+
+    server = launch(for_role(config.role))  # its imports run beside ours
     from node.daemon import run as run_daemon
 
-    run_daemon(config)
+    run_daemon(config, server)
 
 
 def build_config(**flags: Any) -> "NodeConfig":

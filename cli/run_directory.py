@@ -214,6 +214,8 @@ def assemble(
     import trio
 
     from node.api.server import MetricsServer
+    from node.forkserver.client import ForkServer
+    from node.forkserver.launch import ENGINE, LEARNER, launch
     from node.inference.client import EngineProcess
     from node.inference.wire import kept_policies
     from node.metrics.observer import open_observer
@@ -222,26 +224,28 @@ def assemble(
     from node.training.spool import Spool
 
     observer = open_observer(compiled.spec, home.directory, means.sinks)
+    children = ForkServer(launch((*ENGINE, *LEARNER)))
+    kept = kept_policies(compiled.spec)
     spool = Spool(home.spool)
     local = LocalRun(
         compiled.spec,
         compiled.encoded,
         home.directory,
         home.assets,
-        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, kept=kept_policies(compiled.spec)),
-        learner=TrainerProcess(spool, settings=means.settings),
+        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, kept=kept, starter=children),
+        learner=TrainerProcess(spool, settings=means.settings, starter=children),
         spool=spool,
         observer=observer,
         async_level=level,
         told=told,
     )
-    if means.metrics_address is None:
-        return local, observer, local.run
-    server = MetricsServer(means.metrics_address, local.status)
+    metrics = MetricsServer(means.metrics_address, local.status) if means.metrics_address else None
 
     async def served() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.run)
+            await nursery.start(children.run)
+            if metrics:
+                nursery.start_soon(metrics.run)
             await local.run()
             nursery.cancel_scope.cancel()
 

@@ -22,6 +22,8 @@ from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
+from node.forkserver.client import ForkServer
+from node.forkserver.launch import Server
 from node.hardware import choose_role, inspect_hardware
 from node.logs import set_up_logging
 from node.member import Member, open_member
@@ -72,10 +74,13 @@ ROLES: dict[Role, Services] = {
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 
 
-def run(config: NodeConfig) -> None:
-    """Be a node until stopped. Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C."""
+def run(config: NodeConfig, server: Server | None = None) -> None:
+    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew.
+
+    Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C.
+    """
     try:
-        trio.run(Daemon(config).main)
+        trio.run(Daemon(config, server).main)
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 
@@ -97,8 +102,9 @@ def _leaves(error: BaseException) -> list[BaseException]:
 class Daemon:
     """A node's life, from lock to leave."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, server: Server | None = None) -> None:
         self.config = config
+        self.children = ForkServer(server)
         self.crew = Crew()
         self.status = StatusPage(self.crew)
         self._interrupted = False
@@ -140,6 +146,7 @@ class Daemon:
         key = await trio.to_thread.run_sync(self._open_key, state.path)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
+            await nursery.start(self.children.run)
             api = ApiServer(api_socket_path(state.path), self.status.render, self.config.metrics_address)
             await nursery.start(api.run)
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
@@ -179,7 +186,17 @@ class Daemon:
                     station = take_station(member, run, pool.threshold, journal)
                     self.status.work_for(station)
                     place = Workplace(
-                        self.config, role, hardware, chain, member, station, self.crew, contact, state.path, ledger
+                        self.config,
+                        role,
+                        hardware,
+                        chain,
+                        member,
+                        station,
+                        self.crew,
+                        contact,
+                        state.path,
+                        ledger,
+                        self.children,
                     )
                     await self._serve(nursery, place)
             finally:

@@ -16,6 +16,7 @@ from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig, Role
 from node.daemon import ROLES
+from node.forkserver.child import Anew
 from node.hardware import Hardware
 from node.member import open_member
 from node.network.memory import MemoryHub, MemoryNetwork
@@ -75,7 +76,17 @@ async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
         place = Workplace(
-            settings, role, hardware, chain, member, station, Crew(), "/ip4/contact", directory, Ledger(KEY.address)
+            settings,
+            role,
+            hardware,
+            chain,
+            member,
+            station,
+            Crew(),
+            "/ip4/contact",
+            directory,
+            Ledger(KEY.address),
+            Anew(),
         )
         place.__dict__["engine"] = ReadyEngine()
         yield place
