@@ -54,6 +54,7 @@ from node.state.directory import StateDir
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
 from node.status import StatusPage
+from node.supervision import Supervision
 from node.swarm.membership import Membership
 from protocol.errors import IntellectError
 from protocol.identity import NodeKey
@@ -101,6 +102,7 @@ class Daemon:
         self.config = config
         self.crew = Crew()
         self.status = StatusPage(self.crew)
+        self.supervision = Supervision(lambda: self.crew.state)
         self._interrupted = False
 
     async def main(self) -> None:
@@ -133,6 +135,7 @@ class Daemon:
                     os._exit(130)
                 log.info("node.draining", signal=signal.Signals(number).name)
                 self.crew.state = "draining"
+                self.supervision.stopping()
                 self._interrupted = number == signal.SIGINT
                 scope.cancel()
 
@@ -142,6 +145,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             api = ApiServer(api_socket_path(state.path), self.status.render, self.config.metrics_address)
             await nursery.start(api.run)
+            await nursery.start(self.supervision.run)
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
             await chain.connect()
