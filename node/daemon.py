@@ -48,6 +48,7 @@ from node.services.paying import Paying
 from node.services.policies import Following
 from node.services.settling import Settling
 from node.services.station import take_station
+from node.services.tallying import Tallying
 from node.services.training.service import Training
 from node.services.workplace import Workplace
 from node.state.directory import StateDir
@@ -64,7 +65,7 @@ log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Counting, Serving, Beating, Ending)
+EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),

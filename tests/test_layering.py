@@ -38,6 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.paying",
         "node.services.settling",
         "node.services.clearing",
+        "node.services.tallying",
         "node.services.court",
         "node.services.training",
     ),

@@ -85,6 +85,7 @@ class Generating(Service):
         return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine))
 
     async def run(self) -> None:
+        await self._recall()
         await self._repeat_promises()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_verdicts)
@@ -227,11 +228,20 @@ class Generating(Service):
         raw = self._station.board.sealed(message)
         slot = policy.root + index.to_bytes(8, "big")
         await self._journal.do(
-            self._journal.commit_file, slot, raw, info.root, policy.root, index, produced.units, time.time()
+            self._journal.commit_file,
+            slot,
+            raw,
+            info.root,
+            policy.root,
+            index,
+            produced.units,
+            time.time(),
+            self._station.run.root,
+            policy.step,
         )
         await self._station.board.post_raw(raw)
         self.units += produced.units
-        self.counts = await self._journal.do(self._journal.file_counts)
+        await self._count()
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
         log.info("rollout.committed", step=policy.step, index=index, root=info.root.hex(), units=produced.units)
@@ -271,15 +281,28 @@ class Generating(Service):
         root = work.commitment.file_root
         if not accepted:
             await self._journal.do(self._journal.revoke_file, root)
-            self._note_reasons(work)
+            await self._note_reasons(work)
         await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
-        self.counts = await self._journal.do(self._journal.file_counts)
+        await self._count()
 
-    def _note_reasons(self, work: Work) -> None:
+    async def _recall(self) -> None:
+        """What this node did for the run before its daemon was started again."""
+        run = self._station.run.root
+        self.units = await self._journal.do(self._journal.units_of, run)
+        for why in await self._journal.do(self._journal.refusals, run):
+            self.refused.update(why.split(", "))
+        await self._count()
+
+    async def _count(self) -> None:
+        self.counts = await self._journal.do(self._journal.file_counts, self._station.run.root)
+
+    async def _note_reasons(self, work: Work) -> None:
         """Why a file was refused, in the validators' words: what its worker's owner must know."""
         votes = self._station.jury.ballots.rejecting(work.id)
         reasons = {reason_name(vote.verdict.reason) for vote in votes.values()} or {"disputed"}
         self.refused.update(reasons)
+        why = ", ".join(sorted(reasons))
+        await self._journal.do(self._journal.note_reasons, work.commitment.file_root, why)
         details = sorted({vote.detail for vote in votes.values() if vote.detail})
         log.warning(
             "rollout.refused", root=work.commitment.file_root.hex(), reasons=sorted(reasons), details=details[:3]

@@ -6,7 +6,7 @@ worker: such a file waits, and in the end gets no verdict from here. Consequence
 """
 
 import time
-from collections import Counter, deque
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from node.services.judging.queue import FileQueue
 from node.services.judging.records import WorkerRecords
 from node.services.leaves import Leaves
 from node.services.station import LoadedPolicies, Rate, Station
+from node.state.tally import Tally
 from node.swarm.register import Work, WorkId
 from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
@@ -98,6 +99,7 @@ class Validator:
         court: OnChainCourt,
         scratch: Path,
         leaves: Leaves | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self._station = station
         self._engine = engine
@@ -117,8 +119,9 @@ class Validator:
         own = station.key.address
         self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board)
         self.rate = Rate()
-        self.outcomes: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
+        tally = tally or Tally(station.journal, station.run.root)
+        self.outcomes = tally.part("verdicts")
+        self.reasons = tally.part("reasons")
         self.recent: deque[Judged] = deque(maxlen=12)
 
     async def run(self) -> None:
