@@ -16,7 +16,7 @@ PACKAGES = ("protocol", "contracts", "node", "cli")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("protocol",),
     ("contracts",),
-    ("node", "node.errors", "node.logs", "node.recent", "node.state.files"),
+    ("node", "node.errors", "node.logs", "node.recent", "node.progress", "node.state.files"),
     ("node.state", "node.config", "node.network", "node.environments", "node.metrics"),
     ("node.hardware", "node.chain", "node.inference", "node.swarm", "node.blobs.scheduling"),
     ("node.blobs", "node.training", "node.calibration"),
