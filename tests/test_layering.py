@@ -16,7 +16,15 @@ PACKAGES = ("protocol", "contracts", "node", "cli")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("protocol",),
     ("contracts",),
-    ("node", "node.errors", "node.log_file", "node.recent", "node.state.files", "node.supervision"),
+    (
+        "node",
+        "node.errors",
+        "node.log_file",
+        "node.recent",
+        "node.progress",
+        "node.state.files",
+        "node.supervision",
+    ),
     ("node.logs",),
     ("node.state", "node.config", "node.network", "node.environments", "node.metrics"),
     ("node.hardware", "node.chain", "node.inference", "node.swarm", "node.blobs.scheduling"),

@@ -39,7 +39,7 @@ RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
 POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
 SECTIONS = (
     "schema_version node network run stake pay swarm work training verdicts audit slashed network_stats board "
-    "processes services last_error"
+    "processes services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,

@@ -125,6 +125,7 @@ class Validator:
         self.recent: deque[Judged] = deque(maxlen=12)
 
     async def run(self) -> None:
+        self._station.progress.doing = self.doing
         await self.own_lots.prepare()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.own_lots.run)
@@ -471,9 +472,13 @@ class Validator:
 
     def _note(self, work: Work, outcome: int, reason: int, detail: str) -> None:
         commitment = work.commitment
-        self.outcomes["accepted" if outcome == Outcome.ACCEPT else "rejected"] += 1
-        if outcome != Outcome.ACCEPT:
+        accepted = outcome == Outcome.ACCEPT
+        self.outcomes["accepted" if accepted else "rejected"] += 1
+        if not accepted:
             self.reasons[Reason(reason).name.lower()] += 1
+        found = "is good" if accepted else f"is refused: {Reason(reason).name.lower()}"
+        text = f"file {commitment.index + 1} of {commitment.node} for policy {work.step} {found}"
+        self._station.progress.contributed("verdict", text)
         self.recent.appendleft(
             Judged(commitment.node, commitment.index, work.step, outcome, reason, detail, time.monotonic())
         )
@@ -481,6 +486,12 @@ class Validator:
     # as a service
 
     name = "judging"
+
+    def doing(self) -> str:
+        """What this validator does now, in words."""
+        given = sum(self.outcomes[name] for name in ("accepted", "rejected"))
+        waiting = len(self._queue)
+        return f"{given} verdicts given; " + (f"{waiting} files wait for one" if waiting else "waits for the next file")
 
     def status(self) -> dict[str, Any]:
         now = time.monotonic()
