@@ -215,6 +215,7 @@ def assemble(
 
     from node.api.server import MetricsServer
     from node.inference.client import EngineProcess
+    from node.inference.wire import kept_policies
     from node.metrics.observer import open_observer
     from node.services.local import LocalRun
     from node.training.client import TrainerProcess
@@ -227,7 +228,7 @@ def assemble(
         compiled.encoded,
         home.directory,
         home.assets,
-        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets),
+        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, kept=kept_policies(compiled.spec)),
         learner=TrainerProcess(spool, settings=means.settings),
         spool=spool,
         observer=observer,

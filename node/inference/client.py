@@ -1,8 +1,8 @@
 """The daemon's end of the engine child: start it, ask it, restart it, leave nothing of it behind.
 
 A child that dies, hangs or babbles is killed with everything it started, and a new one takes its place after
-a pause that grows with each failure. The request at hand then fails with EngineCrashed: the caller repeats it
-(and loads its policies again: `generation` counts the starts).
+a pause that grows with each failure. The request at hand then fails with EngineCrashed: the caller repeats it, and
+whichever child answers is given the policy first if it has not got it.
 """
 
 import os
@@ -21,6 +21,7 @@ from node.inference.wire import (
     HEADER,
     REPLY_TO,
     Failed,
+    LoadPolicy,
     Prepare,
     Ready,
     Reply,
@@ -30,6 +31,7 @@ from node.inference.wire import (
     decode_reply,
     encode,
 )
+from node.recent import Recent
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
@@ -45,7 +47,8 @@ READ_SIZE = 1 << 16
 class EngineProcess:
     """A supervised engine child that has prepared one run.
 
-    command: argument list of the child; run: canonical RunSpec bytes; assets: directory of its files.
+    command: argument list of the child; run: canonical RunSpec bytes; assets: directory of its files; kept: how many
+    policies' weights a child keeps (`wire.kept_policies`).
     """
 
     name = "engine"
@@ -56,6 +59,7 @@ class EngineProcess:
         run: bytes,
         assets: Path,
         *,
+        kept: int = 1,
         env: Mapping[str, str] | None = None,
         prepare_deadline: float = PREPARE_DEADLINE,
     ) -> None:
@@ -71,7 +75,9 @@ class EngineProcess:
         self._broken = trio.Event()
         self._waiting = 0
         self._rules: VerificationSpec | None = None
-        self.generation = 0
+        self._kept = kept
+        self._held: Recent[bytes, None] = Recent(kept)
+        self._starts = 0
         self.ready: Ready | None = None
 
     @property
@@ -82,7 +88,7 @@ class EngineProcess:
     @property
     def restarts(self) -> int:
         """How often a child was started again."""
-        return max(self.generation - 1, 0)
+        return max(self._starts - 1, 0)
 
     @property
     def engine_name(self) -> str:
@@ -122,8 +128,8 @@ class EngineProcess:
                 log.warning("engine.crashed", why=error.why, failures=failures)
             await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
 
-    async def ask(self, request: Request, *, timeout: float) -> Reply:
-        """The reply to `request`, of the type that belongs to it.
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+        """The reply to `request`, of the type that belongs to it, from a child that holds `policy`.
 
         Raises EngineError if the engine refuses, EngineCrashed if it died or took more than `timeout` seconds.
         """
@@ -134,17 +140,26 @@ class EngineProcess:
             async with self._turn:
                 with trio.move_on_after(timeout):
                     await self._ready.wait()
+                    if policy is not None:
+                        await self._hold(policy)
                     return await self._exchange(request)
                 raise EngineCrashed("the engine gave no answer", f"{timeout:g} seconds passed", "the node restarts it")
         finally:
             self._waiting -= 1
+
+    async def _hold(self, policy: LoadPolicy) -> None:
+        """Ask the child at hand to load a policy that it has not got."""
+        if policy.policy_root not in self._held:
+            await self._exchange(policy)
+            self._held[policy.policy_root] = None
 
     async def _run_child(self, task_status: trio.TaskStatus[None]) -> None:
         """One child's life: start, prepare, serve until it breaks. Always raises."""
         process = await self._spawn()
         self._process, self._broken = process, trio.Event()
         self._buffer.clear()
-        self.generation += 1
+        self._held = Recent(self._kept)
+        self._starts += 1
         try:
             with trio.fail_after(self._prepare_deadline):
                 ready = await self._exchange(self._prepare)

@@ -17,7 +17,7 @@ from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
 from node.services.base import Service
-from node.services.station import LoadedPolicies, Rate, Station
+from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.hearing import is_cut_off, voices
@@ -33,7 +33,6 @@ log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
 FIRST_INTERVAL = 1.5
 INTERVAL_MEMORY = 0.8
-LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
 HEARING_POLL = 0.25
@@ -46,9 +45,7 @@ REMEMBERED = 256
 class EngineChild(Protocol):
     """The part of node.inference that a worker drives."""
 
-    generation: int
-
-    async def ask(self, request: Request, *, timeout: float) -> Reply: ...
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply: ...
 
 
 class Generating(Service):
@@ -63,7 +60,6 @@ class Generating(Service):
         self._scratch = scratch
         self._gauge = gauge
         self._informative = 1.0
-        self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self.rate = Rate()
         self.last_reward: float | None = None
         self.waiting: str | None = None
@@ -214,10 +210,7 @@ class Generating(Service):
         return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
-        if self._loaded.needs(policy, self._engine.generation):
-            load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
-            await self._engine.ask(load, timeout=LOAD_DEADLINE)
-            self._loaded.loaded(policy)
+        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
         order = Produce(
             policy_root=policy.root,
@@ -227,7 +220,7 @@ class Generating(Service):
             out_path=str(out),
             capacity=self._gauge.capacity,
         )
-        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE)
+        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self._gauge.note(produced.units, produced.seconds)
         self.generate_seconds += produced.seconds

@@ -14,6 +14,7 @@ from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
+from node.inference.wire import kept_policies
 from node.member import Member
 from node.run.assets import image_limit
 from node.services.base import Crew
@@ -49,7 +50,8 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def engine(self) -> EngineProcess:
         """The child process that computes."""
-        return EngineProcess(self.config.engine_argv, self.station.run.encoded, self.station.run.assets)
+        run = self.station.run
+        return EngineProcess(self.config.engine_argv, run.encoded, run.assets, kept=kept_policies(run.spec))
 
     @cached_property
     def policies(self) -> PolicyFollower:

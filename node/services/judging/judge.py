@@ -24,7 +24,7 @@ from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.queue import FileQueue
 from node.services.judging.records import WorkerRecords
 from node.services.leaves import Leaves
-from node.services.station import LoadedPolicies, Rate, Station
+from node.services.station import Rate, Station
 from node.state.tally import Tally
 from node.swarm.register import Work, WorkId
 from node.weights.fetch import PolicyFollower
@@ -49,7 +49,6 @@ FETCH_PAUSE = 1.0
 POLICY_TIMEOUT = 30.0
 GAP_POLL = 0.5
 INSPECT_DEADLINE = 300.0
-LOAD_DEADLINE = 120.0
 QUEUE = 64
 READY = 16
 TRIES = 3
@@ -106,7 +105,6 @@ class Validator:
         self._policies = policies
         self._scratch = scratch
         self._audit = station.run.spec.audit
-        self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self._register = station.jury.register
         self._queue: FileQueue[Candidate] = FileQueue(READY)
         self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
@@ -340,12 +338,9 @@ class Validator:
             groups=None if lot is None else lot.groups,
             second_look=lot is not None and await self._second_look(work),
         )
+        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         try:
-            if self._loaded.needs(policy, self._engine.generation):
-                load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
-                await self._engine.ask(load, timeout=LOAD_DEADLINE)
-                self._loaded.loaded(policy)
-            inspected = await self._engine.ask(order, timeout=INSPECT_DEADLINE)
+            inspected = await self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load)
         except IntellectError as error:
             raise OwnTrouble(f"{error.what}: {error.why}") from error
         assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type

@@ -7,7 +7,7 @@ import pytest
 import trio
 from blake3 import blake3
 
-from node.inference.wire import Loaded, Produce, Produced, Reply, Request
+from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.member import Member, Stock
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.recipe.capacity import CapacityGauge, Machine
@@ -44,15 +44,12 @@ TORN = 45.0
 class Engine:
     """Makes a file a second."""
 
-    generation = 1
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.under_way = False
 
-    async def ask(self, request: Request, *, timeout: float) -> Reply:
-        if not isinstance(request, Produce):
-            return Loaded(seconds=0.0)
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+        assert isinstance(request, Produce) and policy is not None
         self.under_way = True
         await trio.sleep(FILE_SECONDS)
         self.under_way = False
