@@ -13,6 +13,30 @@ from cli.errors import NETWORK, CommandError
 SCHEMA_VERSION = 1
 
 
+class PhasePart(msgspec.Struct, frozen=True):
+    """What the node is doing, and what it waits for. progress: 0 to 1, None if nobody can say."""
+
+    name: str = ""
+    text: str = ""
+    since_seconds: float = 0.0
+    progress: float | None = None
+
+
+class FinishedPart(msgspec.Struct, frozen=True):
+    """A phase that is over."""
+
+    name: str
+    seconds: float = 0.0
+
+
+class EventPart(msgspec.Struct, frozen=True):
+    """Something that happened to the node. at: unix seconds."""
+
+    name: str
+    text: str = ""
+    at: float = 0.0
+
+
 class NodePart(msgspec.Struct, frozen=True):
     address: str = ""
     peer_id: str = ""
@@ -24,6 +48,8 @@ class NodePart(msgspec.Struct, frozen=True):
     contacts: list[str] = []
     engine: str | None = None
     state_dir: str = ""
+    phase: PhasePart | None = None
+    phases: list[FinishedPart] = []
 
 
 class NetworkPart(msgspec.Struct, frozen=True):
@@ -196,6 +222,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     processes: list[ProcessPart] = []
     services: list[str] = []
     last_error: ErrorPart | None = None
+    events: list[EventPart] = []
 
 
 def parse_status(data: bytes) -> DaemonStatus:

@@ -20,6 +20,7 @@ from cli import (
     difficulty,
     join,
     keys,
+    logs,
     report,
     run,
     status,
@@ -70,6 +71,7 @@ def options(
 app.command("demo", epilog=demo.EXAMPLES)(demo.command)
 app.command("join", epilog=join.EXAMPLES)(join.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
+app.command("logs", epilog=logs.EXAMPLES)(logs.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)

@@ -15,6 +15,7 @@ import trio
 from contracts.bindings import PoolInfo
 from node.api.server import ApiServer
 from node.blobs.exchange import Limits
+from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
@@ -50,12 +51,14 @@ from node.services.paying import Paying
 from node.services.policies import Following
 from node.services.settling import Settling
 from node.services.station import take_station
+from node.services.tallying import Tallying
 from node.services.training.service import Training
 from node.services.workplace import Workplace
 from node.state.directory import StateDir
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
 from node.status import StatusPage
+from node.supervision import Supervision
 from node.swarm.membership import Membership
 from protocol.errors import IntellectError
 from protocol.identity import NodeKey
@@ -65,7 +68,7 @@ log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Counting, Serving, Beating, Ending)
+EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),
@@ -106,7 +109,9 @@ class Daemon:
         self.config = config
         self.children = ForkServer(server)
         self.crew = Crew()
+        self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
+        self.supervision = Supervision(lambda: self.progress.phase.text)
         self._interrupted = False
 
     async def main(self) -> None:
@@ -139,16 +144,21 @@ class Daemon:
                     os._exit(130)
                 log.info("node.draining", signal=signal.Signals(number).name)
                 self.crew.state = "draining"
+                self.progress.enter("draining", "finishing what is under way, then leaving the pool")
+                self.supervision.stopping()
                 self._interrupted = number == signal.SIGINT
                 scope.cancel()
 
     async def _live(self, state: StateDir, journal: Journal) -> None:
+        self.progress.enter("key", "opening the node's key")
         key = await trio.to_thread.run_sync(self._open_key, state.path)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.children.run)
             api = ApiServer(api_socket_path(state.path), self.status.render, self.config.metrics_address)
             await nursery.start(api.run)
+            await nursery.start(self.supervision.run)
+            self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
             await chain.connect()
@@ -166,24 +176,28 @@ class Daemon:
         if number is None:
             raise ConfigError("no pool to join", "neither --pool nor the network profile names one", "give --pool N")
         pool = await chain.pool(number)
+        self.progress.enter("role", "looking at this machine, for the role that fits it")
         hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         log.info("hardware.found", summary=hardware.summary)
         role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
         self.status.place(profile, number, role)
         domain = Domain(profile.chain_id, profile.contracts.swarm)
+        self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
+        await ensure_participant(chain, key, self.config, state.path)
+        self.progress.enter("joining", f"listening on {self.config.listen}, then joining pool {number} on chain")
         async with self._open_member(key, domain, pool, state.path / "blobs") as member:
             self.status.connect(member)
             contact = self.config.announce or member.network.contacts()[0]
-            await ensure_participant(chain, key, self.config, state.path)
             await chain.join(number, contact)
             log.info("pool.joined", pool=number, role=role, contact=contact)
+            self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership)
                     ledger = await self._follow_pool(nursery, member, chain, contact, state.path)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     check_requirements(run.spec, role, hardware)
-                    station = take_station(member, run, pool.threshold, journal)
+                    station = take_station(member, run, pool.threshold, journal, self.progress, pool.reward_per_unit)
                     self.status.work_for(station)
                     place = Workplace(
                         self.config,
@@ -222,8 +236,9 @@ class Daemon:
     ) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         own, membership = member.key.address, member.membership
+        self.progress.enter("peers", "reading from the chain who else is in the pool")
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
-        lease = Lease(chain, member.pool, membership, contact)
+        lease = Lease(chain, member.pool, membership, contact, self.progress)
         events = Events(follower, membership)
         for service in (events, Stake(chain, own), lease):
             await self.crew.start(service, nursery)
@@ -240,17 +255,28 @@ class Daemon:
 
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
         self.crew.state = "syncing"
+        self._tell_of_run(member)
         if role == "trainer" and self.config.run_file is not None:
             compiled = await trio.to_thread.run_sync(compile_run, self.config.run_file, abandon_on_cancel=True)
             await trio.to_thread.run_sync(check_run, compiled, abandon_on_cancel=True)
             return await offer_run(compiled, root, member.blobs, directory / "run")
         return await obtain_run(root, member.blobs, member.membership.addresses, directory / "run")
 
+    def _tell_of_run(self, member: Member) -> None:
+        exchange, membership = member.stock.exchange, member.membership
+
+        def waits_for() -> str:
+            members = len(membership.addresses())
+            return f"fetching the run's files: {describe(exchange.under_way(), members)}"
+
+        self.progress.enter("run", waits_for, lambda: fraction(exchange.under_way()))
+
     async def _stop_when_evicted(self, membership: Membership) -> None:
         await membership.evicted.wait()
         self.crew.state = "evicted"
         record = next((record for record in membership.slashed if record.node == membership.own), None)
         why = f"reason {record.reason_name}, {record.amount / 1e18:g} tokens, {record.transaction}" if record else ""
+        self.progress.tell("slashed", f"this node was evicted: {why or 'by a quorum of the validators'}")
         raise EvictedError(
             "this node was evicted from the pool",
             f"its stake was slashed: {why}" if record else "the pool's quorum ended its membership",

@@ -79,8 +79,10 @@ class StatusPage:
             "network_stats": msgspec.structs.asdict(self._member.network.stats()) if self._member else {},
             "board": dict(self._member.board.counts) if self._member else {},
             "processes": [],
+            "restarts": {},
             "services": self._crew.names,
             "last_error": None,
+            "events": [msgspec.structs.asdict(event) for event in self._crew.progress.events],
         }
         for service in self._crew.services:
             for name, section in service.status().items():
@@ -88,7 +90,7 @@ class StatusPage:
         return page
 
     def _node(self, engine: str, finished: bool) -> dict[str, Any]:
-        state = self._crew.state
+        state, progress = self._crew.state, self._crew.progress
         return {
             "address": self._key.address if self._key else "",
             "peer_id": self._key.peer_id if self._key else "",
@@ -100,6 +102,8 @@ class StatusPage:
             "contacts": list(self._member.network.contacts()) if self._member else [],
             "engine": engine,
             "state_dir": str(self._directory or ""),
+            "phase": msgspec.structs.asdict(progress.phase),
+            "phases": [msgspec.structs.asdict(phase) for phase in progress.phases],
         }
 
     def _chain(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import trio
 
 from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, Stake, WorkInfo
 from node.chain.client import Block
-from node.chain.errors import Reverted
+from node.chain.errors import Reverted, tokens
 from node.chain.faucet import is_devnet
 from node.chain.ledger import Entry, Ledger
 from node.services.base import Service
@@ -76,7 +76,9 @@ class Settling(Service):
         self._treasury = treasury
         self._ledger = ledger
         self._gather = gather
+        self._progress = station.progress
         self._provider: Address | None = None
+        self._told_paid: int | None = None
         self._voided: set[int] = set()
         self._warned: dict[str, str] = {}
         self.account = Account()
@@ -97,6 +99,7 @@ class Settling(Service):
                 pause = min(max(pool.epoch_seconds / 4, shortest), longest)
             except IntellectError as error:
                 log.warning("pay.not_settled", why=error.why)
+                self._progress.trouble(f"pay could not be settled: {error.why}")
             await trio.sleep(pause)
 
     def status(self) -> dict[str, Any]:
@@ -126,6 +129,7 @@ class Settling(Service):
             for start in range(0, len(due), BATCH):
                 await self._settle(due[start : start + BATCH])
         account = self._sum(pool, now)
+        self._tell_of_pay(account.paid)
         await self._warn(pool, now)  # of what the account counts, at least
         self.account = account
 
@@ -206,11 +210,19 @@ class Settling(Service):
                 until = min(until or matures, matures) if worth else until
         return Account(paid, due, waiting, until, voided, unfunded)
 
+    def _tell_of_pay(self, paid: int) -> None:
+        """What has arrived since the last look; at the first one, all of it is old."""
+        before, self._told_paid = self._told_paid, paid
+        if before is not None and paid > before:
+            text = f"{tokens(paid - before)} tokens were paid to {self._provider}; {tokens(paid)} by now"
+            self._progress.tell("paid", text)
+
     async def _warn(self, pool: PoolInfo, now: int) -> None:
         told = {**self._of_reserves(pool, now), **self._of_the_pool(pool, now), **await self._of_cases(now)}
         for name, text in told.items():
             if self._warned.get(name) != text:
                 log.warning(f"pay.{name.split()[0]}", what=text)
+                self._progress.trouble(text)
         self._warned, self.warnings = told, list(told.values())
 
     def _of_reserves(self, pool: PoolInfo, now: int) -> dict[str, str]:

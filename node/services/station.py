@@ -7,6 +7,7 @@ import msgspec
 
 from node.blobs.interface import Blobs
 from node.member import Member
+from node.progress import ProgressRecord
 from node.run.assets import Run
 from node.state.journal import Journal
 from node.swarm.board import Board
@@ -20,7 +21,10 @@ KEPT_POLICIES_EXTRA = 3
 
 
 class Station(msgspec.Struct):
-    """A node's place in the swarm: who it is, what it holds, whom it can talk to."""
+    """A node's place in the swarm: who it is, what it holds, whom it can talk to.
+
+    progress: where services say how far they are and what happened; price: wei for a unit of work, 0 if unknown.
+    """
 
     key: NodeKey
     domain: Domain
@@ -33,15 +37,25 @@ class Station(msgspec.Struct):
     shelf: PolicyShelf
     quorum: int
     jury: Jury
+    progress: ProgressRecord = msgspec.field(default_factory=ProgressRecord)
+    price: int = 0
 
 
-def take_station(member: Member, run: Run, quorum: int, journal: Journal) -> Station:
+def take_station(
+    member: Member,
+    run: Run,
+    quorum: int,
+    journal: Journal,
+    progress: ProgressRecord | None = None,
+    price: int = 0,
+) -> Station:
     """A member's place in a run. quorum: validators that must agree."""
     keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
     shelf = PolicyShelf(keep, member.stock.store)
     jury = Jury(member.board, member.membership, run.spec, member.pool, quorum, journal)
     own = (member.key, member.domain, member.pool)
-    return Station(*own, run, member.board, member.blobs, journal, member.membership, shelf, quorum, jury)
+    shared = (member.board, member.blobs, journal, member.membership)
+    return Station(*own, run, *shared, shelf, quorum, jury, progress or ProgressRecord(), price)
 
 
 class Rate:

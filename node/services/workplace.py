@@ -22,6 +22,7 @@ from node.services.base import Crew
 from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
+from node.state.tally import Tally
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
 from protocol.messages import PolicyAnnounced
@@ -83,6 +84,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def duties(self) -> Duties:
         """What counts for pay; run by what pays whoever judges or trains."""
         return Duties(self.station)
+
+    @cached_property
+    def tally(self) -> Tally:
+        """The run's counters, which outlive the daemon."""
+        return Tally(self.station.journal, self.station.run.root)
 
     @property
     def workshop(self) -> Path:

@@ -40,7 +40,7 @@ RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
 POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
 SECTIONS = (
     "schema_version node network run stake pay swarm work training verdicts audit slashed network_stats board "
-    "processes services last_error"
+    "processes restarts services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -105,12 +105,26 @@ async def crew_of(place: Workplace) -> Crew:
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("worker", ["jury", "heartbeat", "ending", "engine", "policies", "generating", "paying", "settling"]),
+        (
+            "worker",
+            ["tallying", "jury", "heartbeat", "ending", "engine", "policies", "generating", "paying", "settling"],
+        ),
         (
             "validator",
-            ["jury", "heartbeat", "ending", "engine", "policies", "judging", "auditing", "paying", "settling"],
+            [
+                "tallying",
+                "jury",
+                "heartbeat",
+                "ending",
+                "engine",
+                "policies",
+                "judging",
+                "auditing",
+                "paying",
+                "settling",
+            ],
         ),
-        ("trainer", ["jury", "heartbeat", "ending", "paying", "settling", "clearing", "training"]),
+        ("trainer", ["tallying", "jury", "heartbeat", "ending", "paying", "settling", "clearing", "training"]),
     ],
 )
 async def test_every_role_can_be_opened_and_is_what_its_row_says(role: Role, names: list[str], tmp_path: Path) -> None:
@@ -130,7 +144,17 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
     asked = {"gateway": "127.0.0.1:0", "gateway_tls": False, "gateway_announce": "example.org:80"}
     async with workplace("trainer", tmp_path, **asked) as place:
         crew = await crew_of(place)
-        assert crew.names == ["jury", "gateway", "heartbeat", "ending", "paying", "settling", "clearing", "training"]
+        assert crew.names == [
+            "tallying",
+            "jury",
+            "gateway",
+            "heartbeat",
+            "ending",
+            "paying",
+            "settling",
+            "clearing",
+            "training",
+        ]
         assert crew.beat()["gateway"] == "http://example.org:80"
         crew.services[1]._gateway.close()  # type: ignore[attr-defined]
 

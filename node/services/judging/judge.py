@@ -6,7 +6,7 @@ worker: such a file waits, and in the end gets no verdict from here. Consequence
 """
 
 import time
-from collections import Counter, deque
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from node.services.judging.queue import FileQueue
 from node.services.judging.records import WorkerRecords
 from node.services.leaves import Leaves
 from node.services.station import Rate, Station
+from node.state.tally import Tally
 from node.swarm.register import Work, WorkId
 from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
@@ -97,6 +98,7 @@ class Validator:
         court: OnChainCourt,
         scratch: Path,
         leaves: Leaves | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self._station = station
         self._engine = engine
@@ -115,11 +117,13 @@ class Validator:
         own = station.key.address
         self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board)
         self.rate = Rate()
-        self.outcomes: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
+        tally = tally or Tally(station.journal, station.run.root)
+        self.outcomes = tally.part("verdicts")
+        self.reasons = tally.part("reasons")
         self.recent: deque[Judged] = deque(maxlen=12)
 
     async def run(self) -> None:
+        self._station.progress.doing = self.doing
         await self.own_lots.prepare()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.own_lots.run)
@@ -463,9 +467,13 @@ class Validator:
 
     def _note(self, work: Work, outcome: int, reason: int, detail: str) -> None:
         commitment = work.commitment
-        self.outcomes["accepted" if outcome == Outcome.ACCEPT else "rejected"] += 1
-        if outcome != Outcome.ACCEPT:
+        accepted = outcome == Outcome.ACCEPT
+        self.outcomes["accepted" if accepted else "rejected"] += 1
+        if not accepted:
             self.reasons[Reason(reason).name.lower()] += 1
+        found = "is good" if accepted else f"is refused: {Reason(reason).name.lower()}"
+        text = f"file {commitment.index + 1} of {commitment.node} for policy {work.step} {found}"
+        self._station.progress.contributed("verdict", text)
         self.recent.appendleft(
             Judged(commitment.node, commitment.index, work.step, outcome, reason, detail, time.monotonic())
         )
@@ -473,6 +481,12 @@ class Validator:
     # as a service
 
     name = "judging"
+
+    def doing(self) -> str:
+        """What this validator does now, in words."""
+        given = sum(self.outcomes[name] for name in ("accepted", "rejected"))
+        waiting = len(self._queue)
+        return f"{given} verdicts given; " + (f"{waiting} files wait for one" if waiting else "waits for the next file")
 
     def status(self) -> dict[str, Any]:
         now = time.monotonic()
