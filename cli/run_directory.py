@@ -152,12 +152,13 @@ class Means:
     def of(cls, engine: str | None, sinks: str, words: Sequence[str], metrics_address: str | None) -> "Means":
         """From the command line's words. Raises CommandError, ConfigError or TrainingError for what cannot be used:
         before a directory is touched."""
-        from node.api.server import checked_address
+        from node.api.metrics import FLAG, WHAT
         from node.metrics.sinks import checked_names
+        from node.web.address import bind
 
         checked_names(sinks)
         if metrics_address:
-            checked_address(metrics_address)
+            bind(metrics_address, WHAT, FLAG).close()
         command = shlex.split(engine) if engine else [sys.executable, "-m", "node.inference.process"]
         return cls(command, sinks, trainer_settings(words), metrics_address)
 
@@ -213,12 +214,14 @@ def assemble(
     """
     import trio
 
-    from node.api.server import MetricsServer
+    from node.api.metrics import FLAG, WHAT, metrics_routes
     from node.inference.client import EngineProcess
     from node.metrics.observer import open_observer
     from node.services.local import LocalRun
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
+    from node.web.address import bind
+    from node.web.listener import Listener
 
     observer = open_observer(compiled.spec, home.directory, means.sinks)
     spool = Spool(home.spool)
@@ -236,11 +239,12 @@ def assemble(
     )
     if means.metrics_address is None:
         return local, observer, local.run
-    server = MetricsServer(means.metrics_address, local.status)
+    listener = Listener(bind(means.metrics_address, WHAT, FLAG))
+    listener.mount(metrics_routes(local.status))
 
     async def served() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.run)
+            nursery.start_soon(listener.run)
             await local.run()
             nursery.cancel_scope.cancel()
 

@@ -13,15 +13,15 @@ import structlog
 import trio
 
 from contracts.bindings import PoolInfo
-from node.api.server import ApiServer
 from node.blobs.exchange import Limits
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
-from node.config import NodeConfig, Role, api_socket_path
+from node.config import NodeConfig, Role
 from node.errors import ConfigError, EvictedError
+from node.front import Front
 from node.hardware import choose_role, inspect_hardware
 from node.logs import set_up_logging
 from node.member import Member, open_member
@@ -140,12 +140,12 @@ class Daemon:
         key = await trio.to_thread.run_sync(self._open_key, state.path)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
-            api = ApiServer(api_socket_path(state.path), self.status.render, self.config.metrics_address)
-            await nursery.start(api.run)
+            front = Front(self.config, self.status.render, state.path)
+            await nursery.start(front.run)
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
             await chain.connect()
-            await self._join(state, journal, key, profile, chain)
+            await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
     def _open_key(self, directory: Path) -> NodeKey:
@@ -153,7 +153,7 @@ class Daemon:
         return load_or_create(directory / "node-key.json", password)
 
     async def _join(
-        self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient
+        self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient, front: Front
     ) -> None:
         number = self.config.pool if self.config.pool is not None else profile.pool
         if number is None:
@@ -178,9 +178,8 @@ class Daemon:
                     check_requirements(run.spec, role, hardware)
                     station = take_station(member, run, pool.threshold, journal)
                     self.status.work_for(station)
-                    place = Workplace(
-                        self.config, role, hardware, chain, member, station, self.crew, contact, state.path, ledger
-                    )
+                    own = (self.config, role, hardware, chain, member, station)
+                    place = Workplace(*own, self.crew, contact, state.path, ledger, front.web)
                     await self._serve(nursery, place)
             finally:
                 await self._leave(chain, number, member.membership)

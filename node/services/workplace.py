@@ -20,6 +20,7 @@ from node.services.base import Crew
 from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
+from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
 from protocol.messages import PolicyAnnounced
@@ -27,7 +28,7 @@ from protocol.messages import PolicyAnnounced
 
 class Workplace(msgspec.Struct, frozen=True, dict=True):
     """contact: where others reach this node; directory: its state; crew: the services that run; ledger: what became of
-    the pool's work on chain."""
+    the pool's work on chain; web: where HTTP is served."""
 
     config: NodeConfig
     role: Role
@@ -39,6 +40,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     contact: str
     directory: Path
     ledger: Ledger
+    web: HttpHost
 
     @property
     def scratch(self) -> Path:
