@@ -13,7 +13,6 @@ import structlog
 import trio
 
 from contracts.bindings import PoolInfo
-from node.api.server import ApiServer
 from node.blobs.exchange import Limits
 from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
@@ -21,10 +20,11 @@ from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
-from node.config import NodeConfig, Role, api_socket_path
+from node.config import NodeConfig, Role
 from node.errors import ConfigError, EvictedError
 from node.forkserver.client import ForkServer
 from node.forkserver.launch import Server
+from node.front import Front
 from node.hardware import choose_role, inspect_hardware
 from node.logs import set_up_logging
 from node.member import Member, open_member
@@ -155,14 +155,14 @@ class Daemon:
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.children.run)
-            api = ApiServer(api_socket_path(state.path), self.status.render, self.config.metrics_address)
-            await nursery.start(api.run)
+            front = Front(self.config, self.status.render, state.path)
+            await nursery.start(front.run)
             await nursery.start(self.supervision.run)
             self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
             await chain.connect()
-            await self._join(state, journal, key, profile, chain)
+            await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
     def _open_key(self, directory: Path) -> NodeKey:
@@ -170,7 +170,7 @@ class Daemon:
         return load_or_create(directory / "node-key.json", password)
 
     async def _join(
-        self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient
+        self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient, front: Front
     ) -> None:
         number = self.config.pool if self.config.pool is not None else profile.pool
         if number is None:
@@ -199,19 +199,8 @@ class Daemon:
                     check_requirements(run.spec, role, hardware)
                     station = take_station(member, run, pool.threshold, journal, self.progress, pool.reward_per_unit)
                     self.status.work_for(station)
-                    place = Workplace(
-                        self.config,
-                        role,
-                        hardware,
-                        chain,
-                        member,
-                        station,
-                        self.crew,
-                        contact,
-                        state.path,
-                        ledger,
-                        self.children,
-                    )
+                    own = (self.config, role, hardware, chain, member, station)
+                    place = Workplace(*own, self.crew, contact, state.path, ledger, front.web, self.children)
                     await self._serve(nursery, place)
             finally:
                 await self._leave(chain, number, member.membership)

@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.guardian",
     ),
     ("node.logs",),
-    ("node.state", "node.config", "node.network", "node.environments", "node.metrics"),
+    ("node.state", "node.config", "node.network", "node.environments", "node.metrics", "node.web"),
     ("node.hardware", "node.chain", "node.inference", "node.swarm", "node.blobs.scheduling"),
     ("node.blobs", "node.training", "node.calibration"),
     ("node.blobs.http", "node.recipe", "node.run", "node.weights"),
@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.visitor", "node.services.base", "node.services.station"),
     ("node.services.leaves", "node.services.duties"),
     ("node.services.workplace", "node.services.membership", "node.status", "node.api"),
+    ("node.front",),
     (
         "node.services.ending",
         "node.services.engine",

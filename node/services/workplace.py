@@ -23,6 +23,7 @@ from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
 from node.state.tally import Tally
+from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
 from protocol.messages import PolicyAnnounced
@@ -30,7 +31,7 @@ from protocol.messages import PolicyAnnounced
 
 class Workplace(msgspec.Struct, frozen=True, dict=True):
     """contact: where others reach this node; directory: its state; crew: the services that run; ledger: what became of
-    the pool's work on chain; starter: how child processes are started."""
+    the pool's work on chain; web: where HTTP is served; starter: how child processes are started."""
 
     config: NodeConfig
     role: Role
@@ -42,6 +43,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     contact: str
     directory: Path
     ledger: Ledger
+    web: HttpHost
     starter: Starter
 
     @property

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import structlog
 import structlog.testing
+import trio
 
 from contracts.bindings import PoolInfo
 from node.chain.ledger import Ledger
@@ -29,6 +30,7 @@ from node.services.training.trainer import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
 from node.status import StatusPage, joined
+from node.web.host import HttpHost
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
 from protocol.run import EnvironmentSpec, RunSpec, encode_run
@@ -75,21 +77,14 @@ async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator
         station = take_station(member, run, 1, journal)
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
-        place = Workplace(
-            settings,
-            role,
-            hardware,
-            chain,
-            member,
-            station,
-            Crew(),
-            "/ip4/contact",
-            directory,
-            Ledger(KEY.address),
-            Anew(),
-        )
-        place.__dict__["engine"] = ReadyEngine()
-        yield place
+        own = (settings, role, hardware, chain, member, station, Crew(), "/ip4/contact", directory)
+        async with trio.open_nursery() as nursery:
+            web = HttpHost()
+            await nursery.start(web.run)
+            place = Workplace(*own, Ledger(KEY.address), web, Anew())
+            place.__dict__["engine"] = ReadyEngine()
+            yield place
+            nursery.cancel_scope.cancel()
     journal.close()
 
 
@@ -156,7 +151,6 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "training",
         ]
         assert crew.beat()["gateway"] == "http://example.org:80"
-        crew.services[1]._gateway.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("role", ROLES)
