@@ -37,6 +37,7 @@ class LogLevel(StrEnum):
 
 
 def command(
+    context: typer.Context,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
     network: Annotated[
         str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
@@ -115,7 +116,10 @@ def command(
 
     server = launch(for_role(config.role))  # its imports run beside ours
     from node.daemon import run as run_daemon
+    from node.guardian import become_guarded
 
+    if context.obj:
+        become_guarded()
     run_daemon(config, server)
 
 

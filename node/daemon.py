@@ -66,6 +66,8 @@ from protocol.statements import Domain
 
 log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
+ONE_SIGNAL = 0.5
+"""Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending)
@@ -139,9 +141,13 @@ class Daemon:
     ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
+            draining_since = 0.0
             async for number in signals:
                 if scope.cancel_called:
+                    if trio.current_time() - draining_since < ONE_SIGNAL:
+                        continue
                     os._exit(130)
+                draining_since = trio.current_time()
                 log.info("node.draining", signal=signal.Signals(number).name)
                 self.crew.state = "draining"
                 self.progress.enter("draining", "finishing what is under way, then leaving the pool")

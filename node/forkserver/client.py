@@ -4,7 +4,9 @@ Without a server (not on Linux, or while a dead one is being replaced) and for o
 children are started anew: slower, never not at all.
 """
 
+import itertools
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,8 @@ KILLED = -9
 class _Awaited:
     """An order without an answer. pid: 0 if there is no child."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.pid = 0
         self.answered = trio.Event()
 
@@ -45,6 +48,7 @@ class ForkServer:
         self._children: dict[int, ForkedChild] = {}
         self._awaited: _Awaited | None = None
         self._turn = trio.Lock()
+        self._numbers = itertools.count(os.getpid() << 32)
 
     @property
     def pid(self) -> int | None:
@@ -70,7 +74,7 @@ class ForkServer:
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
         """As `Starter.start`."""
-        order = _order(command, environment)
+        order = _order(next(self._numbers), command, environment)
         if order is not None:
             async with self._turn:
                 child = await self._forked(order, heard)
@@ -81,7 +85,7 @@ class ForkServer:
     def _connect(self) -> None:
         self._link = trio.socket.from_stdlib_socket(self._server.socket) if self._server else None
 
-    async def _forked(self, order: bytes, heard: bool) -> "ForkedChild | None":
+    async def _forked(self, order: Start, heard: bool) -> "ForkedChild | None":
         """The child, None if the server is gone or has no room for it."""
         if self._link is None:
             return None
@@ -102,19 +106,19 @@ class ForkServer:
             await stdout.aclose()
         return None
 
-    async def _ordered(self, link: trio.socket.SocketType, order: bytes, descriptors: list[int]) -> int:
+    async def _ordered(self, link: trio.socket.SocketType, order: Start, descriptors: list[int]) -> int:
         """The new child's pid, 0 if there is none. Not cancelled half-way: nobody would own the child."""
         rights = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
-        awaited = self._awaited = _Awaited()
+        awaited = self._awaited = _Awaited(order.number)
         with trio.CancelScope(shield=True, deadline=trio.current_time() + START_SECONDS):
             try:
-                await link.sendmsg([order], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                await link.sendmsg([encode(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
                 await awaited.answered.wait()
             except OSError as error:
                 log.warning("forkserver.unreachable", why=str(error))
         self._awaited = None
         if not awaited.answered.is_set() and self._server:
-            self._server.process.kill()  # it hangs: `run` replaces it
+            os.kill(self._server.process.pid, signal.SIGKILL)  # it hangs: `run` replaces it
         return awaited.pid
 
     async def _listen(self, link: trio.socket.SocketType) -> None:
@@ -134,7 +138,7 @@ class ForkServer:
             child = self._children.pop(packet.pid, None)
             if child is not None:
                 child.ended(packet.status)
-        elif isinstance(packet, Started) and self._awaited is not None:
+        elif isinstance(packet, Started) and self._awaited is not None and self._awaited.number == packet.number:
             if packet.pid:
                 self._children[packet.pid] = ForkedChild(packet.pid)
             self._awaited.answer(packet.pid)
@@ -146,7 +150,7 @@ class ForkServer:
             self._link.close()
             self._link = None
         if server is not None:
-            server.process.kill()
+            os.kill(server.process.pid, signal.SIGKILL)  # nobody asked for its status: the number is still its own
             await trio.to_thread.run_sync(server.process.wait)
         for child in self._children.values():
             child.ended(KILLED)
@@ -178,9 +182,9 @@ class ForkedChild:
         return KILLED if self._status is None else self._status
 
 
-def _order(command: Sequence[str], environment: Mapping[str, str]) -> bytes | None:
+def _order(number: int, command: Sequence[str], environment: Mapping[str, str]) -> Start | None:
     """For `python -m module arguments...` with our own interpreter; None for any other program, or one too long."""
     if tuple(command[:2]) != (sys.executable, "-m") or len(command) < 3:
         return None
-    order = encode(Start(command[2], tuple(command[3:]), dict(environment)))
-    return order if len(order) <= MAX_PACKET else None
+    order = Start(number, command[2], tuple(command[3:]), dict(environment))
+    return order if len(encode(order)) <= MAX_PACKET else None

@@ -67,7 +67,7 @@ def _fork(orders: socket.socket, order: Start, descriptors: list[int]) -> bool:
         return True
     for descriptor in descriptors:
         os.close(descriptor)
-    orders.send(encode(Started(max(pid, 0))))
+    orders.send(encode(Started(order.number, max(pid, 0))))
     return False
 
 

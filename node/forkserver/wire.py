@@ -14,16 +14,19 @@ class _Packet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 
 class Start(_Packet, frozen=True):
-    """Run `python -m module arguments...` in a new session, with this environment and no other."""
+    """Run `python -m module arguments...` in a new session, with this environment and no other. number: chosen by the
+    daemon, repeated in the answer; a daemon before this one may have died over its orders."""
 
+    number: int
     module: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
 
 
 class Started(_Packet, frozen=True):
-    """The answer to the oldest `Start` that has none yet. pid: 0 if there was no room for another process."""
+    """The answer to a `Start`. pid: 0 if there was no room for another process."""
 
+    number: int
     pid: int
 
 
