@@ -145,7 +145,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "training",
         ]
         assert crew.beat()["gateway"] == "http://example.org:80"
-        crew.services[1]._gateway.close()  # type: ignore[attr-defined]
+        crew.services[2]._gateway.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("role", ROLES)
