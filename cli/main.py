@@ -15,15 +15,18 @@ from cli import (
     calibrate,
     contract,
     contract_economics,
+    contributions,
     demo,
     devnet,
     difficulty,
     join,
     keys,
     logs,
+    peers,
     report,
     run,
     status,
+    top,
     train,
     weights,
     weights_serve,
@@ -71,6 +74,9 @@ def options(
 app.command("demo", epilog=demo.EXAMPLES)(demo.command)
 app.command("join", epilog=join.EXAMPLES)(join.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
+app.command("top", epilog=top.EXAMPLES)(top.command)
+app.command("peers", epilog=peers.EXAMPLES)(peers.command)
+app.command("contributions", epilog=contributions.EXAMPLES)(contributions.command)
 app.command("logs", epilog=logs.EXAMPLES)(logs.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)

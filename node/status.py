@@ -149,6 +149,7 @@ class StatusPage:
             "role": beat.role if beat else "",
             "state": "healthy" if own and member.gone is None else str(member.state(now)),
             "doing": beat.state if beat else "",
+            "contact": beat.contact if beat else "",
             "step": beat.policy_step if beat else -1,
             "seen_seconds_ago": round(now - member.seen_at, 1) if member.seen_at is not None else None,
             "tokens_per_second": beat.rate if beat else 0.0,
