@@ -18,6 +18,7 @@ from cli import (
     demo,
     devnet,
     difficulty,
+    doctor,
     join,
     keys,
     report,
@@ -69,6 +70,7 @@ def options(
 
 app.command("demo", epilog=demo.EXAMPLES)(demo.command)
 app.command("join", epilog=join.EXAMPLES)(join.command)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)

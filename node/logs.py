@@ -11,8 +11,8 @@ LOG_BYTES = 20 * 1024 * 1024
 LOG_FILES = 5
 
 
-def set_up_logging(directory: Path, level: str) -> None:
-    """One event, two renderings. Third parties' loggers are kept at warnings."""
+def set_up_logging(directory: Path, level: str, *, shown: bool = True) -> None:
+    """One event, two renderings. Third parties' loggers are kept at warnings. shown: on standard error too."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -40,7 +40,7 @@ def set_up_logging(directory: Path, level: str) -> None:
         )
     )
     root = logging.getLogger()
-    root.handlers[:] = [file, console]
+    root.handlers[:] = [file, console] if shown else [file]
     root.setLevel(logging.WARNING)
     for name in ("node", "protocol", "contracts", "cli"):
         logging.getLogger(name).setLevel(level.upper())
