@@ -81,6 +81,9 @@ def command(
         bool | None,
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),
     ] = None,
+    page: Annotated[
+        str | None, typer.Option(help="HOST:PORT: serve a page that shows the swarm, live; read-only, no password.")
+    ] = None,
     metrics_address: Annotated[
         str | None,
         typer.Option("--metrics-address", help="HOST:PORT: serve /metrics (Prometheus) over TCP too; no password."),
@@ -107,6 +110,7 @@ def command(
         http_sources=tuple(http_source) if http_source else None,
         engine_command=engine_command,
         auto_setup=auto_setup,
+        page=page,
         metrics_address=metrics_address,
         metrics_log=log_to,
         log_level=log_level.value if log_level else None,

@@ -79,6 +79,7 @@ class Settling(Service):
         self._provider: Address | None = None
         self._voided: set[int] = set()
         self._warned: dict[str, str] = {}
+        self.seen: PoolInfo | None = None
         self.account = Account()
         self.warnings: list[str] = []
 
@@ -111,11 +112,14 @@ class Settling(Service):
             "voided_wei": str(account.voided),
             "unfunded_units": account.unfunded,
             "warnings": self.warnings,
+            "escrow_wei": str(self.seen.escrow) if self.seen else None,
+            "reward_per_unit_wei": str(self.seen.reward_per_unit) if self.seen else None,
         }
         return {"pay": pay}
 
     async def look(self, pool: PoolInfo) -> None:
         """One look at what is due, and at what the owner should know."""
+        self.seen = pool
         if self._provider is None:
             self._provider = (await self._treasury.node_info(self._own)).owner
         await self._finish()
