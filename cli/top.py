@@ -109,7 +109,7 @@ def _cells(status: "DaemonStatus", here: bool) -> list[Text]:
 
 def _doing(status: "DaemonStatus") -> list[Text]:
     phase = status.node.phase
-    told = Text(f"{status.node.role}: {clean(phase.text, 200)}" if phase else "", style="dim")
+    told = Text(f"{clean(status.node.role, 10)}: {clean(phase.text, 200)}" if phase else "", style="dim")
     return [_one_line(told)] if phase else []
 
 
