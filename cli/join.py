@@ -37,6 +37,7 @@ class LogLevel(StrEnum):
 
 
 def command(
+    context: typer.Context,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
     network: Annotated[
         str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
@@ -89,6 +90,12 @@ def command(
         str | None, typer.Option("--log", help="Trainer: also send metrics to wandb, tensorboard (comma between).")
     ] = None,
     log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="Default: info.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="In the background: returns once it is in, or says why.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --detach: one JSON object about what was started.")
+    ] = False,
 ) -> None:
     """Join a swarm and stay until stopped. SIGTERM or Ctrl-C drains: finish, leave, exit; a second one cuts."""
     config = build_config(
@@ -111,6 +118,11 @@ def command(
         metrics_log=log_to,
         log_level=log_level.value if log_level else None,
     )
+    if detach:
+        from cli.detach import join_in_background
+
+        join_in_background(context.obj, config.directory, as_json=as_json)
+        return
     from node.daemon import run as run_daemon
 
     run_daemon(config)

@@ -21,11 +21,13 @@ from cli import (
     difficulty,
     join,
     keys,
+    leave,
     logs,
     peers,
     report,
     run,
     status,
+    stop,
     top,
     train,
     weights,
@@ -77,6 +79,8 @@ app.command("status", epilog=status.EXAMPLES)(status.command)
 app.command("top", epilog=top.EXAMPLES)(top.command)
 app.command("peers", epilog=peers.EXAMPLES)(peers.command)
 app.command("contributions", epilog=contributions.EXAMPLES)(contributions.command)
+app.command("stop", epilog=stop.EXAMPLES)(stop.command)
+app.command("leave", epilog=leave.EXAMPLES)(leave.command)
 app.command("logs", epilog=logs.EXAMPLES)(logs.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
@@ -101,7 +105,8 @@ def _command() -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     try:
-        _command().main(args=None if arguments is None else list(arguments), prog_name="intellect-node")
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        _command().main(args=words, prog_name="intellect-node", obj=words)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:  # the outermost frame: everything ends as three lines and a code

@@ -181,6 +181,7 @@ class Daemon:
         async with self._open_member(key, domain, pool, state.path / "blobs") as member:
             self.status.connect(member)
             contact = self.config.announce or member.network.contacts()[0]
+            await journal.do(journal.remember, "network", self.config.network.encode())
             await chain.join(number, contact)
             log.info("pool.joined", pool=number, role=role, contact=contact)
             self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
