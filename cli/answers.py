@@ -9,7 +9,7 @@ from cli.daemon_status import AlarmPart, AuditPart, DaemonStatus, PayPart
 from cli.output import date, duration, ether
 
 QUESTIONS = ("am I in", "doing", "accepted", "earned", "wrong")
-OUTSIDE = ("key", "chain", "role", "stake", "joining")
+OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
 """Phases of a node that is not a member yet."""
 TROUBLE_LASTS = 600.0
 """Seconds for which trouble that is over is still told."""

@@ -53,7 +53,7 @@ class Started:
 def join_in_background(words: Sequence[str], directory: Path, *, as_json: bool) -> None:
     """Start the same command again without --detach, and say what came of it."""
     say: Callable[[str], None] = (lambda _: None) if as_json else lambda text: console().print(text, soft_wrap=True)
-    started = start_detached(without(words, "--detach", "--json"), directory.resolve(), say)
+    started = start_detached(without(words, "--detach", "--json", "--log", "--logs"), directory.resolve(), say)
     if as_json:
         print_json(started.facts())
         return

@@ -19,6 +19,7 @@ from cli import (
     demo,
     devnet,
     difficulty,
+    doctor,
     join,
     keys,
     leave,
@@ -75,6 +76,7 @@ def options(
 
 app.command("demo", epilog=demo.EXAMPLES)(demo.command)
 app.command("join", epilog=join.EXAMPLES)(join.command)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
 app.command("top", epilog=top.EXAMPLES)(top.command)
 app.command("peers", epilog=peers.EXAMPLES)(peers.command)

@@ -6,6 +6,7 @@ learn who else is there, obtain the run, play the role. SIGTERM or Ctrl-C drains
 
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -23,10 +24,13 @@ from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role, api_socket_path
 from node.errors import ConfigError, EvictedError
-from node.hardware import choose_role, inspect_hardware
+from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
+from node.preflight.admission import Applicant, admit
+from node.preflight.listening import announced, choose_listen, remember_port, without_peer
+from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import compile_run
@@ -75,10 +79,14 @@ ROLES: dict[Role, Services] = {
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 
 
-def run(config: NodeConfig) -> None:
+Companion = Callable[[ProgressRecord], Awaitable[None]]
+"""Runs beside the daemon until it ends, and may show how far it is; must never block."""
+
+
+def run(config: NodeConfig, companion: Companion | None = None) -> None:
     """Be a node until stopped. Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C."""
     try:
-        trio.run(Daemon(config).main)
+        trio.run(Daemon(config, companion).main)
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 
@@ -100,8 +108,9 @@ def _leaves(error: BaseException) -> list[BaseException]:
 class Daemon:
     """A node's life, from lock to leave."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, companion: Companion | None = None) -> None:
         self.config = config
+        self._companion = companion
         self.crew = Crew()
         self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
@@ -109,10 +118,14 @@ class Daemon:
         self._interrupted = False
 
     async def main(self) -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._heed_signals, nursery.cancel_scope)  # before there is anything to clean up
-            await self._hold_state()
-            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as beside:
+            if self._companion is not None:
+                beside.start_soon(self._companion, self.progress)  # sees the draining, too
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._heed_signals, nursery.cancel_scope)  # before there is anything to clean up
+                await self._hold_state()
+                nursery.cancel_scope.cancel()
+            beside.cancel_scope.cancel()
         if self._interrupted:
             raise KeyboardInterrupt
 
@@ -120,7 +133,7 @@ class Daemon:
         state = StateDir(self.config.directory.resolve())
         journal: Journal | None = None
         try:
-            set_up_logging(state.path / "logs", self.config.log_level)
+            set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
             journal = Journal(state.path / "journal.sqlite")
             await self._live(state, journal)
         finally:
@@ -174,13 +187,18 @@ class Daemon:
         log.info("hardware.found", summary=hardware.summary)
         role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
         self.status.place(profile, number, role)
+        self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
+        listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
+        if self.config.preflight:
+            await self._admit(chain, pool, role, hardware, listen, state.path)
         domain = Domain(profile.chain_id, profile.contracts.swarm)
         self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
-        await ensure_participant(chain, key, self.config, state.path)
-        self.progress.enter("joining", f"listening on {self.config.listen}, then joining pool {number} on chain")
-        async with self._open_member(key, domain, pool, state.path / "blobs") as member:
+        await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
+        self.progress.enter("joining", f"listening on {listen}, then joining pool {number} on chain")
+        async with self._open_member(key, domain, pool, listen, state.path / "blobs") as member:
             self.status.connect(member)
-            contact = self.config.announce or member.network.contacts()[0]
+            contact = member.network.contacts()[0]
+            await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
             await journal.do(journal.remember, "network", self.config.network.encode())
             await chain.join(number, contact)
             log.info("pool.joined", pool=number, role=role, contact=contact)
@@ -200,15 +218,28 @@ class Daemon:
             finally:
                 await self._leave(chain, number, member.membership)
 
+    async def _admit(
+        self, chain: ChainClient, pool: PoolInfo, role: Role, hardware: Hardware, listen: str, directory: Path
+    ) -> None:
+        """Refuse to join where something would fail; put on record what may."""
+        config = self.config
+        self.progress.enter("checks", "looking at everything that can fail: clock, disk, memory, GPU, port, pool")
+        where = announced(listen, config.announce)
+        applicant = Applicant(directory, role, hardware, listen, where, bool(config.announce), config.store_quota)
+        for finding in await admit(chain, pool, applicant):
+            log.warning("node.preflight", check=finding.name, what=finding.what, remedy=finding.remedy)
+            self.progress.trouble(f"{finding.what}; {finding.remedy}")
+
     def _open_member(
-        self, key: NodeKey, domain: Domain, pool: PoolInfo, blobs: Path
+        self, key: NodeKey, domain: Domain, pool: PoolInfo, listen: str, blobs: Path
     ) -> AbstractAsyncContextManager[Member]:
         config = self.config
+        announce = [without_peer(config.announce)] if config.announce else []
         return open_member(
             key,
             domain,
             pool,
-            Libp2pNetwork(key, config.listen),
+            Libp2pNetwork(key, listen, announce=announce),
             blobs,
             quota=config.store_quota,
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),

@@ -9,8 +9,8 @@ import structlog
 from node.log_file import LogFile
 
 
-def set_up_logging(directory: Path, level: str) -> None:
-    """One event, two renderings. Third parties' loggers are kept at warnings."""
+def set_up_logging(directory: Path, level: str, *, shown: bool = True) -> None:
+    """One event, two renderings. Third parties' loggers are kept at warnings. shown: on standard error too."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -41,7 +41,7 @@ def set_up_logging(directory: Path, level: str) -> None:
     for before in root.handlers:
         if isinstance(before, LogFile):
             before.close()
-    root.handlers[:] = [file, console]
+    root.handlers[:] = [file, console] if shown else [file]
     root.setLevel(logging.WARNING)
     for name in ("node", "protocol", "contracts", "cli"):
         logging.getLogger(name).setLevel(level.upper())

@@ -14,6 +14,7 @@ PHASES = (
     "key",
     "chain",
     "role",
+    "checks",
     "stake",
     "joining",
     "peers",
@@ -69,7 +70,7 @@ class ProgressRecord:
         self._clock, self._wall = clock, wall
         self._name, self._fraction = PHASES[0], _unknown
         self._text: Callable[[], str] = _text("starting")
-        self._since = clock()
+        self._began = self._since = clock()
         self._events: list[tuple[int, Event]] = []
         self.phases: list[Finished] = []
         self.told = 0
@@ -79,6 +80,11 @@ class ProgressRecord:
     def name(self) -> str:
         """Of the present phase."""
         return self._name
+
+    @property
+    def age(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._began
 
     @property
     def phase(self) -> Phase:

@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.blobs.http", "node.recipe", "node.run", "node.weights"),
     ("node.blobs.door",),
     ("node.member",),
-    ("node.visitor", "node.services.base", "node.services.station"),
+    ("node.visitor", "node.preflight", "node.services.base", "node.services.station"),
     ("node.services.leaves", "node.services.duties"),
     ("node.services.workplace", "node.services.membership", "node.status", "node.api"),
     (

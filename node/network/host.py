@@ -251,12 +251,15 @@ class Libp2pNetwork:
     # -- peers -------------------------------------------------------------------------------------
 
     def contacts(self) -> tuple[str, ...]:
+        addresses = self.listening() and (self._announce or self.listening())
+        return tuple(f"{address}/p2p/{self.peer_id}" for address in addresses)
+
+    def listening(self) -> tuple[str, ...]:
+        """Where this node listens, a wildcard replaced by the interface's address; empty unless running."""
         if self._nursery is None:
             return ()
-        addresses = self._announce or tuple(
-            _reachable(str(address)) for each in self._swarm.listeners.values() for address in each.get_addrs()
-        )
-        return tuple(f"{address}/p2p/{self.peer_id}" for address in addresses)
+        found = (address for each in self._swarm.listeners.values() for address in each.get_addrs())
+        return tuple(reachable(str(address)) for address in found)
 
     def set_contacts(self, contacts: Mapping[Address, str]) -> None:
         self._redialer.set(contacts)
@@ -643,7 +646,7 @@ async def _widen(stream: INetStream, wanted: int) -> None:
     await muxed.send_window_update(extra)
 
 
-def _reachable(address: str) -> str:
+def reachable(address: str) -> str:
     """Replace a wildcard by the address of the interface that leads to the internet."""
     for wildcard, family, target in (
         ("/ip4/0.0.0.0/", socket.AF_INET, "192.0.2.1"),
