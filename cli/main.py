@@ -27,6 +27,7 @@ from cli import (
     peers,
     report,
     run,
+    service,
     status,
     stop,
     top,
@@ -84,6 +85,7 @@ app.command("contributions", epilog=contributions.EXAMPLES)(contributions.comman
 app.command("stop", epilog=stop.EXAMPLES)(stop.command)
 app.command("leave", epilog=leave.EXAMPLES)(leave.command)
 app.command("logs", epilog=logs.EXAMPLES)(logs.command)
+app.add_typer(service.app, name="service")
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
