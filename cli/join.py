@@ -8,6 +8,7 @@ import typer
 
 from cli.keyring import key_file
 from cli.output import print_json
+from cli.places import complete_directories, complete_networks
 from cli.settings import build_config
 
 if TYPE_CHECKING:
@@ -42,10 +43,19 @@ def command(
     context: typer.Context,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
     network: Annotated[
-        str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
+        str | None,
+        typer.Option(
+            help="A network profile (TOML file), or 'local' for this machine's devnet.",
+            autocompletion=complete_networks,
+        ),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="Key, journal and blobs of this node. One daemon each.")
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            help="Key, journal and blobs of this node. One daemon each.",
+            autocompletion=complete_directories,
+        ),
     ] = None,
     pool: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")

@@ -32,6 +32,7 @@ from cli import (
     stop,
     top,
     train,
+    update,
     weights,
     weights_serve,
 )
@@ -86,6 +87,7 @@ app.command("stop", epilog=stop.EXAMPLES)(stop.command)
 app.command("leave", epilog=leave.EXAMPLES)(leave.command)
 app.command("logs", epilog=logs.EXAMPLES)(logs.command)
 app.add_typer(service.app, name="service")
+app.command("update", epilog=update.EXAMPLES)(update.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
