@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.answers import is_member
 from cli.errors import CONFIGURATION, UNEXPECTED, CommandError
 from cli.invocation import own_command, without
-from cli.output import console, print_json
+from cli.output import clean, console, print_json
 
 if TYPE_CHECKING:
     from cli.daemon_status import DaemonStatus
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 LONGEST_START, SETTLING = 120.0, 20.0
 """Seconds until its socket must answer, and from then on until it is left to itself, in its pool or not yet."""
 POLL = 0.1
+MOST_PRINTED = 12
 START_LOG = "start.log"
 """In the logs of the state directory: what the process itself prints; its events are in the log beside it."""
 
@@ -41,12 +43,22 @@ class Started:
     def lines(self) -> list[str]:
         """For people: what runs, how to look at it, how to end it."""
         facts, place = self.facts(), f"--state-dir {self.directory}"
+        printed = [] if is_member(self.status) else self._printed()
         return [
+            *printed,
             f"{facts['role'] or 'node'} {facts['address']} runs in the background (process {self.pid})",
             f"  now:   {facts['phase']}",
             f"  look:  intellect-node status {place}",
             f"  log:   intellect-node logs -f {place}",
             f"  stop:  intellect-node stop {place}",
+        ]
+
+    def _printed(self) -> list[str]:
+        """What it said while it started, the commands that it waits for among it."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return [
+            "not in the pool yet; it says:",
+            *(f"  {clean(line, 300)}" for line in text.splitlines()[-MOST_PRINTED:]),
         ]
 
 
@@ -94,8 +106,6 @@ def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 def _await(process: subprocess.Popen[bytes], directory: Path, log: Path, say: Callable[[str], None]) -> "DaemonStatus":
     """The daemon's word once it is a member, or after a while. It is ended if it never answers."""
-    from cli.answers import is_member
-
     began, first, told = time.monotonic(), None, ""
     while process.poll() is None:
         now = time.monotonic()

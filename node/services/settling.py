@@ -106,6 +106,7 @@ class Settling(Service):
         self._warned: dict[str, str] = {}
         self.account = Account()
         self.epochs: list[EpochPay] = []
+        self._claimable_from = 0.0
         self.warnings: list[str] = []
 
     @classmethod
@@ -138,6 +139,7 @@ class Settling(Service):
             "voided_wei": str(account.voided),
             "unfunded_units": account.unfunded,
             "warnings": self.warnings,
+            "claimable_from": self._claimable_from,
             "epochs": [epoch.told() for epoch in self.epochs[-EPOCHS_TOLD:]],
         }
         return {"pay": pay}
@@ -153,6 +155,7 @@ class Settling(Service):
         if due and (len(due) >= BATCH or now - pool.maturity(due[0]) >= self._patience(pool)):
             for start in range(0, len(due), BATCH):
                 await self._settle(due[start : start + BATCH])
+        self._claimable_from = round(time.time() - pool.window - pool.epoch_seconds, 1)
         self.epochs = [self._epoch(entry, pool, now) for entry in self._ledger.of(self._own)]
         account = self._sum(self.epochs)
         self._tell_of_pay(account.paid)
