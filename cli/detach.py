@@ -138,7 +138,15 @@ def _status(directory: Path, pid: int) -> "DaemonStatus | None":
         status = api.get_status(socket, timeout=2.0)
     except CommandError:
         return None
-    return status if status.node.pid == pid else None
+    return status if _session_of(status.node.pid) == pid else None
+
+
+def _session_of(pid: int) -> int | None:
+    """The daemon may be a child of the process that was started; it stays in its session."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _failed(code: int, log: Path) -> CommandError:

@@ -3,9 +3,19 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = "intellect-node"
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One call of the program. words: its command line; own_process: whether the process is the program's own, which a
+    command may then fork."""
+
+    words: Sequence[str]
+    own_process: bool
 
 
 def own_command() -> list[str]:

@@ -99,6 +99,9 @@ def command(
         bool | None,
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),
     ] = None,
+    page: Annotated[
+        str | None, typer.Option(help="HOST:PORT: serve a page that shows the swarm, live; read-only, no password.")
+    ] = None,
     metrics_address: Annotated[
         str | None,
         typer.Option("--metrics-address", help="HOST:PORT: serve /metrics (Prometheus) over TCP too; no password."),
@@ -153,6 +156,7 @@ def command(
         auto_setup=auto_setup,
         wait=wait,
         preflight=preflight,
+        page=page,
         metrics_address=metrics_address,
         metrics_log=metrics_log,
         show_logs=logs,
@@ -163,13 +167,19 @@ def command(
     if detach:
         from cli.detach import join_in_background
 
-        join_in_background(context.obj, config.directory, as_json=as_json)
+        join_in_background(context.obj.words, config.directory, as_json=as_json)
         return
+    from node.forkserver.launch import for_role, launch
+
+    server = launch(for_role(config.role))  # its imports run beside ours
     from cli.joinview import open_json_view, open_view
     from node.daemon import run as run_daemon
+    from node.guardian import become_guarded
 
+    if context.obj.own_process:
+        become_guarded()
     view = open_json_view() if as_json else open_view(logs=logs)
-    run_daemon(config, view.run)
+    run_daemon(config, server, view.run)
 
 
 def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:

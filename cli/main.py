@@ -37,6 +37,7 @@ from cli import (
     weights_serve,
 )
 from cli.errors import describe, exit_code
+from cli.invocation import Invocation
 from cli.output import print_error
 
 EXIT_CODES = (
@@ -109,10 +110,12 @@ def _command() -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program; returns its exit code. arguments: of this process where none are given, which is then the
+    program's own: its commands may fork it (their context's `obj`)."""
+    own_process = arguments is None
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
-        _command().main(args=words, prog_name="intellect-node", obj=words)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        _command().main(args=words, prog_name="intellect-node", obj=Invocation(words, own_process))
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:  # the outermost frame: everything ends as three lines and a code

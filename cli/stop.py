@@ -77,7 +77,11 @@ def _stages(patience: float) -> list[tuple[str, tuple[signal.Signals, ...], floa
 
 
 def _send(pid: int, number: signal.Signals) -> None:
+    """To the daemon; SIGKILL to its guardian first, which would start it again."""
+    guardian = _guardian_of(pid) if number == signal.SIGKILL else None
     try:
+        if guardian is not None:
+            os.kill(guardian, number)
         os.kill(pid, number)
     except ProcessLookupError:
         return  # it ended by itself meanwhile: its lock tells
@@ -85,6 +89,18 @@ def _send(pid: int, number: signal.Signals) -> None:
         raise CommandError(
             f"process {pid} is not yours to stop", "it belongs to another user", "stop it as that user, or with sudo"
         ) from None
+
+
+def _guardian_of(pid: int) -> int | None:
+    """The parent that forked a daemon, which is the same program with the same words."""
+    import psutil
+
+    try:
+        daemon = psutil.Process(pid)
+        parent = daemon.parent()
+        return parent.pid if parent is not None and parent.cmdline() == daemon.cmdline() else None
+    except psutil.Error:
+        return None
 
 
 def _is_gone(directory: Path, seconds: float, say: Callable[[str], None]) -> bool:

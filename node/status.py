@@ -73,6 +73,7 @@ class StatusPage:
             "swarm": self._swarm(),
             "work": _no_work(float(beat.get("rate", 0.0))),
             "training": None,
+            "contributions": None,
             "verdicts": {"accepted": 0, "rejected": 0, "by_reason": {}, "recent": []},
             "audit": None,
             "slashed": self._slashed(),
@@ -123,9 +124,11 @@ class StatusPage:
             "run_root": station.run.root.hex() if station else "",
             "step": newest.step if newest else -1,
             "steps_total": station.run.spec.recipe.steps if station else 0,
+            "target_reward": station.run.spec.recipe.target_reward if station else None,
             "policy_root": newest.root.hex() if newest else "",
             "policies_held": station.shelf.count if station else 0,
             "over": False,
+            "reward": None,
             "final_reward": None,
         }
 

@@ -72,7 +72,8 @@ class Unit:
         return [
             "[Service]",
             "Type=notify",
-            "NotifyAccess=main",
+            "# the guardian is the main process, the daemon its child",
+            "NotifyAccess=all",
             f"ExecStart={' '.join(_word(word, command=True) for word in self.command)}",
             f"WorkingDirectory={_plain(self.directory)}",
             *(f"Environment={_word(f'{name}={value}')}" for name, value in self.environment),

@@ -7,7 +7,6 @@ whichever child answers is given the policy first if it has not got it.
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 import structlog
 import trio
 
+from node.forkserver.child import Anew, Child, Starter
 from node.inference.errors import EngineCrashed, EngineError
 from node.inference.wire import (
     HEADER,
@@ -36,7 +36,7 @@ from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
 PREPARE_DEADLINE = 600.0
-FIRST_PAUSE = 0.5
+FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 HEALTHY_SECONDS = 60.0
 START_TRIES = 3
@@ -48,7 +48,7 @@ class EngineProcess:
     """A supervised engine child that has prepared one run.
 
     command: argument list of the child; run: canonical RunSpec bytes; assets: directory of its files; kept: how many
-    policies' weights a child keeps (`wire.kept_policies`).
+    policies' weights a child keeps (`wire.kept_policies`); starter: how children are started, anew by default.
     """
 
     name = "engine"
@@ -60,6 +60,7 @@ class EngineProcess:
         assets: Path,
         *,
         kept: int = 1,
+        starter: Starter | None = None,
         env: Mapping[str, str] | None = None,
         prepare_deadline: float = PREPARE_DEADLINE,
     ) -> None:
@@ -67,7 +68,8 @@ class EngineProcess:
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._prepare_deadline = prepare_deadline
-        self._process: trio.Process | None = None
+        self._starter = starter or Anew()
+        self._process: Child | None = None
         self._buffer = bytearray()
         self._next_id = 1
         self._turn = trio.Lock()
@@ -183,22 +185,15 @@ class EngineProcess:
             self._process = None
             await _kill(process)
 
-    async def _spawn(self) -> trio.Process:
+    async def _spawn(self) -> Child:
         try:
-            return await trio.lowlevel.open_process(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=None,
-                env=self._env,
-                start_new_session=True,
-            )
+            return await self._starter.start(self._command, self._env, heard=True)
         except OSError as error:
             raise EngineError(
                 "the engine cannot be started", f"{self._command[0]}: {error}", "correct the engine command"
             ) from None
 
-    async def _notice_exit(self, process: trio.Process) -> None:
+    async def _notice_exit(self, process: Child) -> None:
         await process.wait()
         self._break()
 
@@ -256,7 +251,7 @@ class EngineProcess:
         return taken
 
 
-async def _kill(process: trio.Process) -> None:
+async def _kill(process: Child) -> None:
     """Kill the child and all it started: it leads a process group of its own."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

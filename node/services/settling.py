@@ -104,6 +104,7 @@ class Settling(Service):
         self._told_paid: int | None = None
         self._voided: set[int] = set()
         self._warned: dict[str, str] = {}
+        self.seen: PoolInfo | None = None
         self.account = Account()
         self.epochs: list[EpochPay] = []
         self._claimable_from = 0.0
@@ -141,11 +142,14 @@ class Settling(Service):
             "warnings": self.warnings,
             "claimable_from": self._claimable_from,
             "epochs": [epoch.told() for epoch in self.epochs[-EPOCHS_TOLD:]],
+            "escrow_wei": str(self.seen.escrow) if self.seen else None,
+            "reward_per_unit_wei": str(self.seen.reward_per_unit) if self.seen else None,
         }
         return {"pay": pay}
 
     async def look(self, pool: PoolInfo) -> None:
         """One look at what is due, and at what the owner should know."""
+        self.seen = pool
         if self._provider is None:
             self._provider = (await self._treasury.node_info(self._own)).owner
         await self._finish()

@@ -12,6 +12,7 @@ import trio
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
+from node.forkserver.child import Starter
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.inference.wire import kept_policies
@@ -22,6 +23,7 @@ from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
 from node.state.tally import Tally
+from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
 from protocol.messages import PolicyAnnounced
@@ -29,7 +31,7 @@ from protocol.messages import PolicyAnnounced
 
 class Workplace(msgspec.Struct, frozen=True, dict=True):
     """contact: where others reach this node; directory: its state; crew: the services that run; ledger: what became of
-    the pool's work on chain."""
+    the pool's work on chain; web: where HTTP is served; starter: how child processes are started."""
 
     config: NodeConfig
     role: Role
@@ -41,6 +43,8 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     contact: str
     directory: Path
     ledger: Ledger
+    web: HttpHost
+    starter: Starter
 
     @property
     def scratch(self) -> Path:
@@ -51,7 +55,8 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def engine(self) -> EngineProcess:
         """The child process that computes."""
         run = self.station.run
-        return EngineProcess(self.config.engine_argv, run.encoded, run.assets, kept=kept_policies(run.spec))
+        kept = kept_policies(run.spec)
+        return EngineProcess(self.config.engine_argv, run.encoded, run.assets, kept=kept, starter=self.starter)
 
     @cached_property
     def policies(self) -> PolicyFollower:

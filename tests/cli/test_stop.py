@@ -1,6 +1,7 @@
 """Ending daemons: real processes that hold a state directory's lock, and heed signals as they please."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ def heed(*_):
         lock.release()
         os._exit(0)
 signal.signal(signal.SIGTERM, heed)
+while sys.argv[4] == "guarded" and os.fork():
+    os.wait()
 assert lock.acquire()
 print("holds", flush=True)
 time.sleep(60)
@@ -40,10 +43,10 @@ def daemons() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def start(directory: Path, daemons: list[subprocess.Popen[str]], deaf: int) -> int:
+def start(directory: Path, daemons: list[subprocess.Popen[str]], deaf: int, guard: str = "alone") -> int:
     """A process that heeds the signal after `deaf` others; its pid."""
     root = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-c", DAEMON, str(directory), str(deaf), root]
+    command = [sys.executable, "-c", DAEMON, str(directory), str(deaf), root, guard]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     daemons.append(process)
     assert process.stdout is not None and process.stdout.readline() == "holds\n"
@@ -65,6 +68,16 @@ def test_a_daemon_is_asked_then_cut_then_killed_and_each_stage_is_said(
         "cut": ["SIGTERM"],
         "killed": ["SIGTERM", "SIGKILL"],
     }[outcome]
+
+
+def test_a_daemon_that_is_killed_is_not_started_again_by_its_guardian(
+    tmp_path: Path, daemons: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.stop.AFTER_CUT", 0.2)
+    guardian = start(tmp_path, daemons, 9, "guarded")
+    assert pid_of(tmp_path) != guardian
+    assert stop(tmp_path, 0.1, print)[0] == "killed"
+    assert daemons[0].wait(10) == -signal.SIGKILL and pid_of(tmp_path) is None
 
 
 def test_the_command_says_what_it_did(

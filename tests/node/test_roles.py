@@ -10,12 +10,14 @@ import msgspec
 import pytest
 import structlog
 import structlog.testing
+import trio
 
 from contracts.bindings import PoolInfo
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig, Role
 from node.daemon import ROLES
+from node.forkserver.child import Anew
 from node.hardware import Hardware
 from node.member import open_member
 from node.network.memory import MemoryHub, MemoryNetwork
@@ -28,6 +30,7 @@ from node.services.training.trainer import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
 from node.status import StatusPage, joined
+from node.web.host import HttpHost
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
 from protocol.run import EnvironmentSpec, RunSpec, encode_run
@@ -38,8 +41,8 @@ DOMAIN = Domain(31337, OTHER.address)
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
 POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
 SECTIONS = (
-    "schema_version node network run stake pay swarm work training verdicts audit slashed network_stats board "
-    "processes restarts services last_error events"
+    "schema_version node network run stake pay swarm work training contributions verdicts audit slashed network_stats "
+    "board processes restarts services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -74,11 +77,14 @@ async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator
         station = take_station(member, run, 1, journal)
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
-        place = Workplace(
-            settings, role, hardware, chain, member, station, Crew(), "/ip4/contact", directory, Ledger(KEY.address)
-        )
-        place.__dict__["engine"] = ReadyEngine()
-        yield place
+        own = (settings, role, hardware, chain, member, station, Crew(), "/ip4/contact", directory)
+        async with trio.open_nursery() as nursery:
+            web = HttpHost()
+            await nursery.start(web.run)
+            place = Workplace(*own, Ledger(KEY.address), web, Anew())
+            place.__dict__["engine"] = ReadyEngine()
+            yield place
+            nursery.cancel_scope.cancel()
     journal.close()
 
 
@@ -145,7 +151,6 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "training",
         ]
         assert crew.beat()["gateway"] == "http://example.org:80"
-        crew.services[2]._gateway.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -187,7 +192,8 @@ async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: 
         crew.state = "working"
         trainer: Any = crew.services[-1]
         trainer.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
-        assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, None)
+        assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, 0.625)
+        assert StatusPage(crew).render()["run"]["final_reward"] is None
         trainer.done = True
         page = StatusPage(crew).render()
         assert page["node"]["state"] == "finished"
@@ -203,15 +209,15 @@ async def test_a_finished_run_tells_everybody_once_and_a_lengthened_one_goes_on(
         page = StatusPage(crew)
         ending = next(service for service in crew.services if isinstance(service, Ending))
         going = Heartbeat(
-            pool=4, sequence=1, role="trainer", state="working", contact="", policy_step=9, interval=1.0, reward=None
+            pool=4, sequence=1, role="trainer", state="working", contact="", policy_step=9, interval=1.0, reward=0.4
         )
         over = msgspec.structs.replace(going, finished=True, reward=0.701)
-        told: list[tuple[bool, float | None]] = []
+        told: list[tuple[Any, ...]] = []
         with structlog.testing.capture_logs() as logs:
             for beat in (going, over, over, going):
                 ending._hear(beat)
-                told.append((page.render()["run"]["over"], page.render()["run"]["final_reward"]))
-        assert told == [(False, None), (True, 0.701), (True, 0.701), (False, None)]
+                told.append(tuple(page.render()["run"][name] for name in ("over", "reward", "final_reward")))
+        assert told == [(False, 0.4, None), (True, 0.701, 0.701), (True, 0.701, 0.701), (False, 0.4, None)]
         (event,) = [one for one in logs if one["event"] == "run.over"]
         assert (event["step"], event["reward"]) == (9, 0.701) and "weights fetch" in event["remedy"]
 
