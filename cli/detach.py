@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from cli.daemon_status import DaemonStatus
 
 LONGEST_START, SETTLING = 120.0, 20.0
-"""Seconds until its socket must answer, and from then on until it is left to itself, in its pool or not yet."""
+"""Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet."""
 POLL = 0.1
 MOST_PRINTED = 12
+UNDER_WAY = ("policy", "first-contribution", "working")
+"""Phases of a node that has its run and its engine."""
 START_LOG = "start.log"
 """In the logs of the state directory: what the process itself prints; its events are in the log beside it."""
 
@@ -105,7 +107,7 @@ def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def _await(process: subprocess.Popen[bytes], directory: Path, log: Path, say: Callable[[str], None]) -> "DaemonStatus":
-    """The daemon's word once it is a member, or after a while. It is ended if it never answers."""
+    """The daemon's word once it is under way, or after a while. It is ended if it never answers."""
     began, first, told = time.monotonic(), None, ""
     while process.poll() is None:
         now = time.monotonic()
@@ -116,7 +118,7 @@ def _await(process: subprocess.Popen[bytes], directory: Path, log: Path, say: Ca
             if phase != told:
                 say(f"  - {phase}")
                 told = phase
-            if is_member(status) or now - first > SETTLING:
+            if _is_under_way(status) or now - first > SETTLING:
                 return status
         elif now - began > LONGEST_START:
             process.terminate()
@@ -125,6 +127,12 @@ def _await(process: subprocess.Popen[bytes], directory: Path, log: Path, say: Ca
             )
         time.sleep(POLL)
     raise _failed(process.returncode, log)
+
+
+def _is_under_way(status: "DaemonStatus") -> bool:
+    """Whether all that usually fails is behind it: the chain, the pool, the run and the engine."""
+    phase = status.node.phase
+    return is_member(status) and (phase is None or phase.name in UNDER_WAY)
 
 
 def _status(directory: Path, pid: int) -> "DaemonStatus | None":
