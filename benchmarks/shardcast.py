@@ -248,12 +248,15 @@ async def _origin(directory: str, image: str) -> None:
     from node.blobs.http.mirror import root_of_image
     from node.blobs.http.server import Gateway, ServedPolicy
     from node.blobs.store import BlobStore
+    from node.web.address import bind
+    from node.web.listener import Listener
 
     store = BlobStore(Path(directory), quota=1 << 40)
     served: list[ServedPolicy] = []
-    gateway = Gateway("127.0.0.1:0", store, lambda: served)
+    listener = Listener(bind("127.0.0.1:0", "the gateway", ""))
+    gateway = Gateway(listener, store, lambda: served)
     async with trio.open_nursery() as nursery:
-        await nursery.start(gateway.run)
+        await nursery.start(listener.run)
         print("ready", gateway.source(), flush=True)
         await trio.to_thread.run_sync(sys.stdin.readline)
         info = await store.add(Path(image))
@@ -270,12 +273,15 @@ async def _relay(directory: str, source: str) -> None:
     from node.blobs.http.server import Gateway
     from node.blobs.http.sources import parse_source
     from node.blobs.store import BlobStore
+    from node.web.address import bind
+    from node.web.listener import Listener
 
     store = BlobStore(Path(directory), quota=1 << 40)
     mirror = Mirror(store, [parse_source(source)], every=1.0)
-    gateway = Gateway("127.0.0.1:0", store, mirror.policies)
+    listener = Listener(bind("127.0.0.1:0", "the gateway", ""))
+    gateway = Gateway(listener, store, mirror.policies)
     async with trio.open_nursery() as nursery:
-        await nursery.start(gateway.run)
+        await nursery.start(listener.run)
         nursery.start_soon(mirror.run)
         print("ready", gateway.source(), flush=True)
 

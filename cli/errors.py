@@ -29,7 +29,6 @@ _CODES = {
     "PortInUse": CONFIGURATION,
     "ListenFailed": CONFIGURATION,
     "NetworkError": NETWORK,
-    "GatewayPortInUse": CONFIGURATION,
     "BadSource": USAGE,
     "GatewayError": NETWORK,
     "RunError": RUN,

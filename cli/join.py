@@ -39,6 +39,7 @@ class LogLevel(StrEnum):
 
 
 def command(
+    context: typer.Context,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
     network: Annotated[
         str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
@@ -146,11 +147,17 @@ def command(
     )
     if dry_run:
         raise typer.Exit(_rehearse(config, as_json=as_json))
+    from node.forkserver.launch import for_role, launch
+
+    server = launch(for_role(config.role))  # its imports run beside ours
     from cli.joinview import open_json_view, open_view
     from node.daemon import run as run_daemon
+    from node.guardian import become_guarded
 
-    view = open_json_view() if as_json else open_view(logs=logs)
-    run_daemon(config, view.run)
+    if context.obj:
+        become_guarded()
+    view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
+    run_daemon(config, server, view.run)
 
 
 def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:

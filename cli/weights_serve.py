@@ -76,18 +76,23 @@ class _Server:
     async def run(self, listen: str, sources: Sequence[object], keep: int, every: float, tls: bool) -> None:
         import trio
 
+        from node.blobs.http.certificate import server_context
         from node.blobs.http.mirror import Mirror
         from node.blobs.http.server import Gateway
         from node.blobs.store import BlobStore
+        from node.web.address import bind
+        from node.web.listener import Listener
 
         store = await trio.to_thread.run_sync(BlobStore, self._directory, self._quota)
         mirror = Mirror(store, sources, keep=keep, every=every) if sources else None  # type: ignore[arg-type]
         certificate = await trio.to_thread.run_sync(_certificate, self._directory) if tls else None
-        gateway = Gateway(listen, store, lambda: self._served(mirror), certificate)
+        context = await trio.to_thread.run_sync(server_context, certificate) if certificate else None
+        listener = Listener(bind(listen, "the gateway", "--listen"), context)
+        gateway = Gateway(listener, store, lambda: self._served(mirror), certificate)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
             await self._take_in(store)
-            await nursery.start(gateway.run)
+            await nursery.start(listener.run)
             self._say(gateway.source(), "serving", source=gateway.source(), host=socket.gethostname())
             if mirror:
                 await nursery.start(mirror.run)

@@ -14,7 +14,6 @@ import structlog
 import trio
 
 from contracts.bindings import PoolInfo
-from node.api.server import ApiServer
 from node.blobs.exchange import Limits
 from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
@@ -22,8 +21,11 @@ from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
-from node.config import NodeConfig, Role, api_socket_path
+from node.config import NodeConfig, Role
 from node.errors import ConfigError, EvictedError
+from node.forkserver.client import ForkServer
+from node.forkserver.launch import Server
+from node.front import Front
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
@@ -53,12 +55,14 @@ from node.services.paying import Paying
 from node.services.policies import Following
 from node.services.settling import Settling
 from node.services.station import take_station
+from node.services.tallying import Tallying
 from node.services.training.service import Training
 from node.services.workplace import Workplace
 from node.state.directory import StateDir
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
 from node.status import StatusPage
+from node.supervision import Supervision
 from node.swarm.membership import Membership
 from protocol.errors import IntellectError
 from protocol.identity import NodeKey
@@ -66,9 +70,11 @@ from protocol.statements import Domain
 
 log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
+ONE_SIGNAL = 0.5
+"""Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Counting, Serving, Beating, Ending)
+EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),
@@ -81,10 +87,13 @@ Companion = Callable[[ProgressRecord], Awaitable[None]]
 """Runs beside the daemon until it ends, and may show how far it is; must never block."""
 
 
-def run(config: NodeConfig, companion: Companion | None = None) -> None:
-    """Be a node until stopped. Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C."""
+def run(config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
+    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew.
+
+    Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C.
+    """
     try:
-        trio.run(Daemon(config, companion).main)
+        trio.run(Daemon(config, server, companion).main)
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 
@@ -106,12 +115,14 @@ def _leaves(error: BaseException) -> list[BaseException]:
 class Daemon:
     """A node's life, from lock to leave."""
 
-    def __init__(self, config: NodeConfig, companion: Companion | None = None) -> None:
+    def __init__(self, config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
         self.config = config
+        self.children = ForkServer(server)
         self._companion = companion
         self.crew = Crew()
         self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
+        self.supervision = Supervision(lambda: self.progress.phase.text)
         self._interrupted = False
 
     async def main(self) -> None:
@@ -143,12 +154,17 @@ class Daemon:
     ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
+            draining_since = 0.0
             async for number in signals:
                 if scope.cancel_called:
+                    if trio.current_time() - draining_since < ONE_SIGNAL:
+                        continue
                     os._exit(130)
+                draining_since = trio.current_time()
                 log.info("node.draining", signal=signal.Signals(number).name)
                 self.crew.state = "draining"
                 self.progress.enter("draining", "finishing what is under way, then leaving the pool")
+                self.supervision.stopping()
                 self._interrupted = number == signal.SIGINT
                 scope.cancel()
 
@@ -157,13 +173,15 @@ class Daemon:
         key = await trio.to_thread.run_sync(self._open_key, state.path)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
-            api = ApiServer(api_socket_path(state.path), self.status.render, self.config.metrics_address)
-            await nursery.start(api.run)
+            await nursery.start(self.children.run)
+            front = Front(self.config, self.status.render, state.path)
+            await nursery.start(front.run)
+            await nursery.start(self.supervision.run)
             self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
             await chain.connect()
-            await self._join(state, journal, key, profile, chain)
+            await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
     def _open_key(self, directory: Path) -> NodeKey:
@@ -171,7 +189,7 @@ class Daemon:
         return load_or_create(directory / "node-key.json", password)
 
     async def _join(
-        self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient
+        self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient, front: Front
     ) -> None:
         number = self.config.pool if self.config.pool is not None else profile.pool
         if number is None:
@@ -205,9 +223,8 @@ class Daemon:
                     check_requirements(run.spec, role, hardware)
                     station = take_station(member, run, pool.threshold, journal, self.progress, pool.reward_per_unit)
                     self.status.work_for(station)
-                    place = Workplace(
-                        self.config, role, hardware, chain, member, station, self.crew, contact, state.path, ledger
-                    )
+                    own = (self.config, role, hardware, chain, member, station)
+                    place = Workplace(*own, self.crew, contact, state.path, ledger, front.web, self.children)
                     await self._serve(nursery, place)
             finally:
                 await self._leave(chain, number, member.membership)

@@ -2,13 +2,11 @@
 
 import logging
 import sys
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import structlog
 
-LOG_BYTES = 20 * 1024 * 1024
-LOG_FILES = 5
+from node.log_file import LogFile
 
 
 def set_up_logging(directory: Path, level: str, *, shown: bool = True) -> None:
@@ -29,7 +27,7 @@ def set_up_logging(directory: Path, level: str, *, shown: bool = True) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    file = RotatingFileHandler(directory / "daemon.jsonl", maxBytes=LOG_BYTES, backupCount=LOG_FILES)
+    file = LogFile(directory)
     file.setFormatter(
         structlog.stdlib.ProcessorFormatter(processor=structlog.processors.JSONRenderer(), foreign_pre_chain=shared)
     )
@@ -40,6 +38,9 @@ def set_up_logging(directory: Path, level: str, *, shown: bool = True) -> None:
         )
     )
     root = logging.getLogger()
+    for before in root.handlers:
+        if isinstance(before, LogFile):
+            before.close()
     root.handlers[:] = [file, console] if shown else [file]
     root.setLevel(logging.WARNING)
     for name in ("node", "protocol", "contracts", "cli"):

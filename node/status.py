@@ -79,6 +79,7 @@ class StatusPage:
             "network_stats": msgspec.structs.asdict(self._member.network.stats()) if self._member else {},
             "board": dict(self._member.board.counts) if self._member else {},
             "processes": [],
+            "restarts": {},
             "services": self._crew.names,
             "last_error": None,
             "events": [msgspec.structs.asdict(event) for event in self._crew.progress.events],

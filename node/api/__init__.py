@@ -1,1 +1,1 @@
-"""The local control API: status and metrics over a Unix socket that only this user can open."""
+"""What a node says of itself to its owner's programs: the control socket and /metrics."""

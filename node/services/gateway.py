@@ -2,13 +2,18 @@
 
 from typing import Any, Self
 
+import structlog
 import trio
 
-from node.blobs.http.certificate import own_certificate
+from node.blobs.http.certificate import own_certificate, server_context
 from node.blobs.http.server import Gateway, ServedPolicy
 from node.services.base import Service
 from node.services.workplace import Workplace
 from node.weights.keeper import PolicyShelf
+
+log = structlog.get_logger()
+WHAT, FLAG = "the gateway", "--gateway"
+"""What an error calls it, and where its address was given."""
 
 
 class Serving(Service):
@@ -25,14 +30,18 @@ class Serving(Service):
         config = place.config
         if config.gateway is None:
             return None
-        certificate = None
+        certificate = tls = None
         if config.gateway_tls:
             certificate = await trio.to_thread.run_sync(own_certificate, place.directory, place.station.key)
+            tls = await trio.to_thread.run_sync(server_context, certificate)
+        listener = place.web.at(config.gateway, WHAT, FLAG, tls)
         store, shelf = place.member.stock.store, place.station.shelf
-        return cls(Gateway(config.gateway, store, lambda: served(shelf), certificate), config.gateway_announce)
+        gateway = Gateway(listener, store, lambda: served(shelf), certificate)
+        log.info("gateway.serving", source=gateway.source())
+        return cls(gateway, config.gateway_announce)
 
     async def start(self, nursery: trio.Nursery) -> None:
-        await nursery.start(self._gateway.run)
+        """Served since it was opened, by the node's HTTP host."""
 
     def beat(self) -> dict[str, Any]:
         return {"gateway": self._gateway.source(self._announce)}

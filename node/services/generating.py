@@ -17,7 +17,7 @@ from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
 from node.services.base import Service
-from node.services.station import LoadedPolicies, Rate, Station
+from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.hearing import is_cut_off, voices
@@ -33,7 +33,6 @@ log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
 FIRST_INTERVAL = 1.5
 INTERVAL_MEMORY = 0.8
-LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
 HEARING_POLL = 0.25
@@ -46,9 +45,7 @@ REMEMBERED = 256
 class EngineChild(Protocol):
     """The part of node.inference that a worker drives."""
 
-    generation: int
-
-    async def ask(self, request: Request, *, timeout: float) -> Reply: ...
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply: ...
 
 
 class Generating(Service):
@@ -63,7 +60,6 @@ class Generating(Service):
         self._scratch = scratch
         self._gauge = gauge
         self._informative = 1.0
-        self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self.rate = Rate()
         self.last_reward: float | None = None
         self.waiting: str | None = None
@@ -89,6 +85,7 @@ class Generating(Service):
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
+        await self._recall()
         await self._repeat_promises()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_verdicts)
@@ -213,10 +210,7 @@ class Generating(Service):
         return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
-        if self._loaded.needs(policy, self._engine.generation):
-            load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
-            await self._engine.ask(load, timeout=LOAD_DEADLINE)
-            self._loaded.loaded(policy)
+        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
         order = Produce(
             policy_root=policy.root,
@@ -226,7 +220,7 @@ class Generating(Service):
             out_path=str(out),
             capacity=self._gauge.capacity,
         )
-        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE)
+        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self._gauge.note(produced.units, produced.seconds)
         self.generate_seconds += produced.seconds
@@ -249,11 +243,20 @@ class Generating(Service):
         raw = self._station.board.sealed(message)
         slot = policy.root + index.to_bytes(8, "big")
         await self._journal.do(
-            self._journal.commit_file, slot, raw, info.root, policy.root, index, produced.units, time.time()
+            self._journal.commit_file,
+            slot,
+            raw,
+            info.root,
+            policy.root,
+            index,
+            produced.units,
+            time.time(),
+            self._station.run.root,
+            policy.step,
         )
         await self._station.board.post_raw(raw)
         self.units += produced.units
-        self.counts = await self._journal.do(self._journal.file_counts)
+        await self._count()
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
         log.info("rollout.committed", step=policy.step, index=index, root=info.root.hex(), units=produced.units)
@@ -293,9 +296,9 @@ class Generating(Service):
         root = work.commitment.file_root
         if not accepted:
             await self._journal.do(self._journal.revoke_file, root)
-            self._note_reasons(work)
+            await self._note_reasons(work)
         await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
-        self.counts = await self._journal.do(self._journal.file_counts)
+        await self._count()
         if accepted:
             self._tell_of_pay(work)
 
@@ -305,13 +308,26 @@ class Generating(Service):
         text = f"file {commitment.index + 1} for policy {work.step} was accepted: {commitment.units:,} units{worth}"
         self._station.progress.contributed("accepted", text)
 
-    def _note_reasons(self, work: Work) -> None:
+    async def _recall(self) -> None:
+        """What this node did for the run before its daemon was started again."""
+        run = self._station.run.root
+        self.units = await self._journal.do(self._journal.units_of, run)
+        for why in await self._journal.do(self._journal.refusals, run):
+            self.refused.update(why.split(", "))
+        await self._count()
+
+    async def _count(self) -> None:
+        self.counts = await self._journal.do(self._journal.file_counts, self._station.run.root)
+
+    async def _note_reasons(self, work: Work) -> None:
         """Why a file was refused, in the validators' words: what its worker's owner must know."""
         votes = self._station.jury.ballots.rejecting(work.id)
         reasons = {reason_name(vote.verdict.reason) for vote in votes.values()} or {"disputed"}
         self.refused.update(reasons)
+        named = ", ".join(sorted(reasons))
+        await self._journal.do(self._journal.note_reasons, work.commitment.file_root, named)
         details = sorted({vote.detail for vote in votes.values() if vote.detail})
-        why = ", ".join(sorted(reasons)) + (f" ({details[0]})" if details else "")
+        why = named + (f" ({details[0]})" if details else "")
         self._station.progress.tell("refused", f"file {work.commitment.index + 1} for policy {work.step}: {why}")
         log.warning(
             "rollout.refused", root=work.commitment.file_root.hex(), reasons=sorted(reasons), details=details[:3]

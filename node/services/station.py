@@ -13,7 +13,7 @@ from node.state.journal import Journal
 from node.swarm.board import Board
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
-from node.weights.keeper import HeldPolicy, PolicyShelf
+from node.weights.keeper import PolicyShelf
 from protocol.identity import NodeKey
 from protocol.statements import Domain
 
@@ -77,21 +77,3 @@ class Rate:
             return 0.0
         span = max(time.monotonic() - self._events[0][0], 1.0)
         return sum(tokens for _, tokens in self._events) / span
-
-
-class LoadedPolicies:
-    """Which policies the engine child has in memory: reset when the child restarts."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._roots: list[bytes] = []
-        self._generation = -1
-
-    def needs(self, policy: HeldPolicy, generation: int) -> bool:
-        """Whether `policy` must be loaded before use; `generation` counts the child's starts."""
-        if generation != self._generation:
-            self._generation, self._roots = generation, []
-        return policy.root not in self._roots
-
-    def loaded(self, policy: HeldPolicy) -> None:
-        self._roots = [*self._roots, policy.root][-self._limit :]

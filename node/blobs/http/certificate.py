@@ -6,6 +6,7 @@ authority has to.
 
 import datetime
 import hashlib
+import ssl
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,15 @@ class Certificate(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Certificate({self.fingerprint})"
+
+
+def server_context(certificate: Certificate) -> ssl.SSLContext:
+    """What a listener with this certificate speaks. Blocking: it reads the files."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(certificate.certificate, certificate.key, certificate.password)
+    return context
 
 
 def own_certificate(directory: Path, node_key: NodeKey) -> Certificate:

@@ -7,15 +7,6 @@ class GatewayError(IntellectError):
     """Root of this package's errors."""
 
 
-class GatewayPortInUse(GatewayError):
-    """The address that the gateway was told to listen on cannot be used."""
-
-    def __init__(self, listen: str, why: str) -> None:
-        super().__init__(
-            f"the gateway cannot listen on {listen}", why, "choose another HOST:PORT (port 0 lets the system choose)"
-        )
-
-
 class BadSource(GatewayError):
     """Text that is no HTTP source."""
 

@@ -10,19 +10,14 @@ and HTTP; what may be served is told by the store and by `policies`.
 """
 
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import hypercorn.trio
 import msgspec
-import structlog
 import trio
 from blake3 import blake3
-from hypercorn.config import Config
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -30,19 +25,14 @@ from starlette.types import Receive, Scope, Send
 
 from node.blobs.http import shardcast
 from node.blobs.http.certificate import Certificate
-from node.blobs.http.errors import GatewayPortInUse
 from node.blobs.http.listing import PolicyRow, encode_listing
 from node.blobs.http.ranges import Unsatisfiable, parse_range
 from node.recent import Recent
+from node.web.listener import Listener
 from protocol.blobs import BlobInfo, encode_info
-
-log = structlog.get_logger(__name__)
 
 MAX_TRANSFERS = 64
 CHUNK = 1024 * 1024
-STALL = 60.0
-"""seconds that a client may take for one chunk"""
-BACKLOG = 128
 _BYTES = {"content-type": "application/octet-stream", "accept-ranges": "bytes"}
 _FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
 _NEVER = {"cache-control": "no-store"}
@@ -68,62 +58,32 @@ class Blobs(Protocol):
 
 
 class Gateway:
-    """One HTTP server. listen: HOST:PORT; certificate: None for plain HTTP."""
+    """Mounted on a listener. certificate: None for plain HTTP."""
 
     def __init__(
         self,
-        listen: str,
+        listener: Listener,
         blobs: Blobs,
         policies: Callable[[], Sequence[ServedPolicy]],
         certificate: Certificate | None = None,
     ) -> None:
+        self._listener = listener
         self._blobs = blobs
         self._policies = policies
         self._certificate = certificate
-        self._socket = _listen(listen)
         self._digests = Recent[bytes, bytes](2 * shardcast.MAX_VERSIONS)
         self._digesting = trio.Lock()
         self.transfers = 0
         self.sent_bytes = 0
-
-    @property
-    def place(self) -> str:
-        """HOST:PORT as bound."""
-        host, port = self._socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        listener.mount(self._routes())
 
     def source(self, place: str | None = None) -> str:
         """How others name this gateway; place: HOST:PORT as they reach it, where that differs."""
         scheme = "https" if self._certificate else "http"
         mark = f"#sha256={self._certificate.fingerprint}" if self._certificate else ""
-        return f"{scheme}://{place or self.place}{mark}"
+        return f"{scheme}://{place or self._listener.place}{mark}"
 
-    def close(self) -> None:
-        """Let go of the port without having served."""
-        self._socket.close()
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled."""
-        with self._socket:
-            task_status.started()
-            log.info("gateway.serving", source=self.source())
-            await hypercorn.trio.serve(self._app(), self._config(), shutdown_trigger=trio.sleep_forever, mode="asgi")  # type: ignore[arg-type]
-
-    def _config(self) -> Config:
-        config = Config()
-        config.bind = [f"fd://{os.dup(self._socket.fileno())}"]
-        config.accesslog = None
-        config.errorlog = None
-        config.graceful_timeout = 0.5
-        config.ssl_handshake_timeout = 15
-        config.alpn_protocols = ["http/1.1"]
-        if self._certificate:
-            config.certfile = str(self._certificate.certificate)
-            config.keyfile = str(self._certificate.key)
-            config.keyfile_password = self._certificate.password
-        return config
-
-    def _app(self) -> Starlette:
+    def _routes(self) -> list[Route]:
         paths: Mapping[str, Callable[[Request], Any]] = {
             "/": self._index,
             "/v1/policies": self._list_policies,
@@ -133,7 +93,7 @@ class Gateway:
             "/data1.bin": self._probe,
             "/{version}/{shard}": self._shard,
         }
-        return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()])
+        return [Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()]
 
     # -- ours --------------------------------------------------------------------------------------
 
@@ -269,8 +229,7 @@ class _FileRange(Response):
             data = await trio.to_thread.run_sync(os.pread, descriptor, min(CHUNK, end - at), at)
             if not data:
                 raise OSError(f"{self._path.name} ended {end - at} bytes early")
-            with trio.fail_after(STALL):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": data, "more_body": True})
             at += len(data)
             self._gateway.sent_bytes += len(data)
 
@@ -290,20 +249,3 @@ def _root(request: Request) -> bytes | None:
 
 def _missing(why: str) -> Response:
     return PlainTextResponse(f"{why}\n", 404, headers=_NEVER)
-
-
-def _listen(listen: str) -> socket.socket:
-    """A bound, listening socket. Raises GatewayPortInUse."""
-    host, _, port = listen.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise GatewayPortInUse(listen, "it is not of the form HOST:PORT")
-    host = host.strip("[]") or "127.0.0.1"
-    server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((host, int(port)))
-        server.listen(BACKLOG)
-    except OSError as error:
-        server.close()
-        raise GatewayPortInUse(listen, error.strerror or str(error)) from None
-    return server

@@ -1,21 +1,20 @@
 """The control API over its socket, and /metrics over TCP where that is asked for."""
 
-import socket
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trio
 
-from node.api.server import ApiServer, checked_address
-from node.errors import ConfigError
+from node.api.server import ApiServer
+from node.config import NodeConfig
+from node.front import Front
+from node.web.errors import AddressUnusable
 
 STATUS = {"training": {"step": 3, "latest": {"step": 3, "loss": 0.5}, "alarms": []}, "node": {"address": "0x"}}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 async def get(address: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.Response:
@@ -23,35 +22,40 @@ async def get(address: str, transport: httpx.AsyncBaseTransport | None = None) -
         return await client.get(address)
 
 
-async def test_the_socket_serves_everything_and_the_port_only_metrics(tmp_path: Path) -> None:
-    path, port = tmp_path / "s" / "api.sock", free_port()
-    server = ApiServer(path, lambda: STATUS, f"127.0.0.1:{port}")
+async def test_the_socket_is_its_owners_and_gone_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "s" / "api.sock"
     async with trio.open_nursery() as nursery:
-        await nursery.start(server.run)
+        await nursery.start(ApiServer(path, lambda: STATUS).run)
+        assert path.stat().st_mode & 0o777 == 0o600
         uds = httpx.AsyncHTTPTransport(uds=str(path), verify=False)
         assert (await get("http://daemon/status", uds)).json() == STATUS
-        with trio.fail_after(10):
-            while True:
-                try:
-                    answer = await get(f"http://127.0.0.1:{port}/metrics")
-                    break
-                except httpx.ConnectError:
-                    await trio.sleep(0.02)
-        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert "intellect_step_loss 0.5" in answer.text
-        assert (await get(f"http://127.0.0.1:{port}/livez")).text == "ok\n"
-        assert (await get(f"http://127.0.0.1:{port}/status")).status_code == 404
         nursery.cancel_scope.cancel()
     assert not path.exists()
 
 
-@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:-1", ":x"])
-def test_an_address_that_is_none_is_a_clear_error(address: str) -> None:
-    with pytest.raises(ConfigError, match="metrics cannot be served"):
-        checked_address(address)
+@pytest.fixture
+def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Front]]:
+    def make(**settings: Any) -> Front:
+        return Front(NodeConfig(home=tmp_path, state_dir=tmp_path, **settings), lambda: STATUS, tmp_path)
+
+    with tempfile.TemporaryDirectory() as runtime:  # short enough for sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield make
 
 
-def test_a_port_that_is_taken_is_a_clear_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(ConfigError, match="metrics cannot be served"):
-            checked_address(f"127.0.0.1:{taken.getsockname()[1]}")
+async def test_the_port_serves_metrics_and_no_more(front: Callable[..., Front]) -> None:
+    served = front(metrics_address="127.0.0.1:0")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(served.run)
+        place = served.web.places[0]
+        answer = await get(f"http://{place}/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert "intellect_step_loss 0.5" in answer.text
+        assert (await get(f"http://{place}/livez")).text == "ok\n"
+        assert (await get(f"http://{place}/status")).status_code == 404
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_address_that_is_none_stops_the_node_before_it_joins(front: Callable[..., Front]) -> None:
+    with pytest.RaisesGroup(AddressUnusable, flatten_subgroups=True):
+        await front(metrics_address="nowhere").run()

@@ -4,7 +4,7 @@ import http.server
 import os
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -13,12 +13,14 @@ import pytest
 import trio
 from blake3 import blake3
 
-from node.blobs.http.certificate import own_certificate
-from node.blobs.http.errors import BadSource, GatewayPortInUse, SourceFailed
+from node.blobs.http.certificate import Certificate, own_certificate, server_context
+from node.blobs.http.errors import BadSource, SourceFailed
 from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.server import Gateway, ServedPolicy
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.store import BlobStore
+from node.web.address import bind
+from node.web.listener import Listener
 from protocol.blobs import decode_info, encode_info
 from protocol.identity import NodeKey
 
@@ -30,10 +32,20 @@ def make_store(path: Path) -> BlobStore:
     return BlobStore(path, quota=10**9)
 
 
+def gateway_of(
+    store: BlobStore,
+    policies: Callable[[], Sequence[ServedPolicy]] = tuple,
+    certificate: Certificate | None = None,
+) -> tuple[Listener, Gateway]:
+    context = server_context(certificate) if certificate else None
+    listener = Listener(bind("127.0.0.1:0", "the gateway", "--gateway"), context)
+    return listener, Gateway(listener, store, policies, certificate)
+
+
 @asynccontextmanager
-async def serving(gateway: Gateway):
+async def serving(listener: Listener, gateway: Gateway):
     async with trio.open_nursery() as nursery:
-        await nursery.start(gateway.run)
+        await nursery.start(listener.run)
         yield parse_source(gateway.source())
         nursery.cancel_scope.cancel()
 
@@ -51,7 +63,7 @@ async def test_a_blob_is_served_whole_and_in_ranges_as_http_says(tmp_path: Path)
     store = make_store(tmp_path)
     root = (await store.add(DATA)).root
     path = f"/v1/blobs/{root.hex()}"
-    async with serving(Gateway("127.0.0.1:0", store, tuple)) as source:
+    async with serving(*gateway_of(store)) as source:
         whole = await ask(source, path)
         assert (whole.status_code, whole.content) == (200, DATA)
         assert whole.headers["etag"] == f'"{root.hex()}"' and "immutable" in whole.headers["cache-control"]
@@ -74,7 +86,7 @@ async def test_a_blob_is_served_whole_and_in_ranges_as_http_says(tmp_path: Path)
     "path", ["/v1/blobs/" + "0" * 64, "/v1/blobs/../../secret", "/v1/blobs/xyz/info", "/v9/x", "/v0/shard_00001.bin"]
 )
 async def test_what_is_not_there_is_404(tmp_path: Path, path: str) -> None:
-    async with serving(Gateway("127.0.0.1:0", make_store(tmp_path), tuple)) as source:
+    async with serving(*gateway_of(make_store(tmp_path))) as source:
         assert (await ask(source, path)).status_code == 404
 
 
@@ -83,7 +95,7 @@ async def test_the_shardcast_view_describes_and_cuts_the_newest_policies(tmp_pat
     with image.open("wb") as file:
         file.truncate(50_000_001)
     policies = [ServedPolicy(step, bytes([step]) * 32, bytes(32), 50_000_001, image) for step in range(7)]
-    async with serving(Gateway("127.0.0.1:0", make_store(tmp_path), lambda: policies)) as source:
+    async with serving(*gateway_of(make_store(tmp_path), lambda: policies)) as source:
         text = (await ask(source, "/distribution.txt")).text
         digest = blake3(image.read_bytes()).hexdigest()
         assert text.splitlines() == [f"v{step}: {digest}|2" for step in range(2, 7)]
@@ -102,8 +114,8 @@ async def test_a_client_that_goes_away_frees_its_transfer(tmp_path: Path) -> Non
     with large.open("wb") as file:
         file.truncate(256 * 1024 * 1024)
     root = (await store.add(large, move=True)).root
-    gateway = Gateway("127.0.0.1:0", store, tuple)
-    async with serving(gateway) as source:
+    listener, gateway = gateway_of(store)
+    async with serving(listener, gateway) as source:
         stream = await trio.open_tcp_stream("127.0.0.1", int(source.url.rpartition(":")[2]))
         await stream.send_all(f"GET /v1/blobs/{root.hex()} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         await stream.receive_some(1000)
@@ -113,15 +125,6 @@ async def test_a_client_that_goes_away_frees_its_transfer(tmp_path: Path) -> Non
             while gateway.transfers:  # noqa: ASYNC110 - what the server notices by itself
                 await trio.sleep(0.02)
         assert gateway.sent_bytes < 256 * 1024 * 1024
-
-
-def test_a_port_in_use_is_said_as_such() -> None:
-    first = Gateway("127.0.0.1:0", None, tuple)  # type: ignore[arg-type]
-    with pytest.raises(GatewayPortInUse, match="in use"):
-        Gateway(first.place, None, tuple)  # type: ignore[arg-type]
-    with pytest.raises(GatewayPortInUse, match="HOST:PORT"):
-        Gateway("nowhere", None, tuple)  # type: ignore[arg-type]
-    first.close()
 
 
 # -- certificates ----------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ async def test_over_tls_only_the_announced_certificate_is_accepted(tmp_path: Pat
     store = make_store(tmp_path / "store")
     root = (await store.add(DATA)).root
     certificate = own_certificate(tmp_path, NodeKey.generate())
-    async with serving(Gateway("127.0.0.1:0", store, tuple, certificate)) as source:
+    async with serving(*gateway_of(store, tuple, certificate)) as source:
         assert source.url.startswith("https://") and source.fingerprint == certificate.fingerprint
         got = HttpBlobs(make_store(tmp_path / "mine"))
         assert (await got.fetch(root, [source], max_size=10**8, timeout=30)).read_bytes() == DATA
@@ -195,7 +198,7 @@ async def test_a_source_that_sends_a_wrong_byte_is_dropped_and_the_others_finish
     bad[5 * PIECE + 3] ^= 1
     mine = make_store(tmp_path / "mine")
     told: list[int] = []
-    async with serving(Gateway("127.0.0.1:0", origin, tuple)) as good:
+    async with serving(*gateway_of(origin)) as good:
         with odd_server({path: bytes(bad), path + "/info": encode_info(info)}) as liar:
             got = await HttpBlobs(mine).fetch(
                 info.root, [liar, good], max_size=10**8, timeout=30, progress=lambda have, _: told.append(have)
@@ -215,7 +218,7 @@ async def test_with_no_honest_source_the_liar_is_named_and_the_good_pieces_stay(
             await HttpBlobs(mine).fetch(info.root, [liar], max_size=10**8, timeout=30)
     assert not mine.has(info.root)
     resumed: list[int] = []
-    async with serving(Gateway("127.0.0.1:0", origin, tuple)) as good:
+    async with serving(*gateway_of(origin)) as good:
         await HttpBlobs(mine).fetch(
             info.root, [good], max_size=10**8, timeout=30, progress=lambda have, _: resumed.append(have)
         )
@@ -233,7 +236,7 @@ async def test_a_source_that_only_fails_ends_in_an_error_that_says_so(tmp_path: 
 async def test_a_blob_larger_than_expected_is_refused_before_any_of_it_is_stored(tmp_path: Path) -> None:
     origin, mine = make_store(tmp_path / "origin"), make_store(tmp_path / "mine")
     root = (await origin.add(DATA)).root
-    async with serving(Gateway("127.0.0.1:0", origin, tuple)) as source:
+    async with serving(*gateway_of(origin)) as source:
         with pytest.raises(SourceFailed, match="too large"):
             await HttpBlobs(mine).fetch(root, [source], max_size=1000, timeout=30)
     assert mine.used == 0

@@ -15,6 +15,8 @@ from node.blobs.http.mirror import Mirror, root_of_image
 from node.blobs.http.server import Gateway, ServedPolicy
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.store import BlobStore
+from node.web.address import bind
+from node.web.listener import Listener
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, encode_image, policy_root
 
 
@@ -34,9 +36,10 @@ async def origin(store: BlobStore, steps: Sequence[int]) -> list[ServedPolicy]:
 
 @asynccontextmanager
 async def serving(store: BlobStore, policies: Callable[[], Sequence[ServedPolicy]]):
-    gateway = Gateway("127.0.0.1:0", store, policies)
+    listener = Listener(bind("127.0.0.1:0", "the gateway", "--gateway"))
+    gateway = Gateway(listener, store, policies)
     async with trio.open_nursery() as nursery:
-        await nursery.start(gateway.run)
+        await nursery.start(listener.run)
         yield parse_source(gateway.source())
         nursery.cancel_scope.cancel()
 

@@ -1,0 +1,109 @@
+"""One address: hypercorn behind bounds of our own, with the routes that were mounted there.
+
+Connections are counted and the one too many is closed unread; one that says nothing for `IDLE` seconds is closed; a
+client that stops reading is let go (`stream.py`); what one connection does wrong ends that connection only.
+"""
+
+import socket
+import ssl
+from collections.abc import Sequence
+
+import structlog
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from node.web.address import place_of
+from node.web.stream import PatientStream
+
+log = structlog.get_logger(__name__)
+
+MAX_CONNECTIONS = 256
+IDLE = 5.0
+"""seconds that a connection may be open without a whole request, and stay open after one"""
+
+
+class Listener:
+    """bound: a listening socket; tls: None for plain HTTP. Routes may be mounted while it serves: the first that
+    matches answers."""
+
+    def __init__(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        self._socket = bound
+        self._tls = tls
+        self._app = Starlette()
+        self._config = _config()
+        self._context = WorkerContext(None)
+        self._open: set[PatientStream] = set()
+        self.refused = 0
+
+    @property
+    def place(self) -> str:
+        """HOST:PORT as bound."""
+        return place_of(self._socket)
+
+    @property
+    def is_tls(self) -> bool:
+        return self._tls is not None
+
+    @property
+    def connections(self) -> int:
+        """How many are open now."""
+        return len(self._open)
+
+    def mount(self, routes: Sequence[BaseRoute]) -> None:
+        """Serve these too, where no route mounted before matches."""
+        self._app.router.routes.extend(routes)
+
+    def close(self) -> None:
+        """Let go of the address without having served."""
+        self._socket.close()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))
+        async with listener, trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, self._take, [listener])
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                for stream in self._open:
+                    stream.cut()
+
+    async def _take(self, raw: trio.SocketStream) -> None:
+        if len(self._open) >= MAX_CONNECTIONS:
+            self.refused += 1
+            raw.socket.close()
+            return
+        stream = PatientStream(raw)
+        self._open.add(stream)
+        try:
+            await self._serve(stream)
+        except Exception as error:  # whatever a stranger's bytes provoke ends here
+            log.info("http.connection_failed", error=f"{type(error).__name__}: {error}"[:300])
+        finally:
+            self._open.discard(stream)
+            stream.cut()
+
+    async def _serve(self, stream: PatientStream) -> None:
+        spoken: PatientStream | trio.SSLStream[PatientStream] = stream
+        if self._tls is not None:
+            spoken = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        app = ASGIWrapper(self._app)  # type: ignore[arg-type]
+        await TCPServer(app, self._config, self._context, ConnectionState({}), spoken)  # type: ignore[arg-type]
+
+
+def _config() -> Config:
+    config = Config()
+    config.accesslog = None
+    config.errorlog = None
+    config.include_server_header = False
+    config.keep_alive_timeout = IDLE
+    config.ssl_handshake_timeout = 15
+    config.alpn_protocols = ["http/1.1"]
+    return config
