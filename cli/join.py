@@ -162,10 +162,10 @@ def command(
 
 def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
     """The admission check; returns the exit code."""
-    from cli.doctor import as_dict, look, provider_name
+    from cli.doctor import as_dict, look
     from node.preflight.survey import Scope, exit_code
 
-    scope = Scope(joining=True, visit=True, engine=True, provider=provider_name(config))
+    scope = Scope(joining=True, visit=True, engine=True)
     findings = look(config, scope, quiet=as_json)
     code = exit_code(findings)
     if as_json:

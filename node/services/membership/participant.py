@@ -16,10 +16,11 @@ from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
 from node.preflight.finding import Finding
-from node.preflight.stake import Standing, check_gas, check_stake, look_up, missing_steps
+from node.preflight.provider import find_provider, next_steps
+from node.preflight.stake import Standing, check_gas, check_stake, look_up
 from node.progress import ProgressRecord
 from node.state.keystore import load_key, load_or_create, read_password
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 
 log = structlog.get_logger()
 LOOK_EVERY = 5.0
@@ -34,7 +35,7 @@ async def ensure_participant(
     told: list[str] = []
     while True:
         try:
-            standing = await look_up(chain, key.address, pool, config.units)
+            standing, steps = await look(chain, key.address, pool, config, directory)
         except RpcUnreachable as error:
             if not told:
                 raise
@@ -46,35 +47,31 @@ async def ensure_participant(
             return
         if standing.ready or (standing.staked and is_devnet(chain.profile)):
             return
-        lacking = lacks(standing, config, directory)
+        lacking = check_gas(standing) if standing.staked else check_stake(standing, steps)
         if not config.wait:
             raise _refusal(standing, lacking)
-        if lacking.remedy not in told:
-            told.append(lacking.remedy)
-            _tell(lacking, progress)
+        if steps != told:
+            _tell(lacking.what, [step for step in steps if step not in told], progress)
+            told = steps
         progress.enter("stake", f"waiting: {lacking.what}")
         await trio.sleep(LOOK_EVERY)
 
 
-def lacks(standing: Standing, config: NodeConfig, directory: Path) -> Finding:
-    """What a node that may not join lacks first, with the commands that mend it."""
-    steps = missing_steps(standing, config.network, directory, config.units, provider_key_name(config))
-    return check_gas(standing) if standing.staked else check_stake(standing, steps)
+async def look(
+    chain: ChainClient, node: Address, pool: PoolInfo, config: NodeConfig, directory: Path
+) -> tuple[Standing, list[str]]:
+    """Where a node stands on chain, and what its owner types until it may join. Raises ChainError."""
+    provider = await find_provider(chain, config)
+    standing = await look_up(chain, node, pool, config.units, provider.address if provider else None)
+    return standing, next_steps(standing, provider, config.network, directory, config.units)
 
 
-def provider_key_name(config: NodeConfig) -> str | None:
-    """What to call the provider's key in a command: the one of the settings, or the one key that this user has."""
-    if config.provider_key_file is not None:
-        return str(config.provider_key_file)
-    names = sorted(path.stem for path in (config.home / "keys").glob("*.json"))
-    return "provider" if "provider" in names else names[0] if len(names) == 1 else None
-
-
-def _tell(lacking: Finding, progress: ProgressRecord) -> None:
-    """Each command as an event of its own, to be copied."""
-    log.warning("node.waits", what=lacking.what, remedy=lacking.remedy)
-    progress.tell("needs", lacking.what)
-    for step in lacking.data.get("commands") or [lacking.remedy]:
+def _tell(what: str, steps: list[str], progress: ProgressRecord) -> None:
+    """Each step as an event of its own, to be copied; those that were told before are not told again."""
+    log.warning("node.waits", what=what, steps=steps)
+    if steps:
+        progress.tell("needs", what)
+    for step in steps:
         progress.tell("do", step)
 
 
