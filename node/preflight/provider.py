@@ -53,6 +53,11 @@ async def find_provider(chain: ChainClient, config: NodeConfig) -> Provider | No
     return Provider(key, address, balances.coin, balances.token, needs, await _is_mintable(chain, address))
 
 
+def network_word(network: str) -> str:
+    """What a command calls the network, in whatever directory it is typed."""
+    return str(Path(network).resolve()) if "/" in network or network.endswith(".toml") else network
+
+
 def next_steps(standing: Standing, provider: Provider | None, network: str, directory: Path, units: int) -> list[str]:
     """Commands to copy, and what to send to whom, until this node may join. Pure. Without a known provider the first
     step only: the others name its address."""

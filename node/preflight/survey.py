@@ -31,7 +31,7 @@ from node.preflight.lock import check_lock
 from node.preflight.memory import check_memory, weights_of
 from node.preflight.peers import visit
 from node.preflight.ports import check_announced, check_listen, is_public
-from node.preflight.provider import find_provider, next_steps
+from node.preflight.provider import find_provider, network_word, next_steps
 from node.preflight.rpc import check_rpc
 from node.preflight.settings import check_settings
 from node.preflight.stake import check_gas, check_pool, check_stake, look_up
@@ -135,7 +135,7 @@ class Survey:
         if not standing.registered and config.auto_setup and is_devnet(chain.profile):
             self._add(ok("stake", "a devnet: join funds, stakes and registers this node by itself"))
             return
-        steps = next_steps(standing, provider, config.network, directory, config.units)
+        steps = next_steps(standing, provider, network_word(config.network), directory, config.units)
         if self._node == NOBODY:
             steps.insert(0, f"intellect-node keys new --state-dir {directory}")
         self._add(check_stake(standing, steps))

@@ -16,14 +16,14 @@ from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
 from node.preflight.finding import Finding
-from node.preflight.provider import find_provider, next_steps
+from node.preflight.provider import find_provider, network_word, next_steps
 from node.preflight.stake import Standing, check_gas, check_stake, look_up
 from node.progress import ProgressRecord
 from node.state.keystore import load_key, load_or_create, read_password
 from protocol.identity import Address, NodeKey
 
 log = structlog.get_logger()
-LOOK_EVERY = 5.0
+LOOK_EVERY = 3.0
 """Seconds between two looks whether the stake has come."""
 
 
@@ -50,9 +50,8 @@ async def ensure_participant(
         lacking = check_gas(standing) if standing.staked else check_stake(standing, steps)
         if not config.wait:
             raise _refusal(standing, lacking)
-        if steps != told:
-            _tell(lacking.what, [step for step in steps if step not in told], progress)
-            told = steps
+        _tell(lacking.what, [step for step in steps if _named(step) not in told], progress)
+        told = [_named(step) for step in steps]
         progress.enter("stake", f"waiting: {lacking.what}")
         await trio.sleep(LOOK_EVERY)
 
@@ -63,16 +62,21 @@ async def look(
     """Where a node stands on chain, and what its owner types until it may join. Raises ChainError."""
     provider = await find_provider(chain, config)
     standing = await look_up(chain, node, pool, config.units, provider.address if provider else None)
-    return standing, next_steps(standing, provider, config.network, directory, config.units)
+    return standing, next_steps(standing, provider, network_word(config.network), directory, config.units)
 
 
 def _tell(what: str, steps: list[str], progress: ProgressRecord) -> None:
-    """Each step as an event of its own, to be copied; those that were told before are not told again."""
-    log.warning("node.waits", what=what, steps=steps)
+    """Each step as an event of its own, to be copied."""
     if steps:
+        log.warning("node.waits", what=what, steps=steps)
         progress.tell("needs", what)
     for step in steps:
         progress.tell("do", step)
+
+
+def _named(step: str) -> str:
+    """A step without the amount of coin to send, which follows the price of gas from block to block."""
+    return step.partition(" of the chain's coin ")[2] or step
 
 
 def _refusal(standing: Standing, lacking: Finding) -> ChainError:
