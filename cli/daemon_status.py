@@ -76,6 +76,16 @@ class StakePart(msgspec.Struct, frozen=True):
     slashed_wei: str = "0"
 
 
+class EpochPart(msgspec.Struct, frozen=True):
+    """What one epoch of this node's work comes to. state: paid, due, waiting, voided, invalidated or unfunded."""
+
+    epoch: int
+    state: str = ""
+    wei: str = "0"
+    units: int = 0
+    matures_at: int = 0
+
+
 class PayPart(msgspec.Struct, frozen=True):
     """What this node's work comes to, in wei. provider: to whom it goes; waiting_until: the chain's time, or 0."""
 
@@ -88,6 +98,7 @@ class PayPart(msgspec.Struct, frozen=True):
     voided_wei: str = "0"
     unfunded_units: int = 0
     warnings: list[str] = []
+    epochs: list[EpochPart] = []
 
 
 class MemberPart(msgspec.Struct, frozen=True):
@@ -100,6 +111,8 @@ class MemberPart(msgspec.Struct, frozen=True):
     seen_seconds_ago: float | None = None
     tokens_per_second: float | None = None
     connected: bool = False
+    doing: str = ""
+    contact: str = ""
 
 
 class WorkPart(msgspec.Struct, frozen=True):
@@ -220,6 +233,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}
     processes: list[ProcessPart] = []
+    restarts: dict[str, int] = {}
     services: list[str] = []
     last_error: ErrorPart | None = None
     events: list[EventPart] = []

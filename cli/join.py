@@ -89,6 +89,9 @@ def command(
         bool | None,
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),
     ] = None,
+    page: Annotated[
+        str | None, typer.Option(help="HOST:PORT: serve a page that shows the swarm, live; read-only, no password.")
+    ] = None,
     metrics_address: Annotated[
         str | None,
         typer.Option("--metrics-address", help="HOST:PORT: serve /metrics (Prometheus) over TCP too; no password."),
@@ -140,6 +143,7 @@ def command(
         auto_setup=auto_setup,
         wait=wait,
         preflight=preflight,
+        page=page,
         metrics_address=metrics_address,
         metrics_log=metrics_log,
         show_logs=logs,

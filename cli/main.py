@@ -16,6 +16,7 @@ from cli import (
     config,
     contract,
     contract_economics,
+    contributions,
     demo,
     devnet,
     difficulty,
@@ -23,9 +24,11 @@ from cli import (
     join,
     keys,
     logs,
+    peers,
     report,
     run,
     status,
+    top,
     train,
     weights,
     weights_serve,
@@ -74,6 +77,9 @@ app.command("demo", epilog=demo.EXAMPLES)(demo.command)
 app.command("join", epilog=join.EXAMPLES)(join.command)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
+app.command("top", epilog=top.EXAMPLES)(top.command)
+app.command("peers", epilog=peers.EXAMPLES)(peers.command)
+app.command("contributions", epilog=contributions.EXAMPLES)(contributions.command)
 app.command("logs", epilog=logs.EXAMPLES)(logs.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)

@@ -77,6 +77,10 @@ class NodeConfig(BaseSettings):
     upload_slots: int = Field(default=4, ge=1, le=64)
     """answers with pieces that are sent at once; the others wait their turn"""
     chain_poll: float = 1.0
+    page: str | None = None
+    """HOST:PORT where the page is served by HTTP, to whoever can reach it; off by default"""
+    page_hosts: tuple[str, ...] = ()
+    """host names by which browsers may ask for the page, beside localhost and IP addresses"""
     metrics_address: str | None = None
     """HOST:PORT where /metrics is served over TCP too (no authentication); default: the unix socket only"""
     metrics_log: str = ""

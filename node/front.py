@@ -5,12 +5,18 @@ All of it is served by one host (`web`), on which services open what is theirs.
 
 from pathlib import Path
 
+import structlog
 import trio
 
-from node.api.metrics import FLAG, WHAT, Status, metrics_routes
+from node.api import metrics
+from node.api.metrics import Status, metrics_routes
 from node.api.server import ApiServer
 from node.config import NodeConfig, api_socket_path
+from node.page import page
+from node.web.guard import host_name
 from node.web.host import HttpHost
+
+log = structlog.get_logger()
 
 
 class Front:
@@ -27,6 +33,16 @@ class Front:
         async with trio.open_nursery() as nursery:
             await nursery.start(ApiServer(api_socket_path(self._directory), self._status).run)
             await nursery.start(self.web.run)
+            if self._config.page:
+                await self._open_page(self._config.page, nursery)
             if self._config.metrics_address:
-                self.web.at(self._config.metrics_address, WHAT, FLAG).mount(metrics_routes(self._status))
+                self.web.at(self._config.metrics_address, metrics.WHAT, metrics.FLAG).mount(
+                    metrics_routes(self._status)
+                )
             task_status.started()
+
+    async def _open_page(self, address: str, nursery: trio.Nursery) -> None:
+        listener = self.web.at(address, page.WHAT, page.FLAG)
+        names = (*self._config.page_hosts, host_name(address))
+        listener.mount(await nursery.start(page.Page(self._status, self._directory, names).run))
+        log.info("page.serving", address=f"http://{listener.place}/")

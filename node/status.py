@@ -73,6 +73,7 @@ class StatusPage:
             "swarm": self._swarm(),
             "work": _no_work(float(beat.get("rate", 0.0))),
             "training": None,
+            "contributions": None,
             "verdicts": {"accepted": 0, "rejected": 0, "by_reason": {}, "recent": []},
             "audit": None,
             "slashed": self._slashed(),
@@ -123,9 +124,11 @@ class StatusPage:
             "run_root": station.run.root.hex() if station else "",
             "step": newest.step if newest else -1,
             "steps_total": station.run.spec.recipe.steps if station else 0,
+            "target_reward": station.run.spec.recipe.target_reward if station else None,
             "policy_root": newest.root.hex() if newest else "",
             "policies_held": station.shelf.count if station else 0,
             "over": False,
+            "reward": None,
             "final_reward": None,
         }
 
@@ -149,6 +152,7 @@ class StatusPage:
             "role": beat.role if beat else "",
             "state": "healthy" if own and member.gone is None else str(member.state(now)),
             "doing": beat.state if beat else "",
+            "contact": beat.contact if beat else "",
             "step": beat.policy_step if beat else -1,
             "seen_seconds_ago": round(now - member.seen_at, 1) if member.seen_at is not None else None,
             "tokens_per_second": beat.rate if beat else 0.0,

@@ -47,7 +47,7 @@ class Heartbeat(_Message, frozen=True):
 
     sequence: strictly rising per node (unix milliseconds at sending); interval: seconds until the next one;
     policy_step: newest policy it holds, -1 for none; rate: tokens per second;
-    finished: the run is over (trainer only); reward: the mean held-back reward that it ended with (trainer only);
+    finished: the run is over (trainer only); reward: the mean of the last held-back evaluations (trainer only);
     gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
     pledges for this window and the next ones.
     """

@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.member",),
     ("node.visitor", "node.preflight", "node.services.base", "node.services.station"),
     ("node.services.leaves", "node.services.duties"),
-    ("node.services.workplace", "node.services.membership", "node.status", "node.api"),
+    ("node.services.workplace", "node.services.membership", "node.status", "node.api", "node.page"),
     ("node.front",),
     (
         "node.services.ending",

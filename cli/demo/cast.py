@@ -27,7 +27,7 @@ class Casting(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """What the user asked for. cheats: of workers, none for an honest swarm; liars: of the first validators; steps:
-    None for the run file's own."""
+    None for the run file's own; page: HOST:PORT of the trainer's page, None for no page."""
 
     directory: Path
     workers: int = 2
@@ -38,6 +38,7 @@ class DemoOptions:
     seed: int = 0
     run_file: Path | None = None
     resume: bool = False
+    page: str | None = None
 
     @property
     def casting(self) -> Casting:
@@ -69,12 +70,15 @@ def quorum_of(validators: int) -> int:
     return validators // 2 + 1
 
 
-def join_command(part: Participant, scene: Scene, profile: Path, pool: int) -> Sequence[str]:
+def join_command(
+    part: Participant, scene: Scene, profile: Path, pool: int, page: str | None = None
+) -> Sequence[str]:
     """The command line of a participant: the daemon that everybody runs, or a dishonest one in its place."""
     command = [sys.executable, "-m", *program_module(part.cheat), "join", "--role", part.role, "--network", str(profile)]
     command += ["--pool", str(pool), "--state-dir", str(scene.state_dir(part.name))]
     if part.role == "trainer":
         command += ["--run", str(scene.run_file)]
+        command += ["--page", page] if page else []
     if part.cheat and part.cheat not in nodes():
         command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
     return command

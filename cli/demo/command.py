@@ -44,6 +44,7 @@ def command(
         bool, typer.Option("--fresh/--resume", help="Start anew (default), or go on where the last demo stopped, with the same nodes.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Last line of standard output: one JSON object.")] = False,
+    no_page: Annotated[bool, typer.Option("--no-page", help="No page in the browser (it is for this machine only).")] = False,
     no_view: Annotated[bool, typer.Option("--no-view", help="Plain lines instead of the live picture.")] = False,
 ) -> None:
     """A whole swarm on this machine trains a model: chain, trainer, workers, validator, and a cheat who is caught.
@@ -79,12 +80,21 @@ def command(
         seed=before.seed if seed is None else seed,
         run_file=run,
         resume=not fresh,
+        page=None if no_page else free_place(),
     )
     with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
         summary = trio.run(run_demo, options, view)
     say_goodbye(summary, directory, to_errors=as_json)
     if as_json:
         print(msgspec.json.encode(summary).decode(), flush=True)
+
+
+def free_place() -> str:
+    """HOST:PORT for this machine only, free at this moment."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def make_view(*, live: bool, errors: bool) -> "View":

@@ -69,7 +69,7 @@ class Disbelief:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """elapsed, training_seconds: seconds. rewards: held-back mean reward by step."""
+    """elapsed, training_seconds: seconds. rewards: held-back mean reward by step; page: HOST:PORT of the trainer's."""
 
     phase: str = "starting"
     elapsed: float = 0.0
@@ -93,6 +93,7 @@ class Snapshot:
     training: TrainingPart | None = None
     training_seconds: float = 0.0
     done: bool = False
+    page: str | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -142,7 +143,13 @@ class Tracker:
     """Remembers what a single answer forgets: the whole curve, every slash, the last known states."""
 
     def __init__(
-        self, participants: Iterable[Participant], *, target: float | None, run_name: str, quorum: int = 1
+        self,
+        participants: Iterable[Participant],
+        *,
+        target: float | None,
+        run_name: str,
+        quorum: int = 1,
+        page: str | None = None,
     ) -> None:
         self._participants = tuple(participants)
         self._rewards: dict[int, float] = {}
@@ -153,7 +160,7 @@ class Tracker:
         self._ended: float | None = None
         self._judged: dict[tuple[str, int, int], dict[str, bool]] = {}
         self._doubted: dict[str, tuple[str, float]] = {}
-        self._base = Snapshot(target=target, run_name=run_name, quorum=quorum)
+        self._base = Snapshot(target=target, run_name=run_name, quorum=quorum, page=page)
 
     def absorb(self, name: str, status: DaemonStatus) -> None:
         """Take in the newest answer of participant `name`."""

@@ -77,7 +77,7 @@ async def _perform(
     another way leaves its report here."""
     participants = cast(options)
     quorum = quorum_of(options.validators)
-    tracker = Tracker(participants, target=stage.target, run_name=stage.run_name, quorum=quorum)
+    tracker = Tracker(participants, target=stage.target, run_name=stage.run_name, quorum=quorum, page=options.page)
     supervisor = Supervisor(view.say)
 
     def now(phase: str) -> Snapshot:
@@ -85,8 +85,10 @@ async def _perform(
 
     try:
         for one in participants:
-            supervisor.start(_program(one, scene, stage, environment))
+            supervisor.start(_program(one, scene, stage, environment, options.page))
         view.say(f"{len(participants)} nodes started, each its own process")
+        if options.page:
+            view.say(f"the page: http://{options.page}/")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch)
             for one in participants:
@@ -120,8 +122,10 @@ async def leave_report(
             view.say(f"what was done so far: {summary['report']}")
 
 
-def _program(one: Participant, scene: Scene, stage: Stage, environment: dict[str, str]) -> Program:
-    command = join_command(one, scene, stage.profile, stage.pool)
+def _program(
+    one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], page: str | None
+) -> Program:
+    command = join_command(one, scene, stage.profile, stage.pool, page)
     return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
 
 

@@ -164,7 +164,8 @@ def _header(snapshot: Snapshot, width: int) -> RenderableType:
         ),
         Text(f"{snapshot.phase}  {duration(snapshot.elapsed)}", style="dim"),
     )
-    return Panel(grid, box=box.ROUNDED, width=width, border_style="dim")
+    page = Text(f"http://{snapshot.page}/", style="cyan") if snapshot.page else None
+    return Panel(grid, box=box.ROUNDED, width=width, border_style="dim", subtitle=page, subtitle_align="right")
 
 
 def last_step_shown(snapshot: Snapshot) -> int:

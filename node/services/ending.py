@@ -1,4 +1,4 @@
-"""The end of the run, as the trainer tells it: said once in the log, and for as long as it lasts in the status.
+"""How the run goes and whether it is over, as the trainer tells it: in the status, and the end once in the log.
 
 A run that is lengthened goes on: the trainer's newest word counts.
 """
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 class Ending(Service):
-    """over: whether the run is; reward: the mean reward that it ended with, by the trainer's word."""
+    """over: whether the run is; reward: its mean held-back reward by now, or when it ended, by the trainer's word."""
 
     name = "ending"
 
@@ -47,4 +47,5 @@ class Ending(Service):
         self.over, self.reward = beat.finished, beat.reward
 
     def status(self) -> dict[str, Any]:
-        return {"run": {"over": self.over, "final_reward": self.reward}}
+        final = self.reward if self.over else None
+        return {"run": {"over": self.over, "final_reward": final, "reward": self.reward}}

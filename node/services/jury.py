@@ -1,11 +1,18 @@
 """The pool's jury, as a service: every member counts verdicts, watches lots and hears disputes by itself."""
 
+import time
 from typing import Any, Self
+
+import trio
 
 from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
+from node.swarm.contributions import Contributions
 from node.swarm.power import describe_audit
+
+LOOK_AGAIN = 5.0
+"""Seconds between two looks at what the clock may have decided."""
 
 
 class Counting(Service):
@@ -13,14 +20,28 @@ class Counting(Service):
 
     def __init__(self, station: Station) -> None:
         self._station = station
+        self._contributions = Contributions(station.jury.register, station.jury.ballots, time.time)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         return cls(place.station)
 
     async def run(self) -> None:
-        await self._station.jury.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._count)
+            nursery.start_soon(self._count_by_the_clock)
+            await self._station.jury.run()
 
     def status(self) -> dict[str, Any]:
         station = self._station
-        return {"audit": describe_audit(station.jury, station.membership, station.run.spec.audit)}
+        audit = describe_audit(station.jury, station.membership, station.run.spec.audit)
+        return {"audit": audit, "contributions": self._contributions.status()}
+
+    async def _count(self) -> None:
+        async for id in self._station.jury.watch():
+            self._contributions.look(id)
+
+    async def _count_by_the_clock(self) -> None:
+        while True:
+            await trio.sleep(LOOK_AGAIN)
+            self._contributions.look_again()

@@ -63,6 +63,15 @@ class FileRecord(msgspec.Struct, frozen=True):
     why: str | None
 
 
+def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[FileRecord]:
+    """The newest `most` records made at `since` (Unix seconds) or later, newest first."""
+    query = (
+        "SELECT root, policy, idx, units, made_at, state, epoch, step, why FROM files WHERE made_at >= ? "
+        "ORDER BY made_at DESC LIMIT ?"
+    )
+    return [FileRecord(*row) for row in journal.execute(query, (since, most))]
+
+
 class Journal:
     """One database per state directory; one writer."""
 
@@ -199,11 +208,7 @@ class Journal:
 
     def records(self, most: int, since: float = 0.0) -> list[FileRecord]:
         """The newest `most` records made at `since` or later, newest first."""
-        query = (
-            "SELECT root, policy, idx, units, made_at, state, epoch, step, why FROM files WHERE made_at >= ? "
-            "ORDER BY made_at DESC LIMIT ?"
-        )
-        return [FileRecord(*row) for row in self._db.execute(query, (since, most))]
+        return read_records(self._db, most, since)
 
     def unpaid_files(self, before: float, after: float = -1.0) -> list[Leaf]:
         """The accepted files made after one time and before another, not yet committed on chain."""

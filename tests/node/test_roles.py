@@ -41,8 +41,8 @@ DOMAIN = Domain(31337, OTHER.address)
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
 POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
 SECTIONS = (
-    "schema_version node network run stake pay swarm work training verdicts audit slashed network_stats board "
-    "processes restarts services last_error events"
+    "schema_version node network run stake pay swarm work training contributions verdicts audit slashed network_stats "
+    "board processes restarts services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -192,7 +192,8 @@ async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: 
         crew.state = "working"
         trainer: Any = crew.services[-1]
         trainer.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
-        assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, None)
+        assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, 0.625)
+        assert StatusPage(crew).render()["run"]["final_reward"] is None
         trainer.done = True
         page = StatusPage(crew).render()
         assert page["node"]["state"] == "finished"
@@ -208,15 +209,15 @@ async def test_a_finished_run_tells_everybody_once_and_a_lengthened_one_goes_on(
         page = StatusPage(crew)
         ending = next(service for service in crew.services if isinstance(service, Ending))
         going = Heartbeat(
-            pool=4, sequence=1, role="trainer", state="working", contact="", policy_step=9, interval=1.0, reward=None
+            pool=4, sequence=1, role="trainer", state="working", contact="", policy_step=9, interval=1.0, reward=0.4
         )
         over = msgspec.structs.replace(going, finished=True, reward=0.701)
-        told: list[tuple[bool, float | None]] = []
+        told: list[tuple[Any, ...]] = []
         with structlog.testing.capture_logs() as logs:
             for beat in (going, over, over, going):
                 ending._hear(beat)
-                told.append((page.render()["run"]["over"], page.render()["run"]["final_reward"]))
-        assert told == [(False, None), (True, 0.701), (True, 0.701), (False, None)]
+                told.append(tuple(page.render()["run"][name] for name in ("over", "reward", "final_reward")))
+        assert told == [(False, 0.4, None), (True, 0.701, 0.701), (True, 0.701, 0.701), (False, 0.4, None)]
         (event,) = [one for one in logs if one["event"] == "run.over"]
         assert (event["step"], event["reward"]) == (9, 0.701) and "weights fetch" in event["remedy"]
 

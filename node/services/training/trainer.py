@@ -94,10 +94,15 @@ class Trainer:
         return self._intake.invalidated
 
     @property
-    def final_reward(self) -> float | None:
-        """Mean of the last evaluations of a run that is over."""
+    def reward(self) -> float | None:
+        """Mean of the last evaluations."""
         found = ends_of([m.eval_reward for m in self.metrics if m.eval_reward is not None])
-        return round(found.last, 4) if self.done and found.last is not None else None
+        return round(found.last, 4) if found.last is not None else None
+
+    @property
+    def final_reward(self) -> float | None:
+        """The same of a run that is over."""
+        return self.reward if self.done else None
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -287,13 +292,13 @@ class Trainer:
             "invalidated_files": self.invalidated,
         }
         learner = {"name": self._learner.name, "pid": self._learner.pid, "restarts": self._learner.restarts}
-        run = {"over": self.done, "final_reward": self.final_reward}
+        run = {"over": self.done, "final_reward": self.final_reward, "reward": self.reward}
         return {"run": run, "training": training, "processes": [learner]}
 
     def beat(self) -> dict[str, Any]:
         rate = round(self.rate.per_second, 1)
         beat = {"rate": rate, "engine": self._learner.engine_name, "finished": self.done}
-        return beat | {"reward": self.final_reward}
+        return beat | {"reward": self.reward}
 
 
 def _name(group: Group) -> bytes:

@@ -1,0 +1,37 @@
+"""Members chose many of the words on the page. Here they become plain, short text; numbers become numbers or None."""
+
+import math
+import unicodedata
+from typing import Any
+
+LONGEST = 200
+_UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+"""Categories of characters that move, hide or turn what stands beside them."""
+
+
+def words(value: Any, longest: int = LONGEST) -> str:
+    """Text of at most `longest` characters without anything invisible; empty for what is no text."""
+    if not isinstance(value, str):
+        return ""
+    cut = value[: longest + 1]
+    seen = cut if cut.isascii() and cut.isprintable() else "".join(map(_shown, cut))
+    return seen if len(seen) <= longest else seen[: longest - 1] + "…"
+
+
+def number(value: Any) -> float | int | None:
+    """A finite number with four significant decimals, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else round(value, 4)
+
+
+def table(value: Any, most: int = 32) -> dict[str, float | int]:
+    """Names and numbers; at most so many."""
+    if not isinstance(value, dict):
+        return {}
+    pairs = ((words(str(name), 40), number(one)) for name, one in list(value.items())[:most])
+    return {name: one for name, one in pairs if one is not None}
+
+
+def _shown(character: str) -> str:
+    return " " if unicodedata.category(character) in _UNSEEN else character

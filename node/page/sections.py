@@ -1,0 +1,242 @@
+"""From what /status says to what the page shows: chosen fields only, cleaned, with times that do not run. Pure.
+
+Nothing that only the owner should see is here: no path, no process id, no peer's address on the network, no reason
+of an error (it may hold a URL with a key in it).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from node.page.feed import Row
+from node.page.plain import number, table, words
+
+Status = Mapping[str, Any]
+RECENT = 30
+"""Verdicts, slashes and events that are shown."""
+MEMBERS = 2000
+"""Rows of the table of members; the swarm may be larger, the page says so."""
+MEMBER_COLUMNS = (
+    "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
+)  # fmt: skip
+
+
+def sections(status: Status, now: float) -> dict[str, Any]:
+    """Everything but the tables, by name. now: unix seconds."""
+    return {name: make(status, now) for name, make in _SECTIONS.items()}
+
+
+def members(status: Status, now: float) -> dict[str, Row]:
+    """The table of members by address, in MEMBER_COLUMNS."""
+    counted = (status.get("contributions") or {}).get("members") or {}
+    return {row["address"]: _member(row, counted.get(row["address"]) or {}, now) for row in _swarm(status)[:MEMBERS]}
+
+
+def _member(row: Mapping[str, Any], counted: Mapping[str, Any], now: float) -> Row:
+    ago = number(row.get("seen_seconds_ago"))
+    return (
+        words(row["address"], 42),
+        words(row.get("role"), 16),
+        words(row.get("state"), 16),
+        words(row.get("doing"), 24),
+        number(row.get("step")),
+        None if ago is None else round(now - ago),
+        round(number(row.get("tokens_per_second")) or 0),
+        bool(row.get("connected")),
+        number(counted.get("accepted")) or 0,
+        number(counted.get("rejected")) or 0,
+        number(counted.get("units")) or 0,
+        words(counted.get("reason"), 40),
+    )
+
+
+def _swarm(status: Status) -> list[Mapping[str, Any]]:
+    return [row for row in status.get("swarm") or [] if isinstance(row.get("address"), str)]
+
+
+def _node(status: Status, now: float) -> dict[str, Any]:
+    node, work = status.get("node") or {}, status.get("work") or {}
+    error = status.get("last_error") or {}
+    return {
+        "address": words(node.get("address"), 42),
+        "role": words(node.get("role"), 16),
+        "state": words(node.get("state"), 24),
+        "phase": _phase(node.get("phase") or {}, now),
+        "since": round(now - (number(node.get("uptime_seconds")) or 0)),
+        "version": words(node.get("version"), 40),
+        "engine": words(node.get("engine"), 64),
+        "waiting": words(work.get("waiting")),
+        "restarts": {words(one.get("name"), 24): number(one.get("restarts")) for one in status.get("processes") or []},
+        "error": {"what": words(error.get("what")), "remedy": words(error.get("remedy"))} if error else None,
+    }
+
+
+def _phase(phase: Mapping[str, Any], now: float) -> dict[str, Any] | None:
+    if not phase:
+        return None
+    since = round(now - (number(phase.get("since_seconds")) or 0))
+    name, text = words(phase.get("name"), 32), words(phase.get("text"))
+    return {"name": name, "text": text, "since": since, "progress": number(phase.get("progress"))}
+
+
+def _run(status: Status, _: float) -> dict[str, Any]:
+    run, chain, stats = (status.get(name) or {} for name in ("run", "network", "network_stats"))
+    return {
+        "name": words(run.get("name"), 80),
+        "step": number(run.get("step")),
+        "total": number(run.get("steps_total")),
+        "goal": number(run.get("target_reward")),
+        "over": bool(run.get("over")),
+        "final": number(run.get("final_reward")),
+        "held": number(run.get("policies_held")),
+        "network": words(chain.get("name"), 40),
+        "chain": number(chain.get("chain_id")),
+        "pool": number(chain.get("pool")),
+        "chain_ok": bool(chain.get("rpc_ok")),
+        "block": number(chain.get("block")),
+        "peers": number(stats.get("peers")),
+        "members": len(_swarm(status)),
+    }
+
+
+def _training(status: Status, _: float) -> dict[str, Any] | None:
+    training = status.get("training")
+    if not training:
+        return None
+    latest = training.get("latest") or {}
+    return {
+        "step": number(training.get("step")),
+        "seconds_per_step": number(training.get("seconds_per_step")),
+        "rate": number(training.get("tokens_per_second")),
+        "queued": number(training.get("queued_rollouts")),
+        "staleness": table(training.get("staleness")),
+        "seconds": table(latest.get("seconds")),
+        "file_seconds": table(latest.get("file_seconds")),
+        "loss": number(training.get("loss")),
+        "entropy": number(training.get("entropy")),
+        "grad_norm": number(training.get("grad_norm")),
+        "mismatch": number(latest.get("mismatch_kl")),
+        "by_environment": table(latest.get("eval_reward_by_environment")),
+        "alarms": [
+            {"name": words(one.get("name"), 40), "step": number(one.get("step")), "text": words(one.get("text"))}
+            for one in (training.get("alarms") or [])[:RECENT]
+        ],
+        "ended_by": words(training.get("ended_by")),
+        "done": bool(training.get("done")),
+    }
+
+
+def _verdicts(status: Status, _: float) -> dict[str, Any] | None:
+    told = status.get("contributions")
+    if not told:
+        return None
+    return {
+        "accepted": number(told.get("accepted")),
+        "rejected": number(told.get("rejected")),
+        "by_reason": table(told.get("by_reason")),
+        "since": number(told.get("since")),
+        "recent": [_verdict(one) for one in (told.get("recent") or [])[-RECENT:]],
+    }
+
+
+def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "at": number(one.get("at")),
+        "node": words(one.get("node"), 42),
+        "step": number(one.get("step")),
+        "index": number(one.get("index")),
+        "accepted": bool(one.get("accepted")),
+        "reason": words(one.get("reason"), 40),
+        "detail": words(one.get("detail")),
+    }
+
+
+def _slashes(status: Status, _: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "node": words(one.get("node"), 42),
+            "amount": _tokens(one.get("amount_wei")),
+            "reason": words(one.get("reason"), 40),
+            "transaction": words(one.get("transaction"), 66),
+            "block": number(one.get("block")),
+        }
+        for one in (status.get("slashed") or [])[-RECENT:]
+    ]
+
+
+def _audit(status: Status, _: float) -> dict[str, Any] | None:
+    audit = status.get("audit")
+    if not audit:
+        return None
+    trainer = audit.get("trainer") or {}
+    return {
+        "power": number(audit.get("power")),
+        "wanted": number(audit.get("power_wanted")),
+        "cheated_share": number(audit.get("cheated_share")),
+        "checked_share": number(audit.get("checked_share")),
+        "disputes": table(audit.get("disputes")),
+        "quarantined": [
+            {"address": words(one.get("address"), 42), "why": words(one.get("why"))}
+            for one in (audit.get("quarantined") or [])[:RECENT]
+        ],
+        "distrust": "" if trainer.get("trusted", True) else words(trainer.get("why")) or "it contradicted itself",
+    }
+
+
+def _money(status: Status, _: float) -> dict[str, Any]:
+    pay, stake = status.get("pay"), status.get("stake") or {}
+    told: dict[str, Any] = {"bonded": _tokens(stake.get("bonded_wei")), "slashed": _tokens(stake.get("slashed_wei"))}
+    if not pay:
+        return told | {"known": False}
+    amounts = {name: _tokens(pay.get(f"{name}_wei")) for name in ("earned", "paid", "due", "waiting", "voided")}
+    pool = {"escrow": _tokens(pay.get("escrow_wei")), "per_unit": _tokens(pay.get("reward_per_unit_wei"))}
+    return {
+        **told,
+        **amounts,
+        **pool,
+        "known": True,
+        "provider": words(pay.get("provider"), 42),
+        "until": number(pay.get("waiting_until")),
+        "unfunded": number(pay.get("unfunded_units")),
+        "warnings": [words(one) for one in (pay.get("warnings") or [])[:RECENT]],
+    }
+
+
+def _tokens(wei: Any) -> float | None:
+    """Whole tokens of an amount that is written in wei."""
+    try:
+        return round(int(wei) / 1e18, 6)
+    except (TypeError, ValueError):
+        return None
+
+
+def _work(status: Status, _: float) -> dict[str, Any]:
+    work = status.get("work") or {}
+    names = (
+        "files_committed",
+        "files_accepted",
+        "files_rejected",
+        "units",
+        "tokens_per_second",
+        "last_reward_estimate",
+    )
+    return {name: number(work.get(name)) for name in names} | {"by_reason": table(work.get("rejected_by_reason"))}
+
+
+def _events(status: Status, _: float) -> list[dict[str, Any]]:
+    return [
+        {"at": number(one.get("at")), "name": words(one.get("name"), 32), "text": words(one.get("text"))}
+        for one in (status.get("events") or [])[-RECENT:]
+    ]
+
+
+_SECTIONS: dict[str, Callable[[Status, float], Any]] = {
+    "node": _node,
+    "run": _run,
+    "training": _training,
+    "verdicts": _verdicts,
+    "slashes": _slashes,
+    "audit": _audit,
+    "money": _money,
+    "work": _work,
+    "events": _events,
+}
