@@ -4,11 +4,12 @@ from pathlib import Path
 
 import msgspec
 
+from contracts.bindings import PoolInfo
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, RpcUnreachable, tokens
 from node.config import NodeConfig
 from node.errors import KeyError_
-from node.preflight.stake import Standing, coins, gas_step
+from node.preflight.stake import Standing, coins, gas_step, look_up
 from node.state.keystore import claimed_address, read_keystore
 from protocol.identity import Address
 
@@ -36,6 +37,15 @@ def provider_file(config: NodeConfig) -> Path | None:
     files = sorted((config.home / "keys").glob("*.json"))
     named = [file for file in files if file.stem == FIRST_KEY]
     return named[0] if named else files[0] if len(files) == 1 else None
+
+
+async def look(
+    chain: ChainClient, node: Address, pool: PoolInfo, config: NodeConfig, directory: Path
+) -> tuple[Standing, list[str]]:
+    """Where a node stands on chain, and what its owner types until it may join. Raises ChainError."""
+    provider = await find_provider(chain, config)
+    standing = await look_up(chain, node, pool, config.units, provider.address if provider else None)
+    return standing, next_steps(standing, provider, network_word(config.network), directory, config.units)
 
 
 async def find_provider(chain: ChainClient, config: NodeConfig) -> Provider | None:

@@ -31,10 +31,10 @@ from node.preflight.lock import check_lock
 from node.preflight.memory import check_memory, weights_of
 from node.preflight.peers import visit
 from node.preflight.ports import check_announced, check_listen, is_public
-from node.preflight.provider import find_provider, network_word, next_steps
+from node.preflight.provider import look
 from node.preflight.rpc import check_rpc
 from node.preflight.settings import check_settings
-from node.preflight.stake import check_gas, check_pool, check_stake, look_up
+from node.preflight.stake import check_gas, check_pool, check_stake
 from node.preflight.versions import check_versions
 from node.run.assets import Run
 from protocol.errors import IntellectError
@@ -130,12 +130,10 @@ class Survey:
 
     async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo) -> None:
         config, directory = self._config, self._directory
-        provider = await find_provider(chain, config)
-        standing = await look_up(chain, self._node, pool, config.units, provider.address if provider else None)
+        standing, steps = await look(chain, self._node, pool, config, directory)
         if not standing.registered and config.auto_setup and is_devnet(chain.profile):
             self._add(ok("stake", "a devnet: join funds, stakes and registers this node by itself"))
             return
-        steps = next_steps(standing, provider, network_word(config.network), directory, config.units)
         if self._node == NOBODY:
             steps.insert(0, f"intellect-node keys new --state-dir {directory}")
         self._add(check_stake(standing, steps))

@@ -16,11 +16,11 @@ from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
 from node.preflight.finding import Finding
-from node.preflight.provider import find_provider, network_word, next_steps
-from node.preflight.stake import Standing, check_gas, check_stake, look_up
+from node.preflight.provider import look
+from node.preflight.stake import Standing, check_gas, check_stake
 from node.progress import ProgressRecord
 from node.state.keystore import load_key, load_or_create, read_password
-from protocol.identity import Address, NodeKey
+from protocol.identity import NodeKey
 
 log = structlog.get_logger()
 LOOK_EVERY = 3.0
@@ -54,15 +54,6 @@ async def ensure_participant(
         told = [_named(step) for step in steps]
         progress.enter("stake", f"waiting: {lacking.what}")
         await trio.sleep(LOOK_EVERY)
-
-
-async def look(
-    chain: ChainClient, node: Address, pool: PoolInfo, config: NodeConfig, directory: Path
-) -> tuple[Standing, list[str]]:
-    """Where a node stands on chain, and what its owner types until it may join. Raises ChainError."""
-    provider = await find_provider(chain, config)
-    standing = await look_up(chain, node, pool, config.units, provider.address if provider else None)
-    return standing, next_steps(standing, provider, network_word(config.network), directory, config.units)
 
 
 def _tell(what: str, steps: list[str], progress: ProgressRecord) -> None:
