@@ -47,7 +47,7 @@ def command(
     from node.preflight.survey import Scope, exit_code
 
     config = build_config(network=network, state_dir=state_dir, pool=pool)
-    scope = Scope(deep=True, visit=True, engine=engine, provider=provider_name(config))
+    scope = Scope(deep=True, visit=True, engine=engine)
     findings = look(config, scope, quiet=as_json)
     facts: dict[str, Any] = as_dict(findings)
     if bundle is not None:
@@ -69,13 +69,6 @@ def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]
 
     with quiet_logs():
         return trio.run(Survey(config, scope, (lambda _: None) if quiet else show).run)
-
-
-def provider_name(config: "NodeConfig") -> str | None:
-    """What commands should call the provider's key."""
-    from node.services.membership.participant import provider_key_name
-
-    return provider_key_name(config)
 
 
 def show(finding: "Finding") -> None:

@@ -178,16 +178,16 @@ def command(
 
     if context.obj.own_process:
         become_guarded()
-    view = open_json_view() if as_json else open_view(logs=logs)
+    view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
     run_daemon(config, server, view.run)
 
 
 def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
     """The admission check; returns the exit code."""
-    from cli.doctor import as_dict, look, provider_name
+    from cli.doctor import as_dict, look
     from node.preflight.survey import Scope, exit_code
 
-    scope = Scope(joining=True, visit=True, engine=True, provider=provider_name(config))
+    scope = Scope(joining=True, visit=True, engine=True)
     findings = look(config, scope, quiet=as_json)
     code = exit_code(findings)
     if as_json:

@@ -13,6 +13,7 @@ import typer
 from cli import (
     audit,
     calibrate,
+    config,
     contract,
     contract_economics,
     contributions,
@@ -99,6 +100,7 @@ app.add_typer(devnet.app, name="devnet")
 app.add_typer(contract.app, name="contract")
 contract.app.command("economics", epilog=contract_economics.EXAMPLE)(contract_economics.economics)
 app.add_typer(keys.app, name="keys")
+app.add_typer(config.app, name="config")
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 app.add_typer(weights.app, name="weights")
 
