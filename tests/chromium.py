@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -29,14 +28,8 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-port=0",
 )
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 START = 60.0
 MOST = 64 << 20
-
-
-def find_chromium() -> str | None:
-    """The browser of this machine: $CHROMIUM, or one on PATH."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Chromium:

@@ -17,6 +17,7 @@ const NEEDS = {
   load: ["load"],
   age: ["training", "node"],
   split: ["training", "node"],
+  way: ["training", "node"],
   members: ["members", "verdicts", "run", "node"],
   verdicts: ["verdicts"],
   trust: ["slashes", "audit"],
