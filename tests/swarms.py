@@ -90,7 +90,7 @@ def _row(number: int, step: int, at: float) -> dict[str, Any]:
         "state": state,
         "doing": "working",
         "step": step - (number * 7 + step) % 3 if kind == "worker" else step,
-        "seen_seconds_ago": round((at * 7 + number) % 50, 1),
+        "seen_seconds_ago": round((at + number) % 50, 1),
         "tokens_per_second": 4000 + (number * 37 + step) % 1500 if kind == "worker" else 0.0,
         "connected": number < 14,
     }
@@ -101,12 +101,12 @@ def _reward(step: int) -> float:
 
 
 def _training(step: int) -> dict[str, Any]:
-    noise = random.Random(5)
+    held_back, training = random.Random(5), random.Random(6)
     steps = range(max(step - 399, 0), step + 1)
     return {
         "step": step,
-        "reward_eval": [[one, round(_reward(one) + noise.gauss(0, 0.025), 4)] for one in steps],
-        "reward_train": [[one, round(_reward(one) - 0.05 + noise.gauss(0, 0.04), 4)] for one in steps],
+        "reward_eval": [[one, round(_reward(one) + held_back.gauss(0, 0.025), 4)] for one in steps],
+        "reward_train": [[one, round(_reward(one) - 0.05 + training.gauss(0, 0.04), 4)] for one in steps],
         "staleness": {"0": 130, "1": 7210, "2": 310, "dropped": 8},
         "queued_rollouts": 64,
         "seconds_per_step": 0.41,
@@ -121,7 +121,6 @@ def _training(step: int) -> dict[str, Any]:
             "file_seconds": {"commit": 0.5, "verify": 0.31, "fetch": 0.04, "queue": 0.2},
             "staleness": {"0": 2, "1": 28, "2": 2},
             "tokens_per_second": 5100.0 + step % 90,
-            "reward_mean": 0.5,
             "mismatch_kl": 0.02,
         },
         "done": False,

@@ -1,11 +1,12 @@
 """What the page is told of a status: chosen fields, cleaned of what members wrote into them, nothing of the owner's."""
 
 import json
+from typing import Any
 
 import pytest
 
 from node.page.model import Model
-from node.page.plain import number, table, words
+from node.page.plain import Steady, number, table, words
 from node.page.sections import MEMBER_COLUMNS, members, sections
 from node.page.spread import KEPT, SpreadBook, quantiles
 from tests.swarms import address, status
@@ -13,11 +14,15 @@ from tests.swarms import address, status
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m\n\u0000" + "A" * 500
 
 
+def ago(_: str, seconds: Any) -> int:
+    return round(1e9 - seconds)
+
+
 def test_nothing_that_only_the_owner_should_see_is_told() -> None:
     told = status()
     told["last_error"] = {"what": "no RPC", "why": "https://rpc.example.org/KEY-OF-MINE failed", "remedy": "wait"}
     told["node"] |= {"contacts": ["/ip4/203.0.113.7/tcp/4001"], "pid": 4711}
-    text = json.dumps(sections(told, 1e9))
+    text = json.dumps(sections(told, ago))
     assert "no RPC" in text
     for secret in ("KEY-OF-MINE", "203.0.113.7", "/secret/place", "4711"):
         assert secret not in text
@@ -27,8 +32,8 @@ def test_what_members_wrote_is_short_and_visible() -> None:
     told = status()
     told["swarm"][1] |= {"role": HOSTILE, "doing": HOSTILE, "tokens_per_second": float("nan")}
     told["contributions"]["recent"][0]["detail"] = HOSTILE
-    row = dict(zip(MEMBER_COLUMNS, members(told, 1e9)[told["swarm"][1]["address"]], strict=True))
-    detail = sections(told, 1e9)["verdicts"]["recent"][0]["detail"]
+    row = dict(zip(MEMBER_COLUMNS, members(told, ago)[told["swarm"][1]["address"]], strict=True))
+    detail = sections(told, ago)["verdicts"]["recent"][0]["detail"]
     for text in (row["role"], row["doing"], detail):
         assert text.startswith("<img") and len(text) <= 200 and text.isprintable()
     assert row["rate"] == 0
@@ -47,6 +52,12 @@ def test_text_and_numbers_are_what_they_say() -> None:
     assert (words(7), words("x" * 9, 4)) == ("", "xxx…")
     assert [number(one) for one in (1, True, 0.123456, float("inf"), "7", None)] == [1, None, 0.1235, None, None, None]
     assert table({"a": 1, "b": "c", "d": None}) == {"a": 1} and len(table({str(i): i for i in range(99)})) == 32
+
+
+def test_a_moment_that_seems_to_move_a_little_has_not() -> None:
+    steady = Steady()
+    assert [steady("x", 100.0 + i, i + jitter) for i, jitter in enumerate((0, 0.6, -0.6, 0.4))] == [100] * 4
+    assert steady("x", 110.0, 2.0) == 108 and steady("y", 110.0, None) is None
 
 
 def test_a_policy_spreads_as_members_tell_of_it() -> None:
