@@ -4,7 +4,7 @@ Nothing that only the owner should see is here: no path, no process id, no peer'
 of an error (it may hold a URL with a key in it).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from node.page.feed import Row
@@ -16,6 +16,7 @@ RECENT = 30
 """Verdicts, slashes and events that are shown."""
 MEMBERS = 2000
 """Rows of the table of members; the swarm may be larger, the page says so."""
+AT_ONCE = 250
 MEMBER_COLUMNS = (
     "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
 )  # fmt: skip
@@ -26,10 +27,13 @@ def sections(status: Status, ago: Ago) -> dict[str, Any]:
     return {name: make(status, ago) for name, make in _SECTIONS.items()}
 
 
-def members(status: Status, ago: Ago) -> dict[str, Row]:
-    """The table of members by address, in MEMBER_COLUMNS."""
+def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
+    """The table of members by address, in MEMBER_COLUMNS: some at a time."""
     counted = (status.get("contributions") or {}).get("members") or {}
-    return {row["address"]: _member(row, counted.get(row["address"]) or {}, ago) for row in _swarm(status)[:MEMBERS]}
+    rows = _swarm(status)[:MEMBERS]
+    for first in range(0, len(rows), AT_ONCE):
+        some = rows[first : first + AT_ONCE]
+        yield {row["address"]: _member(row, counted.get(row["address"]) or {}, ago) for row in some}
 
 
 def _member(row: Mapping[str, Any], counted: Mapping[str, Any], ago: Ago) -> Row:

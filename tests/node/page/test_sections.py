@@ -32,7 +32,7 @@ def test_what_members_wrote_is_short_and_visible() -> None:
     told = status()
     told["swarm"][1] |= {"role": HOSTILE, "doing": HOSTILE, "tokens_per_second": float("nan")}
     told["contributions"]["recent"][0]["detail"] = HOSTILE
-    row = dict(zip(MEMBER_COLUMNS, members(told, ago)[told["swarm"][1]["address"]], strict=True))
+    row = dict(zip(MEMBER_COLUMNS, next(members(told, ago))[told["swarm"][1]["address"]], strict=True))
     detail = sections(told, ago)["verdicts"]["recent"][0]["detail"]
     for text in (row["role"], row["doing"], detail):
         assert text.startswith("<img") and len(text) <= 200 and text.isprintable()

@@ -136,8 +136,10 @@ async def test_who_hears_nothing_new_hears_that(tmp_path: Path) -> None:
     async with serving(Swarm(), tmp_path) as url, watching(url) as following:
         await until(following, 20)
         with trio.fail_after(20):
-            told = [(name, mark) for name, _, mark in [await following() for _ in range(4)]]
-        assert ("pulse", "") in told
+            while True:
+                name, _, mark = await following()
+                if (name, mark) == ("pulse", ""):
+                    break
 
 
 async def test_one_viewer_too_many_is_told_to_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
