@@ -13,6 +13,30 @@ from cli.errors import NETWORK, CommandError
 SCHEMA_VERSION = 1
 
 
+class PhasePart(msgspec.Struct, frozen=True):
+    """What the node is doing, and what it waits for. progress: 0 to 1, None if nobody can say."""
+
+    name: str = ""
+    text: str = ""
+    since_seconds: float = 0.0
+    progress: float | None = None
+
+
+class FinishedPart(msgspec.Struct, frozen=True):
+    """A phase that is over."""
+
+    name: str
+    seconds: float = 0.0
+
+
+class EventPart(msgspec.Struct, frozen=True):
+    """Something that happened to the node. at: unix seconds."""
+
+    name: str
+    text: str = ""
+    at: float = 0.0
+
+
 class NodePart(msgspec.Struct, frozen=True):
     address: str = ""
     peer_id: str = ""
@@ -24,6 +48,8 @@ class NodePart(msgspec.Struct, frozen=True):
     contacts: list[str] = []
     engine: str | None = None
     state_dir: str = ""
+    phase: PhasePart | None = None
+    phases: list[FinishedPart] = []
 
 
 class NetworkPart(msgspec.Struct, frozen=True):
@@ -50,6 +76,16 @@ class StakePart(msgspec.Struct, frozen=True):
     slashed_wei: str = "0"
 
 
+class EpochPart(msgspec.Struct, frozen=True):
+    """What one epoch of this node's work comes to. state: paid, due, waiting, voided, invalidated or unfunded."""
+
+    epoch: int
+    state: str = ""
+    wei: str = "0"
+    units: int = 0
+    matures_at: int = 0
+
+
 class PayPart(msgspec.Struct, frozen=True):
     """What this node's work comes to, in wei. provider: to whom it goes; waiting_until: the chain's time, or 0."""
 
@@ -62,6 +98,7 @@ class PayPart(msgspec.Struct, frozen=True):
     voided_wei: str = "0"
     unfunded_units: int = 0
     warnings: list[str] = []
+    epochs: list[EpochPart] = []
 
 
 class MemberPart(msgspec.Struct, frozen=True):
@@ -74,6 +111,8 @@ class MemberPart(msgspec.Struct, frozen=True):
     seen_seconds_ago: float | None = None
     tokens_per_second: float | None = None
     connected: bool = False
+    doing: str = ""
+    contact: str = ""
 
 
 class WorkPart(msgspec.Struct, frozen=True):
@@ -194,8 +233,10 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}
     processes: list[ProcessPart] = []
+    restarts: dict[str, int] = {}
     services: list[str] = []
     last_error: ErrorPart | None = None
+    events: list[EventPart] = []
 
 
 def parse_status(data: bytes) -> DaemonStatus:

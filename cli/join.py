@@ -2,11 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.errors import USAGE, CommandError
+from cli.keyring import key_file
+from cli.output import print_json
+from cli.settings import build_config
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node join --role worker --network local   |   "
     "intellect-node join --role trainer --run my-run.toml --network local   |   "
-    "intellect-node join --role validator --network base-sepolia.toml --pool 7"
+    "intellect-node join --network base-sepolia.toml --pool 7 --dry-run"
 )
 
 
@@ -37,6 +39,7 @@ class LogLevel(StrEnum):
 
 
 def command(
+    context: typer.Context,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
     network: Annotated[
         str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
@@ -49,7 +52,11 @@ def command(
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); for the trainer.")] = None,
     listen: Annotated[
-        str | None, typer.Option(help="Multiaddr to listen on, e.g. /ip4/0.0.0.0/tcp/4001. Port 0: any.")
+        str | None,
+        typer.Option(
+            help="Multiaddr to listen on, port 0: any. Default: /ip4/0.0.0.0/tcp/4001 or the next free one, kept over "
+            "restarts; on a local devnet loopback."
+        ),
     ] = None,
     announce: Annotated[
         str | None, typer.Option(help="Multiaddr that others shall dial, where it is not the one listened on.")
@@ -58,7 +65,8 @@ def command(
         Path | None, typer.Option("--password-file", help="Password of the node key (mode 0600).")
     ] = None,
     provider_key: Annotated[
-        Path | None, typer.Option("--provider-key", help="Keystore of the provider that stakes for this node.")
+        str | None,
+        typer.Option("--provider-key", help="Who stakes for this node: a keystore file, or a name from `keys list`."),
     ] = None,
     gateway: Annotated[
         str | None, typer.Option(help="HOST:PORT on which policies and blobs are served by HTTPS too. Default: off.")
@@ -88,12 +96,35 @@ def command(
         str | None,
         typer.Option("--metrics-address", help="HOST:PORT: serve /metrics (Prometheus) over TCP too; no password."),
     ] = None,
-    log_to: Annotated[
-        str | None, typer.Option("--log", help="Trainer: also send metrics to wandb, tensorboard (comma between).")
+    metrics_log: Annotated[
+        str | None,
+        typer.Option("--metrics-log", help="Trainer: also send metrics to wandb, tensorboard (comma between)."),
     ] = None,
+    wait: Annotated[
+        bool | None,
+        typer.Option("--wait/--no-wait", help="Where stake or gas is missing: wait for it. Default: wait."),
+    ] = None,
+    preflight: Annotated[
+        bool | None, typer.Option("--preflight/--no-preflight", help="Look at what can fail before joining.")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only the admission check; nothing is joined or sent. Exit code 0: admitted."),
+    ] = False,
+    logs: Annotated[
+        bool, typer.Option("--log", "--logs", help="Show the raw log instead of what the node is doing.")
+    ] = False,
     log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="Default: info.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Phases and events as JSON, one object a line on standard output.")
+    ] = False,
 ) -> None:
-    """Join a swarm and stay until stopped. SIGTERM or Ctrl-C drains: finish, leave, exit; a second one cuts."""
+    """Join a swarm and stay until stopped: from nothing to contributing in one command.
+
+    Makes the node's key, chooses a role, looks at everything that can fail, says which stake and gas are missing and
+    waits for them, joins, and shows how far it is until the first accepted contribution.
+    SIGTERM or Ctrl-C drains: finish, leave, exit; a second one cuts.
+    """
     config = build_config(
         role=role.value if role else None,
         network=network,
@@ -103,46 +134,46 @@ def command(
         listen=listen,
         announce=announce,
         password_file=password_file,
-        provider_key_file=provider_key,
+        provider_key_file=key_file(provider_key) if provider_key else None,
         gateway=gateway,
         gateway_tls=gateway_tls,
         gateway_announce=gateway_announce,
         http_sources=tuple(http_source) if http_source else None,
         engine_command=engine_command,
         auto_setup=auto_setup,
+        wait=wait,
+        preflight=preflight,
         page=page,
         metrics_address=metrics_address,
-        metrics_log=log_to,
+        metrics_log=metrics_log,
+        show_logs=logs,
         log_level=log_level.value if log_level else None,
     )
+    if dry_run:
+        raise typer.Exit(_rehearse(config, as_json=as_json))
+    from node.forkserver.launch import for_role, launch
+
+    server = launch(for_role(config.role))  # its imports run beside ours
+    from cli.joinview import open_json_view, open_view
     from node.daemon import run as run_daemon
+    from node.guardian import become_guarded
 
-    run_daemon(config)
+    if context.obj:
+        become_guarded()
+    view = open_json_view() if as_json else open_view(logs=logs)
+    run_daemon(config, server, view.run)
 
 
-def build_config(**flags: Any) -> "NodeConfig":
-    """The settings, flags first; flags that were not given (None) leave the word to environment and file.
+def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
+    """The admission check; returns the exit code."""
+    from cli.doctor import as_dict, look, provider_name
+    from node.preflight.survey import Scope, exit_code
 
-    Raises CommandError naming the setting that makes no sense.
-    """
-    from pydantic import ValidationError
-    from pydantic_settings import SettingsError
-
-    from node.config import NodeConfig
-
-    given = {name: value for name, value in flags.items() if value is not None}
-    try:
-        return NodeConfig(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise CommandError(
-            f"the setting {place} cannot be used",
-            first["msg"],
-            "correct the flag, the INTELLECT_NODE_* variable or the line in config.toml",
-            USAGE if place in given else 3,
-        ) from None
-    except (SettingsError, ValueError) as error:
-        raise CommandError(
-            "the settings cannot be read", str(error), "correct config.toml or the INTELLECT_NODE_* variables"
-        ) from None
+    scope = Scope(joining=True, visit=True, engine=True, provider=provider_name(config))
+    findings = look(config, scope, quiet=as_json)
+    code = exit_code(findings)
+    if as_json:
+        print_json({"admitted": code == 0, **as_dict(findings)})
+    else:
+        typer.echo("this node would be admitted" if code == 0 else "this node would not be admitted")
+    return code

@@ -15,14 +15,19 @@ from cli import (
     calibrate,
     contract,
     contract_economics,
+    contributions,
     demo,
     devnet,
     difficulty,
+    doctor,
     join,
     keys,
+    logs,
+    peers,
     report,
     run,
     status,
+    top,
     train,
     weights,
     weights_serve,
@@ -69,7 +74,12 @@ def options(
 
 app.command("demo", epilog=demo.EXAMPLES)(demo.command)
 app.command("join", epilog=join.EXAMPLES)(join.command)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.command)
 app.command("status", epilog=status.EXAMPLES)(status.command)
+app.command("top", epilog=top.EXAMPLES)(top.command)
+app.command("peers", epilog=peers.EXAMPLES)(peers.command)
+app.command("contributions", epilog=contributions.EXAMPLES)(contributions.command)
+app.command("logs", epilog=logs.EXAMPLES)(logs.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
@@ -91,9 +101,11 @@ def _command() -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program; returns its exit code. arguments: of this process where none are given, which is then the
+    program's own: its commands may fork it (their context's `obj`)."""
+    own_process = arguments is None
     try:
-        _command().main(args=None if arguments is None else list(arguments), prog_name="intellect-node")
+        _command().main(args=None if own_process else list(arguments), prog_name="intellect-node", obj=own_process)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:  # the outermost frame: everything ends as three lines and a code

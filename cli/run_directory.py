@@ -215,7 +215,10 @@ def assemble(
     import trio
 
     from node.api.metrics import FLAG, WHAT, metrics_routes
+    from node.forkserver.client import ForkServer
+    from node.forkserver.launch import ENGINE, LEARNER, launch
     from node.inference.client import EngineProcess
+    from node.inference.wire import kept_policies
     from node.metrics.observer import open_observer
     from node.services.local import LocalRun
     from node.training.client import TrainerProcess
@@ -224,27 +227,30 @@ def assemble(
     from node.web.listener import Listener
 
     observer = open_observer(compiled.spec, home.directory, means.sinks)
+    children = ForkServer(launch((*ENGINE, *LEARNER)))
+    kept = kept_policies(compiled.spec)
     spool = Spool(home.spool)
     local = LocalRun(
         compiled.spec,
         compiled.encoded,
         home.directory,
         home.assets,
-        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets),
-        learner=TrainerProcess(spool, settings=means.settings),
+        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, kept=kept, starter=children),
+        learner=TrainerProcess(spool, settings=means.settings, starter=children),
         spool=spool,
         observer=observer,
         async_level=level,
         told=told,
     )
-    if means.metrics_address is None:
-        return local, observer, local.run
-    listener = Listener(bind(means.metrics_address, WHAT, FLAG))
-    listener.mount(metrics_routes(local.status))
+    listener = Listener(bind(means.metrics_address, WHAT, FLAG)) if means.metrics_address else None
+    if listener:
+        listener.mount(metrics_routes(local.status))
 
     async def served() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(listener.run)
+            await nursery.start(children.run)
+            if listener:
+                nursery.start_soon(listener.run)
             await local.run()
             nursery.cancel_scope.cancel()
 

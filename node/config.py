@@ -44,7 +44,8 @@ class NodeConfig(BaseSettings):
     state_dir: Path | None = None
     pool: int | None = None
     run_file: Path | None = None
-    listen: str = "/ip4/127.0.0.1/tcp/0"
+    listen: str | None = None
+    """a multiaddr; None: what fits the network (node.preflight.listening)"""
     announce: str | None = None
     """the multiaddr that others shall dial, where it is not the one listened on"""
     password: str | None = Field(default=None, repr=False)
@@ -60,6 +61,10 @@ class NodeConfig(BaseSettings):
     """URLs (https://HOST:PORT#sha256=...) that are asked for blobs before the swarm is"""
     engine_command: str | None = None
     """another program that speaks the engine protocol; default: the torch engine"""
+    wait: bool = True
+    """where the stake or gas of this node is missing: wait for it; else end with the commands that mend it"""
+    preflight: bool = True
+    """look at everything that can fail before joining, and refuse to join if it would"""
     auto_setup: bool = True
     """on a local devnet: fund, stake and register this node when it is not yet"""
     stake: int = 100 * WEI
@@ -83,6 +88,8 @@ class NodeConfig(BaseSettings):
     heartbeat: float = 2.0
     trainer: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """[trainer] in config.toml: world_size, dtype, micro_batch_tokens ... (node.training.settings.TrainerSettings)"""
+    show_logs: bool = True
+    """the log's lines on standard error too; the files in the state directory are written in any case"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @classmethod

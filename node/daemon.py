@@ -6,6 +6,7 @@ learn who else is there, obtain the run, play the role. SIGTERM or Ctrl-C drains
 
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.blobs.exchange import Limits
+from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
 from node.chain.follower import EventFollower
@@ -21,11 +23,16 @@ from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
 from node.errors import ConfigError, EvictedError
+from node.forkserver.client import ForkServer
+from node.forkserver.launch import Server
 from node.front import Front
-from node.hardware import choose_role, inspect_hardware
+from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
+from node.preflight.admission import Applicant, admit
+from node.preflight.listening import announced, choose_listen, remember_port, without_peer
+from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import compile_run
@@ -48,12 +55,14 @@ from node.services.paying import Paying
 from node.services.policies import Following
 from node.services.settling import Settling
 from node.services.station import take_station
+from node.services.tallying import Tallying
 from node.services.training.service import Training
 from node.services.workplace import Workplace
 from node.state.directory import StateDir
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
 from node.status import StatusPage
+from node.supervision import Supervision
 from node.swarm.membership import Membership
 from protocol.errors import IntellectError
 from protocol.identity import NodeKey
@@ -61,9 +70,11 @@ from protocol.statements import Domain
 
 log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
+ONE_SIGNAL = 0.5
+"""Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Counting, Serving, Beating, Ending)
+EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),
@@ -72,10 +83,17 @@ ROLES: dict[Role, Services] = {
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 
 
-def run(config: NodeConfig) -> None:
-    """Be a node until stopped. Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C."""
+Companion = Callable[[ProgressRecord], Awaitable[None]]
+"""Runs beside the daemon until it ends, and may show how far it is; must never block."""
+
+
+def run(config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
+    """Be a node until stopped. server: starts its children (`for_role`), None to start them anew.
+
+    Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C.
+    """
     try:
-        trio.run(Daemon(config).main)
+        trio.run(Daemon(config, server, companion).main)
     except BaseExceptionGroup as group:
         raise _first_cause(group) from group
 
@@ -97,17 +115,25 @@ def _leaves(error: BaseException) -> list[BaseException]:
 class Daemon:
     """A node's life, from lock to leave."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:
         self.config = config
+        self.children = ForkServer(server)
+        self._companion = companion
         self.crew = Crew()
+        self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
+        self.supervision = Supervision(lambda: self.progress.phase.text)
         self._interrupted = False
 
     async def main(self) -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._heed_signals, nursery.cancel_scope)  # before there is anything to clean up
-            await self._hold_state()
-            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as beside:
+            if self._companion is not None:
+                beside.start_soon(self._companion, self.progress)  # sees the draining, too
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._heed_signals, nursery.cancel_scope)  # before there is anything to clean up
+                await self._hold_state()
+                nursery.cancel_scope.cancel()
+            beside.cancel_scope.cancel()
         if self._interrupted:
             raise KeyboardInterrupt
 
@@ -115,7 +141,7 @@ class Daemon:
         state = StateDir(self.config.directory.resolve())
         journal: Journal | None = None
         try:
-            set_up_logging(state.path / "logs", self.config.log_level)
+            set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
             journal = Journal(state.path / "journal.sqlite")
             await self._live(state, journal)
         finally:
@@ -128,20 +154,30 @@ class Daemon:
     ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
+            draining_since = 0.0
             async for number in signals:
                 if scope.cancel_called:
+                    if trio.current_time() - draining_since < ONE_SIGNAL:
+                        continue
                     os._exit(130)
+                draining_since = trio.current_time()
                 log.info("node.draining", signal=signal.Signals(number).name)
                 self.crew.state = "draining"
+                self.progress.enter("draining", "finishing what is under way, then leaving the pool")
+                self.supervision.stopping()
                 self._interrupted = number == signal.SIGINT
                 scope.cancel()
 
     async def _live(self, state: StateDir, journal: Journal) -> None:
+        self.progress.enter("key", "opening the node's key")
         key = await trio.to_thread.run_sync(self._open_key, state.path)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
+            await nursery.start(self.children.run)
             front = Front(self.config, self.status.render, state.path)
             await nursery.start(front.run)
+            await nursery.start(self.supervision.run)
+            self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
             await chain.connect()
@@ -159,40 +195,62 @@ class Daemon:
         if number is None:
             raise ConfigError("no pool to join", "neither --pool nor the network profile names one", "give --pool N")
         pool = await chain.pool(number)
+        self.progress.enter("role", "looking at this machine, for the role that fits it")
         hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         log.info("hardware.found", summary=hardware.summary)
         role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
         self.status.place(profile, number, role)
+        self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
+        listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
+        if self.config.preflight:
+            await self._admit(chain, pool, role, hardware, listen, state.path)
         domain = Domain(profile.chain_id, profile.contracts.swarm)
-        async with self._open_member(key, domain, pool, state.path / "blobs") as member:
+        self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
+        await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
+        self.progress.enter("joining", f"listening on {listen}, then joining pool {number} on chain")
+        async with self._open_member(key, domain, pool, listen, state.path / "blobs") as member:
             self.status.connect(member)
-            contact = self.config.announce or member.network.contacts()[0]
-            await ensure_participant(chain, key, self.config, state.path)
+            contact = member.network.contacts()[0]
+            await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
             await chain.join(number, contact)
             log.info("pool.joined", pool=number, role=role, contact=contact)
+            self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership)
                     ledger = await self._follow_pool(nursery, member, chain, contact, state.path)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     check_requirements(run.spec, role, hardware)
-                    station = take_station(member, run, pool.threshold, journal)
+                    station = take_station(member, run, pool.threshold, journal, self.progress, pool.reward_per_unit)
                     self.status.work_for(station)
                     own = (self.config, role, hardware, chain, member, station)
-                    place = Workplace(*own, self.crew, contact, state.path, ledger, front.web)
+                    place = Workplace(*own, self.crew, contact, state.path, ledger, front.web, self.children)
                     await self._serve(nursery, place)
             finally:
                 await self._leave(chain, number, member.membership)
 
+    async def _admit(
+        self, chain: ChainClient, pool: PoolInfo, role: Role, hardware: Hardware, listen: str, directory: Path
+    ) -> None:
+        """Refuse to join where something would fail; put on record what may."""
+        config = self.config
+        self.progress.enter("checks", "looking at everything that can fail: clock, disk, memory, GPU, port, pool")
+        where = announced(listen, config.announce)
+        applicant = Applicant(directory, role, hardware, listen, where, bool(config.announce), config.store_quota)
+        for finding in await admit(chain, pool, applicant):
+            log.warning("node.preflight", check=finding.name, what=finding.what, remedy=finding.remedy)
+            self.progress.trouble(f"{finding.what}; {finding.remedy}")
+
     def _open_member(
-        self, key: NodeKey, domain: Domain, pool: PoolInfo, blobs: Path
+        self, key: NodeKey, domain: Domain, pool: PoolInfo, listen: str, blobs: Path
     ) -> AbstractAsyncContextManager[Member]:
         config = self.config
+        announce = [without_peer(config.announce)] if config.announce else []
         return open_member(
             key,
             domain,
             pool,
-            Libp2pNetwork(key, config.listen),
+            Libp2pNetwork(key, listen, announce=announce),
             blobs,
             quota=config.store_quota,
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
@@ -204,8 +262,9 @@ class Daemon:
     ) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         own, membership = member.key.address, member.membership
+        self.progress.enter("peers", "reading from the chain who else is in the pool")
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
-        lease = Lease(chain, member.pool, membership, contact)
+        lease = Lease(chain, member.pool, membership, contact, self.progress)
         events = Events(follower, membership)
         for service in (events, Stake(chain, own), lease):
             await self.crew.start(service, nursery)
@@ -222,17 +281,28 @@ class Daemon:
 
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
         self.crew.state = "syncing"
+        self._tell_of_run(member)
         if role == "trainer" and self.config.run_file is not None:
             compiled = await trio.to_thread.run_sync(compile_run, self.config.run_file, abandon_on_cancel=True)
             await trio.to_thread.run_sync(check_run, compiled, abandon_on_cancel=True)
             return await offer_run(compiled, root, member.blobs, directory / "run")
         return await obtain_run(root, member.blobs, member.membership.addresses, directory / "run")
 
+    def _tell_of_run(self, member: Member) -> None:
+        exchange, membership = member.stock.exchange, member.membership
+
+        def waits_for() -> str:
+            members = len(membership.addresses())
+            return f"fetching the run's files: {describe(exchange.under_way(), members)}"
+
+        self.progress.enter("run", waits_for, lambda: fraction(exchange.under_way()))
+
     async def _stop_when_evicted(self, membership: Membership) -> None:
         await membership.evicted.wait()
         self.crew.state = "evicted"
         record = next((record for record in membership.slashed if record.node == membership.own), None)
         why = f"reason {record.reason_name}, {record.amount / 1e18:g} tokens, {record.transaction}" if record else ""
+        self.progress.tell("slashed", f"this node was evicted: {why or 'by a quorum of the validators'}")
         raise EvictedError(
             "this node was evicted from the pool",
             f"its stake was slashed: {why}" if record else "the pool's quorum ended its membership",

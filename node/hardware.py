@@ -53,6 +53,15 @@ def _gpus() -> tuple[Gpu, ...]:
     return tuple(Gpu(name.strip(), int(memory) * 2**20) for name, memory in rows if memory.strip().isdigit())
 
 
+def reason_for(asked: Role, role: Role, hardware: Hardware) -> str:
+    """Why `choose_role` came to this."""
+    if asked == role:
+        return "as its owner asks"
+    if role == "worker":
+        return f"the pool gives this node no post, and the machine can hold an engine ({hardware.summary})"
+    return f"the pool names this node as its {role}"
+
+
 def choose_role(
     role: Role, own: Address, trainer: Address, validators: tuple[Address, ...], hardware: Hardware
 ) -> Role:

@@ -2,17 +2,15 @@
 
 import logging
 import sys
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import structlog
 
-LOG_BYTES = 20 * 1024 * 1024
-LOG_FILES = 5
+from node.log_file import LogFile
 
 
-def set_up_logging(directory: Path, level: str) -> None:
-    """One event, two renderings. Third parties' loggers are kept at warnings."""
+def set_up_logging(directory: Path, level: str, *, shown: bool = True) -> None:
+    """One event, two renderings. Third parties' loggers are kept at warnings. shown: on standard error too."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -29,7 +27,7 @@ def set_up_logging(directory: Path, level: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    file = RotatingFileHandler(directory / "daemon.jsonl", maxBytes=LOG_BYTES, backupCount=LOG_FILES)
+    file = LogFile(directory)
     file.setFormatter(
         structlog.stdlib.ProcessorFormatter(processor=structlog.processors.JSONRenderer(), foreign_pre_chain=shared)
     )
@@ -40,7 +38,10 @@ def set_up_logging(directory: Path, level: str) -> None:
         )
     )
     root = logging.getLogger()
-    root.handlers[:] = [file, console]
+    for before in root.handlers:
+        if isinstance(before, LogFile):
+            before.close()
+    root.handlers[:] = [file, console] if shown else [file]
     root.setLevel(logging.WARNING)
     for name in ("node", "protocol", "contracts", "cli"):
         logging.getLogger(name).setLevel(level.upper())

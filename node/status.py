@@ -81,8 +81,10 @@ class StatusPage:
             "network_stats": msgspec.structs.asdict(self._member.network.stats()) if self._member else {},
             "board": dict(self._member.board.counts) if self._member else {},
             "processes": [],
+            "restarts": {},
             "services": self._crew.names,
             "last_error": None,
+            "events": [msgspec.structs.asdict(event) for event in self._crew.progress.events],
         }
         for service in self._crew.services:
             for name, section in service.status().items():
@@ -90,7 +92,7 @@ class StatusPage:
         return page
 
     def _node(self, engine: str, finished: bool) -> dict[str, Any]:
-        state = self._crew.state
+        state, progress = self._crew.state, self._crew.progress
         return {
             "address": self._key.address if self._key else "",
             "peer_id": self._key.peer_id if self._key else "",
@@ -102,6 +104,8 @@ class StatusPage:
             "contacts": list(self._member.network.contacts()) if self._member else [],
             "engine": engine,
             "state_dir": str(self._directory or ""),
+            "phase": msgspec.structs.asdict(progress.phase),
+            "phases": [msgspec.structs.asdict(phase) for phase in progress.phases],
         }
 
     def _chain(self) -> dict[str, Any]:
@@ -149,6 +153,7 @@ class StatusPage:
             "role": beat.role if beat else "",
             "state": "healthy" if own and member.gone is None else str(member.state(now)),
             "doing": beat.state if beat else "",
+            "contact": beat.contact if beat else "",
             "step": beat.policy_step if beat else -1,
             "seen_seconds_ago": round(now - member.seen_at, 1) if member.seen_at is not None else None,
             "tokens_per_second": beat.rate if beat else 0.0,

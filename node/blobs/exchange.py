@@ -23,7 +23,7 @@ from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.seeding import SuperSeed
 from node.blobs.store import BlobStore, Partial
-from node.blobs.transfer import Downloads, Report, Transfer
+from node.blobs.transfer import Downloads, Progress, Report, Transfer
 from node.blobs.uploads import Turn, Uploads
 from node.network.interface import Answer, Network
 from node.recent import Recent
@@ -73,6 +73,10 @@ class BlobExchange:
     @property
     def reputation(self) -> Reputation:
         return self._downloads.reputation
+
+    def under_way(self) -> list[Progress]:
+        """How far each blob is that is being fetched now, those of unknown size left out."""
+        return [found for transfer in self._downloads.transfers.values() if (found := transfer.progress())]
 
     def scores(self) -> dict[Address, Score]:
         """What every peer that we exchanged pieces with did."""

@@ -529,14 +529,21 @@ class Transfer:
 
     def _report(self, now: float, *, force: bool = False) -> None:
         self._arrivals = [each for each in self._arrivals if now - each[0] <= RATE_WINDOW]
-        if not self._reports or self._download is None or (now - self._reported_at < REPORT_EVERY and not force):
+        if not self._reports or (now - self._reported_at < REPORT_EVERY and not force):
+            return
+        span = max(REPORT_EVERY, now - self._arrivals[0][0]) if self._arrivals else 1.0
+        progress = self.progress(sum(size for _, size in self._arrivals) / span)
+        if progress is None:
             return
         self._reported_at = now
-        span = max(REPORT_EVERY, now - self._arrivals[0][0]) if self._arrivals else 1.0
-        rate = sum(size for _, size in self._arrivals) / span
-        progress = Progress(self.root, self.size, self._download.done, rate, self._download.delivering())
         for report in self._reports:
             report(progress)
+
+    def progress(self, rate: float = 0.0) -> Progress | None:
+        """How far it is by now; None before its size is known."""
+        if self._download is None:
+            return None
+        return Progress(self.root, self.size, self._download.done, rate, self._download.delivering())
 
 
 def _read_map(data: bytes, info: BlobInfo) -> Flags:

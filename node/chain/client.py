@@ -231,6 +231,10 @@ class ChainClient:
 
         return await self._read("read balances", read)
 
+    async def gas_price(self) -> int:
+        """Wei per gas that a transaction pays now, without the layer below."""
+        return await self._read("read the price of gas", lambda: int(self._web3.eth.gas_price))
+
     async def settled_block(self, latest: Block) -> int:
         """The newest block whose events count: under the profile's confirmations and finality."""
         deep = latest.number - self.profile.confirmations

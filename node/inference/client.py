@@ -1,13 +1,12 @@
 """The daemon's end of the engine child: start it, ask it, restart it, leave nothing of it behind.
 
 A child that dies, hangs or babbles is killed with everything it started, and a new one takes its place after
-a pause that grows with each failure. The request at hand then fails with EngineCrashed: the caller repeats it
-(and loads its policies again: `generation` counts the starts).
+a pause that grows with each failure. The request at hand then fails with EngineCrashed: the caller repeats it, and
+whichever child answers is given the policy first if it has not got it.
 """
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +15,13 @@ import msgspec
 import structlog
 import trio
 
+from node.forkserver.child import Anew, Child, Starter
 from node.inference.errors import EngineCrashed, EngineError
 from node.inference.wire import (
     HEADER,
     REPLY_TO,
     Failed,
+    LoadPolicy,
     Prepare,
     Ready,
     Reply,
@@ -30,11 +31,12 @@ from node.inference.wire import (
     decode_reply,
     encode,
 )
+from node.recent import Recent
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
 PREPARE_DEADLINE = 600.0
-FIRST_PAUSE = 0.5
+FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 HEALTHY_SECONDS = 60.0
 START_TRIES = 3
@@ -45,7 +47,8 @@ READ_SIZE = 1 << 16
 class EngineProcess:
     """A supervised engine child that has prepared one run.
 
-    command: argument list of the child; run: canonical RunSpec bytes; assets: directory of its files.
+    command: argument list of the child; run: canonical RunSpec bytes; assets: directory of its files; kept: how many
+    policies' weights a child keeps (`wire.kept_policies`); starter: how children are started, anew by default.
     """
 
     name = "engine"
@@ -56,6 +59,8 @@ class EngineProcess:
         run: bytes,
         assets: Path,
         *,
+        kept: int = 1,
+        starter: Starter | None = None,
         env: Mapping[str, str] | None = None,
         prepare_deadline: float = PREPARE_DEADLINE,
     ) -> None:
@@ -63,7 +68,8 @@ class EngineProcess:
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._prepare_deadline = prepare_deadline
-        self._process: trio.Process | None = None
+        self._starter = starter or Anew()
+        self._process: Child | None = None
         self._buffer = bytearray()
         self._next_id = 1
         self._turn = trio.Lock()
@@ -71,7 +77,9 @@ class EngineProcess:
         self._broken = trio.Event()
         self._waiting = 0
         self._rules: VerificationSpec | None = None
-        self.generation = 0
+        self._kept = kept
+        self._held: Recent[bytes, None] = Recent(kept)
+        self._starts = 0
         self.ready: Ready | None = None
 
     @property
@@ -82,7 +90,7 @@ class EngineProcess:
     @property
     def restarts(self) -> int:
         """How often a child was started again."""
-        return max(self.generation - 1, 0)
+        return max(self._starts - 1, 0)
 
     @property
     def engine_name(self) -> str:
@@ -122,8 +130,8 @@ class EngineProcess:
                 log.warning("engine.crashed", why=error.why, failures=failures)
             await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
 
-    async def ask(self, request: Request, *, timeout: float) -> Reply:
-        """The reply to `request`, of the type that belongs to it.
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+        """The reply to `request`, of the type that belongs to it, from a child that holds `policy`.
 
         Raises EngineError if the engine refuses, EngineCrashed if it died or took more than `timeout` seconds.
         """
@@ -134,17 +142,26 @@ class EngineProcess:
             async with self._turn:
                 with trio.move_on_after(timeout):
                     await self._ready.wait()
+                    if policy is not None:
+                        await self._hold(policy)
                     return await self._exchange(request)
                 raise EngineCrashed("the engine gave no answer", f"{timeout:g} seconds passed", "the node restarts it")
         finally:
             self._waiting -= 1
+
+    async def _hold(self, policy: LoadPolicy) -> None:
+        """Ask the child at hand to load a policy that it has not got."""
+        if policy.policy_root not in self._held:
+            await self._exchange(policy)
+            self._held[policy.policy_root] = None
 
     async def _run_child(self, task_status: trio.TaskStatus[None]) -> None:
         """One child's life: start, prepare, serve until it breaks. Always raises."""
         process = await self._spawn()
         self._process, self._broken = process, trio.Event()
         self._buffer.clear()
-        self.generation += 1
+        self._held = Recent(self._kept)
+        self._starts += 1
         try:
             with trio.fail_after(self._prepare_deadline):
                 ready = await self._exchange(self._prepare)
@@ -168,22 +185,15 @@ class EngineProcess:
             self._process = None
             await _kill(process)
 
-    async def _spawn(self) -> trio.Process:
+    async def _spawn(self) -> Child:
         try:
-            return await trio.lowlevel.open_process(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=None,
-                env=self._env,
-                start_new_session=True,
-            )
+            return await self._starter.start(self._command, self._env, heard=True)
         except OSError as error:
             raise EngineError(
                 "the engine cannot be started", f"{self._command[0]}: {error}", "correct the engine command"
             ) from None
 
-    async def _notice_exit(self, process: trio.Process) -> None:
+    async def _notice_exit(self, process: Child) -> None:
         await process.wait()
         self._break()
 
@@ -241,7 +251,7 @@ class EngineProcess:
         return taken
 
 
-async def _kill(process: trio.Process) -> None:
+async def _kill(process: Child) -> None:
     """Kill the child and all it started: it leads a process group of its own."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

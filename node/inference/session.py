@@ -11,14 +11,12 @@ from node.inference.freshness import PolicyImage
 from node.inference.memory import keep_freed_memory
 from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.tasks import Tasks, deal
+from node.inference.wire import kept_policies
 from node.recent import Recent
 from protocol.draw import draw_problems
 from protocol.engines import arithmetic, classes, kind
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
-
-SPARE_POLICIES = 3
-"""Weights kept beyond the run's max_staleness: the newest, the next, and one that is late."""
 
 EngineFactory = Callable[[Path], tuple[Engine, Tokenizer]]
 """Model directory -> the engine for it and the model's tokenizer."""
@@ -31,7 +29,7 @@ class Session:
         self.run = run
         self.engine, tokenizer = factory(assets / "model")
         self.environment: Environment = load_environment(run.environment, assets, tokenizer)
-        self._weights = Recent[bytes, Weights](run.recipe.max_staleness + SPARE_POLICIES, refresh=True)
+        self._weights = Recent[bytes, Weights](kept_policies(run), refresh=True)
         self._images: dict[bytes, PolicyImage] = {}
         self._siblings: dict[tuple[str, str], Engine] = {arithmetic(self.engine.name): self.engine}
         self._in_use: dict[str, bytes] = {}

@@ -10,9 +10,17 @@ import msgspec
 
 from protocol.decision import Evidence
 from protocol.errors import ProtocolError
+from protocol.run import RunSpec
 
 MAX_FRAME = 64 * 1024 * 1024
 HEADER = struct.Struct("<I")
+SPARE_POLICIES = 3
+"""Kept beyond the run's max_staleness: the newest, the next, and one that is late."""
+
+
+def kept_policies(run: RunSpec) -> int:
+    """How many policies' weights a child keeps: those that were loaded last."""
+    return run.recipe.max_staleness + SPARE_POLICIES
 
 
 class WireError(ProtocolError):

@@ -66,6 +66,10 @@ class Network(Protocol):
         """Own multiaddrs, each ending in /p2p/<peer id>; empty unless running."""
         ...
 
+    def listening(self) -> tuple[str, ...]:
+        """Where it listens, without the peer id, whatever others are told; empty unless running."""
+        ...
+
     def set_contacts(self, contacts: Mapping[Address, str]) -> None:
         """The members: whom to stay connected with, by multiaddr. Replaces the previous set.
 

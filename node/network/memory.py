@@ -113,6 +113,9 @@ class MemoryNetwork:
     def contacts(self) -> tuple[str, ...]:
         return (f"/ip4/127.0.0.1/tcp/1/p2p/{self.peer_id}",) if self._nursery else ()
 
+    def listening(self) -> tuple[str, ...]:
+        return ("/ip4/127.0.0.1/tcp/1",) if self._nursery else ()
+
     def set_contacts(self, contacts: Mapping[Address, str]) -> None:
         parsed = {member: parse_contact(member, text) for member, text in contacts.items() if member != self.address}
         self._contacts = {member: contact for member, contact in parsed.items() if contact is not None}

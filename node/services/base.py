@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 
 import trio
 
+from node.progress import ProgressRecord
+
 
 class Service:
     """name: one plain word, its own in the whole node."""
@@ -37,10 +39,14 @@ class Service:
 
 
 class Crew:
-    """The services of one node that run, in the order of their start. state: how far the node is, in a word."""
+    """The services of one node that run, in the order of their start.
+
+    state: how far the node is, in a word; progress: the same at length, and what has happened.
+    """
 
     def __init__(self) -> None:
         self.state = "starting"
+        self.progress = ProgressRecord()
         self.services: list[Service] = []
 
     @property

@@ -148,8 +148,13 @@ class Duties:
 
     async def _count(self, node: Address, leaf: Leaf) -> None:
         if node == self._own:
-            await self._journal.do(self._journal.earn, leaf, time.time())
+            await self._journal.do(self._journal.earn, leaf, time.time(), self._station.run.root, self._step(leaf))
         self._tell(node, work_id(commitment_of(self._station.pool, node, leaf)), leaf.units)
+
+    def _step(self, leaf: Leaf) -> int | None:
+        """Of the policy that a leaf is about, where this node knows it."""
+        known = self._station.jury.policies.find(leaf.policy_root)
+        return known.step if known else None
 
     def _tell(self, node: Address, id: WorkId, units: int) -> None:
         for listener in self._listeners:

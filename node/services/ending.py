@@ -42,6 +42,8 @@ class Ending(Service):
                 reward=beat.reward,
                 remedy="intellect-node weights fetch gets the trained model; this node may leave",
             )
+            reward = "" if beat.reward is None else f", with a mean reward of {beat.reward:.3f}"
+            self._station.progress.tell("over", f"the run is over at step {beat.policy_step}{reward}")
         self.over, self.reward = beat.finished, beat.reward
 
     def status(self) -> dict[str, Any]:

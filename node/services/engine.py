@@ -5,6 +5,7 @@ from typing import Any, Self
 import trio
 
 from node.inference.client import EngineProcess
+from node.progress import ProgressRecord
 from node.services.base import Service
 from node.services.workplace import Workplace
 
@@ -12,16 +13,19 @@ from node.services.workplace import Workplace
 class Engine(Service):
     name = "engine"
 
-    def __init__(self, child: EngineProcess) -> None:
+    def __init__(self, child: EngineProcess, progress: ProgressRecord) -> None:
         self._child = child
+        self._progress = progress
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.engine)
+        return cls(place.engine, place.station.progress)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Raises EngineError if no child becomes ready."""
+        self._progress.enter("engine", "the engine loads its libraries and the model")
         await nursery.start(self._child.run)
+        self._progress.tell("engine", f"the engine is ready: {self._child.engine_name}")
 
     def status(self) -> dict[str, Any]:
         return {"processes": [{"name": self._child.name, "pid": self._child.pid, "restarts": self._child.restarts}]}

@@ -12,11 +12,12 @@ from typing import Any, Protocol, Self
 import structlog
 import trio
 
+from node.chain.errors import tokens
 from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
 from node.services.base import Service
-from node.services.station import LoadedPolicies, Rate, Station
+from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.hearing import is_cut_off, voices
@@ -32,7 +33,6 @@ log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
 FIRST_INTERVAL = 1.5
 INTERVAL_MEMORY = 0.8
-LOAD_DEADLINE = 120.0
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
 HEARING_POLL = 0.25
@@ -45,9 +45,7 @@ REMEMBERED = 256
 class EngineChild(Protocol):
     """The part of node.inference that a worker drives."""
 
-    generation: int
-
-    async def ask(self, request: Request, *, timeout: float) -> Reply: ...
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply: ...
 
 
 class Generating(Service):
@@ -62,7 +60,6 @@ class Generating(Service):
         self._scratch = scratch
         self._gauge = gauge
         self._informative = 1.0
-        self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self.rate = Rate()
         self.last_reward: float | None = None
         self.waiting: str | None = None
@@ -75,6 +72,8 @@ class Generating(Service):
         self._arrived_step = -1
         self._arrived_at = 0.0
         self._interval = FIRST_INTERVAL
+        self._producing = 0
+        """Number of the file that is being made, from 1; 0: none."""
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -85,6 +84,8 @@ class Generating(Service):
         return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine))
 
     async def run(self) -> None:
+        self._station.progress.doing = self.doing
+        await self._recall()
         await self._repeat_promises()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_verdicts)
@@ -107,6 +108,19 @@ class Generating(Service):
     def beat(self) -> dict[str, Any]:
         return {"rate": round(self.rate.per_second, 1)}
 
+    def doing(self) -> str:
+        """What this worker does now, in words."""
+        if self.waiting or self.finished:
+            return self.waiting or "the run is over: nothing is left to generate"
+        newest = self._station.shelf.newest
+        about = f"policy {newest.step}" if newest else "the first policy"
+        if self._producing:
+            return f"generating file {self._producing} for {about}"
+        judged = self.counts.get("accepted", 0) + self.counts.get("rejected", 0)
+        open_files = sum(self.counts.values()) - judged
+        waits = f"; {open_files} wait for the validators' verdicts" if open_files else ""
+        return f"its share for {about} is made{waits}"
+
     async def _generate(self) -> None:
         while True:
             policy = await self._next_policy()
@@ -114,12 +128,16 @@ class Generating(Service):
                 await self._wait_for_a_voice(policy)
                 continue
             index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
+            self._producing = index + 1
             try:
                 produced = await self._produce(policy, index)
                 await self._commit(policy, index, produced)
             except IntellectError as error:
                 log.warning("rollout.failed", step=policy.step, why=error.why)
+                self._station.progress.trouble(f"a file for policy {policy.step} was not made: {error.why}")
                 await trio.sleep(1.0)
+            finally:
+                self._producing = 0
 
     def _is_cut_off(self) -> bool:
         return is_cut_off(voices(self._station.board, self._station.membership), trio.current_time())
@@ -132,6 +150,7 @@ class Generating(Service):
         began = trio.current_time()
         self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime())
         log.warning("worker.cut_off", step=policy.step)
+        self._station.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
         while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
             await trio.sleep(HEARING_POLL)
         log.warning("worker.reconnected", seconds=round(trio.current_time() - began, 1))
@@ -191,10 +210,7 @@ class Generating(Service):
         return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
-        if self._loaded.needs(policy, self._engine.generation):
-            load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
-            await self._engine.ask(load, timeout=LOAD_DEADLINE)
-            self._loaded.loaded(policy)
+        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
         order = Produce(
             policy_root=policy.root,
@@ -204,7 +220,7 @@ class Generating(Service):
             out_path=str(out),
             capacity=self._gauge.capacity,
         )
-        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE)
+        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self._gauge.note(produced.units, produced.seconds)
         self.generate_seconds += produced.seconds
@@ -227,11 +243,20 @@ class Generating(Service):
         raw = self._station.board.sealed(message)
         slot = policy.root + index.to_bytes(8, "big")
         await self._journal.do(
-            self._journal.commit_file, slot, raw, info.root, policy.root, index, produced.units, time.time()
+            self._journal.commit_file,
+            slot,
+            raw,
+            info.root,
+            policy.root,
+            index,
+            produced.units,
+            time.time(),
+            self._station.run.root,
+            policy.step,
         )
         await self._station.board.post_raw(raw)
         self.units += produced.units
-        self.counts = await self._journal.do(self._journal.file_counts)
+        await self._count()
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
         log.info("rollout.committed", step=policy.step, index=index, root=info.root.hex(), units=produced.units)
@@ -271,16 +296,39 @@ class Generating(Service):
         root = work.commitment.file_root
         if not accepted:
             await self._journal.do(self._journal.revoke_file, root)
-            self._note_reasons(work)
+            await self._note_reasons(work)
         await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
-        self.counts = await self._journal.do(self._journal.file_counts)
+        await self._count()
+        if accepted:
+            self._tell_of_pay(work)
 
-    def _note_reasons(self, work: Work) -> None:
+    def _tell_of_pay(self, work: Work) -> None:
+        commitment, price = work.commitment, self._station.price
+        worth = f", worth {tokens(commitment.units * price)} tokens" if price else ""
+        text = f"file {commitment.index + 1} for policy {work.step} was accepted: {commitment.units:,} units{worth}"
+        self._station.progress.contributed("accepted", text)
+
+    async def _recall(self) -> None:
+        """What this node did for the run before its daemon was started again."""
+        run = self._station.run.root
+        self.units = await self._journal.do(self._journal.units_of, run)
+        for why in await self._journal.do(self._journal.refusals, run):
+            self.refused.update(why.split(", "))
+        await self._count()
+
+    async def _count(self) -> None:
+        self.counts = await self._journal.do(self._journal.file_counts, self._station.run.root)
+
+    async def _note_reasons(self, work: Work) -> None:
         """Why a file was refused, in the validators' words: what its worker's owner must know."""
         votes = self._station.jury.ballots.rejecting(work.id)
         reasons = {reason_name(vote.verdict.reason) for vote in votes.values()} or {"disputed"}
         self.refused.update(reasons)
+        named = ", ".join(sorted(reasons))
+        await self._journal.do(self._journal.note_reasons, work.commitment.file_root, named)
         details = sorted({vote.detail for vote in votes.values() if vote.detail})
+        why = named + (f" ({details[0]})" if details else "")
+        self._station.progress.tell("refused", f"file {work.commitment.index + 1} for policy {work.step}: {why}")
         log.warning(
             "rollout.refused", root=work.commitment.file_root.hex(), reasons=sorted(reasons), details=details[:3]
         )

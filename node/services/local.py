@@ -40,7 +40,6 @@ from protocol.statements import Outcome
 
 log = structlog.get_logger()
 POLL = 0.02
-LOAD_DEADLINE = 300.0
 WORK_DEADLINE = 3600.0
 ENGINE_TRIES = 5
 _NODE = "intellect-node local node v1"
@@ -73,7 +72,6 @@ class LocalRun:
         self._batch_log = BatchLog(spool.root)
         self._pool = RolloutPool(run)
         self._made: dict[int, int] = {}
-        self._loaded: tuple[int, int] | None = None
         self._evaluations: list[float] = []
         self._seconds: dict[str, float] = {}
         self._tokens = 0
@@ -185,10 +183,7 @@ class LocalRun:
     async def _make(self, policy: int, index: int, rollout: Path, report: Path) -> None:
         """Sample and score a submission exactly as a worker and a validator would."""
         root = await trio.to_thread.run_sync(self._policy_root, policy)
-        if self._loaded != (policy, self._engine.generation):
-            path = str(self._spool.policy_path(policy))
-            await self._engine.ask(LoadPolicy(policy_root=root, step=policy, path=path), timeout=LOAD_DEADLINE)
-            self._loaded = (policy, self._engine.generation)
+        load = LoadPolicy(policy_root=root, step=policy, path=str(self._spool.policy_path(policy)))
         order = Produce(
             policy_root=root,
             node=self._node,
@@ -197,7 +192,7 @@ class LocalRun:
             out_path=str(rollout),
             capacity=highest_capacity(self._run),
         )
-        produced = await self._engine.ask(order, timeout=WORK_DEADLINE)
+        produced = await self._engine.ask(order, timeout=WORK_DEADLINE, policy=load)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         look = Inspect(
             policy_root=root,
@@ -208,7 +203,7 @@ class LocalRun:
             path=str(rollout),
             report_path=str(report),
         )
-        inspected = await self._engine.ask(look, timeout=WORK_DEADLINE)
+        inspected = await self._engine.ask(look, timeout=WORK_DEADLINE, policy=load)
         assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
         if inspected.outcome != Outcome.ACCEPT:
             raise EngineError(

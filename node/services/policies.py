@@ -4,7 +4,10 @@ from typing import Self
 
 import trio
 
+from node.blobs.exchange import BlobExchange
+from node.blobs.headway import describe, fraction
 from node.services.base import Service
+from node.services.station import Station
 from node.services.workplace import Workplace
 from node.weights.fetch import PolicyFollower
 
@@ -12,17 +15,33 @@ from node.weights.fetch import PolicyFollower
 class Following(Service):
     name = "policies"
 
-    def __init__(self, follower: PolicyFollower, distrust: trio.Event) -> None:
+    def __init__(self, follower: PolicyFollower, station: Station, exchange: BlobExchange) -> None:
         self._follower = follower
-        self._distrust = distrust
+        self._station = station
+        self._exchange = exchange
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.policies, place.station.jury.distrust)
+        return cls(place.policies, place.station, place.member.stock.exchange)
 
     async def run(self) -> None:
         """Until the trainer contradicts itself: then nobody can say which of its policies is the run's."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.run)
-            await self._distrust.wait()
+            nursery.start_soon(self._tell_of_the_first)
+            await self._station.jury.distrust.wait()
             nursery.cancel_scope.cancel()
+
+    async def _tell_of_the_first(self) -> None:
+        progress = self._station.progress
+        progress.enter("policy", self._waits_for, lambda: fraction(self._exchange.under_way()))
+        policy = await self._station.shelf.newer_than(-1)
+        progress.tell("policy", f"policy {policy.step} is here and verified")
+        progress.enter("first-contribution", progress.doing)
+
+    def _waits_for(self) -> str:
+        step = self._follower.newest_step
+        if step < 0:
+            return "waiting for the trainer's first policy: none has been announced yet"
+        members = len(self._station.membership.addresses())
+        return f"fetching policy {step}: {describe(self._exchange.under_way(), members)}"

@@ -16,7 +16,7 @@ import trio
 
 from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, Stake, WorkInfo
 from node.chain.client import Block
-from node.chain.errors import Reverted
+from node.chain.errors import Reverted, tokens
 from node.chain.faucet import is_devnet
 from node.chain.ledger import Entry, Ledger
 from node.services.base import Service
@@ -35,6 +35,8 @@ RETRY_PAUSE = 5.0
 PAUSES = (1.0, 300.0)
 """Seconds between two looks: a quarter of an epoch, within these."""
 WARNED = 64
+EPOCHS_TOLD = 64
+"""Epochs of ours whose pay the status tells, the newest."""
 SENDING = "settling"
 """The journal's fact: epochs for which a transaction may be on its way."""
 
@@ -64,6 +66,27 @@ class Account(msgspec.Struct, frozen=True):
     unfunded: int = 0
 
 
+class EpochPay(msgspec.Struct, frozen=True):
+    """What one epoch of this node's work comes to. state: paid, due, waiting, voided by a slash, invalidated by the
+    validators, or unfunded; amount: wei; matures_at: the chain's second."""
+
+    epoch: int
+    state: str
+    amount: int
+    units: int
+    matures_at: int
+
+    def told(self) -> dict[str, Any]:
+        """JSON-ready: no number beyond what JSON readers can hold."""
+        return {
+            "epoch": self.epoch,
+            "state": self.state,
+            "wei": str(self.amount),
+            "units": self.units,
+            "matures_at": self.matures_at,
+        }
+
+
 class Settling(Service):
     """gather: seconds that due pay may wait for more, None for what suits the pool's epochs."""
 
@@ -76,11 +99,14 @@ class Settling(Service):
         self._treasury = treasury
         self._ledger = ledger
         self._gather = gather
+        self._progress = station.progress
         self._provider: Address | None = None
+        self._told_paid: int | None = None
         self._voided: set[int] = set()
         self._warned: dict[str, str] = {}
         self.seen: PoolInfo | None = None
         self.account = Account()
+        self.epochs: list[EpochPay] = []
         self.warnings: list[str] = []
 
     @classmethod
@@ -98,6 +124,7 @@ class Settling(Service):
                 pause = min(max(pool.epoch_seconds / 4, shortest), longest)
             except IntellectError as error:
                 log.warning("pay.not_settled", why=error.why)
+                self._progress.trouble(f"pay could not be settled: {error.why}")
             await trio.sleep(pause)
 
     def status(self) -> dict[str, Any]:
@@ -112,6 +139,7 @@ class Settling(Service):
             "voided_wei": str(account.voided),
             "unfunded_units": account.unfunded,
             "warnings": self.warnings,
+            "epochs": [epoch.told() for epoch in self.epochs[-EPOCHS_TOLD:]],
             "escrow_wei": str(self.seen.escrow) if self.seen else None,
             "reward_per_unit_wei": str(self.seen.reward_per_unit) if self.seen else None,
         }
@@ -129,7 +157,9 @@ class Settling(Service):
         if due and (len(due) >= BATCH or now - pool.maturity(due[0]) >= self._patience(pool)):
             for start in range(0, len(due), BATCH):
                 await self._settle(due[start : start + BATCH])
-        account = self._sum(pool, now)
+        self.epochs = [self._epoch(entry, pool, now) for entry in self._ledger.of(self._own)]
+        account = self._sum(self.epochs)
+        self._tell_of_pay(account.paid)
         await self._warn(pool, now)  # of what the account counts, at least
         self.account = account
 
@@ -192,29 +222,40 @@ class Settling(Service):
 
     # telling
 
-    def _sum(self, pool: PoolInfo, now: int) -> Account:
-        paid = due = waiting = until = voided = unfunded = 0
-        slashed = self._own in self._ledger.slashed
-        for entry in self._ledger.of(self._own):
-            unfunded += entry.units - entry.reserved if entry.is_short else 0
-            worth = 0 if entry.closed else entry.reserved * pool.reward_per_unit
-            matures = pool.maturity(entry.epoch)
-            if entry.paid is not None:
-                paid += entry.paid
-            elif entry.epoch in self._voided or (slashed and now < matures):
-                voided += worth
-            elif now >= matures:
-                due += worth
-            else:
-                waiting += worth
-                until = min(until or matures, matures) if worth else until
-        return Account(paid, due, waiting, until, voided, unfunded)
+    def _sum(self, epochs: Sequence[EpochPay]) -> Account:
+        def worth(state: str) -> int:
+            return sum(epoch.amount for epoch in epochs if epoch.state == state)
+
+        until = min((epoch.matures_at for epoch in epochs if epoch.state == "waiting" and epoch.amount), default=0)
+        unfunded = sum(entry.units - entry.reserved for entry in self._ledger.of(self._own) if entry.is_short)
+        return Account(worth("paid"), worth("due"), worth("waiting"), until, worth("voided"), unfunded)
+
+    def _epoch(self, entry: Entry, pool: PoolInfo, now: int) -> EpochPay:
+        matures = pool.maturity(entry.epoch)
+        if entry.paid is not None:
+            return EpochPay(entry.epoch, "paid", entry.paid, entry.units, matures)
+        worth = 0 if entry.closed else entry.reserved * pool.reward_per_unit
+        if entry.epoch in self._voided or (self._own in self._ledger.slashed and now < matures):
+            state = "voided"
+        elif entry.closed:
+            state = "unfunded" if entry.is_short else "invalidated"
+        else:
+            state = "due" if now >= matures else "waiting"
+        return EpochPay(entry.epoch, state, worth, entry.units, matures)
+
+    def _tell_of_pay(self, paid: int) -> None:
+        """What has arrived since the last look; at the first one, all of it is old."""
+        before, self._told_paid = self._told_paid, paid
+        if before is not None and paid > before:
+            text = f"{tokens(paid - before)} tokens were paid to {self._provider}; {tokens(paid)} by now"
+            self._progress.tell("paid", text)
 
     async def _warn(self, pool: PoolInfo, now: int) -> None:
         told = {**self._of_reserves(pool, now), **self._of_the_pool(pool, now), **await self._of_cases(now)}
         for name, text in told.items():
             if self._warned.get(name) != text:
                 log.warning(f"pay.{name.split()[0]}", what=text)
+                self._progress.trouble(text)
         self._warned, self.warnings = told, list(told.values())
 
     def _of_reserves(self, pool: PoolInfo, now: int) -> dict[str, str]:

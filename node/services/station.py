@@ -7,12 +7,13 @@ import msgspec
 
 from node.blobs.interface import Blobs
 from node.member import Member
+from node.progress import ProgressRecord
 from node.run.assets import Run
 from node.state.journal import Journal
 from node.swarm.board import Board
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
-from node.weights.keeper import HeldPolicy, PolicyShelf
+from node.weights.keeper import PolicyShelf
 from protocol.identity import NodeKey
 from protocol.statements import Domain
 
@@ -20,7 +21,10 @@ KEPT_POLICIES_EXTRA = 3
 
 
 class Station(msgspec.Struct):
-    """A node's place in the swarm: who it is, what it holds, whom it can talk to."""
+    """A node's place in the swarm: who it is, what it holds, whom it can talk to.
+
+    progress: where services say how far they are and what happened; price: wei for a unit of work, 0 if unknown.
+    """
 
     key: NodeKey
     domain: Domain
@@ -33,15 +37,25 @@ class Station(msgspec.Struct):
     shelf: PolicyShelf
     quorum: int
     jury: Jury
+    progress: ProgressRecord = msgspec.field(default_factory=ProgressRecord)
+    price: int = 0
 
 
-def take_station(member: Member, run: Run, quorum: int, journal: Journal) -> Station:
+def take_station(
+    member: Member,
+    run: Run,
+    quorum: int,
+    journal: Journal,
+    progress: ProgressRecord | None = None,
+    price: int = 0,
+) -> Station:
     """A member's place in a run. quorum: validators that must agree."""
     keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
     shelf = PolicyShelf(keep, member.stock.store)
     jury = Jury(member.board, member.membership, run.spec, member.pool, quorum, journal)
     own = (member.key, member.domain, member.pool)
-    return Station(*own, run, member.board, member.blobs, journal, member.membership, shelf, quorum, jury)
+    shared = (member.board, member.blobs, journal, member.membership)
+    return Station(*own, run, *shared, shelf, quorum, jury, progress or ProgressRecord(), price)
 
 
 class Rate:
@@ -63,21 +77,3 @@ class Rate:
             return 0.0
         span = max(time.monotonic() - self._events[0][0], 1.0)
         return sum(tokens for _, tokens in self._events) / span
-
-
-class LoadedPolicies:
-    """Which policies the engine child has in memory: reset when the child restarts."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._roots: list[bytes] = []
-        self._generation = -1
-
-    def needs(self, policy: HeldPolicy, generation: int) -> bool:
-        """Whether `policy` must be loaded before use; `generation` counts the child's starts."""
-        if generation != self._generation:
-            self._generation, self._roots = generation, []
-        return policy.root not in self._roots
-
-    def loaded(self, policy: HeldPolicy) -> None:
-        self._roots = [*self._roots, policy.root][-self._limit :]

@@ -12,14 +12,17 @@ import trio
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
+from node.forkserver.child import Starter
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
+from node.inference.wire import kept_policies
 from node.member import Member
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
+from node.state.tally import Tally
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
@@ -28,7 +31,7 @@ from protocol.messages import PolicyAnnounced
 
 class Workplace(msgspec.Struct, frozen=True, dict=True):
     """contact: where others reach this node; directory: its state; crew: the services that run; ledger: what became of
-    the pool's work on chain; web: where HTTP is served."""
+    the pool's work on chain; web: where HTTP is served; starter: how child processes are started."""
 
     config: NodeConfig
     role: Role
@@ -41,6 +44,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     directory: Path
     ledger: Ledger
     web: HttpHost
+    starter: Starter
 
     @property
     def scratch(self) -> Path:
@@ -50,7 +54,9 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def engine(self) -> EngineProcess:
         """The child process that computes."""
-        return EngineProcess(self.config.engine_argv, self.station.run.encoded, self.station.run.assets)
+        run = self.station.run
+        kept = kept_policies(run.spec)
+        return EngineProcess(self.config.engine_argv, run.encoded, run.assets, kept=kept, starter=self.starter)
 
     @cached_property
     def policies(self) -> PolicyFollower:
@@ -80,6 +86,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def duties(self) -> Duties:
         """What counts for pay; run by what pays whoever judges or trains."""
         return Duties(self.station)
+
+    @cached_property
+    def tally(self) -> Tally:
+        """The run's counters, which outlive the daemon."""
+        return Tally(self.station.journal, self.station.run.root)
 
     @property
     def workshop(self) -> Path:

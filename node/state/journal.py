@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import trio
 
 from node.errors import StateError
@@ -18,12 +19,16 @@ from protocol.work import Leaf
 T = TypeVar("T")
 CHUNK = 500
 """Names in one query."""
+RUNS_COUNTED = 16
+"""Runs whose counters are kept, the newest."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, PRIMARY KEY (kind, slot));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
-    root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER
+    root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER,
+    run BLOB, step INTEGER, why TEXT
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tallies (run BLOB, part TEXT, name TEXT, count INTEGER, PRIMARY KEY (run, part, name));
 CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS heard (
     work BLOB PRIMARY KEY, node TEXT, units INTEGER, at INTEGER, accepted INTEGER
@@ -37,6 +42,34 @@ CREATE TABLE IF NOT EXISTS shown (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS invalidated (root BLOB PRIMARY KEY, step INTEGER, why TEXT) WITHOUT ROWID;
 """
+_LATER = {"run": "BLOB", "step": "INTEGER", "why": "TEXT"}
+"""Columns of `files` that journals of before do not have."""
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """What became of one file (or of what else is paid): made_at in Unix seconds; state: pending, accepted, rejected;
+    epoch: under which it went on chain, or None; step: of its policy, or None where an older program wrote the record;
+    why: what validators said of a refused one.
+    """
+
+    root: bytes
+    policy: bytes
+    index: int
+    units: int
+    made_at: float
+    state: str
+    epoch: int | None
+    step: int | None
+    why: str | None
+
+
+def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[FileRecord]:
+    """The newest `most` records made at `since` (Unix seconds) or later, newest first."""
+    query = (
+        "SELECT root, policy, idx, units, made_at, state, epoch, step, why FROM files WHERE made_at >= ? "
+        "ORDER BY made_at DESC LIMIT ?"
+    )
+    return [FileRecord(*row) for row in journal.execute(query, (since, most))]
 
 
 class Journal:
@@ -49,12 +82,20 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
+            self._widen()
         except sqlite3.DatabaseError as error:
             raise StateError(
                 f"cannot use the journal {path}",
                 str(error),
                 "free disk space, or restore the file from a backup; do not delete it: it prevents double signing",
             ) from error
+
+    def _widen(self) -> None:
+        """Give a journal of before the columns that it lacks."""
+        there = {row[1] for row in self._db.execute("PRAGMA table_info(files)")}
+        for name, kind in _LATER.items():
+            if name not in there:
+                self._db.execute(f"ALTER TABLE files ADD COLUMN {name} {kind}")
 
     async def do(self, work: Callable[..., T], *args: object) -> T:
         """Run one of the methods below in the journal's thread."""
@@ -67,13 +108,22 @@ class Journal:
         self._db.close()
 
     def commit_file(
-        self, slot: bytes, raw: bytes, root: bytes, policy: bytes, index: int, units: int, made_at: float
+        self,
+        slot: bytes,
+        raw: bytes,
+        root: bytes,
+        policy: bytes,
+        index: int,
+        units: int,
+        made_at: float,
+        run: bytes = b"",
+        step: int | None = None,
     ) -> None:
-        """A worker's commitment and its file, together or not at all."""
+        """A worker's commitment and its file, together or not at all. run: root of the run that it is for."""
         self._db.execute("BEGIN")
         try:
             self.say("commitment", slot, raw)
-            self.add_file(root, policy, index, units, made_at)
+            self.add_file(root, policy, index, units, made_at, run, step)
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
@@ -111,15 +161,27 @@ class Journal:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 
-    def add_file(self, root: bytes, policy: bytes, index: int, units: int, made_at: float) -> None:
+    def add_file(
+        self,
+        root: bytes,
+        policy: bytes,
+        index: int,
+        units: int,
+        made_at: float,
+        run: bytes = b"",
+        step: int | None = None,
+    ) -> None:
         """A file this worker committed to."""
-        values = (root, policy, index, units, made_at, "pending", None)
-        self._db.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        self._add_record(root, policy, index, units, made_at, "pending", run, step)
 
-    def earn(self, leaf: Leaf, made_at: float) -> None:
+    def earn(self, leaf: Leaf, made_at: float, run: bytes = b"", step: int | None = None) -> None:
         """Something else than a file that this node is paid for (`Leaf`), known to count. Once per root."""
-        values = (leaf.file_root, leaf.policy_root, leaf.index, leaf.units, made_at, "accepted", None)
-        self._db.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        leaf_of = (leaf.file_root, leaf.policy_root, leaf.index, leaf.units)
+        self._add_record(*leaf_of, made_at, "accepted", run, step)
+
+    def _add_record(self, *values: bytes | float | str | None) -> None:
+        names = "root, policy, idx, units, made_at, state, run, step"
+        self._db.execute(f"INSERT OR IGNORE INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608 - ours
 
     def judge_file(self, root: bytes, state: str) -> None:
         """state: accepted or rejected."""
@@ -130,6 +192,23 @@ class Journal:
         self._db.execute(
             "UPDATE files SET state = 'rejected' WHERE root = ? AND state = 'accepted' AND epoch IS NULL", (root,)
         )
+
+    def note_reasons(self, root: bytes, why: str) -> None:
+        """What validators said of a file that is refused."""
+        self._db.execute("UPDATE files SET why = ? WHERE root = ?", (why, root))
+
+    def refusals(self, run: bytes) -> list[str]:
+        """Of each file of a run that was refused: why."""
+        query = "SELECT why FROM files WHERE run = ? AND state = 'rejected' AND why IS NOT NULL"
+        return [row[0] for row in self._db.execute(query, (run,))]
+
+    def units_of(self, run: bytes) -> int:
+        """Of all files that this worker committed to in a run."""
+        return self._db.execute("SELECT coalesce(sum(units), 0) FROM files WHERE run = ?", (run,)).fetchone()[0]
+
+    def records(self, most: int, since: float = 0.0) -> list[FileRecord]:
+        """The newest `most` records made at `since` or later, newest first."""
+        return read_records(self._db, most, since)
 
     def unpaid_files(self, before: float, after: float = -1.0) -> list[Leaf]:
         """The accepted files made after one time and before another, not yet committed on chain."""
@@ -154,9 +233,22 @@ class Journal:
         """The files that went, or were to go, on chain under this epoch, in the order of its tree."""
         return self._leaves("epoch = ?", epoch)
 
-    def file_counts(self) -> dict[str, int]:
-        """state -> number of this worker's files."""
-        return dict(self._db.execute("SELECT state, count(*) FROM files GROUP BY state").fetchall())
+    def file_counts(self, run: bytes) -> dict[str, int]:
+        """state -> number of this worker's files in a run."""
+        query = "SELECT state, count(*) FROM files WHERE run = ? GROUP BY state"
+        return dict(self._db.execute(query, (run,)).fetchall())
+
+    def tallies(self, run: bytes) -> list[tuple[str, str, int]]:
+        """(part, name, count) of every counter of a run."""
+        return self._db.execute("SELECT part, name, count FROM tallies WHERE run = ?", (run,)).fetchall()
+
+    def note_tallies(self, run: bytes, rows: list[tuple[str, str, int]]) -> None:
+        """Counters of a run as they stand now; of the oldest runs they are forgotten."""
+        newest = "SELECT run FROM tallies GROUP BY run ORDER BY max(rowid) DESC LIMIT ?"
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?)", [(run, *row) for row in rows])
+        self._db.execute(f"DELETE FROM tallies WHERE run NOT IN ({newest})", (RUNS_COUNTED,))  # noqa: S608 - ours
+        self._db.execute("COMMIT")
 
     def consume(self, roots: list[bytes], step: int) -> None:
         """These files train `step`; a file is used once."""

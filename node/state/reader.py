@@ -4,14 +4,18 @@ Reads only; a daemon may be running in the directory.
 """
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from node.errors import StateError
+from node.state.journal import FileRecord, read_records
 from protocol.blobs import describe
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
+T = TypeVar("T")
 _SMALLEST_IMAGE = 64
 
 
@@ -51,11 +55,30 @@ class StateFiles:
 
     def units_for(self, epoch: int) -> int:
         """Units of this node's accepted files that may go on chain under an epoch: in no other one yet."""
-        path = self.directory / "journal.sqlite"
         query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND (epoch IS NULL OR epoch = ?)"
+        return self._journal(lambda journal: int(journal.execute(query, (epoch,)).fetchone()[0]))
+
+    def contributions(self, most: int, since: float) -> list[FileRecord]:
+        """The newest of what this node did, newest first. since: Unix seconds."""
+        return self._journal(lambda journal: read_records(journal, most, since))
+
+    def fact(self, name: str) -> bytes | None:
+        """Something that the daemon has remembered."""
+        row = self._journal(lambda j: j.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone())
+        return row[0] if row else None
+
+    def groups_per_file(self) -> int | None:
+        """Groups in each file of the run that the node worked for last; None where no run is there."""
+        try:
+            return self.run()[0].rollout.prompts_per_file
+        except StateError:
+            return None
+
+    def _journal(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        path = self.directory / "journal.sqlite"
         try:
             with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as journal:
-                return int(journal.execute(query, (epoch,)).fetchone()[0])
+                return read(journal)
         except sqlite3.DatabaseError as error:
             raise StateError(
                 f"no journal in {self.directory}", str(error), "a node that has worked keeps one: check the directory"

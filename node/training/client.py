@@ -5,7 +5,6 @@ Progress is read from the spool, not from the process, so nothing is lost with i
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ import msgspec
 import structlog
 import trio
 
+from node.forkserver.child import Anew, Child, Starter
 from node.state.files import write_whole
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
@@ -20,7 +20,7 @@ from node.training.spool import Spool
 
 log = structlog.get_logger()
 RESTARTS_WITHOUT_PROGRESS = 5
-FIRST_PAUSE = 1.0
+FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 STOP_SECONDS = 15.0
 
@@ -38,12 +38,17 @@ class TrainerProcess:
     engine_name = "torch"
 
     def __init__(
-        self, spool: Spool, command: Sequence[str] | None = None, settings: TrainerSettings | None = None
+        self,
+        spool: Spool,
+        command: Sequence[str] | None = None,
+        settings: TrainerSettings | None = None,
+        starter: Starter | None = None,
     ) -> None:
         self._spool = spool
         self._settings = settings or TrainerSettings()
         self._command = list(command or [sys.executable, "-m", "node.training.launch"])
-        self._process: trio.Process | None = None
+        self._starter = starter if starter and self._settings.forkable else Anew()
+        self._process: Child | None = None
         self._finishing = trio.Event()
         self.restarts = 0
         """How often it was started again: the launcher, which ends with any of its workers."""
@@ -92,12 +97,9 @@ class TrainerProcess:
     async def _run_once(self) -> int:
         """One process's life; its exit status."""
         await trio.to_thread.run_sync(self._prepare_spool)
-        process = await trio.lowlevel.open_process(
-            [*self._command, "--spool", str(self._spool.root)],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)},
-            start_new_session=True,
-        )
+        command = [*self._command, "--spool", str(self._spool.root)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)}
+        process = await self._starter.start(command, environment, heard=False)
         self._process = process
         log.info("learner.started", pid=process.pid)
         try:
@@ -111,7 +113,7 @@ class TrainerProcess:
             with trio.CancelScope(shield=True):
                 await _end(process)
 
-    async def _stop_when_finishing(self, process: trio.Process) -> None:
+    async def _stop_when_finishing(self, process: Child) -> None:
         await self._finishing.wait()
         await _close_stdin(process)
         await trio.sleep(STOP_SECONDS)
@@ -126,14 +128,14 @@ class TrainerProcess:
         raise TrainingError(reason.what, reason.why, reason.remedy)
 
 
-async def _end(process: trio.Process) -> None:
+async def _end(process: Child) -> None:
     """Leave nothing running: the group at once, the workers by themselves as soon as their parent is gone."""
     await _close_stdin(process)
     _kill_group(process.pid)
     await process.wait()
 
 
-async def _close_stdin(process: trio.Process) -> None:
+async def _close_stdin(process: Child) -> None:
     if process.stdin is not None:
         await process.stdin.aclose()
 

@@ -45,6 +45,11 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     threads: int = 1
     peak_tflops: float = 0.0
 
+    @property
+    def forkable(self) -> bool:
+        """Whether a fork server can start it: one process (several are torchrun's) of one thread, as torch was told."""
+        return self.world_size == 1 and self.threads == 1
+
     def check(self) -> None:
         """Raises TrainingError naming the first setting that makes no sense."""
         for name, good, rule in (

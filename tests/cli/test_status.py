@@ -1,6 +1,7 @@
 """`status` against a socket that answers like a daemon."""
 
 import http.server
+import io
 import json
 import socketserver
 import threading
@@ -8,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
+from cli import top
 from cli.main import main
 from node.config import api_socket_path
 
@@ -22,7 +26,7 @@ STATUS = {
         "uptime_seconds": 61.0,
         "contacts": ["/ip4/127.0.0.1/tcp/1/p2p/16Uiu2"],
         "engine": "torch",
-        "state_dir": "/s",
+        "state_dir": "/",
     },
     "network": {"name": "local", "chain_id": 31337, "pool": 1, "block": 9, "rpc_ok": True},
     "run": {"name": "[bold]x\u001b[31m", "run_root": "aa", "step": 3, "steps_total": 150, "policies_held": 2},
@@ -35,7 +39,20 @@ STATUS = {
         "quarantined": [{"address": "x"}],
     },
     "swarm": [{"address": "0x" + "cd" * 20, "role": "trainer", "state": "healthy", "step": 3, "connected": True}],
-    "work": {"files_committed": 5, "files_accepted": 4, "files_rejected": 1, "tokens_per_second": 1234.5, "units": 99},
+    "pay": {
+        "provider": "0x" + "ef" * 20,
+        "earned_wei": "1500000000000000000",
+        "paid_wei": "1000000000000000000",
+        "due_wei": "500000000000000000",
+    },
+    "work": {
+        "files_committed": 5,
+        "files_accepted": 4,
+        "files_rejected": 1,
+        "rejected_by_reason": {"late": 1},
+        "tokens_per_second": 1234.5,
+        "units": 99,
+    },
     "training": None,
     "verdicts": {"accepted": 0, "rejected": 0, "by_reason": {}, "recent": []},
     "slashed": [],
@@ -81,20 +98,26 @@ def daemon(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def test_daemons_are_found_without_being_told_where(daemon: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 0
     shown = capsys.readouterr().out
-    assert "power 0.410" in shown and "below the run's 0.95" in shown
     for expected in (
-        "worker",
-        "step 3/150",
-        "100 bonded",
-        "4 accepted",
-        "1,234",
-        "0xcdcd..cdcd",
-        "up 1 min 01 s",
+        f"worker 0x{'ab' * 20} working up 1 min 01 s",
+        "yes, in pool 1 as worker",
+        "100 tokens bonded",
+        "1 of 1 other members heard, 1 directly",
+        "step 3 of 150, 1,234 tokens/s",
+        "4 of 5 files accepted, 1 refused (late 1)",
+        f"goes to 0x{'ef' * 20}",
+        "1.5 tokens: 1 paid, 0.5 due",
         "power 0.410",
-        "below",
+        "the audit's power is below the run's 0.95",
         "was started again 3 times",
     ):
         assert expected in shown, expected
+
+
+def test_the_five_questions_are_answered_in_their_order(daemon: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 0
+    firsts = [line[:11].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [word for word in firsts if word] == ["am I in", "doing", "accepted", "earned", "wrong"]
 
 
 def test_what_strangers_wrote_neither_styles_nor_steers_the_terminal(
@@ -136,3 +159,93 @@ def test_a_finished_run_says_what_came_of_it_and_what_to_do_now(
     assert "the run is over; final reward 0.701" in shown
     assert "intellect-node weights fetch --network local --pool 1 --out model" in shown
     assert "you may leave" in shown and "2 tokens still owed" in shown
+
+
+HOSTILE = "\u202e\x1b[2J[red]" + "wide\u5bbd" * 90
+PHASE = {"name": "first-contribution", "text": "generating file 3 for policy 7", "since_seconds": 12.0, "progress": 0.5}
+ROLES: dict[str, dict[str, object]] = {
+    "a newcomer": {"node": {**STATUS["node"], "state": "starting", "phase": {**PHASE, "name": "chain"}}, "run": None},
+    "a worker": {"node": {**STATUS["node"], "phase": PHASE}},
+    "a validator": {
+        "node": {**STATUS["node"], "role": "validator"},
+        "work": None,
+        "verdicts": {"accepted": 1234567, "rejected": 7654321},
+    },
+    "a trainer": {
+        "node": {**STATUS["node"], "role": "trainer"},
+        "training": {"step": 9, "reward_eval": [[9, 0.5]], "ended_by": "budget.hours = 2 is used up"},
+        "run": {**STATUS["run"], "over": True, "final_reward": 0.7},
+    },
+    "strangers' words": {
+        "node": {
+            **STATUS["node"],
+            "role": HOSTILE,
+            "state": HOSTILE,
+            "address": HOSTILE,
+            "contacts": [HOSTILE, "/ip4/1.2.3.4/tcp/9/p2p/" + HOSTILE],
+            "phase": {**PHASE, "text": HOSTILE},
+        },
+        "run": {**STATUS["run"], "name": HOSTILE},
+        "pay": {"provider": HOSTILE, "warnings": [HOSTILE] * 3, "earned_wei": str(10**40)},
+        "work": {**STATUS["work"], "rejected_by_reason": {HOSTILE: 9}, "waiting": HOSTILE},
+        "last_error": {"what": HOSTILE, "why": HOSTILE, "remedy": HOSTILE},
+        "events": [{"at": 1e300, "name": "trouble", "text": HOSTILE}],
+        "swarm": [{"address": HOSTILE, "role": HOSTILE, "state": HOSTILE, "step": 10**18, "contact": HOSTILE}],
+    },
+}
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "top"])
+@pytest.mark.parametrize("role", ROLES)
+def test_everything_fits_into_80_columns(
+    role: str, command: str, daemon: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, value in ROLES[role].items():
+        monkeypatch.setitem(STATUS, name, value)
+    assert main([command, "--state-dir", str(daemon)]) == 0
+    shown = capsys.readouterr().out
+    assert shown and max(cell_len(line) for line in shown.splitlines()) <= 80
+    assert "\x1b" not in shown and "\u202e" not in shown
+
+
+def test_a_node_that_is_not_in_yet_says_what_it_waits_for(
+    daemon: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in ROLES["a newcomer"].items():
+        monkeypatch.setitem(STATUS, name, value)
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert "not yet" in shown and "generating file 3 for policy 7 (50%), for 12 s" in shown
+
+
+def test_a_state_directory_that_was_moved_under_its_daemon_is_noticed(
+    daemon: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(STATUS, "node", {**STATUS["node"], "state_dir": str(daemon / "moved")})
+    assert main(["status"]) == 0
+    assert "was moved or deleted under the daemon" in " ".join(capsys.readouterr().out.split())
+
+
+def test_peers_are_told_in_full_where_that_is_asked_for(daemon: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peers", "--state-dir", str(daemon)]) == 0
+    assert "0xcdcd..cdcd" in capsys.readouterr().out
+    assert main(["peers", "--state-dir", str(daemon), "--full"]) == 0
+    assert "0x" + "cd" * 20 in capsys.readouterr().out
+    assert main(["peers", "--state-dir", str(daemon), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peers"][0]["role"] == "trainer"
+
+
+def test_top_keeps_the_line_of_a_daemon_that_starts_again(daemon: Path) -> None:
+    seen = top.Seen(None)
+    seen.look()
+    assert [here for _, here in seen.rows()] == [True]
+    api_socket_path(daemon).rename(api_socket_path(daemon).with_suffix(".away"))
+    seen.look()
+    assert [here for _, here in seen.rows()] == [False]
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(top.picture(seen.rows()))
+    assert "away" in shown.getvalue() and "0xabab..abab" in shown.getvalue()
+    api_socket_path(daemon).with_suffix(".away").rename(api_socket_path(daemon))
+    seen.look()
+    assert [here for _, here in seen.rows()] == [True]

@@ -139,7 +139,7 @@ def test_ctrl_c_leaves_nothing_running(run_file: Path, tmp_path: Path) -> None:
         (["--run", "absent.toml"], 6, "cannot read the run file"),
         (["--dir", "nowhere", "--resume", "--steps", "3"], 3, "no run to go on with"),
         (["--run", "x.toml", "--metrics-address", "9464"], 3, "127.0.0.1:9464"),
-        (["--run", "x.toml", "--log", "wandbb"], 3, "'wandbb' is no place"),
+        (["--run", "x.toml", "--metrics-log", "wandbb"], 3, "'wandbb' is no place"),
         (["--run", "x.toml", "--trainer", "world_size=0"], 6, "must be 1 to 1024"),
     ],
 )

@@ -17,6 +17,7 @@ from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig, Role
 from node.daemon import ROLES
+from node.forkserver.child import Anew
 from node.hardware import Hardware
 from node.member import open_member
 from node.network.memory import MemoryHub, MemoryNetwork
@@ -41,7 +42,7 @@ RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
 POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
 SECTIONS = (
     "schema_version node network run stake pay swarm work training contributions verdicts audit slashed network_stats "
-    "board processes services last_error"
+    "board processes restarts services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -59,7 +60,7 @@ WORK = {
 class ReadyEngine:
     """A child that is up and admitted."""
 
-    name, engine_name, pid, generation, restarts = "engine", "double", 7, 1, 0
+    name, engine_name, pid, restarts = "engine", "double", 7, 0
 
     def check_permitted(self, *_: object) -> None: ...
 
@@ -80,7 +81,7 @@ async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator
         async with trio.open_nursery() as nursery:
             web = HttpHost()
             await nursery.start(web.run)
-            place = Workplace(*own, Ledger(KEY.address), web)
+            place = Workplace(*own, Ledger(KEY.address), web, Anew())
             place.__dict__["engine"] = ReadyEngine()
             yield place
             nursery.cancel_scope.cancel()
@@ -99,12 +100,26 @@ async def crew_of(place: Workplace) -> Crew:
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("worker", ["jury", "heartbeat", "ending", "engine", "policies", "generating", "paying", "settling"]),
+        (
+            "worker",
+            ["tallying", "jury", "heartbeat", "ending", "engine", "policies", "generating", "paying", "settling"],
+        ),
         (
             "validator",
-            ["jury", "heartbeat", "ending", "engine", "policies", "judging", "auditing", "paying", "settling"],
+            [
+                "tallying",
+                "jury",
+                "heartbeat",
+                "ending",
+                "engine",
+                "policies",
+                "judging",
+                "auditing",
+                "paying",
+                "settling",
+            ],
         ),
-        ("trainer", ["jury", "heartbeat", "ending", "paying", "settling", "clearing", "training"]),
+        ("trainer", ["tallying", "jury", "heartbeat", "ending", "paying", "settling", "clearing", "training"]),
     ],
 )
 async def test_every_role_can_be_opened_and_is_what_its_row_says(role: Role, names: list[str], tmp_path: Path) -> None:
@@ -124,7 +139,17 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
     asked = {"gateway": "127.0.0.1:0", "gateway_tls": False, "gateway_announce": "example.org:80"}
     async with workplace("trainer", tmp_path, **asked) as place:
         crew = await crew_of(place)
-        assert crew.names == ["jury", "gateway", "heartbeat", "ending", "paying", "settling", "clearing", "training"]
+        assert crew.names == [
+            "tallying",
+            "jury",
+            "gateway",
+            "heartbeat",
+            "ending",
+            "paying",
+            "settling",
+            "clearing",
+            "training",
+        ]
         assert crew.beat()["gateway"] == "http://example.org:80"
 
 

@@ -18,7 +18,7 @@ from cli.errors import CommandError
 from node.state.locks import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 18
+STEPS = 14
 PATIENCE = 280.0
 
 
@@ -27,7 +27,7 @@ class Demo:
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self.directory = directory
-        self.log = (directory.parent / "demo.log").open("w+")
+        self.log = (directory.parent / "demo.log").open("a+")
         command = [sys.executable, "-m", "cli", "demo", "--dir", str(directory), "--no-view", "--json", *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self.log, text=True)
 
@@ -66,6 +66,14 @@ class Demo:
         assert self.process.returncode == 0, self.story()
         return json.loads(out.splitlines()[-1])
 
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+        self.log.close()
+        if self.process.stdout:
+            self.process.stdout.close()
+
     def story(self) -> str:
         self.log.flush()
         return (self.directory.parent / "demo.log").read_text()[-4000:]
@@ -75,12 +83,7 @@ class Demo:
 def demo(tmp_path: Path) -> Iterator[Demo]:
     running = Demo(tmp_path / "demo", "--steps", str(STEPS))
     yield running
-    if running.process.poll() is None:
-        running.process.terminate()
-        running.process.wait(30)
-    running.log.close()
-    if running.process.stdout:
-        running.process.stdout.close()
+    running.close()
 
 
 def leftovers(directory: Path) -> list[str]:
@@ -116,12 +119,35 @@ def learner_of(status: dict) -> int:
     return next(one["pid"] for one in status["processes"] if one["name"] == "learner")
 
 
+def guardian_of(daemon: int) -> int:
+    """The program that was started, whose child the daemon is."""
+    return psutil.Process(daemon).ppid()
+
+
 def trainer_of(summary: dict) -> str:
     return next(member["address"] for member in summary["members"] if member["role"] == "trainer")
 
 
+def is_held(path: Path) -> bool:
+    lock = FileLock(path)
+    if not lock.acquire():
+        return True
+    lock.release()
+    return False
+
+
+def interrupt(demo: Demo) -> None:
+    """Ctrl-C: everything stops, and nothing is left behind but what the next demo goes on with."""
+    demo.process.send_signal(signal.SIGINT)
+    demo.process.communicate(timeout=60)
+    assert demo.process.returncode == 130, demo.story()
+    assert leftovers(demo.directory) == []
+    assert not [path for path in demo.directory.rglob("lock") if is_held(path)]
+    assert not socket_of(demo.directory / "nodes" / "trainer").exists()
+
+
 @pytest.mark.timeout(600)
-def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo, tmp_path: Path) -> None:
+def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill_and_ctrl_c(demo: Demo, tmp_path: Path) -> None:
     learner = learner_of(demo.wait_for_step(1))
     os.kill(learner, signal.SIGSTOP)  # a fast machine would be done before the visitor is
     visited = fetch_as_a_visitor(demo.directory, tmp_path)
@@ -129,11 +155,22 @@ def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo, tm
     os.kill(demo.pid_of("worker-1"), signal.SIGKILL)
     os.kill(learner_of(demo.wait_for_step(3)), signal.SIGKILL)
     demo.wait_for_step(5)
+    interrupt(demo)
+
+    resumed = Demo(tmp_path / "demo", "--steps", str(STEPS), "--resume")
+    try:
+        survive_and_finish(resumed, visited)
+    finally:
+        resumed.close()
+
+
+def survive_and_finish(demo: Demo, visited: dict) -> None:
+    demo.wait_for_step(6)
     anvil = next(one for one in demo.descendants() if "anvil" in one.name())
     anvil.kill()
     os.kill(demo.pid_of("validator"), signal.SIGKILL)
-    demo.wait_for_step(7)
-    os.kill(demo.pid_of("trainer"), signal.SIGKILL)
+    demo.wait_for_step(8)
+    os.kill(guardian_of(demo.pid_of("trainer")), signal.SIGKILL)  # the whole program, not the daemon alone
 
     summary = demo.finish()
 
@@ -153,28 +190,3 @@ def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill(demo: Demo, tm
     for name in ("reward.png", "reward.svg", "model/model.safetensors", "model/config.json", "model/tokenizer.json"):
         assert (report / name).stat().st_size > 0
     assert leftovers(demo.directory) == []
-
-
-def is_held(path: Path) -> bool:
-    lock = FileLock(path)
-    if not lock.acquire():
-        return True
-    lock.release()
-    return False
-
-
-@pytest.mark.timeout(120)
-def test_ctrl_c_stops_everything_cleanly(tmp_path: Path) -> None:
-    demo = Demo(tmp_path / "demo", "--no-cheat", "--steps", "3")
-    try:
-        demo.pid_of("trainer")
-        demo.process.send_signal(signal.SIGINT)
-        demo.process.communicate(timeout=60)
-        assert demo.process.returncode == 130, demo.story()
-        assert leftovers(demo.directory) == []
-        assert not [path for path in (tmp_path / "demo").rglob("lock") if is_held(path)]
-        assert not socket_of(tmp_path / "demo" / "nodes" / "trainer").exists()
-    finally:
-        demo.process.kill()
-        demo.process.communicate()
-        demo.log.close()

@@ -6,7 +6,7 @@ worker: such a file waits, and in the end gets no verdict from here. Consequence
 """
 
 import time
-from collections import Counter, deque
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.queue import FileQueue
 from node.services.judging.records import WorkerRecords
 from node.services.leaves import Leaves
-from node.services.station import LoadedPolicies, Rate, Station
+from node.services.station import Rate, Station
+from node.state.tally import Tally
 from node.swarm.register import Work, WorkId
 from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
@@ -48,7 +49,6 @@ FETCH_PAUSE = 1.0
 POLICY_TIMEOUT = 30.0
 GAP_POLL = 0.5
 INSPECT_DEADLINE = 300.0
-LOAD_DEADLINE = 120.0
 QUEUE = 64
 READY = 16
 TRIES = 3
@@ -98,13 +98,13 @@ class Validator:
         court: OnChainCourt,
         scratch: Path,
         leaves: Leaves | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self._station = station
         self._engine = engine
         self._policies = policies
         self._scratch = scratch
         self._audit = station.run.spec.audit
-        self._loaded = LoadedPolicies(station.run.spec.recipe.max_staleness + 3)
         self._register = station.jury.register
         self._queue: FileQueue[Candidate] = FileQueue(READY)
         self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
@@ -117,11 +117,13 @@ class Validator:
         own = station.key.address
         self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board)
         self.rate = Rate()
-        self.outcomes: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
+        tally = tally or Tally(station.journal, station.run.root)
+        self.outcomes = tally.part("verdicts")
+        self.reasons = tally.part("reasons")
         self.recent: deque[Judged] = deque(maxlen=12)
 
     async def run(self) -> None:
+        self._station.progress.doing = self.doing
         await self.own_lots.prepare()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.own_lots.run)
@@ -336,12 +338,9 @@ class Validator:
             groups=None if lot is None else lot.groups,
             second_look=lot is not None and await self._second_look(work),
         )
+        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         try:
-            if self._loaded.needs(policy, self._engine.generation):
-                load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
-                await self._engine.ask(load, timeout=LOAD_DEADLINE)
-                self._loaded.loaded(policy)
-            inspected = await self._engine.ask(order, timeout=INSPECT_DEADLINE)
+            inspected = await self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load)
         except IntellectError as error:
             raise OwnTrouble(f"{error.what}: {error.why}") from error
         assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
@@ -468,9 +467,13 @@ class Validator:
 
     def _note(self, work: Work, outcome: int, reason: int, detail: str) -> None:
         commitment = work.commitment
-        self.outcomes["accepted" if outcome == Outcome.ACCEPT else "rejected"] += 1
-        if outcome != Outcome.ACCEPT:
+        accepted = outcome == Outcome.ACCEPT
+        self.outcomes["accepted" if accepted else "rejected"] += 1
+        if not accepted:
             self.reasons[Reason(reason).name.lower()] += 1
+        found = "is good" if accepted else f"is refused: {Reason(reason).name.lower()}"
+        text = f"file {commitment.index + 1} of {commitment.node} for policy {work.step} {found}"
+        self._station.progress.contributed("verdict", text)
         self.recent.appendleft(
             Judged(commitment.node, commitment.index, work.step, outcome, reason, detail, time.monotonic())
         )
@@ -478,6 +481,12 @@ class Validator:
     # as a service
 
     name = "judging"
+
+    def doing(self) -> str:
+        """What this validator does now, in words."""
+        given = sum(self.outcomes[name] for name in ("accepted", "rejected"))
+        waiting = len(self._queue)
+        return f"{given} verdicts given; " + (f"{waiting} files wait for one" if waiting else "waits for the next file")
 
     def status(self) -> dict[str, Any]:
         now = time.monotonic()

@@ -12,4 +12,4 @@ class Judging(Validator, Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         cases = CaseKeeper(place.chain, place.directory / "cases")
-        return cls(place.station, place.engine, place.policies, cases, place.scratch, place.leaves)
+        return cls(place.station, place.engine, place.policies, cases, place.scratch, place.leaves, place.tally)

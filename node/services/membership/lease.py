@@ -4,6 +4,7 @@ import structlog
 import trio
 
 from node.chain.client import ChainClient
+from node.progress import ProgressRecord
 from node.services.base import Service
 from node.swarm.membership import Membership
 from protocol.errors import IntellectError
@@ -18,11 +19,19 @@ class Lease(Service):
 
     name = "lease"
 
-    def __init__(self, chain: ChainClient, pool: int, membership: Membership, contact: str) -> None:
+    def __init__(
+        self,
+        chain: ChainClient,
+        pool: int,
+        membership: Membership,
+        contact: str,
+        progress: ProgressRecord | None = None,
+    ) -> None:
         self._chain = chain
         self._pool = pool
         self._membership = membership
         self._contact = contact
+        self._progress = progress or ProgressRecord()
 
     async def run(self) -> None:
         while True:
@@ -35,4 +44,5 @@ class Lease(Service):
                     await self._chain.join(self._pool, self._contact)
             except IntellectError as error:
                 log.warning("lease.not_renewed", why=error.why)
+                self._progress.trouble(f"the membership was not renewed: {error.why}")
                 await trio.sleep(min(pause, UNKNOWN_LEASE))

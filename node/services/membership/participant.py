@@ -1,7 +1,7 @@
-"""Before joining: is this node registered, and does a stake answer for it? On a local devnet, make it so.
+"""Before joining: is this node registered, does a stake answer for it, can it pay for gas? On a devnet, make it so.
 
 The provider's key stakes and is never needed by a running daemon. On a devnet a provider key is made and kept
-beside the node's own, so that one command is enough there.
+beside the node's own, so that one command is enough there. Elsewhere what is missing is waited for.
 """
 
 from pathlib import Path
@@ -9,38 +9,88 @@ from pathlib import Path
 import structlog
 import trio
 
-from contracts.bindings import NOBODY
+from contracts.bindings import PoolInfo
 from node.chain.client import ChainClient
-from node.chain.errors import ChainError, InsufficientStake, tokens
+from node.chain.errors import ChainError, InsufficientFunds, InsufficientStake, RpcUnreachable, tokens
 from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
+from node.preflight.finding import Finding
+from node.preflight.stake import Standing, check_gas, check_stake, look_up, missing_steps
+from node.progress import ProgressRecord
 from node.state.keystore import load_key, load_or_create, read_password
 from protocol.identity import NodeKey
 
 log = structlog.get_logger()
+LOOK_EVERY = 5.0
+"""Seconds between two looks whether the stake has come."""
 
 
-async def ensure_participant(chain: ChainClient, key: NodeKey, config: NodeConfig, directory: Path) -> None:
-    """Return once the node may join; raises ChainError (no stake, not registered) with the command that helps."""
-    node = await chain.node_info(key.address)
-    if node.provider is not None:
-        bonded = (await chain.stake_of(node.provider)).bonded
-        required = await chain.required_stake(node.provider, 0)
-        if bonded < required:
-            raise InsufficientStake(node.provider, bonded, required)
-        return
-    if not (config.auto_setup and is_devnet(chain.profile)):
-        raise ChainError(
-            f"the node {key.address} has no stake",
-            f"no provider has registered it on {chain.profile.name}",
-            f"as its provider: intellect-node contract provider register --units {config.units}, which bonds "
-            f"{tokens(await chain.required_stake(NOBODY, config.units))} tokens; then intellect-node contract node "
-            f"register --units {config.units} --node-state {directory} (both with --network and --key)",
-        )
+async def ensure_participant(
+    chain: ChainClient, key: NodeKey, config: NodeConfig, directory: Path, pool: PoolInfo, progress: ProgressRecord
+) -> None:
+    """Return once the node may join. Where it may not yet and nobody waits, raises ChainError (no stake, not
+    registered, no gas) with the command that helps."""
+    told: list[str] = []
+    while True:
+        try:
+            standing = await look_up(chain, key.address, pool, config.units)
+        except RpcUnreachable as error:
+            if not told:
+                raise
+            progress.trouble(f"{error.what}: {error.why}")  # somebody who waits for hours outlasts that
+            await trio.sleep(LOOK_EVERY)
+            continue
+        if not standing.registered and config.auto_setup and is_devnet(chain.profile):
+            await _set_up(chain, key, config, directory)
+            return
+        if standing.ready or (standing.staked and is_devnet(chain.profile)):
+            return
+        lacking = lacks(standing, config, directory)
+        if not config.wait:
+            raise _refusal(standing, lacking)
+        if lacking.remedy not in told:
+            told.append(lacking.remedy)
+            _tell(lacking, progress)
+        progress.enter("stake", f"waiting: {lacking.what}")
+        await trio.sleep(LOOK_EVERY)
+
+
+def lacks(standing: Standing, config: NodeConfig, directory: Path) -> Finding:
+    """What a node that may not join lacks first, with the commands that mend it."""
+    steps = missing_steps(standing, config.network, directory, config.units, provider_key_name(config))
+    return check_gas(standing) if standing.staked else check_stake(standing, steps)
+
+
+def provider_key_name(config: NodeConfig) -> str | None:
+    """What to call the provider's key in a command: the one of the settings, or the one key that this user has."""
+    if config.provider_key_file is not None:
+        return str(config.provider_key_file)
+    names = sorted(path.stem for path in (config.home / "keys").glob("*.json"))
+    return "provider" if "provider" in names else names[0] if len(names) == 1 else None
+
+
+def _tell(lacking: Finding, progress: ProgressRecord) -> None:
+    """Each command as an event of its own, to be copied."""
+    log.warning("node.waits", what=lacking.what, remedy=lacking.remedy)
+    progress.tell("needs", lacking.what)
+    for step in lacking.data.get("commands") or [lacking.remedy]:
+        progress.tell("do", step)
+
+
+def _refusal(standing: Standing, lacking: Finding) -> ChainError:
+    if not standing.registered:
+        return ChainError(f"the node {standing.node} has no stake", lacking.what, lacking.remedy)
+    if not standing.staked and standing.provider is not None:
+        return InsufficientStake(standing.provider, standing.bonded, standing.required)
+    return InsufficientFunds("the node cannot pay for joining", lacking.what, lacking.remedy)
+
+
+async def _set_up(chain: ChainClient, key: NodeKey, config: NodeConfig, directory: Path) -> None:
+    """On a devnet: fund, stake and register."""
     provider = await trio.to_thread.run_sync(_provider_key, config, directory)
     await prepare_participant(chain, DevnetFaucet(chain), provider, key, stake=config.stake, units=config.units)
-    log.info("node.set_up", provider=provider.address, stake=str(config.stake))
+    log.info("node.set_up", provider=provider.address, stake=tokens(config.stake))
 
 
 def _provider_key(config: NodeConfig, directory: Path) -> NodeKey:

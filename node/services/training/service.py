@@ -35,7 +35,8 @@ class Training(Trainer, Service):
         )
         observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
         observer = await trio.to_thread.run_sync(observing)
-        return cls(station, TrainerProcess(spool, settings=read_settings(config.trainer)), spool, publisher, observer)
+        learner = TrainerProcess(spool, settings=read_settings(config.trainer), starter=place.starter)
+        return cls(station, learner, spool, publisher, observer)
 
     async def run(self) -> None:
         try:

@@ -74,6 +74,7 @@ class Trainer:
         self.staleness: Counter[int] = Counter()
         self.ended_by: str | None = None
         self.metrics: deque[StepMetrics] = deque(maxlen=HISTORY)
+        self._first_batch = 0
         self.began_at: float | None = None
         self.seconds = 0.0
 
@@ -115,7 +116,10 @@ class Trainer:
 
     async def run(self) -> None:
         journal = self._station.journal
-        await journal.do(journal.forget_consumed, self._spool.next_batch())
+        self._first_batch = self._spool.next_batch()
+        self._station.progress.doing = self.doing
+        self._station.progress.enter("engine", "the learner loads its libraries and the model")
+        await journal.do(journal.forget_consumed, self._first_batch)
         self._used = set(await journal.do(journal.consumed))
         await self._recall()
         async with trio.open_nursery() as nursery:
@@ -144,6 +148,7 @@ class Trainer:
             await self._count_time()
             self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1)
             self.step = step
+            self._tell_of_policy(step)
             if not self.metrics or metrics.step > self.metrics[-1].step:
                 self.metrics.append(metrics)
             await trio.to_thread.run_sync(self._observe, step, announced)
@@ -153,7 +158,23 @@ class Trainer:
                 break
         self.done = True
         self._learner.finish()
+        self._station.progress.tell("over", f"the run is over at step {self.step}: {self.ended_by or 'its last step'}")
         log.info("run.finished", step=self.step, seconds=round(self.seconds, 1))
+
+    def _tell_of_policy(self, step: int) -> None:
+        """The first policy shows that the learner is ready; the first from a batch of this daemon, that it learns."""
+        progress = self._station.progress
+        if progress.name == "engine":
+            progress.tell("engine", "the learner is ready")
+            progress.enter("first-contribution", self.doing)
+        tell = progress.contributed if step > self._first_batch else progress.tell
+        tell("policy", f"policy {step} is published")
+
+    def doing(self) -> str:
+        """What this trainer does now, in words."""
+        if self.done:
+            return f"the run is over: {self.ended_by or 'its last step is done'}"
+        return f"policy {self.step} is published; {self.queued} verified rollouts wait for the next batch"
 
     async def _recall(self) -> None:
         """After a restart: the curve so far, when training began, and what was counted."""

@@ -12,7 +12,7 @@ import numpy as np
 import trio
 from blake3 import blake3
 
-from node.inference.wire import Inspect, Inspected, Loaded, Reply, Request
+from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.member import Member, Stock
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.run.assets import Run
@@ -109,14 +109,12 @@ class TruthfulEngine:
         self.bad = bad
         self.noise = noise
         self.seconds = seconds
-        self.generation = 1
         self.engine_name = "double"
         self.asked: list[Inspect] = []
 
-    async def ask(self, request: Request, *, timeout: float) -> Reply:
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
         await trio.sleep(self.seconds)
-        if not isinstance(request, Inspect):
-            return Loaded(seconds=0.0)
+        assert isinstance(request, Inspect) and policy is not None
         self.asked.append(request)
         return self.inspect(request)
 

@@ -153,7 +153,7 @@ async def test_a_file_that_the_quorum_accepted_and_then_saw_through_loses_its_pa
             await journal.do(
                 journal.commit_file, bytes([index]), b"", root, court.policy_root(0), index, 100, time.time()
             )
-        await until(lambda: journal.file_counts().get("accepted") == 2)
+        await until(lambda: journal.file_counts(b"").get("accepted") == 2)
         assert ballots.state(bad) is FileState.ACCEPTED and not ballots.disputes_raised
 
         chain_rpc("evm_increaseTime", 2 * EPOCH)

@@ -14,6 +14,7 @@ from node.chain.follower import EventFollower
 from node.chain.ledger import Ledger
 from node.chain.simulate import Step
 from node.network.memory import MemoryHub, MemoryNetwork
+from node.progress import ProgressRecord
 from node.services.clearing import Clearing
 from node.services.membership.events import Events
 from node.services.settling import Settling
@@ -30,7 +31,8 @@ async def life(people: Any, folder: Path) -> AsyncIterator[Settling]:
     membership = Membership(people.node.address, MemoryNetwork(people.node, MemoryHub()), people.manager.address, ())
     events = Events(EventFollower(client, people.pool, folder / "chain.sqlite", poll=0.02), membership)
     journal = Journal(folder / "journal.sqlite")
-    station: Any = SimpleNamespace(pool=people.pool, key=people.node, journal=journal)
+    own = {"pool": people.pool, "key": people.node}
+    station: Any = SimpleNamespace(**own, journal=journal, progress=ProgressRecord())
     async with trio.open_nursery() as nursery:
         await events.start(nursery)
         settling = Settling(station, client, events.ledger, gather=0.0)

@@ -13,6 +13,7 @@ import msgspec
 
 from node.inference import wire
 
+held: set[bytes] = set()
 source, sink = sys.stdin.buffer, sys.stdout.buffer
 
 
@@ -42,4 +43,12 @@ while header := source.read(4):
             nurse = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             Path(argument).write_text(str(nurse.pid))
             time.sleep(600)
+        held.add(request.policy_root)
         say(wire.Loaded(id=request.id, seconds=0.0))
+    elif isinstance(request, wire.Produce):
+        if request.out_path == "die":
+            os._exit(9)
+        if request.policy_root not in held:
+            say(wire.Failed(id=request.id, what="no such policy", why="it was not loaded", remedy="load it"))
+        made = wire.Produced(path="", units=1, samples=1, tokens=1, seconds=0.0, reward_estimate=0.0)
+        say(msgspec.structs.replace(made, id=request.id))

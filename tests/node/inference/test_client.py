@@ -9,7 +9,7 @@ import trio
 
 from node.inference.client import EngineProcess
 from node.inference.errors import EngineCrashed, EngineError
-from node.inference.wire import Loaded, LoadPolicy
+from node.inference.wire import Loaded, LoadPolicy, Produce, Produced
 from protocol.cuts import Cuts
 from protocol.run import VerificationSpec
 
@@ -36,6 +36,21 @@ async def test_a_child_that_breaks_is_replaced_and_the_request_fails(deed: str) 
             await child.ask(load(deed), timeout=20)
         assert isinstance(await child.ask(load("well"), timeout=20), Loaded)
         assert child.restarts == 1 and child.pid != first
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_request_repeated_at_once_finds_its_policy_in_the_new_child() -> None:
+    policy = load("well")
+
+    def order(path: str) -> Produce:
+        return Produce(policy_root=policy.policy_root, node="0x" + "11" * 20, pool=0, index=0, out_path=path)
+
+    child = engine()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(child.run)
+        with pytest.raises(EngineCrashed):
+            await child.ask(order("die"), timeout=20, policy=policy)
+        assert isinstance(await child.ask(order("well"), timeout=20, policy=policy), Produced)
         nursery.cancel_scope.cancel()
 
 

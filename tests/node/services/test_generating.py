@@ -7,7 +7,7 @@ import pytest
 import trio
 from blake3 import blake3
 
-from node.inference.wire import Loaded, Produce, Produced, Reply, Request
+from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.member import Member, Stock
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.recipe.capacity import CapacityGauge, Machine
@@ -44,15 +44,12 @@ TORN = 45.0
 class Engine:
     """Makes a file a second."""
 
-    generation = 1
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.under_way = False
 
-    async def ask(self, request: Request, *, timeout: float) -> Reply:
-        if not isinstance(request, Produce):
-            return Loaded(seconds=0.0)
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+        assert isinstance(request, Produce) and policy is not None
         self.under_way = True
         await trio.sleep(FILE_SECONDS)
         self.under_way = False
@@ -203,3 +200,21 @@ async def test_a_healed_worker_does_not_make_up_for_the_time_of_its_silence(
         await trio.sleep(generating.CATCHING_UP + 3)
         assert swarm.worker.waiting is None and swarm.made - made <= 1
         nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_that_starts_again_counts_on(tmp_path: Path, autojump_clock: Any) -> None:
+    swarm = Swarm(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        nursery.cancel_scope.cancel()
+    journal = swarm.own.station.journal
+    refused = journal.records(1)[0]
+    journal.judge_file(refused.root, "rejected")
+    journal.note_reasons(refused.root, "copied, late")
+    again = Generating(swarm.own.station, swarm.engine, tmp_path, CapacityGauge(RUN, Machine(1, 0)))
+    await again._recall()
+    work = again.status()["work"]
+    assert work["files_committed"] == swarm.made > 1 and work["files_rejected"] == 1
+    assert work["units"] == 10 * swarm.made
+    assert work["rejected_by_reason"] == {"copied": 1, "late": 1}
+    assert refused.step is not None and refused.step >= 0

@@ -11,7 +11,7 @@ import trio
 
 from node.inference.process import Server
 from node.inference.session import Session, torch_engine
-from node.inference.wire import Prepare, decode_reply, encode
+from node.inference.wire import LoadPolicy, Prepare, decode_reply, encode
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog
@@ -30,7 +30,7 @@ STEPS = 5
 class EngineInProcess:
     """An engine child without the child: the same requests, answered by the same code."""
 
-    name, generation, pid, restarts = "engine", 1, None, 0
+    name, pid, restarts = "engine", None, 0
 
     def __init__(self, run: bytes, assets: Path) -> None:
         self._server = Server(lambda _: torch_engine, Session)
@@ -42,7 +42,9 @@ class EngineInProcess:
         task_status.started()
         await trio.sleep_forever()
 
-    async def ask(self, request, *, timeout: float):
+    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None):
+        if policy is not None:
+            await self.ask(policy, timeout=timeout)
         self.asked.append(type(request).__name__)
         reply = await trio.to_thread.run_sync(self._server.answer, encode(request)[4:])
         return decode_reply(encode(decode_reply(msgspec.msgpack.encode(reply)))[4:])

@@ -8,10 +8,11 @@ import pytest
 import trio
 
 from contracts.bindings import Joined, Left
-from node.chain.errors import ChainError
+from node.chain.errors import ChainError, RpcUnreachable
 from node.chain.follower import RolledBack
 from node.config import NodeConfig
 from node.network.memory import MemoryHub, MemoryNetwork
+from node.progress import ProgressRecord
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
@@ -119,7 +120,9 @@ async def test_the_stake_is_known_once_the_chain_answers(autojump_clock: Any) ->
     assert stake.status() == {"stake": {"bonded_wei": "5"}}
 
 
-async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_for() -> None:
+async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_for(
+    tmp_path: Path,
+) -> None:
     asked: list[int] = []
 
     class Unregistered:
@@ -134,8 +137,61 @@ async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_
             asked.append(more_units)
             return 30 * 10**18 * more_units
 
-    config = NodeConfig(auto_setup=False, units=2)
+        async def balances(self, address: str) -> Any:
+            await trio.lowlevel.checkpoint()
+            return SimpleNamespace(coin=0, token=0)
+
+        async def gas_price(self) -> int:
+            await trio.lowlevel.checkpoint()
+            return 1
+
+    config = NodeConfig(auto_setup=False, units=2, wait=False, network="base-sepolia", home=tmp_path)
     with pytest.raises(ChainError) as caught:
-        await ensure_participant(Unregistered(), OWN, config, Path("nodes/a"))  # type: ignore[arg-type]
-    assert "contract provider register --units 2, which bonds 60 tokens" in caught.value.remedy
+        await apply(Unregistered(), config, ProgressRecord())
+    assert "60 tokens of stake are asked" in caught.value.why
+    assert "contract provider register --units 2 --network base-sepolia --key provider" in caught.value.remedy
     assert "node register --units 2 --node-state nodes/a" in caught.value.remedy and asked == [2]
+
+
+async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autojump_clock: Any) -> None:
+    class Chain:
+        """Registered at the third look; in between it does not answer. The coin for gas comes last."""
+
+        profile = SimpleNamespace(name="base-sepolia", chain_id=84532)
+        looks = 0
+
+        async def node_info(self, node: str) -> Any:
+            await trio.lowlevel.checkpoint()
+            self.looks += 1
+            if self.looks == 2:
+                raise RpcUnreachable({"https://rpc": "down"})
+            return SimpleNamespace(provider=OTHER.address if self.looks >= 3 else None)
+
+        async def stake_of(self, provider: str) -> Any:
+            return SimpleNamespace(bonded=20 * 10**18)
+
+        async def required_stake(self, provider: str, more_units: int) -> int:
+            return 20 * 10**18
+
+        async def balances(self, address: str) -> Any:
+            return SimpleNamespace(coin=10**18 if self.looks >= 5 else 0, token=0)
+
+        async def gas_price(self) -> int:
+            return 10**9
+
+    progress = ProgressRecord()
+    chain = Chain()
+    await apply(chain, NodeConfig(network="base-sepolia", home=tmp_path), progress)
+    told = [(event.name, event.text.split(" -")[0]) for event in progress.events]
+    assert chain.looks == 5 and progress.phase.name == "stake" and "joining may cost" in progress.phase.text
+    assert [text for name, text in told if name == "do"][:3] == [
+        "intellect-node keys new provider",
+        "intellect-node contract provider register",
+        "intellect-node contract node register",
+    ]
+    assert told[-1][0] == "do" and told[-1][1].startswith("send ") and "trouble" in dict(told)
+
+
+async def apply(chain: Any, config: NodeConfig, progress: ProgressRecord) -> None:
+    pool: Any = SimpleNamespace(epoch_seconds=3600)
+    await ensure_participant(chain, OWN, config, Path("nodes/a"), pool, progress)

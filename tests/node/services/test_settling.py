@@ -27,6 +27,7 @@ from contracts.bindings import (
 from node.chain.client import Block
 from node.chain.errors import ChainError, Reverted, TransactionUnconfirmed
 from node.chain.ledger import Ledger
+from node.progress import ProgressRecord
 from node.services.clearing import Clearing
 from node.services.settling import SENDING, Settling
 from protocol.identity import NodeKey
@@ -208,11 +209,12 @@ class Worker:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.journal = InlineJournal()
+        self.progress = ProgressRecord()
         self.settling: Any = None
 
     @asynccontextmanager
     async def life(self, gather: float | None = 0.0) -> AsyncIterator[Settling]:
-        station: Any = SimpleNamespace(pool=POOL, key=OWN, journal=self.journal)
+        station: Any = SimpleNamespace(pool=POOL, key=OWN, journal=self.journal, progress=self.progress)
         ledger = Ledger(OWN.address)
         self.settling = Settling(station, self.chain, ledger, gather)  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:

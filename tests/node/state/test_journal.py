@@ -56,7 +56,7 @@ def test_accepted_files_wait_for_one_epoch_each(journal: Journal) -> None:
     journal.assign_epoch([b"a"], 7)
     assert journal.unpaid_files(before=6.0) == []
     assert journal.files_of_epoch(7) == [file]
-    assert journal.file_counts() == {"accepted": 1, "rejected": 1, "pending": 1}
+    assert journal.file_counts(b"") == {"accepted": 1, "rejected": 1, "pending": 1}
 
 
 def test_a_damaged_journal_is_a_clear_error(tmp_path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from node.metrics.observer import Observer
+from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
 from node.services.training.trainer import Trainer
 from node.state.files import write_whole
@@ -190,6 +191,7 @@ class House:
             blobs=self.swarm,
             journal=journal,
             shelf=SimpleNamespace(put=lambda held: None),
+            progress=ProgressRecord(),
             quorum=1,
             jury=self.swarm,
         )

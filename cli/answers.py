@@ -1,0 +1,220 @@
+"""What a daemon's status comes to, as answers to five questions: am I in, what am I doing, is it accepted, what have I
+earned and where is it, what is wrong. Pure: statuses come in, plain lines go out; anything in them may be a stranger's.
+"""
+
+import time
+from collections.abc import Iterator
+
+from cli.daemon_status import AlarmPart, AuditPart, DaemonStatus, PayPart
+from cli.output import date, duration, ether
+
+QUESTIONS = ("am I in", "doing", "accepted", "earned", "wrong")
+OUTSIDE = ("key", "chain", "role", "stake", "joining")
+"""Phases of a node that is not a member yet."""
+TROUBLE_LASTS = 600.0
+"""Seconds for which trouble that is over is still told."""
+NOTHING_WRONG = "nothing that this node knows of"
+
+Lines = list[str]
+
+
+def answers(status: DaemonStatus, now: float | None = None, place: str | None = None) -> list[tuple[str, Lines]]:
+    """(question, its answer in lines) in the order of QUESTIONS. now: unix seconds; place: what is wrong with the state
+    directory as this machine sees it, if anything is."""
+    clock = time.time() if now is None else now
+    wrong = [*([place] if place else []), *troubles(status, clock)]
+    told = (membership(status), activity(status), acceptance(status), earnings(status), wrong or [NOTHING_WRONG])
+    return list(zip(QUESTIONS, told, strict=True))
+
+
+def is_member(status: DaemonStatus) -> bool:
+    """Whether the node is in its pool, as far as it knows."""
+    phase = status.node.phase
+    if status.node.state in ("starting", "evicted", "draining"):
+        return False
+    return phase is None or phase.name not in OUTSIDE
+
+
+# am I in
+
+
+def membership(status: DaemonStatus) -> Lines:
+    """Which pool, with which stake, heard by whom, reachable where."""
+    network, lines = status.network, [_membership_in_a_word(status)]
+    if network.name:
+        block = f", block {network.block:,}" if network.block else ""
+        lines.append(f"network {network.name}, chain {network.chain_id}{block}")
+    if status.stake:
+        slashed = int(status.stake.slashed_wei)
+        taken = f", {ether(slashed)} taken by a slash" if slashed else ""
+        lines.append(f"stake {ether(int(status.stake.bonded_wei))} tokens bonded{taken}")
+    lines += list(_members(status))
+    for contact in status.node.contacts[:2]:
+        lines += _contact(contact)
+    return lines
+
+
+def _membership_in_a_word(status: DaemonStatus) -> str:
+    state, pool = status.node.state, status.network.pool
+    if state == "evicted":
+        return "no: this node was evicted"
+    if state == "draining":
+        return f"leaving pool {pool}"
+    return f"yes, in pool {pool} as {status.node.role}" if is_member(status) else "not yet"
+
+
+def _members(status: DaemonStatus) -> Iterator[str]:
+    others = [member for member in status.swarm if member.address != status.node.address]
+    if others:
+        heard = sum(member.state == "healthy" for member in others)
+        direct = sum(member.connected for member in others)
+        yield f"{heard} of {len(others)} other members heard, {direct} directly (intellect-node peers)"
+
+
+def _contact(contact: str) -> Lines:
+    """A multiaddr in two lines, so that each can be copied whole from 80 columns."""
+    where, mark, peer = contact.partition("/p2p/")
+    return [f"reached at {where}", f"{mark}{peer}"] if mark else [f"reached at {where}"]
+
+
+# what am I doing
+
+
+def activity(status: DaemonStatus) -> Lines:
+    """The phase and how far it is; the run, and its end."""
+    phase, run = status.node.phase, status.run
+    if phase is None:
+        lines = [status.node.state]
+    else:
+        far = f" ({phase.progress:.0%})" if phase.progress is not None else ""
+        lines = [f"{phase.text}{far}, for {duration(phase.since_seconds)}"]
+    if run and run.name:
+        at = f"step {run.step}" if run.step is not None and run.step >= 0 else "no policy yet"
+        rate = status.work.tokens_per_second if status.work else 0.0
+        speed = f", {rate:,.0f} tokens/s" if rate else ""
+        lines.append(f"run {run.name}: {at} of {run.steps_total}{speed}")
+    if status.training and status.training.ended_by:
+        lines.append(f"ended: {status.training.ended_by}")
+    if run and run.over:
+        lines += end_of_run(status)
+    if status.work and status.work.waiting:
+        lines.append(f"waits: {status.work.waiting}")
+    return lines
+
+
+def end_of_run(status: DaemonStatus) -> Lines:
+    """What a member wants to know when the run is over: the outcome, where the model is, whether to stay."""
+    network, pay = status.network, status.pay
+    reward = status.run.final_reward if status.run else None
+    outcome = f"; final reward {reward:.3f} on held-back problems, says the trainer" if reward is not None else ""
+    fetch = f"intellect-node weights fetch --network {network.name} --pool {network.pool} --out model"
+    owed = int(pay.due_wei) + int(pay.waiting_wei) if pay else 0
+    leave = "you may leave (intellect-node leave)"
+    if owed:
+        leave = f"{leave}; staying until the {ether(owed)} tokens still owed are paid saves you doing that by hand"
+    return [f"the run is over{outcome}", f"the model: {fetch}", leave]
+
+
+# is it accepted
+
+
+def acceptance(status: DaemonStatus) -> Lines:
+    """What became of this node's work, by its role."""
+    lines = [*_files(status), *_verdicts(status), *_training(status)]
+    return lines or ["nothing to accept yet"]
+
+
+def _files(status: DaemonStatus) -> Iterator[str]:
+    work = status.work
+    if work is None or not work.files_committed:
+        return
+    waiting = work.files_committed - work.files_accepted - work.files_rejected
+    why = f" ({', '.join(f'{name} {n}' for name, n in sorted(work.rejected_by_reason.items()))})"
+    refused = f", {work.files_rejected} refused{why if work.rejected_by_reason else ''}" if work.files_rejected else ""
+    undecided = f", {waiting} wait for verdicts" if waiting else ""
+    yield f"{work.files_accepted} of {work.files_committed} files accepted{refused}{undecided}"
+    yield f"{work.units:,} units (intellect-node contributions)"
+
+
+def _verdicts(status: DaemonStatus) -> Iterator[str]:
+    verdicts = status.verdicts
+    if verdicts and verdicts.accepted + verdicts.rejected:
+        yield f"it judged files: {verdicts.accepted} good, {verdicts.rejected} refused"
+    if status.audit and status.audit.power is not None:
+        yield _power(status.audit)
+
+
+def _power(audit: AuditPart) -> str:
+    shared = f", {audit.checked_share:.0%} of the groups recomputed" if audit.checked_share is not None else ""
+    return f"audit power {audit.power or 0:.3f} against cheating in {audit.cheated_share:.0%}{shared}"
+
+
+def _training(status: DaemonStatus) -> Iterator[str]:
+    training = status.training
+    if training:
+        reward = f"reward {training.reward_eval[-1][1]:.3f}" if training.reward_eval else "no reward yet"
+        yield f"step {training.step} is trained, {reward}, {training.queued_rollouts} rollouts queued"
+
+
+# what have I earned, and where is it
+
+
+def earnings(status: DaemonStatus) -> Lines:
+    """Amounts by their state, and whose account they go to."""
+    pay = status.pay
+    if pay is None:
+        return ["nothing is known of its pay yet"]
+    lines = _amounts(pay) if int(pay.earned_wei) else ["nothing yet"]
+    if int(pay.voided_wei):
+        lines.append(f"{ether(int(pay.voided_wei))} tokens voided by a slash")
+    return [*lines, f"goes to {pay.provider}"] if pay.provider else lines
+
+
+def _amounts(pay: PayPart) -> Lines:
+    until = f", the next of it until {date(pay.waiting_until)}" if pay.waiting_until else ""
+    return [
+        f"{ether(int(pay.earned_wei))} tokens: {ether(int(pay.paid_wei))} paid, {ether(int(pay.due_wei))} due",
+        f"{ether(int(pay.waiting_wei))} waiting{until}",
+    ]
+
+
+# what is wrong
+
+
+def troubles(status: DaemonStatus, now: float) -> Lines:
+    """Everything that its owner should look at, the worst first."""
+    lines: Lines = []
+    if status.last_error:
+        error = status.last_error
+        lines += [f"{error.what}: {error.why}", f"do: {error.remedy}"]
+    if is_member(status) and not status.network.rpc_ok:
+        lines.append("the chain's RPC does not answer")
+    audit = status.audit
+    if audit and not audit.trainer.trusted:
+        lines.append(
+            f"the trainer is not trusted any more: {audit.trainer.why}; every member has both of its signatures"
+        )
+    lines += status.pay.warnings if status.pay else []
+    lines += [f"{alarm.name} since step {alarm.step}: {alarm.text}" for alarm in _alarms(status)]
+    if audit and audit.power is not None and audit.power < audit.power_wanted:
+        lines.append(f"the audit's power is below the run's {audit.power_wanted:.2f}")
+    if audit and audit.quarantined:
+        lines.append(f"{len(audit.quarantined)} validators are not believed")
+    lines += _restarts(status)
+    lines += [
+        f"{duration(max(now - event.at, 0))} ago: {event.text}"
+        for event in status.events
+        if event.name == "trouble" and now - event.at < TROUBLE_LASTS
+    ][-3:]
+    return lines
+
+
+def _alarms(status: DaemonStatus) -> list[AlarmPart]:
+    return status.training.alarms if status.training else []
+
+
+def _restarts(status: DaemonStatus) -> Iterator[str]:
+    """Of children since this daemon began; those of before are history (`restarts` in --json)."""
+    for process in status.processes:
+        if process.restarts:
+            yield f"{process.name} was started again {process.restarts} times; its log says why"

@@ -1,0 +1,118 @@
+"""`intellect-node contributions`: what a node did for its pool, file by file, and what became of it.
+
+From the node's own journal, so that it answers without the daemon, too; what the chain made of each epoch is the
+daemon's to say.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from cli.errors import USAGE, CommandError
+from cli.output import clean, console, date, print_json
+from cli.places import StateDir, chosen_directory
+
+if TYPE_CHECKING:
+    from cli.daemon_status import EpochPart
+    from node.state.journal import FileRecord
+
+EXAMPLES = (
+    "Examples:  intellect-node contributions   |   intellect-node contributions --since 2h --limit 20   |   "
+    "intellect-node contributions --state-dir ~/nodes/a --json | jq '.contributions[] | select(.verdict==\"rejected\")'"
+)
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+MOST = 10_000
+NO_EPOCHS: "Mapping[int, EpochPart]" = {}
+
+
+def seconds_back(text: str) -> float:
+    """'90s', '15m', '2h', '3d' in seconds; raises CommandError."""
+    number, unit = text[:-1], text[-1:]
+    if not number.isdecimal() or unit not in UNITS:
+        raise CommandError(f"--since {clean(text, 20)}", "it is no span of time", "for example 90s, 15m, 2h, 3d", USAGE)
+    return float(int(number) * UNITS[unit])
+
+
+def command(
+    state_dir: StateDir = None,
+    limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many at most, the newest.")] = 50,
+    since: Annotated[str | None, typer.Option(help="Only of the last 90s, 15m, 2h, 3d.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Show what this node did for its pool: files (or what it is paid for else), verdicts, reasons, units, pay.
+
+    A worker's rows are rollout files, a validator's what it judged, a trainer's policies.
+    """
+    from node.state.reader import StateFiles
+
+    directory = chosen_directory(state_dir)
+    after = time.time() - seconds_back(since) if since else 0.0
+    files = StateFiles(directory)
+    records = files.contributions(limit, after)
+    groups = files.groups_per_file()
+    epochs = _epochs(directory)
+    rows = [row_of(record, epochs, groups) for record in records]
+    if as_json:
+        print_json({"state_dir": str(directory), "contributions": rows})
+        return
+    console().print(_table(rows))
+
+
+def row_of(record: "FileRecord", epochs: "Mapping[int, EpochPart]", groups: int | None) -> dict[str, Any]:
+    """One contribution, JSON-ready."""
+    return {
+        "root": record.root.hex(),
+        "policy": record.policy.hex(),
+        "step": record.step,
+        "index": record.index,
+        "groups": groups,
+        "units": record.units,
+        "made_at": round(record.made_at, 3),
+        "verdict": record.state,
+        "reason": record.why,
+        "epoch": record.epoch,
+        "pay": pay_state(record, epochs),
+    }
+
+
+def pay_state(record: "FileRecord", epochs: "Mapping[int, EpochPart]") -> str:
+    """Where the pay of a contribution is: none, waiting for a verdict, an epoch or the window; due; paid ..."""
+    if record.state == "rejected":
+        return "none"
+    if record.epoch is None:
+        return "waits for verdicts" if record.state == "pending" else "waits for its epoch"
+    known = epochs.get(record.epoch)
+    if known is None:
+        return "on chain"
+    return "in its window" if known.state == "waiting" else known.state
+
+
+def _epochs(directory: Path) -> "Mapping[int, EpochPart]":
+    """What the daemon knows of this node's epochs; nothing if it does not run."""
+    from cli import api
+
+    try:
+        pay = api.get_status(api.socket_of(directory)).pay
+    except CommandError:
+        return NO_EPOCHS
+    return {epoch.epoch: epoch for epoch in pay.epochs} if pay else NO_EPOCHS
+
+
+def _table(rows: list[dict[str, Any]]) -> Table | Text:
+    if not rows:
+        return Text("nothing yet")
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), show_edge=False)
+    for name in ("made (UTC)", "root", "step", "units", "verdict", "pay"):
+        table.add_column(name, no_wrap=name != "verdict", justify="right" if name in ("step", "units") else "left")
+    for row in reversed(rows):
+        verdict = f"{row['verdict']}: {row['reason']}" if row["reason"] else row["verdict"]
+        step = "-" if row["step"] is None else str(row["step"])
+        when = date(int(row["made_at"]))[5:16]
+        cells = (when, row["root"][:12], step, f"{row['units']:,}", verdict, row["pay"])
+        table.add_row(*[Text(clean(cell, 120)) for cell in cells])
+    return table

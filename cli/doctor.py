@@ -1,0 +1,100 @@
+"""`intellect-node doctor`: what is wrong with this node or its machine, and what to do about each thing."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cli.output import clean, console, print_json, quiet_logs
+
+if TYPE_CHECKING:
+    from node.config import NodeConfig
+    from node.preflight.finding import Finding
+    from node.preflight.survey import Scope
+
+EXAMPLES = (
+    "Examples:  intellect-node doctor   |   intellect-node doctor --network base-sepolia --pool 7 --engine   |   "
+    "intellect-node doctor --state-dir nodes/worker-1 --bundle report.tar.gz"
+)
+MARKS = {"ok": ("ok  ", "green"), "warning": ("warn", "yellow"), "failure": ("FAIL", "bold red")}
+
+
+def command(
+    network: Annotated[str | None, typer.Option(help="A network profile (TOML file), or its name.")] = None,
+    state_dir: Annotated[Path | None, typer.Option("--state-dir", help="The node's state directory.")] = None,
+    pool: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain.")] = None,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Also fetch the run from the members and start the engine with it.")
+    ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", help="Write a report for an issue (tar.gz): no keys, passwords or RPC credentials."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Look at everything that can fail: versions, settings, keys, GPU, chain, clock, stake, port, peers, disk, memory.
+
+    Works with and without a running daemon, and changes nothing. Exit code 0 unless a check failed.
+    """
+    from cli.settings import build_config
+    from node.preflight.survey import Scope, exit_code
+
+    config = build_config(network=network, state_dir=state_dir, pool=pool)
+    scope = Scope(deep=True, visit=True, engine=engine, provider=provider_name(config))
+    findings = look(config, scope, quiet=as_json)
+    facts: dict[str, Any] = as_dict(findings)
+    if bundle is not None:
+        from cli.bundle import write_bundle
+
+        facts["bundle"] = str(write_bundle(bundle, config, facts["findings"]))
+    if as_json:
+        print_json(facts)
+    else:
+        _conclude(findings, facts.get("bundle"))
+    raise typer.Exit(exit_code(findings))
+
+
+def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]":
+    """Make a survey, and show each finding as it comes."""
+    import trio
+
+    from node.preflight.survey import Survey
+
+    with quiet_logs():
+        return trio.run(Survey(config, scope, (lambda _: None) if quiet else show).run)
+
+
+def provider_name(config: "NodeConfig") -> str | None:
+    """What commands should call the provider's key."""
+    from node.services.membership.participant import provider_key_name
+
+    return provider_key_name(config)
+
+
+def show(finding: "Finding") -> None:
+    """One finding; below it its remedy, each command on a line of its own."""
+    out = console()
+    mark, style = MARKS[finding.level]
+    name = Text.assemble((mark, style), f"  {finding.name:<12}")
+    out.print(Text.assemble(name, clean(finding.what, 600)), soft_wrap=True)
+    commands = finding.data.get("commands") or []
+    for line in commands or ([finding.remedy] if finding.remedy else []):
+        out.print(Text(f"                  {'$ ' if commands else 'do: '}{clean(line, 600)}"), soft_wrap=True)
+
+
+def as_dict(findings: "list[Finding]") -> dict[str, Any]:
+    """For programs."""
+    import msgspec
+
+    from node.preflight.finding import worst
+
+    return {"level": worst(findings), "findings": [msgspec.to_builtins(finding) for finding in findings]}
+
+
+def _conclude(findings: "list[Finding]", bundle: str | None) -> None:
+    count = {level: sum(finding.level == level for finding in findings) for level in MARKS}
+    out = console()
+    out.print(f"{count['ok']} ok, {count['warning']} to look at, {count['failure']} wrong")
+    if bundle:
+        out.print(f"report: {bundle} (look into it before you hand it on)", soft_wrap=True)

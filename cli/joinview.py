@@ -1,0 +1,149 @@
+"""What `join` shows of the node that it is: the phases until the first contribution, then a line for each event.
+
+Reads the node's progress record a few times a second; writes through a screen that never makes it wait.
+"""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+from rich.text import Text
+
+from cli.output import SCHEMA_VERSION, clean, duration
+from cli.screen import Screen
+
+if TYPE_CHECKING:
+    from node.progress import Event, Phase, ProgressRecord
+
+EVERY = 0.25
+LONGEST = 600
+SPINNER = "|/-\\"
+STYLES = {"accepted": "green", "paid": "green", "refused": "red", "slashed": "bold red", "trouble": "yellow"}
+CONTRIBUTIONS = ("accepted", "verdict", "policy")
+"""What a worker, a validator and a trainer is in the swarm for."""
+QUIET = ("role", "joined", "engine", "policy", "verdict")
+"""Events that are told without a colour."""
+
+
+class JoinView:
+    """live: on a terminal, one line below the others says what the node does now."""
+
+    def __init__(self, screen: Screen, *, live: bool) -> None:
+        self._screen = screen
+        self._live = live
+        self._phase = ""
+        self._over = 0
+        self._told = 0
+        self._turn = 0
+        self._announced = False
+
+    async def run(self, progress: "ProgressRecord") -> None:
+        """Until cancelled; what happened last is shown even then."""
+        try:
+            while True:
+                self.look(progress)
+                await trio.sleep(EVERY)
+        finally:
+            self.look(progress)
+            self._screen.close()
+
+    def look(self, progress: "ProgressRecord") -> None:
+        """Show what is new."""
+        phase = progress.phase
+        for event in progress.since(self._told):
+            self._screen.line(line_of(event))
+        self._told = progress.told
+        if self._live:
+            self._tell_finished(progress)
+        elif phase.name != self._phase:
+            self._screen.line(Text.assemble(_clock(), f"  {phase.name}: ", clean(phase.text, LONGEST)))
+        self._phase = phase.name
+        if phase.name == "working" and not self._announced:
+            self._announce(progress)
+        if self._live:
+            self._turn += 1
+            self._screen.status(status_of(phase, SPINNER[self._turn % len(SPINNER)]))
+
+    def _tell_finished(self, progress: "ProgressRecord") -> None:
+        for phase in progress.phases[self._over :]:
+            self._screen.line(Text.assemble(("  done  ", "dim"), f"{phase.name:<18}", (_seconds(phase.seconds), "dim")))
+        self._over = len(progress.phases)
+
+    def _announce(self, progress: "ProgressRecord") -> None:
+        self._announced = True
+        first = next((event for event in reversed(progress.events) if event.name in CONTRIBUTIONS), None)
+        self._screen.line(Text(f"This node contributes, {duration(progress.age)} after its start.", style="bold green"))
+        if first is not None:
+            self._screen.line(Text(f"  the first: {clean(first.text, LONGEST)}"))
+        self._screen.line(Text("  from now on one line for each event; intellect-node status; Ctrl-C to leave", "dim"))
+
+
+class JsonView:
+    """The same for programs: one object a line on standard output."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._phase = ""
+        self._told = 0
+
+    async def run(self, progress: "ProgressRecord") -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self.look(progress)
+                await trio.sleep(EVERY)
+        finally:
+            self.look(progress)
+            self._screen.close()
+
+    def look(self, progress: "ProgressRecord") -> None:
+        """Print what is new."""
+        phase = progress.phase
+        if phase.name != self._phase:
+            self._print({"phase": phase.name, "text": phase.text, "seconds": round(progress.age, 2)})
+        self._phase = phase.name
+        for event in progress.since(self._told):
+            self._print({"event": event.name, "text": event.text, "at": event.at})
+        self._told = progress.told
+
+    def _print(self, value: dict[str, Any]) -> None:
+        self._screen.line(Text(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **value}).decode()))
+
+
+def open_json_view() -> JsonView:
+    return JsonView(Screen(sys.stdout, live=False))
+
+
+def open_view(*, logs: bool) -> JoinView:
+    """On standard error. logs: the log is written there too, so that no line may change."""
+    live = sys.stderr.isatty() and not logs
+    return JoinView(Screen(sys.stderr, live=live), live=live)
+
+
+def line_of(event: "Event") -> Text:
+    """One event on one line; a command stands alone on its line, to be copied."""
+    text = clean(event.text, LONGEST)
+    if event.name == "do":
+        return Text(f"    {text}", style="bold")
+    style = STYLES.get(event.name, "" if event.name in QUIET else "bold")
+    return Text.assemble(_clock(event.at), "  ", (f"{event.name:<9}", style), f" {text}")
+
+
+def status_of(phase: "Phase", mark: str) -> Text:
+    """The line that changes."""
+    share = "" if phase.progress is None else f" {phase.progress:.0%}"
+    text = clean(phase.text, LONGEST)
+    return Text.assemble(
+        (f"{mark} ", "cyan"), (phase.name, "bold"), f"{share}  {_seconds(phase.since_seconds)}  {text}"
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def _clock(at: float | None = None) -> str:
+    """The local time of a moment, of now by default."""
+    return time.strftime("%H:%M:%S", time.localtime(at))

@@ -1,0 +1,86 @@
+"""Which node a command is about: the state directory that was named, or the only one that there can be."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.errors import USAGE, CommandError
+
+JOURNAL = "journal.sqlite"
+"""In every state directory that a daemon has used."""
+MOST_TOLD = 5
+
+
+def known_directories() -> list[Path]:
+    """State directories of this user that a daemon has used: below the home, and those of daemons that run now."""
+    from node.config import default_home
+
+    below = [path.parent for path in default_home().glob(f"nodes/*/*/{JOURNAL}")]
+    return sorted({*below, *running_directories()})
+
+
+def running_directories() -> list[Path]:
+    """State directories of the daemons of this user that answer."""
+    return sorted(_told_directories())
+
+
+def chosen_directory(given: Path | None) -> Path:
+    """The directory that was given; else that of the only daemon that runs, or of the only one that ever did.
+
+    Raises CommandError where that leaves none or several.
+    """
+    if given is not None:
+        return given
+    for found in (running_directories(), known_directories()):
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise _several(found)
+    raise CommandError(
+        "no node is known on this machine",
+        "no daemon of this user runs, and none has left a state directory in its usual place",
+        "name it: --state-dir DIR",
+    )
+
+
+def complete_directories(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    return [str(path) for path in known_directories() if str(path).startswith(incomplete)]
+
+
+def complete_networks(incomplete: str) -> list[str]:
+    """For the shell's completion: networks that can be named."""
+    from node.chain.profile import network_names
+    from node.config import default_home
+
+    return [name for name in network_names(default_home()) if name.startswith(incomplete)]
+
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="The node's state directory. Default: that of the only daemon here.",
+        autocompletion=complete_directories,
+    ),
+]
+
+
+def _told_directories() -> Iterator[Path]:
+    from cli import api
+
+    for socket in api.known_sockets():
+        try:
+            told = api.get_status(socket, timeout=2.0).node.state_dir
+        except CommandError:
+            continue
+        if told:
+            yield Path(told)
+
+
+def _several(found: list[Path]) -> CommandError:
+    named = ", ".join(str(path) for path in found[:MOST_TOLD])
+    more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+    return CommandError("which node?", f"there are several: {named}{more}", "name one: --state-dir DIR", USAGE)

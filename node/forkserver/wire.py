@@ -1,0 +1,50 @@
+"""Packets between a daemon and its fork server: one msgpack struct each, over a SOCK_SEQPACKET pair.
+
+With a `Start` travel the descriptors that become the child's stdin and, if there are two, its stdout.
+"""
+
+import msgspec
+
+MAX_PACKET = 128 * 1024
+MAX_DESCRIPTORS = 2
+
+
+class _Packet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+class Start(_Packet, frozen=True):
+    """Run `python -m module arguments...` in a new session, with this environment and no other. number: chosen by the
+    daemon, repeated in the answer; a daemon before this one may have died over its orders."""
+
+    number: int
+    module: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class Started(_Packet, frozen=True):
+    """The answer to a `Start`. pid: 0 if there was no room for another process."""
+
+    number: int
+    pid: int
+
+
+class Ended(_Packet, frozen=True):
+    """A child is gone. status: its exit status, or minus the signal that ended it."""
+
+    pid: int
+    status: int
+
+
+Packet = Start | Started | Ended
+_DECODER = msgspec.msgpack.Decoder(Packet)
+
+
+def encode(packet: Packet) -> bytes:
+    return msgspec.msgpack.encode(packet)
+
+
+def decode(data: bytes) -> Packet:
+    """Raises msgspec.MsgspecError for what is no packet."""
+    return _DECODER.decode(data)

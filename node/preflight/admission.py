@@ -1,0 +1,64 @@
+"""What a daemon looks at before it joins: everything that would fail later, or would fail others.
+
+The stake is not among it: that is waited for (node.services.membership.participant).
+"""
+
+import time
+from pathlib import Path
+
+import msgspec
+import trio
+
+from contracts.bindings import PoolInfo
+from node.chain.client import ChainClient
+from node.config import Role
+from node.hardware import Hardware
+from node.preflight.clock import against_chain
+from node.preflight.disk import check_disk
+from node.preflight.finding import Finding, PreflightFailed, worst
+from node.preflight.gpu import check_gpu
+from node.preflight.memory import check_memory, weights_of
+from node.preflight.ports import check_announced, check_listen, is_public
+from node.preflight.stake import check_pool
+from protocol.run import RunSpec
+
+
+class Applicant(msgspec.Struct, frozen=True):
+    """Who would join, with what. listen, announced: multiaddrs; chosen: announced by its owner's word; quota: bytes;
+    run: None where it is not known yet."""
+
+    directory: Path
+    role: Role
+    hardware: Hardware
+    listen: str
+    announced: str
+    chosen: bool
+    quota: int
+    run: RunSpec | None = None
+
+
+async def examine(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> list[Finding]:
+    """What a look at machine and pool finds. Raises ChainError."""
+    block = await chain.block()
+    public = is_public(chain.profile)
+    found = [against_chain(block.timestamp, time.time(), rehearsal=not public), check_pool(pool)]
+    found += await trio.to_thread.run_sync(_examine_machine, applicant)
+    return [*found, check_announced(applicant.announced, applicant.role, public, chosen=applicant.chosen)]
+
+
+def _examine_machine(applicant: Applicant) -> list[Finding]:
+    image = 2 * weights_of(applicant.run) if applicant.run else 0
+    return [
+        check_disk(applicant.directory, applicant.quota, image),
+        check_memory(applicant.run, applicant.role, applicant.hardware),
+        check_gpu(applicant.hardware),
+        check_listen(applicant.listen),
+    ]
+
+
+async def admit(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> list[Finding]:
+    """The warnings. Raises PreflightFailed for a failure."""
+    found = await examine(chain, pool, applicant)
+    if worst(found) == "failure":
+        raise PreflightFailed(found)
+    return [finding for finding in found if finding.level == "warning"]

@@ -1,0 +1,64 @@
+"""The pool's members as this machine reaches them, and the run that they hand out: looked at without joining."""
+
+from pathlib import Path
+
+import msgspec
+import trio
+
+from contracts.bindings import PoolInfo
+from node.chain.client import ChainClient
+from node.member import Member, open_member
+from node.network.host import Libp2pNetwork
+from node.preflight.finding import Finding, ok, warning
+from node.run.assets import Run, obtain_run
+from protocol.identity import NodeKey
+from protocol.statements import Domain
+
+DIAL_SECONDS = 15.0
+RUN_SECONDS = 120.0
+QUOTA = 64 * 2**30
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
+
+class Visit(msgspec.Struct, frozen=True):
+    """run: None where nobody handed it out in time."""
+
+    finding: Finding
+    run: Run | None
+
+
+async def visit(chain: ChainClient, pool: PoolInfo, directory: Path) -> Visit:
+    """Dial all members with a key of the moment, and fetch the run into `directory`. Raises ChainError."""
+    members = [one for one in await chain.members(pool.id) if not (one.evicted or one.left)]
+    if not members:
+        return Visit(
+            warning("peers", f"nobody is in pool {pool.id} now", "wait for its trainer, or choose another"), None
+        )
+    key, profile = NodeKey.generate(), chain.profile
+    domain = Domain(profile.chain_id, profile.contracts.swarm)
+    network = Libp2pNetwork(key, LOOPBACK)
+    async with open_member(key, domain, pool, network, directory / "blobs", quota=QUOTA) as member:
+        for one in members:
+            member.membership.joined(one.node, one.contact)
+        run = await _fetch_run(member, pool.run_root, directory / "run")
+        return Visit(_judge(len(network.connected()), len(members), run), run)
+
+
+async def _fetch_run(member: Member, root: bytes, directory: Path) -> Run | None:
+    with trio.move_on_after(DIAL_SECONDS):
+        while not member.network.connected():  # noqa: ASYNC110 - the network has no event for it
+            await trio.sleep(0.1)
+    with trio.move_on_after(RUN_SECONDS if member.network.connected() else 0):
+        return await obtain_run(root, member.blobs, member.membership.addresses, directory)
+    return None
+
+
+def _judge(reached: int, members: int, run: Run | None) -> Finding:
+    data = {"members": members, "reached": reached, "run": run.spec.name if run else None}
+    if not reached:
+        what = f"none of the pool's {members} members can be reached from here"
+        return warning("peers", what, "let TCP connections out of this machine, or wait: they may be offline", **data)
+    answer = f"{reached} of {members} members answer"
+    if run is None:
+        return warning("peers", f"{answer}, none has the run yet", "wait, and try again", **data)
+    return ok("peers", f"{answer}, and the run {run.spec.name} is had from them", **data)

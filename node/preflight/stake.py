@@ -1,0 +1,121 @@
+"""Whether the chain lets this node in: its pool, its registration, the stake that answers for it, and its gas.
+
+What is missing comes with the commands that mend it, to be copied as they are.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from contracts.bindings import NOBODY, PoolInfo
+from node.chain.client import ChainClient
+from node.chain.errors import tokens
+from node.preflight.finding import Finding, failure, ok, warning
+from protocol.economics import daily_gas
+from protocol.identity import Address
+
+DAY = 86_400
+JOIN_GAS = 500_000
+"""What joining and leaving may take, on the safe side: an account is asked for twice the present fee."""
+DAYS = 7
+"""Days of gas below which a node's owner is warned."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What the chain knows of a node. Amounts in wei; gas: wei for joining; day: wei for a day's commitments."""
+
+    node: Address
+    provider: Address | None
+    bonded: int
+    required: int
+    coin: int
+    gas: int
+    day: int
+
+    @property
+    def registered(self) -> bool:
+        return self.provider is not None
+
+    @property
+    def staked(self) -> bool:
+        return self.registered and self.bonded >= self.required
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may join, and pay for it."""
+        return self.staked and self.coin >= self.gas
+
+
+async def look_up(chain: ChainClient, node: Address, pool: PoolInfo, units: int) -> Standing:
+    """Raises ChainError."""
+    info = await chain.node_info(node)
+    provider = info.provider
+    bonded = (await chain.stake_of(provider)).bonded if provider else 0
+    required = await chain.required_stake(provider or NOBODY, 0 if provider else units)
+    coin = (await chain.balances(node)).coin
+    price = await chain.gas_price()
+    day = daily_gas(max(DAY // max(pool.epoch_seconds, 1), 1)) * price
+    return Standing(node, provider, bonded, required, coin, JOIN_GAS * price, day)
+
+
+def check_stake(standing: Standing, commands: list[str]) -> Finding:
+    """Pure. commands: what to type if it is missing."""
+    data = msgspec.to_builtins(standing, builtin_types=(int,)) | {"commands": commands}
+    data |= {name: str(data[name]) for name in ("bonded", "required", "coin", "gas", "day")}
+    if not standing.registered:
+        asked = f"{tokens(standing.required)} tokens of stake are asked"
+        what = f"no provider has registered the node {standing.node}; {asked}"
+        return failure("stake", what, "; then ".join(commands), **data)
+    if not standing.staked:
+        what = f"{tokens(standing.bonded)} of {tokens(standing.required)} tokens are bonded for {standing.provider}"
+        return failure("stake", what, "; then ".join(commands), **data)
+    return ok("stake", f"{tokens(standing.bonded)} tokens of {standing.provider} answer for this node", **data)
+
+
+def check_gas(standing: Standing) -> Finding:
+    """Pure."""
+    days = (standing.coin - standing.gas) / standing.day if standing.day else float("inf")
+    data = {"coin_wei": str(standing.coin), "join_wei": str(standing.gas), "day_wei": str(standing.day)}
+    send = f"send {_coins(standing.gas + DAYS * standing.day - standing.coin)} of the chain's coin to {standing.node}"
+    if standing.coin < standing.gas:
+        what = f"the node's account has {_coins(standing.coin)}, joining may cost {_coins(standing.gas)}"
+        return failure("gas", what, f"{send}: enough to join and for {DAYS} days", **data)
+    if days < DAYS:
+        what = f"the node's gas lasts {days:.1f} days: {_coins(standing.coin)}, {_coins(standing.day)} a day"
+        return warning("gas", what, send, **data)
+    lasts = "for years" if days > 1000 else f"for {days:.0f} days"
+    return ok("gas", f"the node's account has {_coins(standing.coin)}: gas {lasts}", **data)
+
+
+def check_pool(pool: PoolInfo) -> Finding:
+    """Pure."""
+    data = {"pool": pool.id, "ended": pool.ended, "paused": pool.paused, "invited": pool.invited}
+    if pool.ended:
+        return failure("pool", f"pool {pool.id} has ended", "choose another: intellect-node contract pool list", **data)
+    if pool.paused:
+        return failure(
+            "pool", f"pool {pool.id} is paused", "wait until its owner resumes it, or choose another", **data
+        )
+    if not pool.escrow:
+        return warning("pool", f"pool {pool.id} has no money for new work", "ask its owner: contract pool fund", **data)
+    paid = f"pays {tokens(pool.reward_per_unit * 1000)} tokens per 1000 units, {tokens(pool.escrow)} in escrow"
+    return ok("pool", f"pool {pool.id} {paid}", **data)
+
+
+def missing_steps(standing: Standing, network: str, directory: Path, units: int, provider_key: str | None) -> list[str]:
+    """What a person types, in order, until this node may join. provider_key: a name or file, None if none is known."""
+    key, steps = provider_key or "provider", [] if provider_key else ["intellect-node keys new provider"]
+    common = f"--network {network} --key {key}"
+    if not standing.registered:
+        steps.append(f"intellect-node contract provider register --units {units} {common}")
+        steps.append(f"intellect-node contract node register --units {units} --node-state {directory} {common}")
+        return steps
+    if not standing.staked:
+        lacking = tokens(standing.required - standing.bonded)
+        return [f"intellect-node contract stake {lacking} --provider {standing.provider} {common}"]
+    return []
+
+
+def _coins(wei: int) -> str:
+    """Coin for people: six digits are enough."""
+    return f"{max(wei, 0) / 10**18:.6f}".rstrip("0").rstrip(".")

@@ -1,0 +1,207 @@
+"""All checks at once, as far as each can go: for `doctor`, and for `join --dry-run`. Writes nothing on chain.
+
+What cannot be asked (no profile, no chain, no key) is a finding by itself, and the others are made all the same.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import trio
+
+from contracts.bindings import NOBODY, PoolInfo
+from node.chain.client import ChainClient
+from node.chain.faucet import is_devnet
+from node.chain.profile import NetworkProfile, load_profile
+from node.chain.simulate import Step
+from node.config import NodeConfig, Role, default_home
+from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
+from node.preflight.clock import against_chain
+from node.preflight.disk import check_disk
+from node.preflight.engine import check_engine
+from node.preflight.finding import Finding, failure, ok
+from node.preflight.gpu import check_gpu
+from node.preflight.keys import check_keys
+from node.preflight.listening import announced, choose_listen
+from node.preflight.lock import check_lock
+from node.preflight.memory import check_memory, weights_of
+from node.preflight.peers import visit
+from node.preflight.ports import check_announced, check_listen, is_public
+from node.preflight.rpc import check_rpc
+from node.preflight.settings import check_settings
+from node.preflight.stake import check_gas, check_pool, check_stake, look_up, missing_steps
+from node.preflight.versions import check_versions
+from node.run.assets import Run
+from protocol.errors import IntellectError
+from protocol.identity import Address, parse_address
+
+CODES = {"rpc": 4, "network": 4, "pool": 4, "stake": 4, "gas": 4, "join": 4, "memory": 3, "engine": 6, "peers": 5}
+"""The program's exit code for a failed check; 3 for the others."""
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """What to look at. joining: this program would join now, so a running daemon is in its way; deep: how far back
+    logs can be asked; visit: dial the members; engine: start the engine with the run; provider: the name or file of
+    the provider's key for commands."""
+
+    joining: bool = False
+    deep: bool = False
+    visit: bool = False
+    engine: bool = False
+    provider: str | None = None
+
+
+Told = Callable[[Finding], object]
+
+
+class Survey:
+    """One look. told: hears each finding as it is made."""
+
+    def __init__(self, config: NodeConfig, scope: Scope, told: Told = lambda _: None) -> None:
+        self._config = config
+        self._scope = scope
+        self._told = told
+        self._directory = config.directory.resolve()
+        self._hardware = Hardware(0, 0, ())
+        self._node: Address = NOBODY
+        self.findings: list[Finding] = []
+
+    async def run(self) -> list[Finding]:
+        await self._thread(self._look_at_files)
+        self._hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
+        await self._thread(lambda: [check_gpu(self._hardware)])
+        profile = await self._profile()
+        if profile is not None:
+            await self._thread(lambda: check_rpc(profile, time.time(), deep=self._scope.deep))
+            async with _client(profile) as chain:
+                await self._try("rpc", lambda: self._look_at_pool(chain))
+        return self.findings
+
+    # parts
+
+    def _look_at_files(self) -> list[Finding]:
+        config = self._config
+        keys = check_keys(self._directory, config.password, config.password_file)
+        self._node = next((parse_address(one.data["address"]) for one in keys if one.data.get("address")), NOBODY)
+        return [
+            check_versions(),
+            *check_settings(default_home() / "config.toml", os.environ),
+            check_lock(self._directory, joining=self._scope.joining),
+            *keys,
+        ]
+
+    async def _profile(self) -> NetworkProfile | None:
+        try:
+            return await trio.to_thread.run_sync(lambda: load_profile(self._config.network, home=self._config.home))
+        except IntellectError as error:
+            self._add(failure("network", f"{error.what}: {error.why}", error.remedy))
+            return None
+
+    async def _look_at_pool(self, chain: ChainClient) -> None:
+        number = self._config.pool if self._config.pool is not None else chain.profile.pool
+        block = await chain.block()
+        self._add(against_chain(block.timestamp, time.time(), rehearsal=not is_public(chain.profile)))
+        if number is None:
+            self._add(failure("pool", "neither --pool nor the network profile names a pool", "give --pool N"))
+            return
+        pool = await chain.pool(number)
+        self._add(check_pool(pool))
+        role = self._role(pool)
+        if role is None:
+            return
+        await self._look_at_stake(chain, pool)
+        await self._thread(lambda: self._look_at_port(chain.profile, role))
+        await self._look_at_run(chain, pool, role)
+
+    def _role(self, pool: PoolInfo) -> Role | None:
+        asked = self._config.role
+        try:
+            role = choose_role(asked, self._node, pool.manager, pool.validators, self._hardware)
+        except IntellectError as error:
+            self._add(failure("role", f"{error.what}: {error.why}", error.remedy))
+            return None
+        self._add(ok("role", f"{role}: {reason_for(asked, role, self._hardware)}", role=role))
+        return role
+
+    async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo) -> None:
+        config, directory = self._config, self._directory
+        standing = await look_up(chain, self._node, pool, config.units)
+        if not standing.registered and config.auto_setup and is_devnet(chain.profile):
+            self._add(ok("stake", "a devnet: join funds, stakes and registers this node by itself"))
+            return
+        steps = missing_steps(standing, config.network, directory, config.units, self._scope.provider)
+        if self._node == NOBODY:
+            steps.insert(0, f"intellect-node keys new --state-dir {directory}")
+        self._add(check_stake(standing, steps))
+        self._add(check_gas(standing))
+        if standing.ready and self._scope.joining:
+            await self._rehearse(chain, pool)
+
+    async def _rehearse(self, chain: ChainClient, pool: PoolInfo) -> None:
+        """Whether the contract would let this node in, asked of the contract itself."""
+        contact = "/ip4/127.0.0.1/tcp/4001"
+        step = Step(f"join pool {pool.id}", chain.contracts.join(pool.id, contact))
+        try:
+            simulation = await chain.simulate([step], self._node)
+        except IntellectError as error:
+            self._add(failure("join", f"{error.what}: {error.why}", error.remedy))
+            return
+        self._add(ok("join", f"the contract admits this node, for {simulation.gas:,} gas", gas=simulation.gas))
+
+    def _look_at_port(self, profile: NetworkProfile, role: Role) -> list[Finding]:
+        config = self._config
+        listen = choose_listen(config.listen, profile, self._directory)
+        where = announced(listen, config.announce)
+        reach = check_announced(where, role, is_public(profile), chosen=bool(config.announce))
+        return [check_listen(listen), reach] if self._scope.joining else [reach]
+
+    async def _look_at_run(self, chain: ChainClient, pool: PoolInfo, role: Role) -> None:
+        with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
+            run = await self._visit(chain, pool, Path(folder)) if self._scope.visit else None
+            spec = run.spec if run else None
+            image = 2 * weights_of(spec) if spec else 0
+            await self._thread(lambda: [check_disk(self._directory, self._config.store_quota, image)])
+            self._add(check_memory(spec, role, self._hardware))
+            if run is not None and self._scope.engine and role != "trainer":
+                self._add(await check_engine(self._config.engine_argv, run.spec, run.assets))
+
+    async def _visit(self, chain: ChainClient, pool: PoolInfo, folder: Path) -> Run | None:
+        visited = await visit(chain, pool, folder)
+        self._add(visited.finding)
+        return visited.run
+
+    # frame
+
+    def _add(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        self._told(finding)
+
+    async def _thread(self, check: Callable[[], list[Finding]]) -> None:
+        for finding in await trio.to_thread.run_sync(check, abandon_on_cancel=True):
+            self._add(finding)
+
+    async def _try(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
+        """Whatever this part cannot ask is a finding."""
+        try:
+            await part()
+        except IntellectError as error:
+            self._add(failure(name, f"{error.what}: {error.why}"[:500], error.remedy))
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """0, or the code of the first failure."""
+    failed = next((finding for finding in findings if finding.level == "failure"), None)
+    return 0 if failed is None else CODES.get(failed.name, 3)
+
+
+@asynccontextmanager
+async def _client(profile: NetworkProfile) -> AsyncIterator[ChainClient]:
+    chain = ChainClient(profile)
+    try:
+        yield chain
+    finally:
+        chain.close()

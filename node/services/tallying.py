@@ -1,0 +1,48 @@
+"""Keeps the run's counters in the journal, and counts what was started again: the daemon itself, and its children."""
+
+from typing import Any, Self
+
+import trio
+
+from node.services.base import Crew, Service
+from node.services.workplace import Workplace
+from node.state.tally import Tally
+
+EVERY = 1.0
+
+
+class Tallying(Service):
+    """Begins before all that counts. The status has the restarts of the whole run, whichever daemon it was."""
+
+    name = "tallying"
+
+    def __init__(self, tally: Tally, crew: Crew) -> None:
+        self._tally = tally
+        self._crew = crew
+        self._restarts = tally.part("restarts")
+        self._before = dict(self._restarts)
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        await place.tally.load()
+        starts = place.tally.part("starts")
+        starts["daemon"] += 1
+        place.tally.part("restarts")["daemon"] = starts["daemon"] - 1
+        return cls(place.tally, place.crew)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tally.keep)
+            while True:
+                self.look()
+                await trio.sleep(EVERY)
+
+    def look(self) -> None:
+        """Count what the services say of their children since this daemon began."""
+        for service in self._crew.services:
+            rows = service.status().get("processes", ()) if service is not self else ()
+            for row in rows:
+                self._restarts[row["name"]] = self._before.get(row["name"], 0) + row["restarts"]
+
+    def status(self) -> dict[str, Any]:
+        return {"restarts": dict(self._restarts)}

@@ -1,0 +1,77 @@
+"""What a node did, as its journal has it, with a daemon and without."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from cli.contributions import pay_state
+from cli.daemon_status import EpochPart
+from cli.main import main
+from node.state.journal import FileRecord, Journal
+
+RUN = b"r" * 32
+
+
+@pytest.fixture
+def state(tmp_path: Path, runtime: Path) -> Path:
+    """A worker's state directory with three files, an hour apart."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    now = time.time()
+    for number, name in enumerate(("old", "refused", "new")):
+        journal.add_file(name.encode() * 4, b"policy", number, 1000, now - 7200 + 3600 * number, RUN, 7 + number)
+    journal.judge_file(b"old" * 4, "accepted")
+    journal.assign_epoch([b"old" * 4], 41)
+    journal.judge_file(b"refused" * 4, "rejected")
+    journal.note_reasons(b"refused" * 4, "copied, \x1b[31mlate" + "x" * 200)
+    journal.close()
+    return tmp_path
+
+
+def test_each_file_is_told_with_its_verdict_its_reason_and_where_its_pay_is(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["contributions", "--state-dir", str(state), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["contributions"]
+    assert [(row["step"], row["verdict"], row["pay"], row["epoch"]) for row in rows] == [
+        (9, "pending", "waits for verdicts", None),
+        (8, "rejected", "none", None),
+        (7, "accepted", "on chain", 41),
+    ]
+    assert rows[1]["reason"].startswith("copied") and rows[0]["units"] == 1000
+
+
+def test_it_can_be_bounded_by_number_and_by_time(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def steps(*words: str) -> list[int]:
+        assert main(["contributions", "--state-dir", str(state), "--json", *words]) == 0
+        return [row["step"] for row in json.loads(capsys.readouterr().out)["contributions"]]
+
+    assert steps("--limit", "1") == [9] and steps("--since", "90m") == [9, 8]
+    assert main(["contributions", "--state-dir", str(state), "--since", "yesterday"]) == 2
+
+
+def test_the_table_fits_into_80_columns_and_is_clean(
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["contributions", "--state-dir", str(state)]) == 0
+    shown = capsys.readouterr().out
+    assert max(cell_len(line) for line in shown.splitlines()) <= 80 and "\x1b" not in shown
+    assert "waits for verdicts" in shown
+
+
+def test_the_pay_of_an_epoch_is_what_the_daemon_says_of_it() -> None:
+    record = FileRecord(b"", b"", 0, 1, 0.0, "accepted", 41, 1, None)
+    told = {41: EpochPart(41, "waiting"), 42: EpochPart(42, "paid")}
+    assert pay_state(record, told) == "in its window"
+    assert pay_state(FileRecord(b"", b"", 0, 1, 0.0, "accepted", 42, 1, None), told) == "paid"
+    assert pay_state(FileRecord(b"", b"", 0, 1, 0.0, "accepted", None, 1, None), told) == "waits for its epoch"
+
+
+def test_a_directory_without_a_journal_is_a_clear_error(
+    tmp_path: Path, runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["contributions", "--state-dir", str(tmp_path)]) == 3
+    assert "no journal in" in capsys.readouterr().err

@@ -1,0 +1,311 @@
+"""The checks before joining, each by its pure core: what a newcomer gets wrong must be named with what mends it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.bindings import PoolInfo
+from node.chain.profile import NetworkProfile
+from node.hardware import Gpu, Hardware
+from node.preflight.clock import against_chain, against_peers
+from node.preflight.disk import check_disk, judge_disk
+from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst
+from node.preflight.gpu import judge_gpu
+from node.preflight.keys import check_keys
+from node.preflight.lock import check_lock
+from node.preflight.memory import check_memory
+from node.preflight.ports import check_announced, check_listen, is_public
+from node.preflight.rpc import check_rpc, judge, shown
+from node.preflight.settings import check_settings
+from node.preflight.stake import Standing, check_gas, check_pool, check_stake, missing_steps
+from node.preflight.survey import exit_code
+from node.preflight.versions import check_versions, installed_versions
+from node.state.directory import StateDir
+from protocol.identity import NodeKey
+from protocol.run import Asset, EnvironmentSpec, RunSpec
+
+NODE, PROVIDER = (NodeKey(bytes([n]) * 32).address for n in (1, 2))
+BASE = NetworkProfile(name="base-sepolia", chain_id=84532, rpc_urls=("https://rpc.example/v2/secret",))
+GIB = 2**30
+
+
+def model_of(size: int) -> RunSpec:
+    asset = Asset(path="model/model.safetensors", root="0" * 64, size=size)
+    return RunSpec(name="t", environment=EnvironmentSpec(name="sort"), assets=(asset,))
+
+
+# findings
+
+
+def test_the_worst_finding_counts_and_its_code_is_the_programs() -> None:
+    fine, doubtful, wrong = ok("clock", "fine"), warning("gpu", "old", "update"), failure("stake", "none", "bond")
+    assert [worst([]), worst([fine]), worst([doubtful, fine]), worst([wrong, doubtful])] == [
+        "ok",
+        "ok",
+        "warning",
+        "failure",
+    ]
+    assert [exit_code([fine, doubtful]), exit_code([fine, wrong]), exit_code([failure("disk", "full", "")])] == [
+        0,
+        4,
+        3,
+    ]
+
+
+def test_a_refusal_names_the_first_failure_and_how_many_more_there_are() -> None:
+    error = PreflightFailed(
+        [ok("clock", ""), failure("disk", "full", "make room"), failure("port", "taken", "another")]
+    )
+    assert (error.what, error.remedy) == ("this node cannot join yet: disk", "make room")
+    assert error.why == "full (and 1 more: intellect-node doctor)"
+
+
+# clock
+
+
+@pytest.mark.parametrize(
+    ("behind", "level"), [(2, "ok"), (119, "ok"), (121, "warning"), (-14, "ok"), (-16, "warning"), (-301, "failure")]
+)
+def test_the_clock_is_held_against_the_newest_block(behind: int, level: str) -> None:
+    assert against_chain(1000.0, 1000.0 + behind).level == level
+
+
+def test_a_devnets_clock_that_somebody_moved_refuses_nobody() -> None:
+    assert against_chain(10_000.0, 0.0, rehearsal=True).level == "warning"
+
+
+def test_most_peers_decide_whose_clock_is_wrong() -> None:
+    assert against_peers([]) is None
+    one_liar = against_peers([0.2, -0.3, 9e9])
+    assert one_liar is not None and one_liar.level == "ok"
+    ahead = against_peers([40.0, 41.0, 0.1])
+    assert ahead is not None and ahead.level == "warning" and "40 s ahead of" in ahead.what
+
+
+# disk, memory, GPU
+
+
+def test_a_disk_that_will_be_full_is_a_warning_with_the_quota_that_fits(tmp_path: Path) -> None:
+    found = judge_disk(free=5 * GIB, stored=GIB, quota=20 * GIB, image=0, place=tmp_path)
+    assert found.level == "warning" and "INTELLECT_NODE_STORE_QUOTA=" in found.remedy
+    room = int(found.remedy.partition("QUOTA=")[2].partition(" ")[0])
+    assert judge_disk(free=5 * GIB, stored=0, quota=room, image=0, place=tmp_path).level == "ok"
+    assert judge_disk(free=200 * 2**20, stored=0, quota=GIB, image=0, place=tmp_path).level == "failure"
+
+
+def test_a_directory_that_is_not_there_yet_is_looked_at_by_its_parent(tmp_path: Path) -> None:
+    assert check_disk(tmp_path / "not" / "yet", quota=0).data["path"] == str(tmp_path)
+
+
+def test_a_model_that_does_not_fit_is_a_failure_and_which_one_depends_on_the_role() -> None:
+    machine = Hardware(2, 8 * GIB, ())
+    assert check_memory(None, "worker", machine).level == "ok"
+    assert check_memory(model_of(GIB), "worker", machine).level == "ok"
+    assert check_memory(model_of(GIB), "trainer", machine).level == "failure"
+    with_gpu = Hardware(2, 8 * GIB, (Gpu("H100", 80 * GIB),))
+    assert check_memory(model_of(GIB), "trainer", with_gpu).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "cuda", "level", "words"),
+    [
+        (0, None, None, "ok", "no GPU"),
+        (0, "", "12.8", "warning", "shows no GPU"),
+        (1, "550.54.15", None, "warning", "build of torch"),
+        (1, "470.82.01", "12.8", "warning", "too old"),
+        (1, "550.54.15", "13.0", "warning", "too old"),
+        (1, "550.54.15", "12.8", "ok", "driver 550.54.15"),
+    ],
+)
+def test_a_driver_must_be_new_enough_for_the_cuda_of_torch(
+    gpus: int, driver: str | None, cuda: str | None, level: str, words: str
+) -> None:
+    found = judge_gpu(Hardware(2, GIB, (Gpu("L4", 24 * GIB),) * gpus), driver, cuda)
+    assert found.level == level and words in found.what
+
+
+# keys, lock, versions, settings
+
+
+def test_keys_must_be_private_and_open(tmp_path: Path) -> None:
+    assert [one.level for one in check_keys(tmp_path / "new", None, None)] == ["ok"]
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / "node-key.json").write_text("{}")
+    (state / "node-key.json").chmod(0o644)
+    exposed = check_keys(state, None, None)[-1]
+    assert exposed.level == "failure" and exposed.remedy == f"chmod 600 {state / 'node-key.json'}"
+    (state / "node-key.json").chmod(0o600)
+    assert check_keys(state, None, None)[-1].what.startswith("no password")
+    state.chmod(0o777)
+    assert check_keys(state, None, None)[0].level == "warning"
+
+
+def test_a_wrong_password_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from eth_account import Account
+
+    from node.state.keystore import write_private
+
+    keystore = Account.encrypt(bytes([1]) * 32, "right", kdf="pbkdf2", iterations=2)
+    write_private(tmp_path / "node-key.json", __import__("json").dumps(dict(keystore)))
+    assert check_keys(tmp_path, "right", None)[-1].data["address"] == NODE
+    wrong = check_keys(tmp_path, "wrong", None)[-1]
+    assert wrong.level == "failure" and "password" in wrong.remedy
+
+
+def test_a_second_daemon_is_in_the_way_and_a_killed_ones_file_is_not(tmp_path: Path) -> None:
+    assert check_lock(tmp_path, joining=True).level == "ok"
+    held = StateDir(tmp_path)
+    assert check_lock(tmp_path, joining=False).level == "ok"
+    found = check_lock(tmp_path, joining=True)
+    assert found.level == "failure" and found.data["pid"] == str(os.getpid())
+    held.close()
+    (tmp_path / "lock").write_text("99999\n")
+    assert check_lock(tmp_path, joining=True).level == "ok"
+
+
+def test_what_is_installed_is_what_is_asked_for_and_anything_else_is_named() -> None:
+    assert check_versions().level == "ok"
+    found = check_versions({**installed_versions(), "libp2p": "0.2.7", "trio": None})
+    assert (
+        found.level == "warning" and "libp2p is 0.2.7, wanted ==0.8.1" in found.what and "trio is missing" in found.what
+    )
+
+
+def test_settings_of_another_version_are_named_with_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    assert [one.level for one in check_settings(file, {})] == ["ok", "ok"]
+    file.write_text('role = "worker"\nstorage_quota = 5\n')
+    of_file, of_environment = check_settings(file, {"INTELLECT_NODE_LISTENS": "x", "INTELLECT_NODE_HOME": "/h"})
+    assert of_file.level == "failure" and "storage_quota: did you mean store_quota?" in of_file.remedy
+    assert of_environment.level == "warning" and "did you mean listen?" in of_environment.remedy
+
+
+# chain
+
+
+def endpoint(**more: Any) -> dict[str, Any]:
+    return {"endpoint": "https://a", "chain_id": 84532, "seconds": 0.1, "block": 9, "timestamp": 1000} | more
+
+
+@pytest.mark.parametrize(
+    ("more", "level", "words"),
+    [
+        ({}, "ok", "block 9"),
+        ({"chain_id": 1}, "warning", "is chain 1"),
+        ({"error": "refused"}, "warning", "refused"),
+        ({"seconds": 3.0}, "warning", "slow"),
+        ({"timestamp": 900}, "warning", "lags"),
+        ({"logs_from": 7}, "warning", "logs from block 7"),
+        ({"logs_from": 0}, "ok", "block 9"),
+    ],
+)
+def test_an_endpoint_is_judged_by_what_it_says(more: dict[str, Any], level: str, words: str) -> None:
+    found = judge(endpoint(**more), BASE, 1010.0)
+    assert found.level == level and words in found.what
+
+
+def test_a_dead_rpc_is_a_failure_and_its_credentials_are_not_shown() -> None:
+    dead = NetworkProfile(name="t", chain_id=1, rpc_urls=("http://user:secret@127.0.0.1:1/v3/secret?key=secret",))
+    found = check_rpc(dead, 0.0)
+    assert found[-1].level == "failure" and "rpc_urls" in found[-1].remedy
+    assert "secret" not in str(found) and shown(dead.rpc_urls[0]) == "http://127.0.0.1:1/…"
+
+
+def standing(**more: Any) -> Standing:
+    plain = {
+        "node": NODE,
+        "provider": None,
+        "bonded": 0,
+        "required": 20 * 10**18,
+        "coin": 0,
+        "gas": 10**14,
+        "day": 10**13,
+    }
+    return Standing(**(plain | more))
+
+
+def test_what_is_missing_on_chain_comes_as_commands_to_be_copied() -> None:
+    steps = missing_steps(standing(), "base-sepolia", Path("/s"), 1, None)
+    assert [step.split()[1:4] for step in steps] == [
+        ["keys", "new", "provider"],
+        ["contract", "provider", "register"],
+        ["contract", "node", "register"],
+    ]
+    assert steps[2].endswith("--node-state /s --network base-sepolia --key provider")
+    short = standing(provider=PROVIDER, bonded=5 * 10**18)
+    assert missing_steps(short, "base", Path("/s"), 1, "me") == [
+        f"intellect-node contract stake 15 --provider {PROVIDER} --network base --key me"
+    ]
+    assert missing_steps(standing(provider=PROVIDER, bonded=20 * 10**18), "base", Path("/s"), 1, "me") == []
+
+
+def test_stake_and_gas_are_judged_apart() -> None:
+    assert check_stake(standing(), ["a", "b"]).remedy == "a; then b"
+    assert check_stake(standing(provider=PROVIDER, bonded=19 * 10**18), []).level == "failure"
+    assert check_stake(standing(provider=PROVIDER, bonded=20 * 10**18), []).level == "ok"
+    assert check_gas(standing()).remedy.startswith(f"send 0.00017 of the chain's coin to {NODE}")
+    assert check_gas(standing(coin=10**14 + 10**13)).level == "warning"
+    assert check_gas(standing(coin=10**15)).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fields", "level"), [({}, "ok"), ({"ended": 1}, "failure"), ({"paused": 1}, "failure"), ({"escrow": 0}, "warning")]
+)
+def test_a_pool_that_takes_or_pays_nobody_is_named(fields: dict[str, int], level: str) -> None:
+    plain = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "escrow": 10**18}
+    assert check_pool(PoolInfo(**(plain | fields))).level == level  # type: ignore[arg-type]
+
+
+# ports
+
+
+@pytest.mark.parametrize(
+    ("address", "role", "level"),
+    [
+        ("/ip4/127.0.0.1/tcp/4001", "worker", "failure"),
+        ("/ip4/192.168.1.7/tcp/4001", "worker", "warning"),
+        ("/ip4/192.168.1.7/tcp/4001", "validator", "failure"),
+        ("/ip6/::1/tcp/4001", "worker", "failure"),
+        ("/ip4/8.8.8.8/tcp/4001", "trainer", "ok"),
+        ("/dns4/node.example.org/tcp/4001", "trainer", "ok"),
+    ],
+)
+def test_what_is_announced_on_a_public_network_must_be_reachable(address: str, role: str, level: str) -> None:
+    found = check_announced(address, role, public=True)
+    assert found.level == level and ("--announce" in found.remedy) == (level != "ok")
+    assert check_announced(address, role, public=False).level == "ok"
+
+
+def test_an_address_that_its_owner_chose_is_believed() -> None:
+    assert check_announced("/ip4/10.0.0.1/tcp/1", "trainer", public=True, chosen=True).level == "warning"
+
+
+def test_a_port_that_is_taken_or_no_address_is_a_failure() -> None:
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = check_listen(f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}")
+    assert taken.level == "failure" and "Address already in use" in taken.what
+    assert check_listen("localhost:4001").level == "failure"
+    assert check_listen("/ip4/127.0.0.1/tcp/0").level == "ok"
+
+
+def test_only_a_devnet_on_this_machine_is_not_public() -> None:
+    def profile(name: str, chain: int, url: str) -> NetworkProfile:
+        return NetworkProfile(name=name, chain_id=chain, rpc_urls=(url,))
+
+    assert not is_public(profile("local", 31337, "http://127.0.0.1:8545"))
+    assert not is_public(profile("t", 31337, "http://localhost:8545"))
+    assert is_public(profile("base", 8453, "http://127.0.0.1:8545"))  # its owner's own node of Base
+    assert is_public(profile("local", 31337, "http://10.0.0.5:8545"))
+
+
+def test_a_finding_is_what_programs_read() -> None:
+    import msgspec
+
+    assert msgspec.json.decode(msgspec.json.encode(ok("a", "b", c=1)), type=Finding) == ok("a", "b", c=1)

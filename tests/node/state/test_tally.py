@@ -1,0 +1,89 @@
+"""Counters that a second daemon in the same directory goes on with."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.testing
+
+from node.services.base import Crew, Service
+from node.services.tallying import Tallying
+from node.state.journal import RUNS_COUNTED, Journal
+from node.state.tally import Tally
+
+RUN = b"r" * 32
+
+
+class Child(Service):
+    """A service whose child was started again so often."""
+
+    name = "engine"
+
+    def __init__(self, restarts: int) -> None:
+        self.restarts = restarts
+
+    def status(self) -> dict[str, Any]:
+        return {"processes": [{"name": "engine", "pid": 1, "restarts": self.restarts}]}
+
+
+class Place:
+    """What the service asks of its workplace."""
+
+    def __init__(self, journal: Journal, restarts: int) -> None:
+        self.tally = Tally(journal, RUN)
+        self.crew = Crew()
+        self.crew.services.append(Child(restarts))
+
+
+async def daemon(path: Path, restarts: int, accepted: int) -> dict[str, Any]:
+    """One daemon's life, ended by cancelling; returns what its status said of restarts and verdicts."""
+    journal = Journal(path)
+    place = Place(journal, restarts)
+    service = await Tallying.open(place)  # type: ignore[arg-type]
+    verdicts = place.tally.part("verdicts")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.run)
+        verdicts["accepted"] += accepted
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    journal.close()
+    return {**service.status()["restarts"], "accepted": verdicts["accepted"]}
+
+
+async def test_counters_go_on_after_a_restart_and_restarts_are_counted_over_all_daemons(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    assert await daemon(path, restarts=2, accepted=5) == {"daemon": 0, "engine": 2, "accepted": 5}
+    assert await daemon(path, restarts=0, accepted=1) == {"daemon": 1, "engine": 2, "accepted": 6}
+    assert await daemon(path, restarts=3, accepted=0) == {"daemon": 2, "engine": 5, "accepted": 6}
+
+
+async def test_each_run_counts_for_itself_and_only_the_newest_are_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    for number in range(RUNS_COUNTED + 3):
+        journal.note_tallies(bytes([number]), [("verdicts", "accepted", number)])
+    assert journal.tallies(bytes([2])) == [] and journal.tallies(bytes([3])) == [("verdicts", "accepted", 3)]
+    fresh = Tally(journal, b"another")
+    await fresh.load()
+    assert fresh.part("verdicts")["accepted"] == 0
+    journal.close()
+
+
+def test_a_journal_of_an_older_program_is_read_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with sqlite3.connect(path) as old:
+        old.execute(
+            "CREATE TABLE files (root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, "
+            "state TEXT, epoch INTEGER) WITHOUT ROWID"
+        )
+        old.execute("INSERT INTO files VALUES (x'01', x'02', 3, 4, 5.0, 'accepted', 6)")
+    old.close()
+    journal = Journal(path)
+    journal.add_file(b"new", b"policy", 1, 10, 9.0, RUN, 7)
+    journal.note_reasons(b"new", "late")
+    newest, oldest = journal.records(10)
+    assert (newest.step, newest.why, newest.state) == (7, "late", "pending")
+    assert (oldest.index, oldest.epoch, oldest.step) == (3, 6, None)
+    assert journal.records(10, since=6.0) == [newest] and journal.records(1) == [newest]
+    assert journal.file_counts(RUN) == {"pending": 1}
+    journal.close()
