@@ -3,8 +3,8 @@
     python -m benchmarks.interop [--json]
 
 Needs Node.js and npm, which install js-libp2p into a temporary folder. Our node serves an echo; interop.mjs dials it
-and asks on single streams and on several at once, closing its side before or after the answer. Exit code 1 if any answer is
-not what was sent.
+and asks, on single streams and on several at once, closing its side before or after the answer. Exit code 1 if any
+answer is not what was sent.
 """
 
 import argparse
