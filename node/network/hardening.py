@@ -9,6 +9,7 @@ Each class here cures a measured defect of the library (docs/decisions.md names 
 - every read costs two system calls, every full frame two messages       -> BufferedSocket
 - silent handshakes from many addresses keep every inbound slot            -> HardSwarm
 - gossip's control messages are kept for any topic, and answered in full  -> HardRouter
+- each gossip packet costs two signatures more than its messages have      -> HardPubsub
 - the listener shares its port with any other process (SO_REUSEPORT)      -> port_is_taken
 
 Knows libp2p's internals; knows nothing of members or blobs.
@@ -18,7 +19,7 @@ import errno
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import structlog
@@ -37,14 +38,16 @@ from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.utils import safe_bytes_from_hex
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI
 from libp2p.tools.anyio_service.stats import Stats, TaskStats
 from libp2p.transport.tcp.tcp import TCP
+from libp2p.utils.varint import encode_uvarint
 from multiaddr import Multiaddr
 
 from node.network.budget import Budgets
-from node.network.yamux import Session
+from node.network.yamux import Session, Stream, stream_below
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +57,8 @@ MAX_HANDSHAKES = 128
 """Under way at once, from all addresses: of more, the oldest gives way. An honest one takes a fraction of a second."""
 CONTROLS = (50.0, 500.0)
 """Gossip control messages of one peer, per second and in a burst: a heartbeat a second says a few for our one topic."""
+MAX_SHIFT = 28
+"""Of a packet's length: more bytes than this say nothing that a limit allows."""
 MAX_NAMED = 1000
 """Message ids that are looked at in one IHAVE or IWANT."""
 MAX_WANTED_BYTES = 512 * 1024
@@ -375,6 +380,25 @@ class HardRouter(GossipSub):
     async def handle_idontwant(self, idontwant_msg: rpc_pb2.ControlIDontWant, sender_peer_id: ID) -> None:
         """Of gossipsub 1.2, which we do not speak."""
 
+    async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
+        """To the mesh. The library's also looks for what we do not speak, counts what `admit` has counted, and copies
+        the message for every peer."""
+        pubsub = self.pubsub
+        if pubsub is None:
+            return
+        self.mcache.put(pubsub_msg)
+        packet = rpc_pb2.RPC(publish=[pubsub_msg])
+        for peer in self._receivers(pubsub_msg.topicIDs[0], msg_forwarder, ID(pubsub_msg.from_id)):
+            queue = pubsub.peer_queues.get(peer)
+            if queue is not None:
+                queue.push(packet, priority=False)  # a queue that is full drops it: the board catches up
+
+    def _receivers(self, topic: str, forwarder: ID, author: ID) -> Iterable[ID]:
+        """The mesh; for a topic that we only publish on, some who subscribed to it."""
+        if topic in self.mesh:
+            return self.mesh[topic] - {forwarder, author}
+        return self._get_peers_to_send([topic], forwarder, author)
+
     def _perform_opportunistic_grafting(self, topic: str, peers_to_graft: defaultdict[ID, list[str]]) -> int:
         """Among peers that all have one score this would add some at every heartbeat until everybody is in the mesh,
         and every message came from everybody."""
@@ -382,6 +406,23 @@ class HardRouter(GossipSub):
 
     async def _do_px(self, px_peers: list[rpc_pb2.PeerInfo]) -> None:
         """A peer that leaves our mesh may name others: whom we dial, the chain says."""
+
+
+async def _packet(stream: Stream, limit: int) -> bytes | None:
+    """The next one, after its length as a varint; None at the end. Raises ValueError for one beyond the limit."""
+    length = shift = 0
+    while True:
+        byte = await stream.read_exactly(1)
+        if not byte:
+            return None
+        length |= (byte[0] & 0x7F) << shift
+        if length > limit or shift > MAX_SHIFT:
+            raise ValueError("the packet is longer than the limit")
+        if byte[0] < 0x80:
+            break
+        shift += 7
+    packet = await stream.read_exactly(length)
+    return packet if len(packet) == length else None
 
 
 class HardPubsub(Pubsub):
@@ -396,13 +437,43 @@ class HardPubsub(Pubsub):
     admit: Callable[[ID, rpc_pb2.Message], bool] = staticmethod(lambda peer, message: True)
 
     async def continuously_read_stream(self, stream: INetStream) -> None:
+        """The library verifies a signed record of the peer's addresses with each packet, twice, reads lengths byte by
+        byte through four locks, and starts a task for each message."""
         peer = stream.muxed_conn.peer_id
         try:
-            await super().continuously_read_stream(stream)
+            while (packet := await _packet(stream_below(stream), self.max_inbound_rpc_size)) is not None:
+                await self._take(rpc_pb2.RPC.FromString(packet), peer)
+        except MuxedStreamError as error:
+            log.debug("network.pubsub_ended", peer=str(peer), error=repr(error))
         except Exception as error:
             self.fault("pubsub", error)
             await stream.reset()
             self._handle_dead_peer(peer)
+
+    async def _take(self, rpc: rpc_pb2.RPC, peer: ID) -> None:
+        """One packet: messages, then subscriptions, then control, with a checkpoint for each message."""
+        for message in rpc.publish:
+            await trio.lowlevel.checkpoint()
+            if self._is_subscribed_to_msg(message):
+                await self.push_msg(peer, message)
+        if len(rpc.subscriptions) <= self.max_subscriptions_per_rpc:
+            for subscription in rpc.subscriptions:
+                self.handle_subscription(peer, subscription)
+        if rpc.HasField("control"):
+            rpc.ClearField("senderRecord")  # whom we dial, the chain says
+            await self.router.handle_rpc(rpc, peer)
+        await trio.lowlevel.checkpoint()
+
+    async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
+        """Whether it was written; without a record of our addresses, which nobody asked for."""
+        rpc_msg.ClearField("senderRecord")
+        data = rpc_msg.SerializeToString()
+        try:
+            await stream_below(stream).write(data, head=encode_uvarint(len(data)))
+        except MuxedStreamError:
+            self._handle_dead_peer(stream.muxed_conn.peer_id)
+            return False
+        return True
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
         """As in the library, and tell the peer what we subscribed to while the greeting was on its way.

@@ -512,7 +512,7 @@ class Libp2pNetwork:
         if asker is None:
             await stream.reset()
             return
-        muxed, patience = _muxed(stream), READ_SECONDS
+        muxed, patience = yamux.stream_below(stream), READ_SECONDS
         while await self._answer_one(asker, *self._handlers[protocol], muxed, patience):
             patience = KEEP_SECONDS
         await stream.close()
@@ -620,22 +620,15 @@ async def _echo(asker: Address, request: bytes) -> bytes:
 
 
 class _Kept:
-    """A stream of ours, and what is below the library's wrapper: its locks and states cost more than our frames."""
+    """A stream of ours, and what is below the library's wrapper."""
 
     def __init__(self, stream: INetStream) -> None:
         self.stream = stream
-        self.muxed = _muxed(stream)
+        self.muxed = yamux.stream_below(stream)
 
     @property
     def closed(self) -> bool:
         return self.muxed.recv_closed or self.muxed.send_closed
-
-
-def _muxed(stream: INetStream) -> yamux.Stream:
-    muxed = getattr(stream, "muxed_stream", None)
-    if not isinstance(muxed, yamux.Stream):
-        raise AssertionError("the connection has another muxer than ours")
-    return muxed
 
 
 @lru_cache(maxsize=4 * MAX_CONTACTS)

@@ -14,7 +14,7 @@ from types import TracebackType
 
 import structlog
 import trio
-from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
+from libp2p.abc import IMuxedConn, IMuxedStream, INetStream, ISecureConn
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
@@ -241,6 +241,14 @@ class Stream(IMuxedStream):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def stream_below(stream: INetStream) -> Stream:
+    """What is below the library's wrapper, whose locks and states cost more than our frames."""
+    below = getattr(stream, "muxed_stream", None)
+    if not isinstance(below, Stream):
+        raise AssertionError("the connection has another muxer than ours")
+    return below
 
 
 class Session(IMuxedConn):

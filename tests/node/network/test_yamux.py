@@ -211,14 +211,19 @@ async def test_a_cancelled_writer_leaves_no_half_frame() -> None:
         other = await second.accept_stream()
         line: Any = first.secured_conn
         line.held = trio.Event()
-        with trio.move_on_after(0.01) as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream.write, b"whole")
-                await trio.sleep(0.005)
-                nursery.cancel_scope.cancel()
-                trio.lowlevel.current_trio_token().run_sync_soon(line.held.set)
-        assert not scope.cancelled_caught
-        line.held = None
+        scope = trio.CancelScope()
+
+        async def send() -> None:
+            with scope:
+                await stream.write(b"whole")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            line.held.set()
+        assert scope.cancelled_caught
         assert await other.read_exactly(5) == b"whole"
 
 
