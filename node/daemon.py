@@ -50,6 +50,7 @@ from node.services.jury import Counting
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
+from node.services.membership.reach import Reach
 from node.services.membership.stake import Stake
 from node.services.paying import Paying
 from node.services.policies import Following
@@ -266,7 +267,7 @@ class Daemon:
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
         lease = Lease(chain, member.pool, membership, contact, self.progress)
         events = Events(follower, membership)
-        for service in (events, Stake(chain, own), lease):
+        for service in (events, Stake(chain, own), lease, Reach(member, contact, self.progress)):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)
         return events.ledger

@@ -11,11 +11,13 @@ from contracts.bindings import Joined, Left
 from node.chain.errors import ChainError, RpcUnreachable
 from node.chain.follower import RolledBack
 from node.config import NodeConfig
+from node.network.errors import PeerUnavailable
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
+from node.services.membership.reach import Reach
 from node.services.membership.stake import Stake
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
@@ -190,3 +192,26 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
 async def apply(chain: Any, config: NodeConfig, progress: ProgressRecord) -> None:
     pool: Any = SimpleNamespace(epoch_seconds=3600)
     await ensure_participant(chain, OWN, config, Path("nodes/a"), pool, progress)
+
+
+async def test_a_node_that_nobody_can_dial_is_told_so_and_one_member_of_another_version_changes_nothing() -> None:
+    answers: dict[str, bool | None] = {"a": False, "b": None}
+
+    async def ask(member: str) -> bool | None:
+        await trio.lowlevel.checkpoint()
+        if member not in answers:
+            raise PeerUnavailable(member, "it does not know the protocol")
+        return answers[member]
+
+    connected = frozenset("abc")
+    member: Any = SimpleNamespace(
+        network=SimpleNamespace(connected=lambda: connected), dialback=SimpleNamespace(ask=ask)
+    )
+    progress = ProgressRecord()
+    reach = Reach(member, CONTACT, progress)
+    await reach.ask_around()
+    assert reach.status() == {"node": {"reach": {"tried": 1, "reached": 0}}}
+    assert [event.name for event in progress.events] == ["trouble"] and CONTACT in progress.events[0].text
+    answers["b"] = True
+    await reach.ask_around()
+    assert (reach.tried, reach.reached) == (2, 1) and len(progress.events) == 1
