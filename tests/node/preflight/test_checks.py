@@ -180,9 +180,12 @@ def test_settings_of_another_version_are_named_with_the_nearest(tmp_path: Path) 
     file = tmp_path / "config.toml"
     assert [one.level for one in check_settings(file, {})] == ["ok", "ok"]
     file.write_text('role = "worker"\nstorage_quota = 5\n')
-    of_file, of_environment = check_settings(file, {"INTELLECT_NODE_LISTENS": "x", "INTELLECT_NODE_HOME": "/h"})
+    of_file, of_environment = check_settings(
+        file, {"INTELLECT_NODE_LISTENS": "x", "INTELLECT_NODE_HOME": "/h", "INTELLECT_NODE_CACHE": "/c"}
+    )
     assert of_file.level == "failure" and "storage_quota: did you mean store_quota?" in of_file.remedy
     assert of_environment.level == "warning" and "did you mean listen?" in of_environment.remedy
+    assert of_environment.data["unknown"] == ["LISTENS"]
 
 
 # chain

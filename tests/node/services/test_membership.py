@@ -185,7 +185,7 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
     await apply(chain, NodeConfig(network="base-sepolia", home=tmp_path), progress)
     told = [(event.name, event.text) for event in progress.events]
     assert chain.looks == 5 and progress.phase.name == "stake" and "joining may cost" in progress.phase.text
-    assert [text for name, text in told if name == "do"][0] == "intellect-node keys new provider"
+    assert [text for name, text in told if name == "do"].count("intellect-node keys new provider") == 1
     assert told[-1][0] == "do" and told[-1][1].startswith("send ") and "trouble" in dict(told)
 
 
@@ -212,6 +212,11 @@ async def test_a_node_that_nobody_can_dial_is_told_so_and_one_member_of_another_
     await reach.ask_around()
     assert reach.status() == {"node": {"reach": {"tried": 1, "reached": 0}}}
     assert [event.name for event in progress.events] == ["trouble"] and CONTACT in progress.events[0].text
+    silent = Reach(SimpleNamespace(network=member.network, dialback=None), CONTACT, progress)  # type: ignore[arg-type]
+    silent._member.network.connected = frozenset
+    await silent.ask_around()
+    assert len(progress.events) == 1
+    member.network.connected = lambda: connected
     answers["b"] = True
     await reach.ask_around()
     assert (reach.tried, reach.reached) == (2, 1) and len(progress.events) == 1
