@@ -62,6 +62,7 @@ from node.services.workplace import Workplace
 from node.state.directory import StateDir
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
+from node.state.pools import NAME, journal_of
 from node.status import StatusPage
 from node.supervision import Supervision
 from node.swarm.membership import Membership
@@ -120,6 +121,7 @@ class Daemon:
         self.config = config
         self.children = ForkServer(server)
         self._companion = companion
+        self._journal: Journal | None = None
         self.crew = Crew()
         self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
@@ -140,14 +142,13 @@ class Daemon:
 
     async def _hold_state(self) -> None:
         state = StateDir(self.config.directory.resolve())
-        journal: Journal | None = None
         try:
             set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
-            journal = Journal(state.path / "journal.sqlite")
-            await self._live(state, journal)
+            self._journal = Journal(state.path / NAME)
+            await self._live(state, self._journal)
         finally:
-            if journal:
-                journal.close()
+            if self._journal:
+                self._journal.close()
             state.close()
 
     async def _heed_signals(
@@ -206,6 +207,8 @@ class Daemon:
         if self.config.preflight:
             await self._admit(chain, pool, role, hardware, listen, state.path)
         domain = Domain(profile.chain_id, profile.contracts.swarm)
+        label = f"{domain.chain_id}:{domain.contract}:{number}"
+        self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
         self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
         await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {listen}, then joining pool {number} on chain")
