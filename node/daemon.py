@@ -269,7 +269,7 @@ class Daemon:
         self.progress.enter("peers", "reading from the chain who else is in the pool")
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
         lease = Lease(chain, member.pool, membership, contact, self.progress)
-        events = Events(follower, membership)
+        events = Events(follower, membership, self.progress)
         for service in (events, Stake(chain, own), lease, Reach(member, contact, self.progress)):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)

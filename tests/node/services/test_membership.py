@@ -220,3 +220,15 @@ async def test_a_node_that_nobody_can_dial_is_told_so_and_one_member_of_another_
     answers["b"] = True
     await reach.ask_around()
     assert (reach.tried, reach.reached) == (2, 1) and len(progress.events) == 1
+
+
+async def test_a_chain_that_does_not_answer_is_told_once_and_so_is_its_return(autojump_clock: Any) -> None:
+    follower, progress = Follower(), ProgressRecord()
+    events = Events(follower, membership(), progress)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(events.run)
+        for healthy in (True, False, False, True):
+            follower.healthy = healthy
+            await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    assert [event.name for event in progress.events] == ["trouble", "chain"]
