@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from cli.output import clean, console, print_json, quiet_logs
+from cli.places import complete_directories, complete_networks
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
@@ -21,8 +22,13 @@ MARKS = {"ok": ("ok  ", "green"), "warning": ("warn", "yellow"), "failure": ("FA
 
 
 def command(
-    network: Annotated[str | None, typer.Option(help="A network profile (TOML file), or its name.")] = None,
-    state_dir: Annotated[Path | None, typer.Option("--state-dir", help="The node's state directory.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="A network profile (TOML file), or its name.", autocompletion=complete_networks)
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", help="The node's state directory.", autocompletion=complete_directories),
+    ] = None,
     pool: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain.")] = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="Also fetch the run from the members and start the engine with it.")

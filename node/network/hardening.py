@@ -5,11 +5,8 @@ Each class here cures a measured defect of the library (docs/decisions.md names 
 - any exception in a task that a peer can cause ends the whole host       -> Tasks, HardSwarm, HardPubsub
 - an inbound connection keeps its slot after it closed                    -> HardSwarm
 - the auto-connector dials whatever identify has heard of                 -> _NoAutoConnector
-- cancelling a write leaves half a frame on the wire                      -> HardYamux
-- two sides that both send bulk can each wait for the other to read      -> HardYamux
+- yamux copies, locks and polls, and keeps what it is sent                -> yamux.py, our own
 - every read costs two system calls, every full frame two messages       -> BufferedSocket
-- receive buffers are unbounded; a frame in > 101 parts is given up       -> HardYamux
-- a peer's frames are read as fast as it sends them, however small         -> HardYamux
 - silent handshakes from many addresses keep every inbound slot            -> HardSwarm
 - gossip's control messages are kept for any topic, and answered in full  -> HardRouter
 - the listener shares its port with any other process (SO_REUSEPORT)      -> port_is_taken
@@ -19,18 +16,15 @@ Knows libp2p's internals; knows nothing of members or blobs.
 
 import errno
 import logging
-import math
-import os
 import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import structlog
 import trio
 from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
 from libp2p.io.abc import ReadWriteCloser
-from libp2p.io.exceptions import IncompleteReadError
 from libp2p.metrics.swarm import SwarmEvent
 from libp2p.network import swarm as swarm_module
 from libp2p.network.auto_connector import AutoConnector
@@ -43,32 +37,21 @@ from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.utils import safe_bytes_from_hex
-from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
-from libp2p.stream_muxer.yamux import yamux as yamux_module
-from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_DATA, Yamux
 from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI
 from libp2p.tools.anyio_service.stats import Stats, TaskStats
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
-from node.network.budget import Budgets, TokenBucket
+from node.network.budget import Budgets
+from node.network.yamux import Session
 
 log = structlog.get_logger(__name__)
 
-MAX_BUFFERED_BYTES = 128 * 1024**2
-"""Unread bytes per connection, over all its streams, before the connection is closed."""
-MAX_CONTROL_FRAMES = 1024
 MAX_STREAMS_PER_PEER = 128
 MAX_HANDSHAKES_PER_IP = 16
 MAX_HANDSHAKES = 128
 """Under way at once, from all addresses: of more, the oldest gives way. An honest one takes a fraction of a second."""
-FRAMES = (1000.0, 2000.0)
-"""Frames of one connection that are read, per second and in a burst; a new stream counts as NEW_STREAM frames. Data
-pays, one more frame for each FRAME_BYTES: what arrives for its own frames, what we send for the window updates that
-answer it. Whoever sends more is read later, not cut off."""
-NEW_STREAM = 10
-FRAME_BYTES = 1024
 CONTROLS = (50.0, 500.0)
 """Gossip control messages of one peer, per second and in a burst: a heartbeat a second says a few for our one topic."""
 MAX_NAMED = 1000
@@ -87,12 +70,8 @@ class _ToStructlog(logging.Handler):
         log.debug("network.libp2p", logger=record.name, message=record.getMessage())
 
 
-# Read at every window update: the default sends one per read and costs a third of the throughput.
-os.environ.setdefault("PY_YAMUX_RELEASE_ON_READ", "0")
 # A wait after every dial, in case another address of the peer answers sooner. We dial one address.
 swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
-# A full frame of the library needs two Noise messages, the second of them 29 bytes long.
-yamux_module.MAX_MESSAGE_SIZE = MAX_PLAINTEXT_LENGTH
 
 
 def quieten() -> None:
@@ -258,106 +237,13 @@ class HardTcp(TCP):
         return raw
 
 
-class _Metered:
-    """The connection under a yamux session, whose frames' headers are read no faster than FRAMES allows.
-
-    The library takes headers, and nothing else, in reads of HEADER_SIZE bytes or what is left of them.
-    """
-
-    def __init__(self, inner: ISecureConn, frames: TokenBucket) -> None:
-        self._inner = inner
-        self._frames = frames
-
-    async def read(self, n: int | None = None) -> bytes:
-        data = await self._inner.read(n)
-        opens = len(data) == HEADER_SIZE and data[1] < 2 and data[3] & FLAG_SYN
-        wait = self._frames.reserve(NEW_STREAM if opens else 1, trio.current_time())
-        await trio.sleep(wait)  # a checkpoint, too: what was read ahead would be worked off without one
-        return data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-class HardYamux(Yamux):
-    """Yamux whose frames are written whole, whose reader never waits for a writer, and whose memory is bounded."""
-
-    _reader: trio.lowlevel.Task | None = None
-    _control: "trio.MemorySendChannel[bytes] | None" = None
-    heard_at: float = 0.0
-    """When data last arrived, on trio's clock."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._frames = TokenBucket(*FRAMES)
-
-    async def handle_incoming(self) -> None:
-        self._reader = trio.lowlevel.current_task()
-        self._body, self.secured_conn = self.secured_conn, cast(ISecureConn, _Metered(self.secured_conn, self._frames))
-        self._control, outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
-        if self._nursery is not None:
-            self._nursery.start_soon(self._send_control, outbox)
-        await super().handle_incoming()
-
-    async def _send_control(self, outbox: "trio.MemoryReceiveChannel[bytes]") -> None:
-        async for frame in outbox:
-            try:
-                await self._write_frame(frame)
-            except Exception as error:
-                log.debug("network.control_frame_lost", error=repr(error))
-                return
-
-    async def _write_frame(self, data: bytes) -> None:
-        if self._control is not None and trio.lowlevel.current_task() is self._reader:
-            try:
-                self._control.send_nowait(data)
-            except (trio.WouldBlock, trio.BrokenResourceError):
-                self._abort()  # a peer that makes us answer and does not read the answers
-            return
-        async with self._write_lock:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + WRITE_SECONDS) as whole:
-                await self.secured_conn.write(data)
-            if data[1] == TYPE_DATA:
-                self._frames.charge(-len(data) / FRAME_BYTES)
-            if whole.cancelled_caught:
-                self._abort()
-        await trio.lowlevel.checkpoint()
-
-    async def _read_data_body(self, length: int) -> bytes:
-        if length + self._buffered() > MAX_BUFFERED_BYTES:
-            self._sweep_stale_streams(now=math.inf)  # what nobody will read: streams that we gave up
-            if length + self._buffered() > MAX_BUFFERED_BYTES:
-                raise trio.TooSlowError  # which the caller turns into closing the connection
-        body = bytearray()
-        with trio.fail_after(WRITE_SECONDS):
-            while len(body) < length:
-                part = await self._body.read(length - len(body))
-                if not part:
-                    raise IncompleteReadError("connection closed inside a frame")
-                body += part
-        self.heard_at = trio.current_time()
-        self._frames.charge(-length / FRAME_BYTES)
-        return bytes(body)
-
-    def _buffered(self) -> int:
-        return sum(len(buffer) for buffer in self.stream_buffers.values())
-
-    def _abort(self) -> None:
-        if self._nursery is not None:
-            self._nursery.start_soon(self._cleanup_on_error)
-
-
 class HardMuxer(MuxerMultistream):
-    """Offers yamux alone, as HardYamux."""
+    """Offers yamux alone, and our own."""
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
 
-        async def closed() -> None:
-            pass  # replaced by the swarm's connection
-
-        muxed = HardYamux(conn, peer_id, is_initiator=conn.is_initiator, on_close=closed)
-        return self._annotate_connection(muxed, conn, protocol)
+        return self._annotate_connection(Session(conn, peer_id), conn, protocol)
 
 
 class _NoAutoConnector(AutoConnector):
@@ -437,7 +323,7 @@ class HardSwarm(Swarm):
             self._handshakes[ip] -= 1
             if not self._handshakes[ip]:
                 del self._handshakes[ip]
-        if isinstance(muxed, Yamux):
+        if isinstance(muxed, Session):
             await muxed.event_closed.wait()
         else:
             await raw.close()

@@ -18,7 +18,6 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
@@ -26,13 +25,13 @@ from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
-from libp2p.stream_muxer.yamux.yamux import YamuxStream
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from node.network import hardening, wire
+from node.network import hardening, wire, yamux
 from node.network.budget import Budgets, TokenBucket
 from node.network.errors import (
     ListenFailed,
@@ -54,6 +53,7 @@ from node.network.interface import (
     NetworkStats,
     Tally,
 )
+from node.network.kept import KeptStreams
 from node.network.redial import MAX_CONTACTS, Contact, Redialer
 from node.network.replay import Window
 from protocol.errors import InvalidIdentity
@@ -67,6 +67,10 @@ MAX_CONNECTIONS = 512
 MAX_STRANGERS = 64
 DIAL_SECONDS = 10.0
 READ_SECONDS = 15.0
+KEEP_SECONDS = 30.0
+"""For a further request on a stream, after an answer."""
+SENT_AT_ONCE = yamux.WINDOW_BYTES // 2
+"""A request that fits the other side's window, whatever it reads."""
 SERVE_SECONDS = 120.0
 PING_TIMEOUT = 20.0
 CLOSE_SECONDS = 3.0
@@ -84,9 +88,6 @@ STRANGER_BYTES = (4.0 * 1024**2, 32.0 * 1024**2)
 
 def _unheard(delivered: bool) -> None:
     """Nobody asked to be told."""
-
-
-_EMPTY = Answer(b"", _unheard)
 
 
 class _Subscription:
@@ -120,6 +121,7 @@ class Libp2pNetwork:
         self._stranger_requests = Budgets(*STRANGER_REQUESTS)
         self._stranger_bytes = TokenBucket(*STRANGER_BYTES)
         self._serving = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
+        self._kept = KeptStreams[_Kept]()
         self._redialer = Redialer(self.address, self._dial, self._is_connected, self._ping)
         self._nursery: trio.Nursery | None = None
         self.serve(PING, _echo, max_request=32)
@@ -174,7 +176,7 @@ class Libp2pNetwork:
         peerstore.add_key_pair(own, keys)
         noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
-        upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): hardening.HardYamux})
+        upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.Session})
         self._swarm = HardSwarm(
             own,
             peerstore,
@@ -450,21 +452,38 @@ class Libp2pNetwork:
         raise RequestTimedOut(peer, timeout)
 
     async def _exchange(self, peer: Address, protocol: str, data: bytes, limit: int) -> tuple[int, bytes]:
-        stream = await self._open_stream(peer, protocol)
-        clean = False
+        kept, given_up = self._kept.take(peer, protocol, trio.current_time())
+        for each in given_up:
+            await _finish(each.stream, clean=True)
         try:
-            await _widen(stream, limit + wire.RESPONSE_HEADER)
-            answer = await _converse(stream, data, limit)
-            clean = True
-            return answer
+            if kept is not None:
+                try:
+                    return await self._ask_on(kept, peer, protocol, data, limit)
+                except (wire.Ended, MuxedStreamError):
+                    log.debug("network.kept_stream_gone", peer=peer)  # nothing of an answer had come
+            opened = _Kept(await self._open_stream(peer, protocol))
+            return await self._ask_on(opened, peer, protocol, data, limit)
         except wire.WireError as error:
             if error.announced >= 0:
                 raise PeerMisbehaved(peer, str(error)) from error
             raise PeerUnavailable(peer, str(error)) from error
-        except StreamError as error:
+        except MuxedStreamError as error:
             raise PeerUnavailable(peer, "the stream was cut") from error
+
+    async def _ask_on(self, on: "_Kept", peer: Address, protocol: str, data: bytes, limit: int) -> tuple[int, bytes]:
+        """One request on an open stream, which is kept if the answer came whole."""
+        clean = False
+        try:
+            await on.muxed.widen(min(limit + wire.RESPONSE_HEADER, MAX_WINDOW))
+            answer = await _converse(on.muxed, data, limit)
+            clean = True
+            return answer
         finally:
-            await _finish(stream, clean)
+            if clean and not on.closed:
+                for each in self._kept.put(peer, protocol, on, trio.current_time()):
+                    await _finish(each.stream, clean=True)
+            else:
+                await _finish(on.stream, clean)
 
     async def _open_stream(self, peer: Address, protocol: str) -> INetStream:
         peer_id = await self._reach(peer)
@@ -490,40 +509,55 @@ class Libp2pNetwork:
     async def answer(self, protocol: str, stream: INetStream) -> None:
         """Serve one incoming stream. Every error ends here; the guard around us resets the stream."""
         asker = self._address_of(stream.muxed_conn.peer_id.to_bytes())
-        handler, max_request = self._handlers[protocol]
         if asker is None:
             await stream.reset()
             return
-        stranger = asker not in self._redialer.contacts
-        with trio.fail_after(SERVE_SECONDS):
-            status, answer = await self._response(asker, stranger, handler, max_request, stream)
-            delivered = False
-            try:
-                if stranger:
-                    self._stranger_bytes.charge(len(answer.body))
-                self._tally.add(bytes_out=len(answer.body))
-                await wire.write_response(stream, status, answer.body)
-                delivered = True
-            finally:
-                answer.sent(delivered)
-            await stream.close()
+        muxed, patience = _muxed(stream), READ_SECONDS
+        while await self._answer_one(asker, *self._handlers[protocol], muxed, patience):
+            patience = KEEP_SECONDS
+        await stream.close()
 
-    async def _response(
-        self, asker: Address, stranger: bool, handler: Handler, max_request: int, stream: INetStream
-    ) -> tuple[int, Answer]:
+    async def _answer_one(
+        self, asker: Address, handler: Handler, max_request: int, stream: yamux.Stream, patience: float
+    ) -> bool:
+        """Whether another request may come on this stream."""
+        stranger = asker not in self._redialer.contacts
         if stranger and not self._stranger_may_ask(asker):
-            return wire.BUSY, _EMPTY
+            with trio.fail_after(SERVE_SECONDS):
+                await wire.write_response(stream, wire.BUSY, b"")
+            return False
         try:
-            with trio.fail_after(READ_SECONDS):
-                request = await wire.read_request(stream, max_request)
+            with trio.fail_after(patience):
+                request, keep = await wire.read_request(stream, max_request)
+        except wire.Ended:
+            return False
+        except trio.TooSlowError:
+            if patience == KEEP_SECONDS:
+                return False  # nobody asked again
+            raise
         except wire.WireError as error:
             if error.announced < 0:
                 raise
-            return wire.TOO_LARGE, _EMPTY
+            with trio.fail_after(SERVE_SECONDS):
+                await wire.write_response(stream, wire.TOO_LARGE, b"")
+            return False
         self._tally.add(requests_in=1, bytes_in=len(request))
-        async with self._serving:
-            answer = await handler(asker, request)
-        return wire.OK, answer if isinstance(answer, Answer) else Answer(answer, _unheard)
+        with trio.fail_after(SERVE_SECONDS):
+            async with self._serving:
+                answer = await handler(asker, request)
+            await self._send(stream, stranger, answer if isinstance(answer, Answer) else Answer(answer, _unheard))
+        return keep and not stranger  # who has no contact asks little, and each time anew
+
+    async def _send(self, stream: yamux.Stream, stranger: bool, answer: Answer) -> None:
+        delivered = False
+        try:
+            if stranger:
+                self._stranger_bytes.charge(len(answer.body))
+            self._tally.add(bytes_out=len(answer.body))
+            await wire.write_response(stream, wire.OK, answer.body)
+            delivered = True
+        finally:
+            answer.sent(delivered)
 
     def _stranger_may_ask(self, asker: Address) -> bool:
         now = trio.current_time()
@@ -585,21 +619,40 @@ async def _echo(asker: Address, request: bytes) -> bytes:
     return request
 
 
+class _Kept:
+    """A stream of ours, and what is below the library's wrapper: its locks and states cost more than our frames."""
+
+    def __init__(self, stream: INetStream) -> None:
+        self.stream = stream
+        self.muxed = _muxed(stream)
+
+    @property
+    def closed(self) -> bool:
+        return self.muxed.recv_closed or self.muxed.send_closed
+
+
+def _muxed(stream: INetStream) -> yamux.Stream:
+    muxed = getattr(stream, "muxed_stream", None)
+    if not isinstance(muxed, yamux.Stream):
+        raise AssertionError("the connection has another muxer than ours")
+    return muxed
+
+
 @lru_cache(maxsize=4 * MAX_CONTACTS)
 def _id_of(peer_id: PeerId) -> ID:
     return ID.from_base58(peer_id)
 
 
-async def _converse(stream: INetStream, data: bytes, limit: int) -> tuple[int, bytes]:
+async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[int, bytes]:
     """Send and receive at once: a peer may answer, and stop reading, before it has read all of the request."""
 
     async def send() -> None:
         try:
-            await wire.write_request(stream, data)
+            await wire.write_request(stream, data, keep=True)
         except Exception as error:  # the answer, or its absence, says more
             log.debug("network.request_cut", error=repr(error))
 
-    if len(data) <= wire.CHUNK // 2:  # fits the initial window
+    if len(data) <= SENT_AT_ONCE:
         await send()
         return await wire.read_response(stream, limit)
     failure: Exception | None = None
@@ -608,7 +661,7 @@ async def _converse(stream: INetStream, data: bytes, limit: int) -> tuple[int, b
         nursery.start_soon(send)
         try:
             answer = await wire.read_response(stream, limit)
-        except (wire.WireError, StreamError) as error:
+        except (wire.WireError, MuxedStreamError) as error:
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
@@ -629,21 +682,6 @@ async def _close_quietly(connection: INetConn) -> None:
         await connection.close()
     except Exception as error:
         log.debug("network.close_failed", error=repr(error))
-
-
-async def _widen(stream: INetStream, wanted: int) -> None:
-    """Open the receive window for the whole answer at once.
-
-    A sender that runs out of window polls every 10 ms, and gives the stream up after 5 s.
-    """
-    muxed = getattr(stream, "muxed_stream", None)
-    if not isinstance(muxed, YamuxStream):
-        return
-    async with muxed.window_lock:
-        extra = min(wanted, MAX_WINDOW) - muxed.recv_window
-        if extra > 0:
-            muxed.recv_window += extra
-    await muxed.send_window_update(extra)
 
 
 def reachable(address: str) -> str:

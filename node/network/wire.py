@@ -1,6 +1,6 @@
-"""One request and one response on one stream, with bounds before allocation.
+"""Requests and responses on one stream, one after the other, with bounds before allocation.
 
-request:  u32be length | body
+request:  u32be length, its highest bit set if the stream is kept for a further request | body
 response: u8 status | u32be length | body
 
 Knows bytes and limits; knows nothing of who asks or what it means.
@@ -8,8 +8,7 @@ Knows bytes and limits; knows nothing of who asks or what it means.
 
 from typing import Protocol
 
-CHUNK = 256 * 1024
-"""Bytes per read and write. Writes above 6 MB break the transport; see docs/decisions.md."""
+KEEP = 1 << 31
 
 OK = 0
 BUSY = 1
@@ -20,10 +19,10 @@ RESPONSE_HEADER = 5
 
 
 class Stream(Protocol):
-    """What this module needs of a stream. `read` returns 1..n bytes; its end raises or returns nothing."""
+    """What this module needs of a stream."""
 
-    async def read(self, n: int | None = None) -> bytes: ...
-    async def write(self, data: bytes) -> None: ...
+    async def read_exactly(self, n: int) -> bytes: ...
+    async def write(self, data: bytes | memoryview, *, head: bytes = b"") -> None: ...
 
 
 class WireError(Exception):
@@ -34,52 +33,47 @@ class WireError(Exception):
         self.announced = announced
 
 
-async def read_exact(stream: Stream, count: int) -> bytes:
-    """Exactly `count` bytes; memory grows with what arrives, not with what was announced."""
-    if count <= 0:
-        return b""
-    first = await stream.read(min(count, CHUNK))
-    if len(first) == count:
-        return first
-    data = bytearray(first)
-    while first and len(data) < count:
-        first = await stream.read(min(count - len(data), CHUNK))
-        data += first
+class Ended(WireError):
+    """The other side closed, and nothing of what we wait for had come."""
+
+
+async def _read(stream: Stream, count: int) -> bytes:
+    data = await stream.read_exactly(count) if count else b""
     if len(data) < count:
         raise WireError(f"the stream ended after {len(data)} of {count} bytes")
-    return bytes(data)
+    return data
 
 
-async def _read_body(stream: Stream, limit: int) -> bytes:
-    length = int.from_bytes(await read_exact(stream, 4))
+async def _begin(stream: Stream, count: int) -> bytes:
+    """The first `count` bytes of something. Raises Ended if there is nothing."""
+    data = await stream.read_exactly(count)
+    if not data:
+        raise Ended("the stream ended")
+    return data + await _read(stream, count - len(data))
+
+
+async def _read_body(stream: Stream, length: int, limit: int) -> bytes:
     if length > limit:
         raise WireError(f"{length} bytes announced, at most {limit} allowed", length)
-    return await read_exact(stream, length)
+    return await _read(stream, length)
 
 
-async def _write_all(stream: Stream, header: bytes, body: bytes) -> None:
-    if len(body) <= CHUNK:
-        await stream.write(header + body)
-        return
-    await stream.write(header)
-    view = memoryview(body)
-    for offset in range(0, len(body), CHUNK):
-        await stream.write(bytes(view[offset : offset + CHUNK]))
+async def write_request(stream: Stream, body: bytes, *, keep: bool = False) -> None:
+    """keep: further requests may come on this stream, so that it is not closed after the answer."""
+    await stream.write(body, head=(len(body) | (KEEP if keep else 0)).to_bytes(4))
 
 
-async def write_request(stream: Stream, body: bytes) -> None:
-    await _write_all(stream, len(body).to_bytes(4), body)
-
-
-async def read_request(stream: Stream, limit: int) -> bytes:
-    return await _read_body(stream, limit)
+async def read_request(stream: Stream, limit: int) -> tuple[bytes, bool]:
+    """(body, keep). Raises Ended if the stream ended before it, WireError for one that is cut or too long."""
+    head = int.from_bytes(await _begin(stream, 4))
+    return await _read_body(stream, head & ~KEEP, limit), bool(head & KEEP)
 
 
 async def write_response(stream: Stream, status: int, body: bytes) -> None:
-    await _write_all(stream, bytes([status]) + len(body).to_bytes(4), body)
+    await stream.write(body, head=bytes([status]) + len(body).to_bytes(4))
 
 
 async def read_response(stream: Stream, limit: int) -> tuple[int, bytes]:
-    """(status, body)."""
-    status = (await read_exact(stream, 1))[0]
-    return status, await _read_body(stream, limit)
+    """(status, body). Raises as `read_request` does."""
+    head = await _begin(stream, RESPONSE_HEADER)
+    return head[0], await _read_body(stream, int.from_bytes(head[1:]), limit)

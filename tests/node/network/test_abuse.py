@@ -10,7 +10,7 @@ from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
-from node.network import hardening, host
+from node.network import hardening, host, yamux
 from node.network.host import Libp2pNetwork
 
 
@@ -34,7 +34,7 @@ async def _pinged(asker: Libp2pNetwork, asked: Libp2pNetwork) -> float:
 async def test_frames_that_ask_for_nothing_are_read_at_a_rate_and_delay_nobody_else(
     real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardening, "FRAMES", (100.0, 500.0))
+    monkeypatch.setattr(yamux, "FRAMES", (100.0, 500.0))
     one, two = await _pair(real)
     other = real.make()
     await real.start(other)
@@ -49,7 +49,7 @@ async def test_frames_that_ask_for_nothing_are_read_at_a_rate_and_delay_nobody_e
 
 
 async def test_data_pays_for_its_frames(real, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardening, "FRAMES", (1.0, 400.0))
+    monkeypatch.setattr(yamux, "FRAMES", (1.0, 400.0))
     one, two = await _pair(real)
 
     async def big(asker, request: bytes) -> bytes:

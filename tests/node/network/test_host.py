@@ -10,7 +10,7 @@ from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
-from node.network import hardening
+from node.network import hardening, yamux
 from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
@@ -117,7 +117,7 @@ async def test_a_strangers_requests_are_throttled_and_a_members_are_not(real) ->
 
 async def test_bytes_beyond_the_receive_buffer_close_the_connection(real, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = await _pair(real)
-    monkeypatch.setattr(hardening, "MAX_BUFFERED_BYTES", 300_000)
+    monkeypatch.setattr(yamux, "MAX_BUFFERED", 300_000)
     held = trio.Event()
 
     async def hold(asker: Address, request: bytes) -> bytes:

@@ -5,6 +5,7 @@ import pytest
 from node.blobs.reputation import FIRST_BAN, LONGEST_BAN, Reputation
 from node.network import wire
 from node.network.budget import Budgets, TokenBucket
+from node.network.kept import IDLE_SECONDS, MOST_KEPT, KeptStreams
 from node.network.redial import LONGEST_DELAY, Contact, delay_after, parse_contact
 from protocol.identity import Address, NodeKey
 
@@ -82,27 +83,27 @@ def test_a_failure_pauses_briefly_and_a_delivery_clears_the_count() -> None:
 
 
 class Pipe:
-    """A stream that gives what it was given, a few bytes at a time."""
+    """A stream that gives what it was given."""
 
-    def __init__(self, data: bytes = b"", step: int = 3) -> None:
+    def __init__(self, data: bytes = b"") -> None:
         self.data = data
-        self.step = step
 
-    async def read(self, n: int | None = None) -> bytes:
-        part = self.data[: min(self.step, n or self.step)]
+    async def read_exactly(self, n: int) -> bytes:
+        part = self.data[:n]
         self.data = self.data[len(part) :]
         return part
 
-    async def write(self, data: bytes) -> None:
-        self.data += data
+    async def write(self, data: bytes | memoryview, *, head: bytes = b"") -> None:
+        self.data += head + data
 
 
-@pytest.mark.parametrize("size", [0, 1, wire.CHUNK - 1, wire.CHUNK, 3 * wire.CHUNK + 1])
-async def test_requests_and_responses_survive_the_wire(size: int) -> None:
+@pytest.mark.parametrize("size", [0, 1, 300_000])
+@pytest.mark.parametrize("keep", [False, True])
+async def test_requests_and_responses_survive_the_wire(size: int, keep: bool) -> None:
     body = bytes(size)
-    pipe = Pipe(step=50_000)
-    await wire.write_request(pipe, body)
-    assert await wire.read_request(pipe, size) == body
+    pipe = Pipe()
+    await wire.write_request(pipe, body, keep=keep)
+    assert await wire.read_request(pipe, size) == (body, keep)
     await wire.write_response(pipe, wire.BUSY, body)
     assert await wire.read_response(pipe, size) == (wire.BUSY, body)
     assert not pipe.data
@@ -112,11 +113,31 @@ async def test_an_announced_length_above_the_limit_is_refused_before_reading() -
     pipe = Pipe(b"\xff\xff\xff\xff" + bytes(100))
     with pytest.raises(wire.WireError) as caught:
         await wire.read_request(pipe, 1000)
-    assert caught.value.announced == 0xFFFFFFFF
+    assert caught.value.announced == 0x7FFFFFFF
     assert len(pipe.data) == 100
 
 
 async def test_a_stream_that_ends_early_is_an_error() -> None:
-    for data in (b"", b"\x00\x00", b"\x00\x00\x00\x09abc"):
-        with pytest.raises(wire.WireError):
+    for data, error in (
+        (b"", wire.Ended),
+        (b"\x00\x00", wire.WireError),
+        (b"\x00\x00\x00\x09abc", wire.WireError),
+    ):
+        with pytest.raises(wire.WireError) as caught:
             await wire.read_request(Pipe(data), 1000)
+        assert type(caught.value) is error
+
+
+class Idle:
+    closed = False
+
+
+def test_streams_are_kept_for_a_while_and_not_too_many_of_them() -> None:
+    kept = KeptStreams[Idle]()
+    streams = [Idle() for _ in range(MOST_KEPT + 1)]
+    given_up = [each for stream in streams for each in kept.put(ALICE, "p", stream, 0.0)]
+    assert given_up == streams[:1]
+    assert kept.take(BOB, "p", 0.0) == kept.take(ALICE, "q", 0.0) == (None, [])
+    streams[-1].closed = True  # by the peer
+    assert kept.take(ALICE, "p", 1.0) == (streams[-2], streams[-1:])
+    assert kept.take(ALICE, "p", IDLE_SECONDS + 1) == (None, streams[1:-2])

@@ -1,0 +1,517 @@
+"""Yamux 1.0: many streams over one connection, by the specification and nothing else (hashicorp/yamux, spec.md).
+
+The library's own costs five times as much per byte: it copies each frame four times, takes five locks and formats log
+lines for it. Here a frame's body is a view into the decrypted message until its reader joins what it asked for; a
+sender without window waits for an event; what a peer can make us keep, or do, is bounded.
+
+Knows frames and streams; knows nothing of what they carry.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+import structlog
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
+from libp2p.connection_types import ConnectionType
+from libp2p.peer.id import ID
+from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
+from multiaddr import Multiaddr
+
+from node.network.budget import TokenBucket
+
+log = structlog.get_logger(__name__)
+
+HEADER = struct.Struct("!BBHII")
+"""Version (0), type, flags, stream, length."""
+DATA, WINDOW, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+
+WINDOW_BYTES = 256 * 1024
+"""A new stream's window, both ways, by the specification."""
+MOST_WINDOW = 1 << 31
+"""More than this nobody has to give; a peer that says so is broken."""
+BODY_BYTES = MAX_PLAINTEXT_LENGTH - HEADER.size
+"""Of one frame, which so fills one Noise message."""
+MAX_BUFFERED = 128 * 1024**2
+"""Unread bytes per connection, over all its streams, before the connection is closed."""
+MAX_INBOUND = 256
+"""Streams that a peer may have open; more are reset."""
+MAX_CONTROL_FRAMES = 1024
+"""Answers that wait for a peer to read them, before the connection is closed."""
+FRAMES = (1000.0, 2000.0)
+"""Frames of one connection that are read, per second and in a burst; a new stream counts as NEW_STREAM frames. Data
+pays, one more frame for each FRAME_BYTES: what arrives for its own frames, what we send for the window updates that
+answer it. Whoever sends more is read later, not cut off."""
+NEW_STREAM = 10
+FRAME_BYTES = 1024
+STALL_SECONDS = 30.0
+"""For a frame to be written or to arrive whole, and for a peer to open a window that is shut."""
+
+
+class _Broken(Exception):
+    """The peer does not speak yamux."""
+
+
+class Stream(IMuxedStream):
+    """One stream. Raises MuxedStreamEOF after the peer's last byte, MuxedStreamReset once either side has reset it."""
+
+    def __init__(self, session: "Session", number: int) -> None:
+        self.muxed_conn = self.session = session
+        self.number = number
+        self.send_window = WINDOW_BYTES
+        self.recv_window = WINDOW_BYTES
+        self.buffered = 0
+        self.send_closed = self.recv_closed = self.was_reset = False
+        self._pieces: deque[memoryview] = deque()
+        self._full_window = WINDOW_BYTES
+        self._wanted = 1
+        self._arrival = trio.Event()
+        self._opened = trio.Event()
+
+    # reading
+
+    async def read(self, n: int | None = None) -> bytes:
+        """1 to n bytes; all that is here where n is None or negative. Raises MuxedStreamEOF at the end."""
+        while not self._pieces:
+            self._raise_if_over()
+            await self._wait_for(1)
+        return await self._taken(self.buffered if n is None or n < 0 else min(n, self.buffered))
+
+    async def read_exactly(self, n: int) -> bytes:
+        """n bytes, or fewer if the stream ends before; memory grows with what arrives."""
+        parts: list[bytes] = []
+        while n > 0:
+            part = await self._read_part(min(n, self.recv_window + self.buffered))  # so much can come unasked
+            if not part:
+                break
+            parts.append(part)
+            n -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _read_part(self, n: int) -> bytes:
+        while self.buffered < n and not self.recv_closed:
+            await self._wait_for(n)
+        if self.was_reset:
+            raise MuxedStreamReset("the stream was reset")
+        return await self._taken(min(n, self.buffered))
+
+    def _raise_if_over(self) -> None:
+        if self.was_reset:
+            raise MuxedStreamReset("the stream was reset")
+        if self.recv_closed:
+            raise MuxedStreamEOF("the stream ended")
+
+    async def _wait_for(self, n: int) -> None:
+        """Until n bytes are here, or the stream ends: not to be woken by every frame."""
+        self._wanted, self._arrival = n, trio.Event()
+        await self._arrival.wait()
+
+    async def _taken(self, n: int) -> bytes:
+        """The next n bytes, which are here; gives the window back once half of it was used."""
+        pieces, missing = [], n
+        while missing:
+            piece = self._pieces.popleft()
+            if len(piece) > missing:
+                self._pieces.appendleft(piece[missing:])
+                piece = piece[:missing]
+            pieces.append(piece)
+            missing -= len(piece)
+        self.buffered -= n
+        if self.number in self.session.streams:
+            self.session.buffered -= n
+        spent = self._full_window - self.recv_window - self.buffered
+        if spent >= self._full_window // 2 and not self.recv_closed:
+            await self.widen_by(spent)
+        return b"".join(pieces)
+
+    async def widen(self, wanted: int) -> None:
+        """Let the peer send `wanted` bytes without waiting for us to read."""
+        extra = wanted - self.recv_window - self.buffered
+        if extra > 0:
+            self._full_window = max(self._full_window, wanted)
+            await self.widen_by(extra)
+
+    async def widen_by(self, extra: int) -> None:
+        self.recv_window += extra
+        await self.session.send_control(WINDOW, 0, self.number, extra)
+
+    # writing
+
+    async def write(self, data: bytes | memoryview, *, head: bytes = b"") -> None:
+        """`head`, then all of `data`, as fast as the peer opens its window; in frames of both where they meet.
+
+        Raises MuxedStreamError if the window stays shut too long.
+        """
+        rest = memoryview(data)
+        while head or rest:
+            await self._wait_for_window()
+            size = min(len(head) + len(rest), self.send_window, BODY_BYTES)
+            self.send_window -= size
+            taken = max(size - len(head), 0)
+            await self.session.send_data(self.number, size, head[:size], rest[:taken])
+            head, rest = head[size:], rest[taken:]
+
+    async def _wait_for_window(self) -> None:
+        with trio.move_on_after(STALL_SECONDS):
+            while True:
+                if self.was_reset:
+                    raise MuxedStreamReset("the stream was reset")
+                if self.send_closed:
+                    raise MuxedStreamClosed("the stream is closed for writing")
+                if self.send_window > 0:
+                    return
+                self._opened = trio.Event()
+                await self._opened.wait()
+        raise MuxedStreamError(f"the peer's window was shut for {STALL_SECONDS:g} s")
+
+    # ending
+
+    async def close(self) -> None:
+        """Say that nothing more comes; what the peer still sends can be read."""
+        if self.send_closed:
+            return
+        self.send_closed = True
+        self.session.forget_if_over(self)
+        await self.session.send_control(WINDOW, FIN, self.number, 0)
+
+    async def reset(self) -> None:
+        """End both ways at once; what is unread is dropped."""
+        was_over = self.closed
+        self.end()
+        if not was_over:
+            await self.session.send_control(WINDOW, RST, self.number, 0)
+
+    def end(self) -> None:
+        """It was reset, by us or the peer, or the connection is gone."""
+        self.send_closed = self.recv_closed = self.was_reset = True
+        self.session.forget_if_over(self)
+        self.buffered = 0
+        self._pieces.clear()
+        self._arrival.set()
+        self._opened.set()
+
+    @property
+    def closed(self) -> bool:
+        return self.send_closed and self.recv_closed
+
+    # what the session hears
+
+    def arrived(self, piece: memoryview) -> None:
+        """Part of a frame's body, whose bytes were taken from the window."""
+        if not self.recv_closed:
+            self._pieces.append(piece)
+            self.buffered += len(piece)
+            self.session.buffered += len(piece)
+            if self.buffered >= self._wanted:
+                self._arrival.set()
+
+    def window_grew(self, increment: int) -> None:
+        self.send_window += increment
+        if self.send_window > MOST_WINDOW:
+            raise _Broken("its window is larger than any memory")
+        self._opened.set()
+
+    def peer_closed(self) -> None:
+        self.recv_closed = True
+        self._arrival.set()
+        self.session.forget_if_over(self)
+
+    # what the library asks of a stream
+
+    def set_deadline(self, ttl: int) -> None:
+        raise NotImplementedError("deadlines are trio's: use a cancel scope")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self.session.get_remote_address()
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Session(IMuxedConn):
+    """All streams of one connection. `start` runs it; `heard_at`: when data last arrived, on trio's clock."""
+
+    def __init__(self, conn: ISecureConn, peer_id: ID, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.secured_conn = conn
+        self.peer_id = peer_id
+        self.on_close = on_close
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        self.streams: dict[int, Stream] = {}
+        self.buffered = 0
+        self.heard_at = 0.0
+        self._initiator = bool(conn.is_initiator)
+        self._next = 1 if self._initiator else 2
+        self._inbound = 0
+        self._incoming, self._accepted = trio.open_memory_channel[Stream](MAX_INBOUND)
+        self._control, self._outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
+        self._write_lock = trio.Lock()
+        self._frames = TokenBucket(*FRAMES)
+        self._ending = False
+
+    # running
+
+    async def start(self) -> None:
+        """Serve until either side ends the connection."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_controls)
+                self.event_started.set()
+                await self._read_frames()
+                await self._end()  # who writes meanwhile fails then
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._end()
+
+    async def _read_frames(self) -> None:
+        reader = _Reader(self)
+        try:
+            while True:
+                message = await self._next_message(in_frame=reader.in_frame)
+                if not message:
+                    return
+                self.heard_at = trio.current_time()
+                await reader.take(memoryview(message))
+        except trio.TooSlowError:
+            log.debug("network.frame_stalled", peer=str(self.peer_id))
+        except _Broken as error:
+            log.debug("network.yamux_broken", peer=str(self.peer_id), why=str(error))
+        except Exception as error:  # the library's connections raise many kinds when they close
+            log.debug("network.connection_ended", peer=str(self.peer_id), error=repr(error))
+
+    async def _next_message(self, *, in_frame: bool) -> bytes:
+        if not in_frame:
+            return await self.secured_conn.read()
+        with trio.fail_after(STALL_SECONDS):
+            return await self.secured_conn.read()
+
+    async def _send_controls(self) -> None:
+        async for frame in self._outbox:
+            if not await self._write(frame):
+                return
+
+    async def _end(self) -> None:
+        """Wake whoever waits, and close what is below; once."""
+        if self._ending:
+            await self.event_closed.wait()
+            return
+        self._ending = True
+        self._incoming.close()
+        for stream in list(self.streams.values()):
+            stream.end()
+        try:
+            await self.secured_conn.close()
+        except Exception as error:
+            log.debug("network.close_failed", error=repr(error))
+        self.event_closed.set()
+        if self.on_close is not None:
+            await self.on_close()
+
+    # frames out
+
+    async def send_data(self, number: int, size: int, *parts: bytes | memoryview) -> None:
+        """One frame of `size` bytes. Raises MuxedStreamReset if the connection is gone."""
+        self._frames.charge(-size / FRAME_BYTES)
+        if not await self._write(b"".join((HEADER.pack(0, DATA, 0, number, size), *parts))):
+            raise MuxedStreamReset("the connection is gone")
+
+    async def send_control(self, kind: int, flags: int, number: int, value: int) -> None:
+        """A frame without a body, from whoever may wait for the connection to take it."""
+        await self._write(HEADER.pack(0, kind, flags, number, value))
+
+    def answer(self, kind: int, flags: int, number: int, value: int) -> None:
+        """The same from our reader, which never waits for a writer: two sides that both send bulk would each wait for
+        the other to read. Raises _Broken for a peer that makes us answer and does not read the answers."""
+        try:
+            self._control.send_nowait(HEADER.pack(0, kind, flags, number, value))
+        except trio.WouldBlock:
+            raise _Broken("it does not read our answers") from None
+
+    async def _write(self, frame: bytes) -> bool:
+        """Whether it was written: whole, also if we are cancelled meanwhile, since half a frame ends the connection."""
+        if self._ending:
+            return False
+        async with self._write_lock:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + STALL_SECONDS) as whole:
+                try:
+                    await self.secured_conn.write(frame)
+                except Exception as error:
+                    log.debug("network.frame_lost", error=repr(error))
+                    return False
+        if whole.cancelled_caught:
+            with trio.CancelScope(shield=True):
+                await self._end()
+            return False
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return True
+
+    # streams
+
+    async def open_stream(self) -> Stream:
+        """Raises MuxedStreamError if the connection is gone."""
+        number, self._next = self._next, self._next + 2
+        stream = self.streams[number] = Stream(self, number)
+        if await self._write(HEADER.pack(0, WINDOW, SYN, number, 0)):
+            return stream
+        self.streams.pop(number, None)
+        raise MuxedStreamError("the connection is gone")
+
+    async def accept_stream(self) -> Stream:
+        try:
+            return await self._accepted.receive()
+        except trio.EndOfChannel:
+            raise MuxedConnUnavailable("the connection is closed") from None
+
+    def peer_opens(self, number: int) -> Stream | None:
+        """The new stream, None if the peer has too many. Raises _Broken for a number that is not its to give."""
+        if number in self.streams or number == 0 or (number % 2 == 1) == self._initiator:
+            raise _Broken(f"it opens stream {number}")
+        if self._inbound >= MAX_INBOUND:
+            self.answer(WINDOW, RST, number, 0)
+            return None
+        stream = Stream(self, number)
+        try:
+            self._incoming.send_nowait(stream)
+        except trio.WouldBlock:  # of streams that are over already
+            self.answer(WINDOW, RST, number, 0)
+            return None
+        self.streams[number] = stream
+        self._inbound += 1
+        self.answer(WINDOW, ACK, number, 0)
+        return stream
+
+    def forget_if_over(self, stream: Stream) -> None:
+        """Nothing more comes on a stream that is over; what is unread stays with whoever holds it."""
+        if not stream.closed or self.streams.pop(stream.number, None) is None:
+            return
+        self.buffered -= stream.buffered
+        if (stream.number % 2 == 1) != self._initiator:
+            self._inbound -= 1
+
+    # frames in, by way of the reader
+
+    def make_room(self, stream: Stream | None, length: int) -> None:
+        """Before a body arrives. Raises _Broken for more than its window, or than we keep."""
+        self._frames.charge(-length / FRAME_BYTES)
+        if stream is not None:
+            stream.recv_window -= length
+            if stream.recv_window < 0:
+                raise _Broken("it sends more than the window allows")
+        if self.buffered + length > MAX_BUFFERED:
+            raise _Broken("it sends more than we keep")
+
+    async def pay(self, tokens: int) -> None:
+        """For a header. A checkpoint, too: what was read ahead would be worked off without one."""
+        await trio.sleep(self._frames.reserve(tokens, trio.current_time()))
+
+    # what the library asks of a connection
+
+    async def close(self) -> None:
+        """Say goodbye and end."""
+        if not self._ending:
+            with trio.move_on_after(1.0):
+                await self._write(HEADER.pack(0, GO_AWAY, 0, 0, 0))
+        await self._end()
+
+    @property
+    def is_initiator(self) -> bool:
+        return self._initiator
+
+    @property
+    def is_established(self) -> bool:
+        return self.event_started.is_set() and not self._ending
+
+    @property
+    def is_closed(self) -> bool:
+        return self.event_closed.is_set()
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return self.secured_conn.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        return self.secured_conn.get_connection_type()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self.secured_conn.get_remote_address()
+
+
+class _Reader:
+    """Where we are in the peer's frames, which may begin and end anywhere in its messages."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._header = bytearray()
+        self._body_of: Stream | None = None
+        self._missing = 0
+        self._flags = 0
+
+    @property
+    def in_frame(self) -> bool:
+        return bool(self._missing or self._header)
+
+    async def take(self, data: memoryview) -> None:
+        """The next message. Raises _Broken for what is no yamux."""
+        while data:
+            if self._missing:
+                data = self._body(data)
+                continue
+            size = HEADER.size - len(self._header)
+            self._header += data[:size]
+            data = data[size:]
+            if len(self._header) == HEADER.size:
+                version, kind, flags, number, length = HEADER.unpack(self._header)
+                self._header.clear()
+                if version != 0 or kind > GO_AWAY:
+                    raise _Broken(f"a frame of version {version}, type {kind}")
+                await self._session.pay(NEW_STREAM if flags & SYN and kind < PING else 1)
+                self._frame(kind, flags, number, length)
+
+    def _body(self, data: memoryview) -> memoryview:
+        piece = data[: self._missing]
+        self._missing -= len(piece)
+        if self._body_of is not None:
+            self._body_of.arrived(piece)
+            if not self._missing:
+                self._flagged(self._body_of, self._flags)
+        return data[len(piece) :]
+
+    def _frame(self, kind: int, flags: int, number: int, length: int) -> None:
+        session = self._session
+        if kind == GO_AWAY:
+            raise _Broken(f"goodbye, code {length}")
+        if kind == PING:
+            if flags & SYN:
+                session.answer(PING, ACK, 0, length)
+            return
+        stream = session.peer_opens(number) if flags & SYN else session.streams.get(number)
+        if kind == WINDOW:
+            if stream is not None:
+                stream.window_grew(length)
+                self._flagged(stream, flags)
+            return
+        session.make_room(stream, length)
+        self._body_of, self._missing, self._flags = stream, length, flags
+        if not length and stream is not None:
+            self._flagged(stream, flags)
+
+    def _flagged(self, stream: Stream, flags: int) -> None:
+        if flags & RST:
+            stream.end()
+        elif flags & FIN:
+            stream.peer_closed()
