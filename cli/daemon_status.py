@@ -37,6 +37,13 @@ class EventPart(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
+class ReachPart(msgspec.Struct, frozen=True):
+    """Members that tried to dial this node, and how many got through."""
+
+    tried: int = 0
+    reached: int = 0
+
+
 class NodePart(msgspec.Struct, frozen=True):
     address: str = ""
     peer_id: str = ""
@@ -49,6 +56,7 @@ class NodePart(msgspec.Struct, frozen=True):
     engine: str | None = None
     state_dir: str = ""
     phase: PhasePart | None = None
+    reach: ReachPart | None = None
     phases: list[FinishedPart] = []
 
 
@@ -113,6 +121,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     seen_seconds_ago: float | None = None
     tokens_per_second: float | None = None
     connected: bool = False
+    clock_ahead_seconds: float | None = None
     doing: str = ""
     contact: str = ""
 

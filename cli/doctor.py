@@ -62,13 +62,43 @@ def command(
 
 
 def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]":
-    """Make a survey, and show each finding as it comes."""
+    """Make a survey, and show each finding as it comes; last what a running daemon says."""
     import trio
 
     from node.preflight.survey import Survey
 
+    told = (lambda _: None) if quiet else show
     with quiet_logs():
-        return trio.run(Survey(config, scope, (lambda _: None) if quiet else show).run)
+        found = trio.run(Survey(config, scope, told).run)
+    of_daemon = ask_daemon(config)
+    for finding in of_daemon:
+        told(finding)
+    return [*found, *of_daemon]
+
+
+def ask_daemon(config: "NodeConfig") -> "list[Finding]":
+    """What the daemon of this state directory says of itself; nothing where none runs."""
+    from cli import api
+    from cli.errors import CommandError
+    from node.preflight.running import Running, check_running
+
+    try:
+        status = api.get_status(api.socket_of(config.directory))
+    except CommandError:
+        return []
+    node, others = status.node, [one for one in status.swarm if one.address != status.node.address]
+    phase, reach = node.phase, node.reach
+    daemon = Running(
+        phase=phase.name if phase else node.state,
+        text=phase.text if phase else "",
+        others=len(others),
+        connected=sum(one.connected for one in others),
+        tried=reach.tried if reach else 0,
+        reached=reach.reached if reach else 0,
+        offsets=tuple(one.clock_ahead_seconds for one in others if one.clock_ahead_seconds is not None),
+        troubles=[event.text for event in status.events if event.name == "trouble"][-3:],
+    )
+    return check_running(daemon)
 
 
 def show(finding: "Finding") -> None:

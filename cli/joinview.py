@@ -68,7 +68,7 @@ class JoinView:
 
     def _tell_finished(self, progress: "ProgressRecord") -> None:
         for phase in progress.phases[self._over :]:
-            self._screen.line(Text.assemble(("  done  ", "dim"), f"{phase.name:<18}", (_seconds(phase.seconds), "dim")))
+            self._screen.line(Text.assemble(("  done  ", "dim"), f"{phase.name:<20}", (_seconds(phase.seconds), "dim")))
         self._over = len(progress.phases)
 
     def _announce(self, progress: "ProgressRecord") -> None:

@@ -50,6 +50,7 @@ from node.services.jury import Counting
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
+from node.services.membership.reach import Reach
 from node.services.membership.stake import Stake
 from node.services.paying import Paying
 from node.services.policies import Following
@@ -61,6 +62,7 @@ from node.services.workplace import Workplace
 from node.state.directory import StateDir
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
+from node.state.pools import NAME, journal_of
 from node.status import StatusPage
 from node.supervision import Supervision
 from node.swarm.membership import Membership
@@ -119,6 +121,7 @@ class Daemon:
         self.config = config
         self.children = ForkServer(server)
         self._companion = companion
+        self._journal: Journal | None = None
         self.crew = Crew()
         self.progress = self.crew.progress
         self.status = StatusPage(self.crew)
@@ -139,14 +142,13 @@ class Daemon:
 
     async def _hold_state(self) -> None:
         state = StateDir(self.config.directory.resolve())
-        journal: Journal | None = None
         try:
             set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
-            journal = Journal(state.path / "journal.sqlite")
-            await self._live(state, journal)
+            self._journal = Journal(state.path / NAME)
+            await self._live(state, self._journal)
         finally:
-            if journal:
-                journal.close()
+            if self._journal:
+                self._journal.close()
             state.close()
 
     async def _heed_signals(
@@ -205,6 +207,8 @@ class Daemon:
         if self.config.preflight:
             await self._admit(chain, pool, role, hardware, listen, state.path)
         domain = Domain(profile.chain_id, profile.contracts.swarm)
+        label = f"{domain.chain_id}:{domain.contract}:{number}"
+        self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
         self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
         await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {listen}, then joining pool {number} on chain")
@@ -266,8 +270,8 @@ class Daemon:
         self.progress.enter("peers", "reading from the chain who else is in the pool")
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
         lease = Lease(chain, member.pool, membership, contact, self.progress)
-        events = Events(follower, membership)
-        for service in (events, Stake(chain, own), lease):
+        events = Events(follower, membership, self.progress)
+        for service in (events, Stake(chain, own), lease, Reach(member, contact, self.progress)):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)
         return events.ledger

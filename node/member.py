@@ -23,6 +23,7 @@ from node.blobs.store import BlobStore
 from node.blobs.transfer import Report
 from node.network.interface import Network
 from node.swarm.board import Board
+from node.swarm.dialback import DialBack
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 from protocol.statements import Domain
@@ -51,6 +52,7 @@ class Member:
         self.membership = membership
         self.stock = stock
         self.board = Board(network, key, domain, pool, membership)
+        self.dialback = DialBack(network, membership.contact_of)
 
     @property
     def blobs(self) -> Blobs:

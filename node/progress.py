@@ -69,7 +69,7 @@ class ProgressRecord:
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock, self._wall = clock, wall
         self._name, self._fraction = PHASES[0], _unknown
-        self._text: Callable[[], str] = _text("starting")
+        self._text: Callable[[], str] = _text("the program starts")
         self._began = self._since = clock()
         self._events: list[tuple[int, Event]] = []
         self.phases: list[Finished] = []

@@ -158,6 +158,7 @@ class StatusPage:
             "seen_seconds_ago": round(now - member.seen_at, 1) if member.seen_at is not None else None,
             "tokens_per_second": beat.rate if beat else 0.0,
             "connected": connected or own,
+            "clock_ahead_seconds": None if own else _clock_ahead(member, now),
         }
 
     def _slashed(self) -> list[dict[str, Any]]:
@@ -184,6 +185,13 @@ def joined(section: Any, more: Any) -> Any:
     if isinstance(section, dict) and isinstance(more, dict):
         return section | more
     return section + more if isinstance(section, list) and isinstance(more, list) else more
+
+
+def _clock_ahead(member: liveness.Member, now: float) -> float | None:
+    """This machine's clock minus the member's when it was heard last, seconds: a heartbeat bears its author's time."""
+    if member.beat is None or member.seen_at is None:
+        return None
+    return round(time.time() - (now - member.seen_at) - member.beat.sequence / 1000, 1)
 
 
 def _no_work(rate: float) -> dict[str, Any]:

@@ -17,14 +17,15 @@ NEIGHBOURS = 64
 MAX_PORT = 65535
 
 
-def choose_listen(listen: str | None, profile: NetworkProfile, directory: Path) -> str:
-    """A multiaddr. listen: the owner's word, taken as it is; directory: the node's state, which remembers a port."""
+def choose_listen(listen: str | None, profile: NetworkProfile, directory: Path, *, running: bool = False) -> str:
+    """A multiaddr. listen: the owner's word, taken as it is; directory: the node's state, which remembers a port;
+    running: of a daemon that has the port already."""
     if listen is not None:
         return listen
     host = "0.0.0.0" if is_public(profile) else "127.0.0.1"  # noqa: S104 - a peer is to be reached by peers
     usual = range(USUAL_PORT, USUAL_PORT + NEIGHBOURS) if is_public(profile) else range(0)
     wanted = [port for port in (_remembered(directory), *usual) if port]
-    free = next((port for port in wanted if not port_is_taken(host, port)), 0)
+    free = next((port for port in wanted if running or not port_is_taken(host, port)), 0)
     return f"/ip4/{host}/tcp/{free}"
 
 

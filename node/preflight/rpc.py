@@ -48,7 +48,7 @@ def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
             if deep and profile.deployed:
                 found["logs_from"] = _logs_from(http, url, profile, found["block"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError, OSError) as error:
-        found["error"] = (str(error) or type(error).__name__).replace(url, shown(url))[:200]
+        found["error"] = (str(error) or type(error).__name__)[:200]
     return found
 
 

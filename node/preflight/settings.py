@@ -9,8 +9,8 @@ from node.config import NodeConfig
 from node.preflight.finding import Finding, failure, ok, warning
 
 PREFIX = "INTELLECT_NODE_"
-OTHERS = ("HOME", "CACHE", "NETWORK")
-"""Variables with the prefix that are not settings of the daemon."""
+OTHERS = ("CACHE",)
+"""Variables with the prefix that other parts of the program read."""
 
 
 def check_settings(file: Path, environment: Mapping[str, str]) -> list[Finding]:

@@ -27,7 +27,7 @@ from node.preflight.finding import Finding, failure, ok
 from node.preflight.gpu import check_gpu
 from node.preflight.keys import check_keys
 from node.preflight.listening import announced, choose_listen
-from node.preflight.lock import check_lock
+from node.preflight.lock import check_lock, holder_of
 from node.preflight.memory import check_memory, weights_of
 from node.preflight.peers import visit
 from node.preflight.ports import check_announced, check_listen, is_public
@@ -154,7 +154,8 @@ class Survey:
 
     def _look_at_port(self, profile: NetworkProfile, role: Role) -> list[Finding]:
         config = self._config
-        listen = choose_listen(config.listen, profile, self._directory)
+        running = holder_of(self._directory) is not None
+        listen = choose_listen(config.listen, profile, self._directory, running=running)
         where = announced(listen, config.announce)
         reach = check_announced(where, role, is_public(profile), chosen=bool(config.announce))
         return [check_listen(listen), reach] if self._scope.joining else [reach]

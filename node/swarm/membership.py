@@ -86,6 +86,10 @@ class Membership:
         members.sort(key=lambda member: now - (member.seen_at or -1e9))
         return [member.address for member in members]
 
+    def contact_of(self, node: Address) -> str | None:
+        """Where a member says on chain that it can be dialled."""
+        return self._contacts.get(node)
+
     def gateways(self) -> list[str]:
         """Where members serve blobs by HTTP, as they say in their heartbeats."""
         beats = [member.beat for member in self.table.all() if member.gone is None and member.address != self.own]

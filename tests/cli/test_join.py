@@ -27,6 +27,8 @@ def shown(progress: ProgressRecord, *, live: bool) -> str:
     view.look(progress)
     progress.contributed("accepted", "file 1 for policy 3 was accepted: 100 units, worth 0.1 tokens")
     view.look(progress)
+    progress.tell("accepted", "file 2")
+    view.look(progress)
     view._screen.close()
     return stream.getvalue()
 

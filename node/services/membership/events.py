@@ -7,10 +7,12 @@ import trio
 from contracts.bindings import Event, Joined, Left, Slashed, SlashOverturned
 from node.chain.follower import EventFollower, RolledBack
 from node.chain.ledger import Ledger
+from node.progress import ProgressRecord
 from node.services.base import Service
 from node.swarm.membership import Membership, SlashRecord
 
 FIRST_LOOK = 60.0
+WATCH_EVERY = 2.0
 
 
 class Events(Service):
@@ -18,8 +20,9 @@ class Events(Service):
 
     name = "events"
 
-    def __init__(self, follower: EventFollower, membership: Membership) -> None:
+    def __init__(self, follower: EventFollower, membership: Membership, progress: ProgressRecord | None = None) -> None:
         self._follower = follower
+        self._progress = progress or ProgressRecord()
         self._membership = membership
         self.ledger = Ledger(membership.own)
 
@@ -31,6 +34,24 @@ class Events(Service):
                 await trio.sleep(0.05)
 
     async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            await self._take_in()
+            nursery.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
+        """Tell of a chain that answers no more, and of one that answers again."""
+        healthy = True
+        while True:
+            await trio.sleep(WATCH_EVERY)
+            if self._follower.healthy != healthy and self._follower.block is not None:
+                healthy = self._follower.healthy
+                if healthy:
+                    self._progress.tell("chain", "the chain answers again")
+                else:
+                    self._progress.trouble("the chain does not answer: no pay and no membership until it does")
+
+    async def _take_in(self) -> None:
         async for delivery in self._follower.events:
             if isinstance(delivery, RolledBack):
                 for event in delivery.events:

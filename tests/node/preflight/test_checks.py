@@ -19,6 +19,7 @@ from node.preflight.memory import check_memory
 from node.preflight.ports import check_announced, check_listen, is_public
 from node.preflight.provider import Provider, next_steps
 from node.preflight.rpc import check_rpc, judge, shown
+from node.preflight.running import Running, check_running
 from node.preflight.settings import check_settings
 from node.preflight.stake import Standing, check_gas, check_pool, check_stake
 from node.preflight.survey import exit_code
@@ -179,9 +180,12 @@ def test_settings_of_another_version_are_named_with_the_nearest(tmp_path: Path) 
     file = tmp_path / "config.toml"
     assert [one.level for one in check_settings(file, {})] == ["ok", "ok"]
     file.write_text('role = "worker"\nstorage_quota = 5\n')
-    of_file, of_environment = check_settings(file, {"INTELLECT_NODE_LISTENS": "x", "INTELLECT_NODE_HOME": "/h"})
+    of_file, of_environment = check_settings(
+        file, {"INTELLECT_NODE_LISTENS": "x", "INTELLECT_NODE_HOME": "/h", "INTELLECT_NODE_CACHE": "/c"}
+    )
     assert of_file.level == "failure" and "storage_quota: did you mean store_quota?" in of_file.remedy
     assert of_environment.level == "warning" and "did you mean listen?" in of_environment.remedy
+    assert of_environment.data["unknown"] == ["LISTENS"]
 
 
 # chain
@@ -319,3 +323,15 @@ def test_a_finding_is_what_programs_read() -> None:
     import msgspec
 
     assert msgspec.json.decode(msgspec.json.encode(ok("a", "b", c=1)), type=Finding) == ok("a", "b", c=1)
+
+
+# a running daemon
+
+
+def test_a_running_daemon_is_judged_by_what_it_says() -> None:
+    alone = Running("policy", "fetching policy 3", others=4, connected=0, tried=3, reached=0, troubles=["no RPC"])
+    level = {finding.name: finding.level for finding in check_running(alone)}
+    assert level == {"daemon": "ok", "connections": "warning", "dialled": "warning", "trouble": "warning"}
+    fine = Running("working", "its share is made", others=4, connected=3, tried=3, reached=2, offsets=(0.1, -0.2))
+    assert worst(check_running(fine)) == "ok" and len(check_running(fine)) == 4
+    assert check_running(Running("stake", "waits"))[2].level == "ok"

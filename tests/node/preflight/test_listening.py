@@ -28,6 +28,7 @@ def test_the_port_of_before_is_taken_again_unless_somebody_else_has_it(tmp_path:
         remember_port(tmp_path, f"/ip4/127.0.0.1/tcp/{port}/p2p/16Uiu2")
         other.listen()
         assert choose_listen(None, LOCAL, tmp_path) == "/ip4/127.0.0.1/tcp/0"
+        assert choose_listen(None, LOCAL, tmp_path, running=True) == f"/ip4/127.0.0.1/tcp/{port}"
     assert choose_listen(None, LOCAL, tmp_path) == f"/ip4/127.0.0.1/tcp/{port}"
 
 

@@ -11,11 +11,13 @@ from contracts.bindings import Joined, Left
 from node.chain.errors import ChainError, RpcUnreachable
 from node.chain.follower import RolledBack
 from node.config import NodeConfig
+from node.network.errors import PeerUnavailable
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
+from node.services.membership.reach import Reach
 from node.services.membership.stake import Stake
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
@@ -183,10 +185,50 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
     await apply(chain, NodeConfig(network="base-sepolia", home=tmp_path), progress)
     told = [(event.name, event.text) for event in progress.events]
     assert chain.looks == 5 and progress.phase.name == "stake" and "joining may cost" in progress.phase.text
-    assert [text for name, text in told if name == "do"][0] == "intellect-node keys new provider"
+    assert [text for name, text in told if name == "do"].count("intellect-node keys new provider") == 1
     assert told[-1][0] == "do" and told[-1][1].startswith("send ") and "trouble" in dict(told)
 
 
 async def apply(chain: Any, config: NodeConfig, progress: ProgressRecord) -> None:
     pool: Any = SimpleNamespace(epoch_seconds=3600)
     await ensure_participant(chain, OWN, config, Path("nodes/a"), pool, progress)
+
+
+async def test_a_node_that_nobody_can_dial_is_told_so_and_one_member_of_another_version_changes_nothing() -> None:
+    answers: dict[str, bool | None] = {"a": False, "b": None}
+
+    async def ask(member: str) -> bool | None:
+        await trio.lowlevel.checkpoint()
+        if member not in answers:
+            raise PeerUnavailable(member, "it does not know the protocol")
+        return answers[member]
+
+    connected = frozenset("abc")
+    member: Any = SimpleNamespace(
+        network=SimpleNamespace(connected=lambda: connected), dialback=SimpleNamespace(ask=ask)
+    )
+    progress = ProgressRecord()
+    reach = Reach(member, CONTACT, progress)
+    await reach.ask_around()
+    assert reach.status() == {"node": {"reach": {"tried": 1, "reached": 0}}}
+    assert [event.name for event in progress.events] == ["trouble"] and CONTACT in progress.events[0].text
+    silent = Reach(SimpleNamespace(network=member.network, dialback=None), CONTACT, progress)  # type: ignore[arg-type]
+    silent._member.network.connected = frozenset
+    await silent.ask_around()
+    assert len(progress.events) == 1
+    member.network.connected = lambda: connected
+    answers["b"] = True
+    await reach.ask_around()
+    assert (reach.tried, reach.reached) == (2, 1) and len(progress.events) == 1
+
+
+async def test_a_chain_that_does_not_answer_is_told_once_and_so_is_its_return(autojump_clock: Any) -> None:
+    follower, progress = Follower(), ProgressRecord()
+    events = Events(follower, membership(), progress)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(events.run)
+        for healthy in (True, False, False, True):
+            follower.healthy = healthy
+            await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    assert [event.name for event in progress.events] == ["trouble", "chain"]

@@ -1,0 +1,48 @@
+"""What a daemon that runs says of itself, as findings. Pure."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from node.preflight.clock import against_peers
+from node.preflight.finding import Finding, ok, warning
+from node.preflight.ports import FORWARD
+
+
+class Running(msgspec.Struct, frozen=True):
+    """phase, text: where it is; others: members besides it, and how many of them it is connected with; tried, reached:
+    members that dialled it, and that got through; offsets: its clock minus each peer's, seconds."""
+
+    phase: str
+    text: str
+    others: int = 0
+    connected: int = 0
+    tried: int = 0
+    reached: int = 0
+    offsets: tuple[float, ...] = ()
+    troubles: Sequence[str] = ()
+
+
+def check_running(daemon: Running) -> list[Finding]:
+    found = [ok("daemon", f"it runs: {daemon.phase}, {daemon.text}"), _connections(daemon), _reach(daemon)]
+    clock = against_peers(daemon.offsets)
+    troubles = [warning("trouble", text, "its log says more: intellect-node logs") for text in daemon.troubles]
+    return [*found, *([clock] if clock else []), *troubles]
+
+
+def _connections(daemon: Running) -> Finding:
+    what = f"connected with {daemon.connected} of {daemon.others} other members"
+    data = {"members": daemon.others, "connected": daemon.connected}
+    if daemon.others and not daemon.connected:
+        return warning("connections", what, "let TCP connections out of this machine", **data)
+    return ok("connections", what, **data)
+
+
+def _reach(daemon: Running) -> Finding:
+    data = {"tried": daemon.tried, "reached": daemon.reached}
+    if not daemon.tried:
+        return ok(
+            "dialled", "no member has tried to dial this node yet (they try addresses of the internet only)", **data
+        )
+    what = f"{daemon.reached} of {daemon.tried} members that tried could dial this node"
+    return ok("dialled", what, **data) if daemon.reached else warning("dialled", what, FORWARD, **data)

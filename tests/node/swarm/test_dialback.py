@@ -1,0 +1,72 @@
+"""Dialling back: who asks about itself gets an answer, nobody can use a member to look at other machines."""
+
+from typing import Any
+
+import pytest
+import trio
+
+from node.network.memory import MemoryHub, MemoryNetwork
+from node.swarm.dialback import PAUSE, PROTOCOL, DialBack, accepts
+from protocol.identity import NodeKey
+
+ASKER, MEMBER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
+
+
+class Dialler:
+    def __init__(self, open_port: bool) -> None:
+        self.open = open_port
+        self.dialled: list[tuple[str, int]] = []
+
+    async def __call__(self, host: str, port: int) -> bool:
+        self.dialled.append((host, port))
+        return self.open
+
+
+async def answers(address: str | None, dialler: Dialler, times: int = 1, pause: float = 0.0) -> list[bool | None]:
+    """What a member answers an asker that has announced `address` on chain."""
+    hub = MemoryHub()
+    asking, asked = MemoryNetwork(ASKER, hub), MemoryNetwork(MEMBER, hub)
+    contact = f"{address}/p2p/{ASKER.peer_id}" if address else None
+    DialBack(asked, lambda node: contact if node == ASKER.address else None, dialler)
+    asker = DialBack(asking, lambda _: None)
+    found: list[bool | None] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(asking.run)
+        await nursery.start(asked.run)
+        asking.set_contacts({MEMBER.address: f"/ip4/127.0.0.1/tcp/1/p2p/{MEMBER.peer_id}"})
+        for _ in range(times):
+            with trio.fail_after(5):
+                found.append(await asker.ask(MEMBER.address))
+            await trio.sleep(pause)
+        nursery.cancel_scope.cancel()
+    return found
+
+
+@pytest.mark.parametrize("open_port", [True, False])
+async def test_a_member_says_whether_it_could_dial(open_port: bool) -> None:
+    dialler = Dialler(open_port)
+    assert await answers("/ip4/8.8.8.8/tcp/4001", dialler) == [open_port]
+    assert dialler.dialled == [("8.8.8.8", 4001)]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["/ip4/127.0.0.1/tcp/22", "/ip4/192.168.0.1/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip6/::1/tcp/1", None],
+)
+async def test_nobody_looks_into_a_members_own_network(address: str | None) -> None:
+    dialler = Dialler(True)
+    assert await answers(address, dialler) == [None] and dialler.dialled == []
+
+
+async def test_who_asks_too_often_is_not_dialled_again(autojump_clock: Any) -> None:
+    dialler = Dialler(True)
+    assert await answers("/ip4/8.8.8.8/tcp/1", dialler, times=3, pause=PAUSE / 2) == [True, None, True]
+    assert len(dialler.dialled) == 2
+
+
+async def test_a_closed_port_is_not_accepted_and_an_open_one_is() -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    assert await accepts("127.0.0.1", port)
+    await listeners[0].aclose()
+    assert not await accepts("127.0.0.1", port) and PROTOCOL.endswith("/1")
