@@ -207,6 +207,8 @@ def test_everything_fits_into_80_columns(
     shown = capsys.readouterr().out
     assert shown and max(cell_len(line) for line in shown.splitlines()) <= 80
     assert "\x1b" not in shown and "\u202e" not in shown
+    if (role, command) == ("a trainer", "status"):
+        assert "weights fetch --network local --pool 1 --out model" in " ".join(shown.split()), "wrapped, not cut"
 
 
 def test_a_node_that_is_not_in_yet_says_what_it_waits_for(
