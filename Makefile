@@ -49,6 +49,7 @@ $(VENV)/.ready-train: $(INPUTS)
 
 $(VENV)/.ready-dev: $(INPUTS)
 	@$(BOOTSTRAP) --extras train,dev --stamp $@ --stamp $(VENV)/.ready-train
+	@$(PYTHON) scripts/browser.py
 
 clean:
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info

@@ -37,6 +37,7 @@ class StatusPage:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._started = time.monotonic()
+        self._version = program_version()  # read from disk: once
         self._key: NodeKey | None = None
         self._directory: Path | None = None
         self._profile: NetworkProfile | None = None
@@ -99,7 +100,7 @@ class StatusPage:
             "state": "finished" if finished and state == "working" else state,
             "pid": os.getpid(),
             "uptime_seconds": round(time.monotonic() - self._started, 1),
-            "version": program_version(),
+            "version": self._version,
             "contacts": list(self._member.network.contacts()) if self._member else [],
             "engine": engine,
             "state_dir": str(self._directory or ""),

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -29,14 +28,8 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-port=0",
 )
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 START = 60.0
 MOST = 64 << 20
-
-
-def find_chromium() -> str | None:
-    """The browser of this machine: $CHROMIUM, or one on PATH."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Chromium:
@@ -143,7 +136,7 @@ class Tab:
     async def until(self, script: str, seconds: float = 20.0) -> None:
         """Wait for an expression to be true. Raises TimeoutError that names it."""
         with trio.move_on_after(seconds):
-            while not await self.look(script):  # noqa: ASYNC110 - a page has no event for whatever is asked here
+            while not await self.look(f"Boolean({script})"):  # noqa: ASYNC110 - a page has no event for whatever is asked here
                 await trio.sleep(0.03)
             return
         raise TimeoutError(script)
@@ -158,6 +151,11 @@ class Tab:
     async def prefer(self, scheme: str) -> None:
         """light or dark, as the system would have it."""
         await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    async def press(self, key: str) -> None:
+        """One key, down and up."""
+        for kind in ("keyDown", "keyUp"):
+            await self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=9)
 
     async def picture(self, path: Path) -> None:
         """A screenshot of the whole page."""

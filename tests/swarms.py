@@ -4,6 +4,8 @@ import math
 import random
 from typing import Any
 
+from protocol.liveness import heartbeat_interval
+
 SECONDS = {
     "wait": 0.11,
     "load": 0.01,
@@ -15,6 +17,8 @@ SECONDS = {
     "announce": 0.02,
     "eval": 0.06,
 }
+PACE = 0.5
+"""Seconds of a step."""
 WHY = "problem 3 is not the one that was drawn"
 
 
@@ -25,8 +29,9 @@ def address(number: int) -> str:
 def status(
     members: int = 7, step: int = 71, total: int = 150, role: str = "trainer", at: float = 0.0
 ) -> dict[str, Any]:
-    """at: seconds since the node started; everything that moves moves with it and with `step`."""
-    rows = [_row(number, step, at) for number in range(members)]
+    """at: seconds since the node started; everything that moves moves with it and with `step`, which members tell of in
+    their heartbeats: as seldom as a swarm of that size sends them."""
+    rows = [_row(number, step, at, heartbeat_interval(members, 2.0)) for number in range(members)]
     return {
         "schema_version": 1,
         "node": {
@@ -79,7 +84,9 @@ def status(
     }
 
 
-def _row(number: int, step: int, at: float) -> dict[str, Any]:
+def _row(number: int, step: int, at: float, interval: float) -> dict[str, Any]:
+    ago = (at + 0.618 * number * interval) % interval
+    heard = max(step - math.ceil(ago / PACE), 0) if number else step
     kind = "trainer" if number == 0 else "validator" if number % 40 == 1 else "worker"
     state = (
         "evicted" if number == 6 else "dead" if number % 31 == 30 else "unhealthy" if number % 37 == 36 else "healthy"
@@ -89,9 +96,9 @@ def _row(number: int, step: int, at: float) -> dict[str, Any]:
         "role": kind,
         "state": state,
         "doing": "working",
-        "step": step - (number * 7 + step) % 3 if kind == "worker" else step,
-        "seen_seconds_ago": round((at * 7 + number) % 50, 1),
-        "tokens_per_second": 4000 + (number * 37 + step) % 1500 if kind == "worker" else 0.0,
+        "step": heard,
+        "seen_seconds_ago": round(ago, 1),
+        "tokens_per_second": 4000 + (number * 37 + heard) % 1500 if kind == "worker" else 0.0,
         "connected": number < 14,
     }
 
@@ -101,12 +108,12 @@ def _reward(step: int) -> float:
 
 
 def _training(step: int) -> dict[str, Any]:
-    noise = random.Random(5)
+    held_back, training = random.Random(5), random.Random(6)
     steps = range(max(step - 399, 0), step + 1)
     return {
         "step": step,
-        "reward_eval": [[one, round(_reward(one) + noise.gauss(0, 0.025), 4)] for one in steps],
-        "reward_train": [[one, round(_reward(one) - 0.05 + noise.gauss(0, 0.04), 4)] for one in steps],
+        "reward_eval": [[one, round(_reward(one) + held_back.gauss(0, 0.025), 4)] for one in steps],
+        "reward_train": [[one, round(_reward(one) - 0.05 + training.gauss(0, 0.04), 4)] for one in steps],
         "staleness": {"0": 130, "1": 7210, "2": 310, "dropped": 8},
         "queued_rollouts": 64,
         "seconds_per_step": 0.41,
@@ -121,7 +128,6 @@ def _training(step: int) -> dict[str, Any]:
             "file_seconds": {"commit": 0.5, "verify": 0.31, "fetch": 0.04, "queue": 0.2},
             "staleness": {"0": 2, "1": 28, "2": 2},
             "tokens_per_second": 5100.0 + step % 90,
-            "reward_mean": 0.5,
             "mismatch_kl": 0.02,
         },
         "done": False,
@@ -143,9 +149,9 @@ def _contributions(rows: list[dict[str, Any]], step: int) -> dict[str, Any]:
     workers = [row for row in rows if row["role"] == "worker"]
     counts = {
         row["address"]: {
-            "accepted": 0 if row["state"] == "evicted" else step * 2 + i % 7,
+            "accepted": 0 if row["state"] == "evicted" else row["step"] * 2 + i % 7,
             "rejected": 4 if row["state"] == "evicted" else 0,
-            "units": 0 if row["state"] == "evicted" else 64 * (step * 2 + i % 7),
+            "units": 0 if row["state"] == "evicted" else 64 * (row["step"] * 2 + i % 7),
             "reason": "wrong_problems" if row["state"] == "evicted" else "",
         }
         for i, row in enumerate(workers)

@@ -3,10 +3,11 @@
 It is done in parts, each of which is short also where a swarm has a thousand members: others may run in between.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from node.page.feed import Feed
+from node.page.feed import Feed, Row
+from node.page.plain import Steady
 from node.page.sections import MEMBER_COLUMNS, members, sections
 from node.page.series import LOAD_COLUMNS, STEP_COLUMNS, Curves
 from node.page.spread import SPREAD_COLUMNS, SpreadBook
@@ -21,13 +22,22 @@ class Model:
         self.feed = Feed()
         self.curves = Curves()
         self._spread = SpreadBook()
+        self._steady = Steady()
 
     def absorb(self, status: Mapping[str, Any], now: float) -> Iterator[None]:
         """Take in what /status says at `now`, unix seconds."""
-        for name, content in sections(status, now).items():
+
+        def ago(name: str, seconds: Any) -> int | None:
+            return self._steady(name, now, seconds)
+
+        for name, content in sections(status, ago).items():
             self.feed.put(name, content)
         yield
-        self.feed.put_rows("members", members(status, now))
+        rows: dict[Hashable, Row] = {}
+        for some in members(status, ago):
+            rows |= some
+            yield
+        self.feed.put_rows("members", rows)
         yield
         self._follow_policies(status, now)
         yield

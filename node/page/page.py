@@ -56,8 +56,10 @@ class Page:
 
     async def _look(self) -> None:
         while True:
+            before = self._model.feed.version
             await self._refresh(self._status(), time.time())
-            self.audience.tell()
+            if self._model.feed.version > before:
+                self.audience.tell()
             if self.audience.viewers:
                 await trio.sleep(SEEN)
             else:

@@ -5,6 +5,8 @@ import unicodedata
 from typing import Any
 
 LONGEST = 200
+JITTER = 1.5
+"""Seconds by which a moment may seem to move."""
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 """Categories of characters that move, hide or turn what stands beside them."""
 
@@ -31,6 +33,23 @@ def table(value: Any, most: int = 32) -> dict[str, float | int]:
         return {}
     pairs = ((words(str(name), 40), number(one)) for name, one in list(value.items())[:most])
     return {name: one for name, one in pairs if one is not None}
+
+
+class Steady:
+    """Moments that are told as "so long ago": each stays what it was until it has really moved, so that nothing counts
+    as changed because two clocks were read a little apart. As many are kept as there are names."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def __call__(self, name: str, now: float, ago: Any) -> int | None:
+        """now: unix seconds; ago: seconds, or None for a moment that is not known."""
+        if not isinstance(ago, int | float) or not math.isfinite(ago):
+            return None
+        at, before = now - ago, self._known.get(name)
+        if before is None or abs(at - before) > JITTER:
+            self._known[name] = before = round(at)
+        return before
 
 
 def _shown(character: str) -> str:

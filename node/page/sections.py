@@ -4,42 +4,46 @@ Nothing that only the owner should see is here: no path, no process id, no peer'
 of an error (it may hold a URL with a key in it).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from node.page.feed import Row
 from node.page.plain import number, table, words
 
 Status = Mapping[str, Any]
+Ago = Callable[[str, Any], int | None]
 RECENT = 30
 """Verdicts, slashes and events that are shown."""
 MEMBERS = 2000
 """Rows of the table of members; the swarm may be larger, the page says so."""
+AT_ONCE = 250
 MEMBER_COLUMNS = (
     "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
 )  # fmt: skip
 
 
-def sections(status: Status, now: float) -> dict[str, Any]:
-    """Everything but the tables, by name. now: unix seconds."""
-    return {name: make(status, now) for name, make in _SECTIONS.items()}
+def sections(status: Status, ago: Ago) -> dict[str, Any]:
+    """Everything but the tables, by name. ago: the moment of a name, so many seconds ago, in unix seconds."""
+    return {name: make(status, ago) for name, make in _SECTIONS.items()}
 
 
-def members(status: Status, now: float) -> dict[str, Row]:
-    """The table of members by address, in MEMBER_COLUMNS."""
+def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
+    """The table of members by address, in MEMBER_COLUMNS: some at a time."""
     counted = (status.get("contributions") or {}).get("members") or {}
-    return {row["address"]: _member(row, counted.get(row["address"]) or {}, now) for row in _swarm(status)[:MEMBERS]}
+    rows = _swarm(status)[:MEMBERS]
+    for first in range(0, len(rows), AT_ONCE):
+        some = rows[first : first + AT_ONCE]
+        yield {row["address"]: _member(row, counted.get(row["address"]) or {}, ago) for row in some}
 
 
-def _member(row: Mapping[str, Any], counted: Mapping[str, Any], now: float) -> Row:
-    ago = number(row.get("seen_seconds_ago"))
+def _member(row: Mapping[str, Any], counted: Mapping[str, Any], ago: Ago) -> Row:
     return (
         words(row["address"], 42),
         words(row.get("role"), 16),
         words(row.get("state"), 16),
         words(row.get("doing"), 24),
         number(row.get("step")),
-        None if ago is None else round(now - ago),
+        ago(row["address"], row.get("seen_seconds_ago")),
         round(number(row.get("tokens_per_second")) or 0),
         bool(row.get("connected")),
         number(counted.get("accepted")) or 0,
@@ -53,15 +57,15 @@ def _swarm(status: Status) -> list[Mapping[str, Any]]:
     return [row for row in status.get("swarm") or [] if isinstance(row.get("address"), str)]
 
 
-def _node(status: Status, now: float) -> dict[str, Any]:
+def _node(status: Status, ago: Ago) -> dict[str, Any]:
     node, work = status.get("node") or {}, status.get("work") or {}
     error = status.get("last_error") or {}
     return {
         "address": words(node.get("address"), 42),
         "role": words(node.get("role"), 16),
         "state": words(node.get("state"), 24),
-        "phase": _phase(node.get("phase") or {}, now),
-        "since": round(now - (number(node.get("uptime_seconds")) or 0)),
+        "phase": _phase(node.get("phase") or {}, ago),
+        "since": ago("started", node.get("uptime_seconds")),
         "version": words(node.get("version"), 40),
         "engine": words(node.get("engine"), 64),
         "waiting": words(work.get("waiting")),
@@ -70,15 +74,15 @@ def _node(status: Status, now: float) -> dict[str, Any]:
     }
 
 
-def _phase(phase: Mapping[str, Any], now: float) -> dict[str, Any] | None:
+def _phase(phase: Mapping[str, Any], ago: Ago) -> dict[str, Any] | None:
     if not phase:
         return None
-    since = round(now - (number(phase.get("since_seconds")) or 0))
     name, text = words(phase.get("name"), 32), words(phase.get("text"))
+    since = ago(f"phase {name}", phase.get("since_seconds"))
     return {"name": name, "text": text, "since": since, "progress": number(phase.get("progress"))}
 
 
-def _run(status: Status, _: float) -> dict[str, Any]:
+def _run(status: Status, _: Ago) -> dict[str, Any]:
     run, chain, stats = (status.get(name) or {} for name in ("run", "network", "network_stats"))
     return {
         "name": words(run.get("name"), 80),
@@ -98,7 +102,7 @@ def _run(status: Status, _: float) -> dict[str, Any]:
     }
 
 
-def _training(status: Status, _: float) -> dict[str, Any] | None:
+def _training(status: Status, _: Ago) -> dict[str, Any] | None:
     training = status.get("training")
     if not training:
         return None
@@ -125,7 +129,7 @@ def _training(status: Status, _: float) -> dict[str, Any] | None:
     }
 
 
-def _verdicts(status: Status, _: float) -> dict[str, Any] | None:
+def _verdicts(status: Status, _: Ago) -> dict[str, Any] | None:
     told = status.get("contributions")
     if not told:
         return None
@@ -150,7 +154,7 @@ def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _slashes(status: Status, _: float) -> list[dict[str, Any]]:
+def _slashes(status: Status, _: Ago) -> list[dict[str, Any]]:
     return [
         {
             "node": words(one.get("node"), 42),
@@ -163,7 +167,7 @@ def _slashes(status: Status, _: float) -> list[dict[str, Any]]:
     ]
 
 
-def _audit(status: Status, _: float) -> dict[str, Any] | None:
+def _audit(status: Status, _: Ago) -> dict[str, Any] | None:
     audit = status.get("audit")
     if not audit:
         return None
@@ -182,7 +186,7 @@ def _audit(status: Status, _: float) -> dict[str, Any] | None:
     }
 
 
-def _money(status: Status, _: float) -> dict[str, Any]:
+def _money(status: Status, _: Ago) -> dict[str, Any]:
     pay, stake = status.get("pay"), status.get("stake") or {}
     told: dict[str, Any] = {"bonded": _tokens(stake.get("bonded_wei")), "slashed": _tokens(stake.get("slashed_wei"))}
     if not pay:
@@ -209,7 +213,7 @@ def _tokens(wei: Any) -> float | None:
         return None
 
 
-def _work(status: Status, _: float) -> dict[str, Any]:
+def _work(status: Status, _: Ago) -> dict[str, Any]:
     work = status.get("work") or {}
     names = (
         "files_committed",
@@ -222,14 +226,14 @@ def _work(status: Status, _: float) -> dict[str, Any]:
     return {name: number(work.get(name)) for name in names} | {"by_reason": table(work.get("rejected_by_reason"))}
 
 
-def _events(status: Status, _: float) -> list[dict[str, Any]]:
+def _events(status: Status, _: Ago) -> list[dict[str, Any]]:
     return [
         {"at": number(one.get("at")), "name": words(one.get("name"), 32), "text": words(one.get("text"))}
         for one in (status.get("events") or [])[-RECENT:]
     ]
 
 
-_SECTIONS: dict[str, Callable[[Status, float], Any]] = {
+_SECTIONS: dict[str, Callable[[Status, Ago], Any]] = {
     "node": _node,
     "run": _run,
     "training": _training,

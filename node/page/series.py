@@ -11,6 +11,8 @@ from node.page.thinning import Point, Values, thin
 
 MOST, FRESH = 800, 400
 """Points of a series, and how many of them are never merged."""
+THINNED = 650
+"""Points that are left when there were too many: viewers get the whole series then, so not with every step."""
 INTERVAL = 10
 """Seconds of one row of `load`."""
 STEP_COLUMNS = (
@@ -44,6 +46,9 @@ class Series:
         """Ascending."""
         return [Point(x, self._points[x]) for x in sorted(self._points)]
 
+    def __contains__(self, x: object) -> bool:
+        return x in self._points
+
     @property
     def rows(self) -> dict[int, tuple[float | None, ...]]:
         """By x, with it as the first column."""
@@ -71,7 +76,7 @@ class Series:
 
     def _bound(self) -> None:
         if len(self._points) > MOST:
-            self._points = {point.x: point.values for point in thin(self.points, MOST, FRESH)}
+            self._points = {point.x: point.values for point in thin(self.points, THINNED, FRESH)}
             self.whole = True
 
 
@@ -105,7 +110,7 @@ class Curves:
         if step is None or (status.get("training") and step > self._latest):
             return  # the trainer's own record has it better
         told, own = number(run.get("reward")), number(work.get("last_reward_estimate"))
-        at = None if step in self.steps.rows else round(now)
+        at = None if step in self.steps else round(now)
         self.steps.put(step, at=at, told=told, own=own)
 
     def _feed_training(self, training: Mapping[str, Any], now: float) -> None:

@@ -40,7 +40,7 @@ export function lines(width, height, label, { series, xRange, yRange, xText, yTe
   const root = frame(width, height, label, box, xs, ys, xText, yText);
   if (goal !== null && goal !== undefined && goal <= yRange[1]) {
     root.append(svg("line", { class: "goal", x1: box.left, x2: box.right, y1: y(goal), y2: y(goal) }));
-    root.append(svg("text", { x: box.right, y: y(goal) - 6, "text-anchor": "end" }, `goal ${goal}`));
+    root.append(svg("text", { x: box.left + 6, y: y(goal) - 6 }, `goal ${goal}`));
   }
   for (const one of series) {
     const points = one.points.map(([a, b]) => [x(a), y(b)]);

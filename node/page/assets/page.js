@@ -17,6 +17,7 @@ const NEEDS = {
   load: ["load"],
   age: ["training", "node"],
   split: ["training", "node"],
+  way: ["training", "node"],
   members: ["members", "verdicts", "run", "node"],
   verdicts: ["verdicts"],
   trust: ["slashes", "audit"],
@@ -30,6 +31,7 @@ const NEEDS = {
 // -- drawing ----------------------------------------------------------------------------------------
 
 const stale = new Set();
+const sorting = new Set(); // tables that have changed since the last picture
 let asked = false;
 
 function changed(name) {
@@ -41,10 +43,13 @@ function changed(name) {
 
 function draw() {
   asked = false;
+  for (const name of sorting) state.rows[name] = ordered(name);
+  sorting.clear();
   const wanted = [...stale];
   stale.clear();
   for (const panel of wanted) panels[panel](state);
   window.drawn = (window.drawn ?? 0) + 1;
+  if (window.drawn === 1) performance.mark("drawn");
 }
 
 // -- the stream -------------------------------------------------------------------------------------
@@ -86,8 +91,13 @@ function take(name, told) {
   const table = tables[name];
   if (told.whole) table.clear();
   for (const row of told.rows) table.set(row[0], Object.fromEntries(columns[name].map((column, i) => [column, row[i]])));
-  const rows = [...table.values()];
-  state.rows[name] = name === "members" ? rows : rows.sort((a, b) => a[columns[name][0]] - b[columns[name][0]]);
+  sorting.add(name);
+}
+
+// Once a picture, not once an event.
+function ordered(name) {
+  const rows = [...tables[name].values()];
+  return name === "members" ? rows : rows.sort((a, b) => a[columns[name][0]] - b[columns[name][0]]);
 }
 
 // The end of what was new, and the sign of life.

@@ -5,9 +5,10 @@ import { follow, lines, strips, swarm, table } from "./charts.js";
 import { clock, count, duration, fixed, name, percent, plural, seconds, short, tokens } from "./words.js";
 
 const FEW = 25;
+const LEGEND = [["■", "trainer"], ["▲", "validator"], ["●", "worker"], ["◎", "this node, with lines to its peers"]];
 const LEARNER = ["wait", "load", "pack", "forward_backward", "optimizer", "publish", "announce", "eval", "checkpoint"];
 const SPLIT_WORDS = { wait: "waiting for a batch", load: "loading it", pack: "packing", forward_backward: "learning", optimizer: "optimiser", publish: "writing the policy", announce: "announcing it", eval: "evaluating", checkpoint: "checkpoint" };
-const FILE_WORDS = { commit: "until promised", verify: "until judged", fetch: "until fetched", queue: "until trained on" };
+const FILE_WORDS = { commit: "made and promised", verify: "judged", fetch: "fetched", queue: "waiting for its turn" };
 
 const width = (id) => Math.max(at(id).clientWidth, 240);
 const alive = (member) => member.state === "healthy" || member.state === "unhealthy";
@@ -45,12 +46,13 @@ function headline(state) {
   const { run, node, audit } = state;
   if (audit?.distrust) return `This node works no more for its trainer: ${audit.distrust}.`;
   if (run?.over) return `The run is over${run.final === null ? "" : `: mean reward ${fixed(run.final)} on problems that were never trained on`}. The model can be had with intellect-node weights fetch.`;
-  if (!run || !run.name || run.step === null || run.step < 0) return `${node?.phase?.text || `This ${role(state)} is ${node?.state || "starting"}`}.`;
+  if (!node) return "Asking this node what it sees.";
+  if (!run || !run.name || run.step === null || run.step < 0) return `${node.phase?.text || `This ${role(state)} is ${node.state || "starting"}, and has no policy yet`}.`;
   const mean = curve(state).mean;
-  const left = pace(state) === null || !run.total ? "" : ` At this pace ${duration((run.total - run.step) * pace(state))} are left.`;
+  const left = pace(state) === null || !run.total || run.step >= run.total ? "" : ` At this pace ${duration((run.total - run.step) * pace(state))} are left.`;
   if (mean.length < 2) return `Training is at step ${count(run.step)} of ${count(run.total)}.${left}`;
   const [from, to] = [mean[Math.min(9, Math.floor(mean.length / 2))][1], mean.at(-1)[1]];
-  const way = Math.abs(to - from) < 0.005 ? `stands at ${fixed(to)}` : `${to > from ? "rose" : "fell"} from ${fixed(from)} to ${fixed(to)}`;
+  const way = Math.abs(to - from) < 0.02 ? `stands at ${fixed(to)}` : `${to > from ? "rose" : "fell"} from ${fixed(from)} to ${fixed(to)}`;
   return `The mean reward on problems never trained on ${way} in ${plural(run.step, "step")}.${left}`;
 }
 
@@ -137,11 +139,11 @@ export function load(state) {
     put("load-note", "");
     return put("load", none("A curve begins after twenty seconds."));
   }
-  const most = Math.max(...points.map(([, y]) => y), 1);
+  const most = Math.max(...points.map(([, y]) => y), 10);
   const xRange = [points[0][0], points.at(-1)[0]];
   const label = `Tokens per second of all workers together: now ${count(points.at(-1)[1])}, at most ${count(most)}`;
   const ago = (x) => (xRange[1] - x < 1 ? "now" : `${duration(xRange[1] - x)} ago`);
-  const { root } = lines(width("load"), 170, label, { series: [{ class: "main", points }], area: true, xRange, yRange: [0, most * 1.08], xText: () => "", yText: (y) => (y >= 1000 ? `${y / 1000}k` : count(y)) });
+  const { root } = lines(width("load"), 170, label, { series: [{ class: "main", points }], area: true, xRange, yRange: [0, most * 1.08], xText: () => "", yText: (y) => (y >= 1e6 ? `${y / 1e6}M` : y >= 1000 ? `${y / 1000}k` : count(y)) });
   put("load", root);
   say("load-note", `tokens per second by heartbeats, since ${ago(xRange[0])}`);
 }
@@ -149,7 +151,7 @@ export function load(state) {
 // -- bars -------------------------------------------------------------------------------------------
 
 function bars(rows, kind = "") {
-  return make("ul", { class: `bars ${kind}` }, rows.map(([text, share, value, more, tone]) => make("li", {}, make("span", {}, text), bar(share, tone), make("span", { class: "value" }, value, make("small", {}, more)))));
+  return make("ul", { class: `bars ${kind}` }, rows.map(([text, share, value, more, tone]) => make("li", {}, make("span", {}, text), bar(share, tone), make("span", { class: "value" }, value), make("span", { class: "more" }, more))));
 }
 
 export function age(state) {
@@ -175,10 +177,20 @@ export function split(state) {
     return put("split", none(state.training ? "No step is over yet." : `Only the trainer measures its steps; this node is a ${role(state)}.`));
   }
   const rows = parts.map(([text, time], i) => [text, time / total, seconds(time), percent(time / total), text === SPLIT_WORDS.wait ? "calm" : ""]);
-  const way = Object.entries(state.training.file_seconds ?? {}).filter(([part, time]) => FILE_WORDS[part] && time !== null);
-  const longest = Math.max(...way.map(([, time]) => time), 0.001);
-  say("split-note", `step ${count(state.training.step)}: ${seconds(total)}`);
-  put("split", bars(rows), way.length ? [make("h3", {}, "A file’s way into the batch"), bars(way.map(([part, time]) => [FILE_WORDS[part], time / longest, seconds(time), "", "calm"]))] : null);
+  say("split-note", `step ${count(state.training.step)} of the learner: ${seconds(total)}`);
+  put("split", bars(rows));
+}
+
+export function way(state) {
+  const times = state.training?.file_seconds ?? {};
+  const parts = Object.keys(FILE_WORDS).filter((part) => times[part] !== undefined);
+  if (!parts.length) {
+    say("way-note", "");
+    return put("way", none(state.training ? "No batch has been made since this node started." : `Only the trainer sees a file’s whole way; this node is a ${role(state)}.`));
+  }
+  const longest = Math.max(...parts.map((part) => times[part]), 0.001);
+  say("way-note", "from a policy’s publication on, means over the newest batch");
+  put("way", bars(parts.map((part) => [FILE_WORDS[part], times[part] / longest, seconds(times[part]), "", "calm"])));
 }
 
 // -- members ----------------------------------------------------------------------------------------
@@ -192,14 +204,14 @@ export function picture(state) {
   const states = Object.entries(Object.groupBy(members, (one) => one.state)).map(([word, list]) => `${count(list.length)} ${word}`);
   const label = `${plural(members.length, "member")}: ${states.join(", ")}. This node is connected with ${members.filter((one) => one.connected && !one.me).length}.`;
   put("swarm", swarm(members, label));
-  put("swarm-note", `■ trainer  ▲ validator  ● worker  ○ this node, and whom it is connected with`);
+  put("swarm-note", LEGEND.flatMap(([shape, text]) => [make("span", { "aria-hidden": "true" }, `${shape} `), `${text} `]));
 }
 
 const contributed = (a, b) => b.units - a.units || b.accepted - a.accepted || a.rejected - b.rejected || (a.role < b.role ? -1 : a.role > b.role ? 1 : 0);
 
 export function members(state) {
   const all = state.rows.members;
-  const units = all.reduce((sum, one) => sum + one.units, 0);
+  const units = { all: all.reduce((sum, one) => sum + one.units, 0), most: Math.max(...all.map((one) => one.units), 1) };
   const wanted = at("find").value.trim().toLowerCase();
   const found = all.filter((one) => !wanted || one.address.toLowerCase().includes(wanted) || one.role.includes(wanted) || one.state.includes(wanted)).sort(contributed);
   const shown = state.all ? found : found.slice(0, FEW);
@@ -207,7 +219,7 @@ export function members(state) {
   at("more").hidden = found.length <= FEW;
   say("more", state.all ? `Show ${FEW}` : `Show all ${count(found.length)}`);
   if (!all.length) return put("members", none("Nobody is known yet."));
-  const heads = [["Member"], ["Role"], ["State"], ["Step", "num"], ["Tokens/s", "num wide"], ["Accepted", "num"], ["Rejected", "num"], ["Share of work", "num"], ["Last heard", "num wide"]];
+  const heads = [["Member"], ["Role", "wide"], ["State"], ["Step", "num wide"], ["Tokens/s", "num wide"], ["Accepted", "num"], ["Rejected", "num"], ["Share", "num"], ["Last heard", "num wide"]];
   put("members", table(heads, shown.map((one) => memberRow(one, units, state)), "Members of the swarm"));
   const since = state.verdicts ? `Accepted and rejected files as this node has counted verdicts since ${clock(state.verdicts.since, state.now())}.` : "Verdicts are not counted yet.";
   const cut = state.run?.members > all.length ? ` The first ${count(all.length)} of ${count(state.run.members)} are listed.` : "";
@@ -215,21 +227,20 @@ export function members(state) {
 }
 
 function memberRow(one, units, state) {
-  const share = units ? one.units / units : 0;
   const mine = one.address === me(state);
   const judged = one.accepted || one.rejected;
   const doing = one.state === "healthy" && one.doing ? one.doing : one.state;
   return {
     kind: mine ? "me" : null,
     cells: [
-      make("span", { class: "mono", title: one.address }, short(one.address), mine ? " (this node)" : ""),
+      make("span", { class: "mono", title: one.address }, short(one.address), mine ? make("small", { class: "tag" }, " this node") : null),
       one.role || "–",
       make("span", { class: `state ${one.state}`, title: one.reason ? name(one.reason) : null }, name(doing)),
       one.step === null || one.step < 0 ? "–" : count(one.step),
       one.rate ? count(one.rate) : "–",
       judged ? count(one.accepted) : "–",
       one.rejected ? make("span", { class: "no" }, count(one.rejected)) : judged ? "0" : "–",
-      one.units ? make("span", { class: "share" }, bar(share), percent(share)) : "–",
+      one.units ? make("span", { class: "share" }, bar(one.units / units.most), percent(one.units / units.all)) : "–",
       one.seen === null ? "–" : clock(one.seen, state.now()),
     ],
   };
@@ -249,7 +260,7 @@ export function verdicts(state) {
   const most = Math.max(...reasons.map(([, n]) => n), 1);
   put("verdicts-note", `${count(told.accepted)} accepted, ${count(told.rejected)} rejected by the validators’ quorum`);
   const rows = told.recent.toReversed().map((one) => make("li", {}, moment(one.at, state), make("span", {}, make("span", { class: one.accepted ? "yes" : "no" }, one.accepted ? "accepted" : "rejected"), ` ${short(one.node)}, file ${one.index} of step ${one.step}`, one.accepted ? null : make("span", { class: "why" }, `: ${[name(one.reason), one.detail].filter(Boolean).join(", ")}`))));
-  put("verdicts", reasons.length ? bars(reasons.slice(0, 6).map(([reason, n]) => [name(reason), n / most, count(n), "", "bad"])) : null, make("ul", { class: "list", tabindex: "0", role: "region", "aria-label": "Newest verdicts" }, rows));
+  put("verdicts", reasons.length ? bars(reasons.slice(0, 5).map(([reason, n]) => [name(reason), n / most, count(n), "", "bad"])) : null, make("ul", { class: "list", tabindex: "0", role: "region", "aria-label": "Newest verdicts" }, rows));
 }
 
 export function trust(state) {
@@ -325,7 +336,7 @@ export function node(state) {
     ["Connected with", state.run?.peers === null || state.run?.peers === undefined ? null : plural(state.run.peers, "peer")],
     ["Own files", state.work?.files_committed ? `${count(state.work.files_committed)} made, ${count(state.work.files_accepted)} accepted, ${count(state.work.files_rejected)} rejected` : null],
     ["Engine", told.engine],
-    ["Started again", Object.entries(told.restarts).map(([what, n]) => `${what} ${n} ${n === 1 ? "time" : "times"}`).join(", ")],
+    ["Started again", Object.entries(told.restarts).map(([what, n]) => `${what} ${n ? plural(n, "time") : "never"}`).join(", ")],
     ["Running since", clock(told.since, state.now())],
     ["Version", told.version],
   ]));

@@ -6,7 +6,12 @@ export const count = (value) => (value === null || value === undefined ? "–" :
 
 export const fixed = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 
-export const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(share < 0.0995 && share > 0 ? 1 : 0)} %`);
+// Never 100 % of what is not all, nor 0 % of what is something.
+export function percent(share) {
+  if (share === null || share === undefined) return "–";
+  const exact = (share > 0 && share < 0.0995) || (share > 0.9905 && share < 1);
+  return `${exact ? Math.min(Math.max(100 * share, 0.1), 99.9).toFixed(1) : Math.round(100 * share)} %`;
+}
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
