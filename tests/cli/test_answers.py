@@ -17,8 +17,10 @@ def test_trouble_is_told_with_its_age_and_not_for_ever() -> None:
 
 def test_a_node_that_waits_for_its_stake_is_not_in_and_is_not_blamed_for_a_silent_chain() -> None:
     node = NodePart(state="starting", phase=PhasePart("stake", "waits for its stake", 5.0))
-    status = DaemonStatus(node=node, network=NetworkPart(rpc_ok=False), run=RunPart(step=-1))
+    needs = EventPart("do", "intellect-node keys new provider")
+    status = DaemonStatus(node=node, network=NetworkPart(rpc_ok=False), run=RunPart(step=-1), events=[needs])
     assert not is_member(status) and troubles(status, 0.0) == []
     told = dict(answers(status, 0.0))
-    assert told["am I in"][0] == "not yet" and told["doing"] == ["waits for its stake, for 5 s"]
+    assert told["am I in"][0] == "not yet"
+    assert told["doing"] == ["waits for its stake, for 5 s", "intellect-node keys new provider"]
     assert not any("-1" in line for line in told["doing"])
