@@ -13,6 +13,7 @@ OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
 """Phases of a node that is not a member yet."""
 TROUBLE_LASTS = 600.0
 """Seconds for which trouble that is over is still told."""
+MOST_COMMANDS = 6
 NOTHING_WRONG = "nothing that this node knows of"
 
 Lines = list[str]
@@ -88,7 +89,7 @@ def activity(status: DaemonStatus) -> Lines:
     else:
         far = f" ({phase.progress:.0%})" if phase.progress is not None else ""
         lasts = "" if phase.name == "working" else f", for {duration(phase.since_seconds)}"
-        lines = [f"{phase.text}{far}{lasts}"]
+        lines = [f"{phase.text}{far}{lasts}", *wanted(status)]
     if run and run.name:
         at = f"step {run.step}" if run.step is not None and run.step >= 0 else "no policy yet"
         rate = status.work.tokens_per_second if status.work else 0.0
@@ -101,6 +102,13 @@ def activity(status: DaemonStatus) -> Lines:
     if status.work and status.work.waiting:
         lines.append(f"waits: {status.work.waiting}")
     return lines
+
+
+def wanted(status: DaemonStatus) -> Lines:
+    """The commands that bring what a node waits for before it can join, as it told them."""
+    if status.node.phase is None or status.node.phase.name != "stake":
+        return []
+    return [event.text for event in status.events if event.name == "do"][-MOST_COMMANDS:]
 
 
 def end_of_run(status: DaemonStatus) -> Lines:

@@ -3,7 +3,9 @@
 Who may open the socket may ask; there is no other authentication.
 """
 
+import os
 import socket as sockets
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -16,8 +18,11 @@ MAX_ANSWER = 8 * 1024 * 1024
 
 
 def socket_of(state_dir: Path) -> Path:
-    """The socket of the daemon with this state directory."""
-    return api_socket_path(state_dir)
+    """The socket of the daemon with this state directory: where this terminal's daemons have it, else where those of
+    the machine's service manager do, which know no runtime directory."""
+    usual = api_socket_path(state_dir)
+    elsewhere = Path(tempfile.gettempdir()) / usual.parent.name / usual.name
+    return elsewhere if not usual.exists() and _is_ours(elsewhere) else usual
 
 
 def known_sockets() -> list[Path]:
@@ -65,6 +70,14 @@ def read_answer(answer: httpx.Response) -> DaemonStatus:
             "the daemon did not give its status", f"HTTP {answer.status_code}", "look at its log", NETWORK
         )
     return parse_status(answer.content)
+
+
+def _is_ours(socket: Path) -> bool:
+    """Whether it lies in a directory that nobody else could have made: others may write beside it."""
+    try:
+        return socket.exists() and socket.parent.stat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def _answers(path: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.answers import is_member
+from cli.answers import is_member, wanted
 from cli.errors import CONFIGURATION, UNEXPECTED, CommandError
 from cli.invocation import own_command, without
 from cli.output import clean, console, print_json
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 LONGEST_START, SETTLING = 120.0, 20.0
 """Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet."""
 POLL = 0.1
-MOST_PRINTED = 12
 UNDER_WAY = ("policy", "first-contribution", "working")
 """Phases of a node that has its run and its engine."""
 START_LOG = "start.log"
@@ -45,29 +44,21 @@ class Started:
     def lines(self) -> list[str]:
         """For people: what runs, how to look at it, how to end it."""
         facts, place = self.facts(), f"--state-dir {self.directory}"
-        printed = [] if is_member(self.status) else self._printed()
         return [
-            *printed,
             f"{facts['role'] or 'node'} {facts['address']} runs in the background (process {self.pid})",
             f"  now:   {facts['phase']}",
+            *(f"  do:    {clean(command, 300)}" for command in wanted(self.status)),
             f"  look:  intellect-node status {place}",
             f"  log:   intellect-node logs -f {place}",
             f"  stop:  intellect-node stop {place}",
-        ]
-
-    def _printed(self) -> list[str]:
-        """What it said while it started, the commands that it waits for among it."""
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        return [
-            "not in the pool yet; it says:",
-            *(f"  {clean(line, 300)}" for line in text.splitlines()[-MOST_PRINTED:]),
         ]
 
 
 def join_in_background(words: Sequence[str], directory: Path, *, as_json: bool) -> None:
     """Start the same command again without --detach, and say what came of it."""
     say: Callable[[str], None] = (lambda _: None) if as_json else lambda text: console().print(text, soft_wrap=True)
-    started = start_detached(without(words, "--detach", "--json", "--log", "--logs"), directory.resolve(), say)
+    again = [*without(words, "--detach", "--json", "--log", "--logs"), "--json"]  # which leaves only errors to its log
+    started = start_detached(again, directory.resolve(), say)
     if as_json:
         print_json(started.facts())
         return

@@ -65,7 +65,8 @@ class Manager:
             text = self.ask("show", f"{name}.service", *(f"--property={shown}" for shown in SHOWN))
         except CommandError:
             return {}
-        return dict(line.partition("=")[::2] for line in text.splitlines())
+        lines = [line.partition("=") for line in text.splitlines()]
+        return {name: value for name, _, value in lines}
 
 
 def needs_linger() -> bool:

@@ -49,7 +49,7 @@ def test_it_returns_once_the_daemon_is_in_and_the_daemon_stays(
         os.kill(facts["pid"], 0)
         assert (facts["address"], facts["role"], facts["state_dir"]) == ("0x12", "worker", str(state))
         assert (
-            f"it was told join --role worker --state-dir {state}\n"
+            f"it was told join --role worker --state-dir {state} --json\n"
             == Path(facts["log"]).read_text().splitlines(True)[0]
         )
     finally:

@@ -4,9 +4,11 @@ import http.server
 import io
 import json
 import socketserver
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
@@ -207,6 +209,8 @@ def test_everything_fits_into_80_columns(
     shown = capsys.readouterr().out
     assert shown and max(cell_len(line) for line in shown.splitlines()) <= 80
     assert "\x1b" not in shown and "\u202e" not in shown
+    if (role, command) == ("a trainer", "status"):
+        assert "weights fetch --network local --pool 1 --out model" in " ".join(shown.split()), "wrapped, not cut"
 
 
 def test_a_node_that_is_not_in_yet_says_what_it_waits_for(
@@ -249,3 +253,13 @@ def test_top_keeps_the_line_of_a_daemon_that_starts_again(daemon: Path) -> None:
     api_socket_path(daemon).with_suffix(".away").rename(api_socket_path(daemon))
     seen.look()
     assert [here for _, here in seen.rows()] == [True]
+
+
+def test_a_daemon_of_the_machine_s_service_manager_is_found_by_its_state_directory(
+    daemon: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(runtime))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemon.parent / "another"))
+    assert main(["status", "--state-dir", str(daemon)]) == 0
+    monkeypatch.setattr("cli.api.os", SimpleNamespace(getuid=lambda: 1 << 20))
+    assert main(["status", "--state-dir", str(daemon)]) == 5, "somebody else may have put it there"

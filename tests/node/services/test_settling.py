@@ -490,3 +490,31 @@ def test_others_epochs_are_forgotten_before_ones_own(monkeypatch: pytest.MonkeyP
         ledger.apply(event)
     assert [entry.epoch for entry in ledger.of(OTHER.address)] == [6, 7, 8]
     assert ledger.entry(OWN.address, 0) is not None and len(ledger.since(7)) == 2
+
+
+async def test_the_status_says_where_the_pay_of_each_epoch_is(autojump_clock: Any) -> None:
+    ledger, chain = Ledger(OWN.address), Chain()
+    station: Any = SimpleNamespace(pool=POOL, key=OWN, journal=InlineJournal(), progress=ProgressRecord())
+    settling = Settling(station, chain, ledger)
+    own = {"node": OWN.address, "block": 0, "transaction": "0x", "log_index": 0, "pool": POOL, "root": b"\x01" * 20}
+
+    def tell(kind: type, **fields: Any) -> None:
+        given = own | fields
+        ledger.apply(kind(**{name: given.get(name, 0) for name in kind.__struct_fields__}))
+
+    for epoch in range(5):
+        tell(WorkCommitted, epoch=epoch, units=10, reserved_units=0 if epoch == 3 else 10)
+    tell(Settled, epoch=0, amount=10 * RATE)
+    tell(EpochInvalidated, epoch=1)
+    await trio.sleep(chain.info.maturity(2) + 1)
+    settling._gather = 10.0**9  # due pay waits
+    await settling.look(await chain.pool(POOL))
+    told = {row["epoch"]: (row["state"], int(row["wei"])) for row in settling.status()["pay"]["epochs"]}
+    worth = 10 * RATE
+    assert told == {
+        0: ("paid", worth),
+        1: ("invalidated", 0),
+        2: ("due", worth),
+        3: ("unfunded", 0),
+        4: ("waiting", worth),
+    }

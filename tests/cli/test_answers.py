@@ -1,0 +1,26 @@
+"""The five answers themselves: what is wrong, and for how long that is told."""
+
+from cli.answers import NOTHING_WRONG, answers, is_member, troubles
+from cli.daemon_status import DaemonStatus, EventPart, NetworkPart, NodePart, PhasePart, RunPart
+
+WELL = DaemonStatus(node=NodePart(state="working", role="worker"), network=NetworkPart(name="n", pool=1, rpc_ok=True))
+
+
+def test_trouble_is_told_with_its_age_and_not_for_ever() -> None:
+    events = [EventPart("trouble", "the engine broke", at=1000.0), EventPart("accepted", "a file", at=1001.0)]
+    status = DaemonStatus(node=WELL.node, network=WELL.network, events=events)
+    assert troubles(status, 1060.0) == ["1 min 00 s ago: the engine broke"]
+    assert troubles(status, 9999.0) == []
+    assert answers(status, 9999.0)[-1] == ("wrong", [NOTHING_WRONG])
+    assert answers(status, 9999.0, "the disk is full")[-1] == ("wrong", ["the disk is full"])
+
+
+def test_a_node_that_waits_for_its_stake_is_not_in_and_is_not_blamed_for_a_silent_chain() -> None:
+    node = NodePart(state="starting", phase=PhasePart("stake", "waits for its stake", 5.0))
+    needs = EventPart("do", "intellect-node keys new provider")
+    status = DaemonStatus(node=node, network=NetworkPart(rpc_ok=False), run=RunPart(step=-1), events=[needs])
+    assert not is_member(status) and troubles(status, 0.0) == []
+    told = dict(answers(status, 0.0))
+    assert told["am I in"][0] == "not yet"
+    assert told["doing"] == ["waits for its stake, for 5 s", "intellect-node keys new provider"]
+    assert not any("-1" in line for line in told["doing"])
