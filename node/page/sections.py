@@ -17,6 +17,13 @@ RECENT = 30
 MEMBERS = 2000
 """Rows of the table of members; the swarm may be larger, the page says so."""
 AT_ONCE = 250
+EVENTS = dict.fromkeys(
+    ("role", "engine", "policy", "accepted", "refused", "verdict", "paid", "slashed", "over"), ""
+) | {
+    "joined": "joined the pool",
+    "trouble": "trouble: intellect-node status tells this node's owner which",
+}
+"""Events that are shown, by name, in their own words or in these: what failed may hold a path, or a URL with a key."""
 MEMBER_COLUMNS = (
     "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
 )  # fmt: skip
@@ -227,9 +234,10 @@ def _work(status: Status, _: Ago) -> dict[str, Any]:
 
 
 def _events(status: Status, _: Ago) -> list[dict[str, Any]]:
+    told = [one for one in status.get("events") or [] if one.get("name") in EVENTS]
     return [
-        {"at": number(one.get("at")), "name": words(one.get("name"), 32), "text": words(one.get("text"))}
-        for one in (status.get("events") or [])[-RECENT:]
+        {"at": number(one.get("at")), "name": one["name"], "text": EVENTS[one["name"]] or words(one.get("text"))}
+        for one in told[-RECENT:]
     ]
 
 
