@@ -9,7 +9,7 @@ from cli.daemon_status import AlarmPart, AuditPart, DaemonStatus, PayPart
 from cli.output import date, duration, ether
 
 QUESTIONS = ("am I in", "doing", "accepted", "earned", "wrong")
-OUTSIDE = ("key", "chain", "role", "stake", "joining")
+OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
 """Phases of a node that is not a member yet."""
 TROUBLE_LASTS = 600.0
 """Seconds for which trouble that is over is still told."""
@@ -87,7 +87,8 @@ def activity(status: DaemonStatus) -> Lines:
         lines = [status.node.state]
     else:
         far = f" ({phase.progress:.0%})" if phase.progress is not None else ""
-        lines = [f"{phase.text}{far}, for {duration(phase.since_seconds)}"]
+        lasts = "" if phase.name == "working" else f", for {duration(phase.since_seconds)}"
+        lines = [f"{phase.text}{far}{lasts}"]
     if run and run.name:
         at = f"step {run.step}" if run.step is not None and run.step >= 0 else "no policy yet"
         rate = status.work.tokens_per_second if status.work else 0.0

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import clean, console, print_json
+from cli.places import complete_directories
 
 if TYPE_CHECKING:
     from node.services.judging.self_audit import SelfAudit
@@ -27,7 +28,12 @@ def command(
     file: Annotated[str, typer.Argument(help="A rollout file, or with --state-dir the root of one in its store.")],
     run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="A node's state directory: its run, and the policies it holds.")
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            help="A node's state directory: its run, and the policies it holds.",
+            autocompletion=complete_directories,
+        ),
     ] = None,
     policy: Annotated[
         Path | None,

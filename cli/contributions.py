@@ -5,7 +5,6 @@ daemon's to say.
 """
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ from cli.output import clean, console, date, print_json
 from cli.places import StateDir, chosen_directory
 
 if TYPE_CHECKING:
-    from cli.daemon_status import EpochPart
+    from cli.daemon_status import PayPart
     from node.state.journal import FileRecord
 
 EXAMPLES = (
@@ -27,7 +26,6 @@ EXAMPLES = (
 )
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MOST = 10_000
-NO_EPOCHS: "Mapping[int, EpochPart]" = {}
 
 
 def seconds_back(text: str) -> float:
@@ -55,16 +53,16 @@ def command(
     files = StateFiles(directory)
     records = files.contributions(limit, after)
     groups = files.groups_per_file()
-    epochs = _epochs(directory)
-    rows = [row_of(record, epochs, groups) for record in records]
+    pay = _pay(directory)
+    rows = [row_of(record, pay, groups) for record in records]
     if as_json:
         print_json({"state_dir": str(directory), "contributions": rows})
         return
     console().print(_table(rows))
 
 
-def row_of(record: "FileRecord", epochs: "Mapping[int, EpochPart]", groups: int | None) -> dict[str, Any]:
-    """One contribution, JSON-ready."""
+def row_of(record: "FileRecord", pay: "PayPart | None", groups: int | None) -> dict[str, Any]:
+    """One contribution, JSON-ready. pay: what the daemon says, None if it does not run."""
     return {
         "root": record.root.hex(),
         "policy": record.policy.hex(),
@@ -76,31 +74,32 @@ def row_of(record: "FileRecord", epochs: "Mapping[int, EpochPart]", groups: int 
         "verdict": record.state,
         "reason": record.why,
         "epoch": record.epoch,
-        "pay": pay_state(record, epochs),
+        "pay": pay_state(record, pay),
     }
 
 
-def pay_state(record: "FileRecord", epochs: "Mapping[int, EpochPart]") -> str:
+def pay_state(record: "FileRecord", pay: "PayPart | None") -> str:
     """Where the pay of a contribution is: none, waiting for a verdict, an epoch or the window; due; paid ..."""
     if record.state == "rejected":
         return "none"
+    if record.state == "pending":
+        return "waits for verdicts"
     if record.epoch is None:
-        return "waits for verdicts" if record.state == "pending" else "waits for its epoch"
-    known = epochs.get(record.epoch)
+        return "too late" if pay and record.made_at < pay.claimable_from else "waits for its epoch"
+    known = next((epoch for epoch in pay.epochs if epoch.epoch == record.epoch), None) if pay else None
     if known is None:
         return "on chain"
     return "in its window" if known.state == "waiting" else known.state
 
 
-def _epochs(directory: Path) -> "Mapping[int, EpochPart]":
-    """What the daemon knows of this node's epochs; nothing if it does not run."""
+def _pay(directory: Path) -> "PayPart | None":
+    """What the daemon knows of this node's pay; None if it does not run."""
     from cli import api
 
     try:
-        pay = api.get_status(api.socket_of(directory)).pay
+        return api.get_status(api.socket_of(directory)).pay
     except CommandError:
-        return NO_EPOCHS
-    return {epoch.epoch: epoch for epoch in pay.epochs} if pay else NO_EPOCHS
+        return None
 
 
 def _table(rows: list[dict[str, Any]]) -> Table | Text:

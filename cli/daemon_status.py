@@ -87,7 +87,8 @@ class EpochPart(msgspec.Struct, frozen=True):
 
 
 class PayPart(msgspec.Struct, frozen=True):
-    """What this node's work comes to, in wei. provider: to whom it goes; waiting_until: the chain's time, or 0."""
+    """What this node's work comes to, in wei. provider: to whom it goes; waiting_until: the chain's time, or 0;
+    claimable_from: what was made before (Unix seconds) and is not on chain never will be."""
 
     provider: str = ""
     earned_wei: str = "0"
@@ -98,6 +99,7 @@ class PayPart(msgspec.Struct, frozen=True):
     voided_wei: str = "0"
     unfunded_units: int = 0
     warnings: list[str] = []
+    claimable_from: float = 0.0
     epochs: list[EpochPart] = []
 
 

@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from cli.output import clean, console, print_json, quiet_logs
+from cli.places import complete_directories, complete_networks
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
@@ -21,8 +22,13 @@ MARKS = {"ok": ("ok  ", "green"), "warning": ("warn", "yellow"), "failure": ("FA
 
 
 def command(
-    network: Annotated[str | None, typer.Option(help="A network profile (TOML file), or its name.")] = None,
-    state_dir: Annotated[Path | None, typer.Option("--state-dir", help="The node's state directory.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="A network profile (TOML file), or its name.", autocompletion=complete_networks)
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", help="The node's state directory.", autocompletion=complete_directories),
+    ] = None,
     pool: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain.")] = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="Also fetch the run from the members and start the engine with it.")
@@ -41,7 +47,7 @@ def command(
     from node.preflight.survey import Scope, exit_code
 
     config = build_config(network=network, state_dir=state_dir, pool=pool)
-    scope = Scope(deep=True, visit=True, engine=engine, provider=provider_name(config))
+    scope = Scope(deep=True, visit=True, engine=engine)
     findings = look(config, scope, quiet=as_json)
     facts: dict[str, Any] = as_dict(findings)
     if bundle is not None:
@@ -63,13 +69,6 @@ def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]
 
     with quiet_logs():
         return trio.run(Survey(config, scope, (lambda _: None) if quiet else show).run)
-
-
-def provider_name(config: "NodeConfig") -> str | None:
-    """What commands should call the provider's key."""
-    from node.services.membership.participant import provider_key_name
-
-    return provider_key_name(config)
 
 
 def show(finding: "Finding") -> None:

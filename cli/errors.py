@@ -6,6 +6,7 @@ the chain and network stacks just to print a usage error.
 
 import errno
 import os
+import sqlite3
 import tempfile
 import traceback
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def exit_code(error: BaseException) -> int:
         return error.code
     if isinstance(error, IntellectError):
         return next(_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
-    return CONFIGURATION if isinstance(error, OSError) else UNEXPECTED
+    return CONFIGURATION if isinstance(error, (OSError, sqlite3.OperationalError)) else UNEXPECTED
 
 
 def describe(error: BaseException) -> Description:
@@ -85,6 +86,8 @@ def describe(error: BaseException) -> Description:
         return Description("interrupted", "Ctrl-C or SIGINT", "run the command again")
     if isinstance(error, OSError):
         return _describe_os_error(error)
+    if isinstance(error, sqlite3.OperationalError):
+        return _describe_database_error(error)
     return Description(
         "an unexpected error",
         f"{type(error).__name__}: {error}"[:400],
@@ -123,6 +126,14 @@ def _describe_os_error(error: OSError) -> Description:
             return Description("too many open files", why, "raise the limit (`ulimit -n 4096`) and run again")
         case _:
             return Description("the operating system refused", why, "mend the cause and run again")
+
+
+def _describe_database_error(error: sqlite3.OperationalError) -> Description:
+    """Of the databases in a state directory: full disks, read-only ones, and disks that fail."""
+    what = "a database of the state directory cannot be written"
+    if "full" in str(error):
+        return Description(what, str(error), "free some space and start again: nothing that was promised is lost")
+    return Description(what, str(error), "look at the disk and at who owns the directory, then start again")
 
 
 def _keep_traceback(error: BaseException) -> str:

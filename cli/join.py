@@ -8,6 +8,7 @@ import typer
 
 from cli.keyring import key_file
 from cli.output import print_json
+from cli.places import complete_directories, complete_networks
 from cli.settings import build_config
 
 if TYPE_CHECKING:
@@ -42,10 +43,19 @@ def command(
     context: typer.Context,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
     network: Annotated[
-        str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
+        str | None,
+        typer.Option(
+            help="A network profile (TOML file), or 'local' for this machine's devnet.",
+            autocompletion=complete_networks,
+        ),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="Key, journal and blobs of this node. One daemon each.")
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            help="Key, journal and blobs of this node. One daemon each.",
+            autocompletion=complete_directories,
+        ),
     ] = None,
     pool: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")
@@ -115,8 +125,11 @@ def command(
         bool, typer.Option("--log", "--logs", help="Show the raw log instead of what the node is doing.")
     ] = False,
     log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="Default: info.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="In the background: returns once it is in, or says why.")
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Phases and events as JSON, one object a line on standard output.")
+        bool, typer.Option("--json", help="Phases and events as JSON, one object a line; with --detach one for all.")
     ] = False,
 ) -> None:
     """Join a swarm and stay until stopped: from nothing to contributing in one command.
@@ -151,6 +164,11 @@ def command(
     )
     if dry_run:
         raise typer.Exit(_rehearse(config, as_json=as_json))
+    if detach:
+        from cli.detach import join_in_background
+
+        join_in_background(context.obj.words, config.directory, as_json=as_json)
+        return
     from node.forkserver.launch import for_role, launch
 
     server = launch(for_role(config.role))  # its imports run beside ours
@@ -158,18 +176,18 @@ def command(
     from node.daemon import run as run_daemon
     from node.guardian import become_guarded
 
-    if context.obj:
+    if context.obj.own_process:
         become_guarded()
-    view = open_json_view() if as_json else open_view(logs=logs)
+    view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
     run_daemon(config, server, view.run)
 
 
 def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
     """The admission check; returns the exit code."""
-    from cli.doctor import as_dict, look, provider_name
+    from cli.doctor import as_dict, look
     from node.preflight.survey import Scope, exit_code
 
-    scope = Scope(joining=True, visit=True, engine=True, provider=provider_name(config))
+    scope = Scope(joining=True, visit=True, engine=True)
     findings = look(config, scope, quiet=as_json)
     code = exit_code(findings)
     if as_json:

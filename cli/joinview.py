@@ -101,12 +101,12 @@ class JsonView:
     def look(self, progress: "ProgressRecord") -> None:
         """Print what is new."""
         phase = progress.phase
-        if phase.name != self._phase:
-            self._print({"phase": phase.name, "text": phase.text, "seconds": round(progress.age, 2)})
-        self._phase = phase.name
         for event in progress.since(self._told):
             self._print({"event": event.name, "text": event.text, "at": event.at})
         self._told = progress.told
+        if phase.name != self._phase:
+            self._print({"phase": phase.name, "text": phase.text, "seconds": round(progress.age, 2)})
+        self._phase = phase.name
 
     def _print(self, value: dict[str, Any]) -> None:
         self._screen.line(Text(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **value}).decode()))

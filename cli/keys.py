@@ -10,6 +10,7 @@ import typer
 from cli.errors import INTERRUPTED, USAGE, CommandError
 from cli.keyring import NODE_KEY, NODE_PASSWORD, key_directory, key_file, open_key, open_node_key, read_password
 from cli.output import console, print_json
+from cli.places import complete_directories
 
 if TYPE_CHECKING:
     from protocol.identity import NodeKey
@@ -23,7 +24,12 @@ Name = Annotated[
     str | None, typer.Argument(metavar="[KEY]", help="A keystore file, or a name for one in the key directory.")
 ]
 StateDir = Annotated[
-    Path | None, typer.Option("--state-dir", help="Instead of a file: the node with this state directory.")
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="Instead of a file: the node with this state directory.",
+        autocompletion=complete_directories,
+    ),
 ]
 PasswordFile = Annotated[
     Path | None,

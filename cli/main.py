@@ -13,6 +13,7 @@ import typer
 from cli import (
     audit,
     calibrate,
+    config,
     contract,
     contract_economics,
     contributions,
@@ -22,17 +23,22 @@ from cli import (
     doctor,
     join,
     keys,
+    leave,
     logs,
     peers,
     report,
     run,
+    service,
     status,
+    stop,
     top,
     train,
+    update,
     weights,
     weights_serve,
 )
 from cli.errors import describe, exit_code
+from cli.invocation import Invocation
 from cli.output import print_error
 
 EXIT_CODES = (
@@ -79,7 +85,11 @@ app.command("status", epilog=status.EXAMPLES)(status.command)
 app.command("top", epilog=top.EXAMPLES)(top.command)
 app.command("peers", epilog=peers.EXAMPLES)(peers.command)
 app.command("contributions", epilog=contributions.EXAMPLES)(contributions.command)
+app.command("stop", epilog=stop.EXAMPLES)(stop.command)
+app.command("leave", epilog=leave.EXAMPLES)(leave.command)
 app.command("logs", epilog=logs.EXAMPLES)(logs.command)
+app.add_typer(service.app, name="service")
+app.command("update", epilog=update.EXAMPLES)(update.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
@@ -90,6 +100,7 @@ app.add_typer(devnet.app, name="devnet")
 app.add_typer(contract.app, name="contract")
 contract.app.command("economics", epilog=contract_economics.EXAMPLE)(contract_economics.economics)
 app.add_typer(keys.app, name="keys")
+app.add_typer(config.app, name="config")
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 app.add_typer(weights.app, name="weights")
 
@@ -105,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program's own: its commands may fork it (their context's `obj`)."""
     own_process = arguments is None
     try:
-        _command().main(args=None if own_process else list(arguments), prog_name="intellect-node", obj=own_process)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        _command().main(args=words, prog_name="intellect-node", obj=Invocation(words, own_process))
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:  # the outermost frame: everything ends as three lines and a code

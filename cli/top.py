@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import CommandError
-from cli.output import clean, date, duration, ether, print_json, short
+from cli.output import clean, duration, ether, print_json, short
 from cli.places import StateDir
 from cli.status import style_of
 
@@ -116,10 +116,14 @@ def _doing(status: "DaemonStatus") -> list[Text]:
 def _events(rows: "list[tuple[DaemonStatus, bool]]") -> list[Text]:
     """The newest of all daemons, the newest last."""
     told = sorted(((event.at, status.node.role, event) for status, _ in rows for event in status.events), key=_by_time)
-    lines = [
-        f"{date(int(at))[5:16]} {clean(role, 10):<9} {clean(event.text, 300)}" for at, role, event in told[-EVENTS:]
-    ]
+    lines = [f"{_clock(at)} {clean(role, 10):<9} {clean(event.text, 300)}" for at, role, event in told[-EVENTS:]]
     return [Text(""), *[_one_line(Text(line)) for line in lines]] if lines else []
+
+
+def _clock(at: float) -> str:
+    """'11:20:05' UTC, of any unix second."""
+    minutes, seconds = divmod(int(at) % 86_400, 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
 
 
 def _by_time(row: tuple[float, str, object]) -> float:

@@ -12,6 +12,7 @@ import typer
 
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
 from cli.output import clean, console, print_json, quiet_logs, short
+from cli.places import complete_directories, complete_networks
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -27,12 +28,20 @@ MOST_STEPS = 1_000_000
 app = typer.Typer(no_args_is_help=True, help="The policies of a run, as files: list, fetch, verify, export, serve.")
 
 StateDir = Annotated[
-    Path | None, typer.Option("--state-dir", help="The node's state directory; default: all of this machine.")
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="The node's state directory; default: all of this machine.",
+        autocompletion=complete_directories,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Shard = Annotated[float, typer.Option(min=0.001, help="Largest weight file, GB.")]
 NetworkName = Annotated[
-    str | None, typer.Option(help="A network profile (TOML file), or 'local' for this machine's devnet.")
+    str | None,
+    typer.Option(
+        help="A network profile (TOML file), or 'local' for this machine's devnet.", autocompletion=complete_networks
+    ),
 ]
 PoolNumber = Annotated[
     int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")

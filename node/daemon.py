@@ -212,6 +212,7 @@ class Daemon:
             self.status.connect(member)
             contact = member.network.contacts()[0]
             await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
+            await journal.do(journal.remember, "network", self.config.network.encode())
             await chain.join(number, contact)
             log.info("pool.joined", pool=number, role=role, contact=contact)
             self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")

@@ -14,6 +14,7 @@ from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, moment
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key
 from cli.output import date, print_json
+from cli.places import complete_directories
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
@@ -43,7 +44,12 @@ def sign(
     pool: Pool,
     node: NodeAddress,
     units: Annotated[int, typer.Option(min=0, max=MAX_UNITS, help="What you measured; 0 takes back all before it.")],
-    state_dir: Annotated[Path, typer.Option("--state-dir", help="State directory of the validator's node.")],
+    state_dir: Annotated[
+        Path,
+        typer.Option(
+            "--state-dir", help="State directory of the validator's node.", autocompletion=complete_directories
+        ),
+    ],
     until: Annotated[
         Moment, typer.Option(parser=moment, metavar="WHEN", help="At most 90 days: +30d, a date, or unix seconds.")
     ] = "+30d",  # type: ignore[assignment]

@@ -18,6 +18,7 @@ from cli.contract.values import MAX_POOL, eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
 from cli.output import clean, console, date, duration, print_json, quiet_logs
+from cli.places import complete_directories, complete_networks
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient, Leftover, Receipt
@@ -30,14 +31,6 @@ KEY_WAIT = 60.0
 """Seconds to wait for another command that uses the same key."""
 
 
-def _networks(incomplete: str) -> list[str]:
-    """For the shell's completion."""
-    from node.chain.profile import network_names
-    from node.config import default_home
-
-    return [name for name in network_names(default_home()) if name.startswith(incomplete)]
-
-
 def _keys(incomplete: str) -> list[str]:
     return sorted(path.stem for path in key_directory().glob(f"{incomplete}*.json"))
 
@@ -47,7 +40,7 @@ Network = Annotated[
     typer.Option(
         help="local, base-sepolia, base, a network of your own, or a profile's file.",
         envvar="INTELLECT_NODE_NETWORK",
-        autocompletion=_networks,
+        autocompletion=complete_networks,
     ),
 ]
 KeyName = Annotated[
@@ -59,7 +52,10 @@ KeyName = Annotated[
     ),
 ]
 StateDir = Annotated[
-    Path | None, typer.Option("--state-dir", help="Instead: the node with this state directory signs.")
+    Path | None,
+    typer.Option(
+        "--state-dir", help="Instead: the node with this state directory signs.", autocompletion=complete_directories
+    ),
 ]
 PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Password of that key (mode 0600).")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Simulate: what it would cost, or why it would fail.")]

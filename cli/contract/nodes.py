@@ -13,6 +13,7 @@ from cli.contract.values import MAX_UNITS, Moment, address, moment
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key
 from cli.output import ether, print_facts, print_json
+from cli.places import complete_directories
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
@@ -99,7 +100,9 @@ def provider_show(
 )
 def node_consent(
     provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="Who may register this node.")],
-    state_dir: Annotated[Path, typer.Option("--state-dir", help="State directory of the node.")],
+    state_dir: Annotated[
+        Path, typer.Option("--state-dir", help="State directory of the node.", autocompletion=complete_directories)
+    ],
     units: Units = 1,
     until: Annotated[
         Moment, typer.Option(parser=moment, metavar="WHEN", help="+24h, a date, or unix seconds.")

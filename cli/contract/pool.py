@@ -12,6 +12,7 @@ from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, moment, se
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
 from cli.output import clean, console, duration, ether, print_facts, print_json
+from cli.places import complete_directories
 
 if TYPE_CHECKING:
     from contracts.bindings import PoolParams
@@ -289,7 +290,10 @@ def invite(
     node: Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="Who may join.")],
     key: Annotated[str | None, typer.Option("--key", help="The manager's keystore: a file or a name.")] = None,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="Instead: the manager's state directory.")
+        Path | None,
+        typer.Option(
+            "--state-dir", help="Instead: the manager's state directory.", autocompletion=complete_directories
+        ),
     ] = None,
     until: Annotated[Moment, typer.Option(parser=moment, metavar="WHEN", help="+7d, a date, or unix seconds.")] = "+7d",  # type: ignore[assignment]
     network: Network = "local",

@@ -140,7 +140,7 @@ def rewards(
         return
 
     async def look(chain: "ChainClient") -> tuple[list[dict[str, Any]], int]:
-        return await _entries(chain, who, pool), (await chain.block()).timestamp
+        return await entries_of(chain, who, pool), (await chain.block()).timestamp
 
     entries, now = read(network, look)
     totals = {state: 0 for state in ("paid", "due", "in its window")}
@@ -159,7 +159,7 @@ def rewards(
 
 async def _collect(chain: "ChainClient", me: "Address", who: "Address", pool: int | None) -> Plan:
     """Settle everything of a node or provider that is due."""
-    due = [entry for entry in await _entries(chain, who, pool) if entry["state"] == "due"]
+    due = [entry for entry in await entries_of(chain, who, pool) if entry["state"] == "due"]
     if not due:
         raise CommandError(
             "nothing is due", f"no epoch of {who} waits to be paid", "see: intellect-node contract rewards"
@@ -193,7 +193,7 @@ async def settle(
     ] = None,
 ) -> Plan:
     """Pay a node's provider for epochs whose window is over. Anybody may do this."""
-    due = [entry for entry in await _entries(chain, node, pool) if entry["state"] == "due"]
+    due = [entry for entry in await entries_of(chain, node, pool) if entry["state"] == "due"]
     chosen = sorted(set(epoch)) if epoch else [entry["epoch"] for entry in due]
     if not chosen:
         raise CommandError(
@@ -218,7 +218,7 @@ async def release(chain: "ChainClient", me: "Address", pool: Pool, node: Node, e
     return Plan(says, f"epoch {epoch} of {node} is released", [Step(f"release epoch {epoch}", call)])
 
 
-async def _entries(chain: "ChainClient", who: "Address", pool: int | None) -> list[dict[str, Any]]:
+async def entries_of(chain: "ChainClient", who: "Address", pool: int | None) -> list[dict[str, Any]]:
     """Every epoch that somebody committed who is, or works for, `who`; JSON-ready, oldest first."""
     from contracts.bindings import Settled, WorkCommitted, parse_log, topic_of
 

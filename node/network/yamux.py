@@ -14,7 +14,8 @@ from types import TracebackType
 
 import structlog
 import trio
-from libp2p.abc import ConnectionType, IMuxedConn, IMuxedStream, ISecureConn
+from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
+from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.exceptions import (
@@ -73,6 +74,7 @@ class Stream(IMuxedStream):
         self.send_closed = self.recv_closed = self.was_reset = False
         self._pieces: deque[memoryview] = deque()
         self._full_window = WINDOW_BYTES
+        self._wanted = 1
         self._arrival = trio.Event()
         self._opened = trio.Event()
 
@@ -82,7 +84,7 @@ class Stream(IMuxedStream):
         """1 to n bytes; all that is here where n is None or negative. Raises MuxedStreamEOF at the end."""
         while not self._pieces:
             self._raise_if_over()
-            await self._wait_for_arrival()
+            await self._wait_for(1)
         return await self._taken(self.buffered if n is None or n < 0 else min(n, self.buffered))
 
     async def read_exactly(self, n: int) -> bytes:
@@ -98,7 +100,7 @@ class Stream(IMuxedStream):
 
     async def _read_part(self, n: int) -> bytes:
         while self.buffered < n and not self.recv_closed:
-            await self._wait_for_arrival()
+            await self._wait_for(n)
         if self.was_reset:
             raise MuxedStreamReset("the stream was reset")
         return await self._taken(min(n, self.buffered))
@@ -109,8 +111,9 @@ class Stream(IMuxedStream):
         if self.recv_closed:
             raise MuxedStreamEOF("the stream ended")
 
-    async def _wait_for_arrival(self) -> None:
-        self._arrival = trio.Event()
+    async def _wait_for(self, n: int) -> None:
+        """Until n bytes are here, or the stream ends: not to be woken by every frame."""
+        self._wanted, self._arrival = n, trio.Event()
         await self._arrival.wait()
 
     async def _taken(self, n: int) -> bytes:
@@ -209,7 +212,8 @@ class Stream(IMuxedStream):
             self._pieces.append(piece)
             self.buffered += len(piece)
             self.session.buffered += len(piece)
-            self._arrival.set()
+            if self.buffered >= self._wanted:
+                self._arrival.set()
 
     def window_grew(self, increment: int) -> None:
         self.send_window += increment

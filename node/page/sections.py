@@ -4,7 +4,7 @@ Nothing that only the owner should see is here: no path, no process id, no peer'
 of an error (it may hold a URL with a key in it).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 from node.page.feed import Row
@@ -27,6 +27,7 @@ EVENTS = dict.fromkeys(
 MEMBER_COLUMNS = (
     "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
 )  # fmt: skip
+DECISION_COLUMNS = ("place", "number", "at", "node", "step", "index", "accepted", "reason", "detail")
 
 
 def sections(status: Status, ago: Ago) -> dict[str, Any]:
@@ -41,6 +42,28 @@ def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
     for first in range(0, len(rows), AT_ONCE):
         some = rows[first : first + AT_ONCE]
         yield {row["address"]: _member(row, counted.get(row["address"]) or {}, ago) for row in some}
+
+
+def decisions(status: Status) -> dict[Hashable, Row]:
+    """The newest decisions about files, in DECISION_COLUMNS. Each takes the place of one that is too old, so that only
+    it counts as changed."""
+    told = (status.get("contributions") or {}).get("recent") or []
+    rows = [_decision(one) for one in told[-RECENT:] if isinstance(one.get("number"), int)]
+    return {row[0]: row for row in rows}
+
+
+def _decision(one: Mapping[str, Any]) -> Row:
+    return (
+        one["number"] % RECENT,
+        one["number"],
+        number(one.get("at")),
+        words(one.get("node"), 42),
+        number(one.get("step")),
+        number(one.get("index")),
+        bool(one.get("accepted")),
+        words(one.get("reason"), 40),
+        words(one.get("detail")),
+    )
 
 
 def _member(row: Mapping[str, Any], counted: Mapping[str, Any], ago: Ago) -> Row:
@@ -145,19 +168,6 @@ def _verdicts(status: Status, _: Ago) -> dict[str, Any] | None:
         "rejected": number(told.get("rejected")),
         "by_reason": table(told.get("by_reason")),
         "since": number(told.get("since")),
-        "recent": [_verdict(one) for one in (told.get("recent") or [])[-RECENT:]],
-    }
-
-
-def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "at": number(one.get("at")),
-        "node": words(one.get("node"), 42),
-        "step": number(one.get("step")),
-        "index": number(one.get("index")),
-        "accepted": bool(one.get("accepted")),
-        "reason": words(one.get("reason"), 40),
-        "detail": words(one.get("detail")),
     }
 
 

@@ -3,8 +3,6 @@
 What is missing comes with the commands that mend it, to be copied as they are.
 """
 
-from pathlib import Path
-
 import msgspec
 
 from contracts.bindings import NOBODY, PoolInfo
@@ -46,12 +44,15 @@ class Standing(msgspec.Struct, frozen=True):
         return self.staked and self.coin >= self.gas
 
 
-async def look_up(chain: ChainClient, node: Address, pool: PoolInfo, units: int) -> Standing:
-    """Raises ChainError."""
+async def look_up(
+    chain: ChainClient, node: Address, pool: PoolInfo, units: int, candidate: Address | None = None
+) -> Standing:
+    """candidate: whose stake would answer for a node that is not registered yet. Raises ChainError."""
     info = await chain.node_info(node)
     provider = info.provider
-    bonded = (await chain.stake_of(provider)).bonded if provider else 0
-    required = await chain.required_stake(provider or NOBODY, 0 if provider else units)
+    whose = provider or candidate
+    bonded = (await chain.stake_of(whose)).bonded if whose else 0
+    required = await chain.required_stake(whose or NOBODY, 0 if provider else units)
     coin = (await chain.balances(node)).coin
     price = await chain.gas_price()
     day = daily_gas(max(DAY // max(pool.epoch_seconds, 1), 1)) * price
@@ -76,15 +77,15 @@ def check_gas(standing: Standing) -> Finding:
     """Pure."""
     days = (standing.coin - standing.gas) / standing.day if standing.day else float("inf")
     data = {"coin_wei": str(standing.coin), "join_wei": str(standing.gas), "day_wei": str(standing.day)}
-    send = f"send {_coins(standing.gas + DAYS * standing.day - standing.coin)} of the chain's coin to {standing.node}"
+    send = gas_step(standing)
     if standing.coin < standing.gas:
-        what = f"the node's account has {_coins(standing.coin)}, joining may cost {_coins(standing.gas)}"
+        what = f"the node's account has {coins(standing.coin)}, joining may cost {coins(standing.gas)}"
         return failure("gas", what, f"{send}: enough to join and for {DAYS} days", **data)
     if days < DAYS:
-        what = f"the node's gas lasts {days:.1f} days: {_coins(standing.coin)}, {_coins(standing.day)} a day"
+        what = f"the node's gas lasts {days:.1f} days: {coins(standing.coin)}, {coins(standing.day)} a day"
         return warning("gas", what, send, **data)
     lasts = "for years" if days > 1000 else f"for {days:.0f} days"
-    return ok("gas", f"the node's account has {_coins(standing.coin)}: gas {lasts}", **data)
+    return ok("gas", f"the node's account has {coins(standing.coin)}: gas {lasts}", **data)
 
 
 def check_pool(pool: PoolInfo) -> Finding:
@@ -102,20 +103,11 @@ def check_pool(pool: PoolInfo) -> Finding:
     return ok("pool", f"pool {pool.id} {paid}", **data)
 
 
-def missing_steps(standing: Standing, network: str, directory: Path, units: int, provider_key: str | None) -> list[str]:
-    """What a person types, in order, until this node may join. provider_key: a name or file, None if none is known."""
-    key, steps = provider_key or "provider", [] if provider_key else ["intellect-node keys new provider"]
-    common = f"--network {network} --key {key}"
-    if not standing.registered:
-        steps.append(f"intellect-node contract provider register --units {units} {common}")
-        steps.append(f"intellect-node contract node register --units {units} --node-state {directory} {common}")
-        return steps
-    if not standing.staked:
-        lacking = tokens(standing.required - standing.bonded)
-        return [f"intellect-node contract stake {lacking} --provider {standing.provider} {common}"]
-    return []
+def gas_step(standing: Standing) -> str:
+    """What to send to the node's account: enough to join and for some days."""
+    return f"send {coins(standing.gas + DAYS * standing.day - standing.coin)} of the chain's coin to {standing.node}"
 
 
-def _coins(wei: int) -> str:
+def coins(wei: int) -> str:
     """Coin for people: six digits are enough."""
     return f"{max(wei, 0) / 10**18:.6f}".rstrip("0").rstrip(".")

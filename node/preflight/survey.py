@@ -31,9 +31,10 @@ from node.preflight.lock import check_lock
 from node.preflight.memory import check_memory, weights_of
 from node.preflight.peers import visit
 from node.preflight.ports import check_announced, check_listen, is_public
+from node.preflight.provider import look
 from node.preflight.rpc import check_rpc
 from node.preflight.settings import check_settings
-from node.preflight.stake import check_gas, check_pool, check_stake, look_up, missing_steps
+from node.preflight.stake import check_gas, check_pool, check_stake
 from node.preflight.versions import check_versions
 from node.run.assets import Run
 from protocol.errors import IntellectError
@@ -45,14 +46,12 @@ CODES = {"rpc": 4, "network": 4, "pool": 4, "stake": 4, "gas": 4, "join": 4, "me
 
 class Scope(msgspec.Struct, frozen=True):
     """What to look at. joining: this program would join now, so a running daemon is in its way; deep: how far back
-    logs can be asked; visit: dial the members; engine: start the engine with the run; provider: the name or file of
-    the provider's key for commands."""
+    logs can be asked; visit: dial the members; engine: start the engine with the run."""
 
     joining: bool = False
     deep: bool = False
     visit: bool = False
     engine: bool = False
-    provider: str | None = None
 
 
 Told = Callable[[Finding], object]
@@ -77,6 +76,8 @@ class Survey:
         profile = await self._profile()
         if profile is not None:
             await self._thread(lambda: check_rpc(profile, time.time(), deep=self._scope.deep))
+            if self.findings[-1].name == "rpc" and self.findings[-1].level == "failure":
+                return self.findings  # none of them answers: all else on chain would say the same
             async with _client(profile) as chain:
                 await self._try("rpc", lambda: self._look_at_pool(chain))
         return self.findings
@@ -129,11 +130,10 @@ class Survey:
 
     async def _look_at_stake(self, chain: ChainClient, pool: PoolInfo) -> None:
         config, directory = self._config, self._directory
-        standing = await look_up(chain, self._node, pool, config.units)
+        standing, steps = await look(chain, self._node, pool, config, directory)
         if not standing.registered and config.auto_setup and is_devnet(chain.profile):
             self._add(ok("stake", "a devnet: join funds, stakes and registers this node by itself"))
             return
-        steps = missing_steps(standing, config.network, directory, config.units, self._scope.provider)
         if self._node == NOBODY:
             steps.insert(0, f"intellect-node keys new --state-dir {directory}")
         self._add(check_stake(standing, steps))

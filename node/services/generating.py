@@ -310,11 +310,8 @@ class Generating(Service):
 
     async def _recall(self) -> None:
         """What this node did for the run before its daemon was started again."""
-        run = self._station.run.root
-        self.units = await self._journal.do(self._journal.units_of, run)
-        for why in await self._journal.do(self._journal.refusals, run):
-            self.refused.update(why.split(", "))
-        await self._count()
+        done = await self._journal.do(self._journal.work_done, self._station.run.root)
+        self.counts, self.refused, self.units = done.counts, done.refused, done.units
 
     async def _count(self) -> None:
         self.counts = await self._journal.do(self._journal.file_counts, self._station.run.root)

@@ -107,6 +107,7 @@ class Settling(Service):
         self.seen: PoolInfo | None = None
         self.account = Account()
         self.epochs: list[EpochPay] = []
+        self._claimable_from = 0.0
         self.warnings: list[str] = []
 
     @classmethod
@@ -139,6 +140,7 @@ class Settling(Service):
             "voided_wei": str(account.voided),
             "unfunded_units": account.unfunded,
             "warnings": self.warnings,
+            "claimable_from": self._claimable_from,
             "epochs": [epoch.told() for epoch in self.epochs[-EPOCHS_TOLD:]],
             "escrow_wei": str(self.seen.escrow) if self.seen else None,
             "reward_per_unit_wei": str(self.seen.reward_per_unit) if self.seen else None,
@@ -157,6 +159,7 @@ class Settling(Service):
         if due and (len(due) >= BATCH or now - pool.maturity(due[0]) >= self._patience(pool)):
             for start in range(0, len(due), BATCH):
                 await self._settle(due[start : start + BATCH])
+        self._claimable_from = round(time.time() - pool.window - pool.epoch_seconds, 1)
         self.epochs = [self._epoch(entry, pool, now) for entry in self._ledger.of(self._own)]
         account = self._sum(self.epochs)
         self._tell_of_pay(account.paid)

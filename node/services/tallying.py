@@ -6,21 +6,24 @@ import trio
 
 from node.services.base import Crew, Service
 from node.services.workplace import Workplace
+from node.state.journal import WorkDone
 from node.state.tally import Tally
 
 EVERY = 1.0
 
 
 class Tallying(Service):
-    """Begins before all that counts. The status has the restarts of the whole run, whichever daemon it was."""
+    """Begins before all that counts; done: what stood in the journal then. The status has the restarts of the whole
+    run, whichever daemon it was."""
 
     name = "tallying"
 
-    def __init__(self, tally: Tally, crew: Crew) -> None:
+    def __init__(self, tally: Tally, crew: Crew, done: WorkDone) -> None:
         self._tally = tally
         self._crew = crew
         self._restarts = tally.part("restarts")
         self._before = dict(self._restarts)
+        self._done = done
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -28,7 +31,8 @@ class Tallying(Service):
         starts = place.tally.part("starts")
         starts["daemon"] += 1
         place.tally.part("restarts")["daemon"] = starts["daemon"] - 1
-        return cls(place.tally, place.crew)
+        journal, run = place.station.journal, place.station.run.root
+        return cls(place.tally, place.crew, await journal.do(journal.work_done, run))
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -45,4 +49,19 @@ class Tallying(Service):
                 self._restarts[row["name"]] = self._before.get(row["name"], 0) + row["restarts"]
 
     def status(self) -> dict[str, Any]:
-        return {"restarts": dict(self._restarts)}
+        """Also what was counted before this daemon, until those who count have begun (an engine may load for long)."""
+        counts, verdicts = self._done.counts, self._tally.part("verdicts")
+        work = {
+            "files_committed": sum(counts.values()),
+            "files_accepted": counts.get("accepted", 0),
+            "files_rejected": counts.get("rejected", 0),
+            "rejected_by_reason": dict(self._done.refused),
+            "units": self._done.units,
+        }
+        judged = {"accepted": verdicts["accepted"], "rejected": verdicts["rejected"]}
+        by_reason = dict(self._tally.part("reasons"))
+        return {
+            "restarts": dict(self._restarts),
+            "work": work,
+            "verdicts": {**judged, "by_reason": by_reason},
+        }

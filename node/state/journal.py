@@ -6,6 +6,7 @@ the same slot raises instead of becoming an equivocation. Methods block for a di
 """
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -61,6 +62,14 @@ class FileRecord(msgspec.Struct, frozen=True):
     epoch: int | None
     step: int | None
     why: str | None
+
+
+class WorkDone(msgspec.Struct, frozen=True):
+    """What a worker did for one run. counts: state -> files; refused: reason -> files; units: of all files."""
+
+    counts: dict[str, int]
+    refused: Counter[str]
+    units: int
 
 
 def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[FileRecord]:
@@ -197,14 +206,12 @@ class Journal:
         """What validators said of a file that is refused."""
         self._db.execute("UPDATE files SET why = ? WHERE root = ?", (why, root))
 
-    def refusals(self, run: bytes) -> list[str]:
-        """Of each file of a run that was refused: why."""
-        query = "SELECT why FROM files WHERE run = ? AND state = 'rejected' AND why IS NOT NULL"
-        return [row[0] for row in self._db.execute(query, (run,))]
-
-    def units_of(self, run: bytes) -> int:
-        """Of all files that this worker committed to in a run."""
-        return self._db.execute("SELECT coalesce(sum(units), 0) FROM files WHERE run = ?", (run,)).fetchone()[0]
+    def work_done(self, run: bytes) -> WorkDone:
+        """What this worker did for a run."""
+        units = self._db.execute("SELECT coalesce(sum(units), 0) FROM files WHERE run = ?", (run,)).fetchone()[0]
+        refused = "SELECT why FROM files WHERE run = ? AND state = 'rejected' AND why IS NOT NULL"
+        reasons = [reason for (why,) in self._db.execute(refused, (run,)) for reason in why.split(", ")]
+        return WorkDone(self.file_counts(run), Counter(reasons), units)
 
     def records(self, most: int, since: float = 0.0) -> list[FileRecord]:
         """The newest `most` records made at `since` or later, newest first."""

@@ -47,3 +47,18 @@ class FileLock:
             return os.fstat(file.fileno()).st_ino == self.path.stat().st_ino
         except FileNotFoundError:
             return False
+
+
+def holder_of(path: Path) -> int | None:
+    """pid of the process that holds the lock at `path`; None if nobody does (a killed process leaves a dead file)."""
+    try:
+        file = open(path, encoding="ascii")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = file.read(16).strip()
+            return int(text) if text.isdigit() else None
+    return None

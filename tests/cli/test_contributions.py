@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from cli.contributions import pay_state
-from cli.daemon_status import EpochPart
+from cli.daemon_status import EpochPart, PayPart
 from cli.main import main
 from node.state.journal import FileRecord, Journal
 
@@ -64,10 +64,11 @@ def test_the_table_fits_into_80_columns_and_is_clean(
 
 def test_the_pay_of_an_epoch_is_what_the_daemon_says_of_it() -> None:
     record = FileRecord(b"", b"", 0, 1, 0.0, "accepted", 41, 1, None)
-    told = {41: EpochPart(41, "waiting"), 42: EpochPart(42, "paid")}
+    told = PayPart(claimable_from=5.0, epochs=[EpochPart(41, "waiting"), EpochPart(42, "paid")])
     assert pay_state(record, told) == "in its window"
     assert pay_state(FileRecord(b"", b"", 0, 1, 0.0, "accepted", 42, 1, None), told) == "paid"
-    assert pay_state(FileRecord(b"", b"", 0, 1, 0.0, "accepted", None, 1, None), told) == "waits for its epoch"
+    assert pay_state(FileRecord(b"", b"", 0, 1, 6.0, "accepted", None, 1, None), told) == "waits for its epoch"
+    assert pay_state(FileRecord(b"", b"", 0, 1, 4.0, "accepted", None, 1, None), told) == "too late"
 
 
 def test_a_directory_without_a_journal_is_a_clear_error(

@@ -1,6 +1,7 @@
 """What `join` shows, what a report holds, and settings that do not exist."""
 
 import io
+import json
 import tarfile
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.text import Text
 from cli.bundle import redacted, write_bundle
 from cli.errors import CommandError
 from cli.joinview import JoinView, line_of
+from cli.main import main
 from cli.screen import Screen
 from cli.settings import build_config
 from node.progress import Event, ProgressRecord
@@ -121,3 +123,18 @@ def test_a_setting_of_another_version_is_named_with_the_nearest(
     with pytest.raises(CommandError) as caught:
         build_config()
     assert caught.value.what == "there is no setting store_quotas" and "store_quota?" in caught.value.remedy
+
+
+def test_settings_are_shown_with_where_they_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path))
+    monkeypatch.setenv("INTELLECT_NODE_PASSWORD", "hunter2")
+    monkeypatch.setenv("INTELLECT_NODE_ROLE", "worker")
+    (tmp_path / "config.toml").write_text('role = "trainer"\nunits = 3\n')
+    assert main(["config", "show", "--json"]) == 0
+    text = capsys.readouterr().out
+    rows = json.loads(text)["settings"]
+    assert rows["role"] == {"value": "worker", "from": "environment"}
+    assert rows["units"] == {"value": 3, "from": "config.toml"} and rows["pool"]["from"] == "default"
+    assert rows["password"]["value"] == "(set)" and "hunter2" not in text

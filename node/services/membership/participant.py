@@ -16,13 +16,14 @@ from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
 from node.preflight.finding import Finding
-from node.preflight.stake import Standing, check_gas, check_stake, look_up, missing_steps
+from node.preflight.provider import look
+from node.preflight.stake import Standing, check_gas, check_stake
 from node.progress import ProgressRecord
 from node.state.keystore import load_key, load_or_create, read_password
 from protocol.identity import NodeKey
 
 log = structlog.get_logger()
-LOOK_EVERY = 5.0
+LOOK_EVERY = 3.0
 """Seconds between two looks whether the stake has come."""
 
 
@@ -34,7 +35,7 @@ async def ensure_participant(
     told: list[str] = []
     while True:
         try:
-            standing = await look_up(chain, key.address, pool, config.units)
+            standing, steps = await look(chain, key.address, pool, config, directory)
         except RpcUnreachable as error:
             if not told:
                 raise
@@ -46,36 +47,27 @@ async def ensure_participant(
             return
         if standing.ready or (standing.staked and is_devnet(chain.profile)):
             return
-        lacking = lacks(standing, config, directory)
+        lacking = check_gas(standing) if standing.staked else check_stake(standing, steps)
         if not config.wait:
             raise _refusal(standing, lacking)
-        if lacking.remedy not in told:
-            told.append(lacking.remedy)
-            _tell(lacking, progress)
+        _tell(lacking.what, [step for step in steps if _named(step) not in told], progress)
+        told = [_named(step) for step in steps]
         progress.enter("stake", f"waiting: {lacking.what}")
         await trio.sleep(LOOK_EVERY)
 
 
-def lacks(standing: Standing, config: NodeConfig, directory: Path) -> Finding:
-    """What a node that may not join lacks first, with the commands that mend it."""
-    steps = missing_steps(standing, config.network, directory, config.units, provider_key_name(config))
-    return check_gas(standing) if standing.staked else check_stake(standing, steps)
-
-
-def provider_key_name(config: NodeConfig) -> str | None:
-    """What to call the provider's key in a command: the one of the settings, or the one key that this user has."""
-    if config.provider_key_file is not None:
-        return str(config.provider_key_file)
-    names = sorted(path.stem for path in (config.home / "keys").glob("*.json"))
-    return "provider" if "provider" in names else names[0] if len(names) == 1 else None
-
-
-def _tell(lacking: Finding, progress: ProgressRecord) -> None:
-    """Each command as an event of its own, to be copied."""
-    log.warning("node.waits", what=lacking.what, remedy=lacking.remedy)
-    progress.tell("needs", lacking.what)
-    for step in lacking.data.get("commands") or [lacking.remedy]:
+def _tell(what: str, steps: list[str], progress: ProgressRecord) -> None:
+    """Each step as an event of its own, to be copied."""
+    if steps:
+        log.warning("node.waits", what=what, steps=steps)
+        progress.tell("needs", what)
+    for step in steps:
         progress.tell("do", step)
+
+
+def _named(step: str) -> str:
+    """A step without the amount of coin to send, which follows the price of gas from block to block."""
+    return step.partition(" of the chain's coin ")[2] or step
 
 
 def _refusal(standing: Standing, lacking: Finding) -> ChainError:

@@ -17,9 +17,10 @@ from node.preflight.keys import check_keys
 from node.preflight.lock import check_lock
 from node.preflight.memory import check_memory
 from node.preflight.ports import check_announced, check_listen, is_public
+from node.preflight.provider import Provider, next_steps
 from node.preflight.rpc import check_rpc, judge, shown
 from node.preflight.settings import check_settings
-from node.preflight.stake import Standing, check_gas, check_pool, check_stake, missing_steps
+from node.preflight.stake import Standing, check_gas, check_pool, check_stake
 from node.preflight.survey import exit_code
 from node.preflight.versions import check_versions, installed_versions
 from node.state.directory import StateDir
@@ -228,18 +229,27 @@ def standing(**more: Any) -> Standing:
 
 
 def test_what_is_missing_on_chain_comes_as_commands_to_be_copied() -> None:
-    steps = missing_steps(standing(), "base-sepolia", Path("/s"), 1, None)
-    assert [step.split()[1:4] for step in steps] == [
-        ["keys", "new", "provider"],
-        ["contract", "provider", "register"],
-        ["contract", "node", "register"],
+    assert steps_of(standing(coin=1), None) == ["intellect-node keys new provider"]
+    poor = Provider("me", PROVIDER, coin=0, token=5 * 10**18, needs=10**15, mintable=True)
+    common = "--network base --key me"
+    bond = f"intellect-node contract provider register --units 1 {common}"
+    register = f"intellect-node contract node register --units 1 --node-state /s {common}"
+    assert steps_of(standing(coin=10**18), poor) == [
+        f"send 0.001 of the chain's coin to {PROVIDER} (the provider, for gas)",
+        f"intellect-node contract faucet {PROVIDER} 15 {common}",
+        bond,
+        register,
     ]
-    assert steps[2].endswith("--node-state /s --network base-sepolia --key provider")
-    short = standing(provider=PROVIDER, bonded=5 * 10**18)
-    assert missing_steps(short, "base", Path("/s"), 1, "me") == [
-        f"intellect-node contract stake 15 --provider {PROVIDER} --network base --key me"
-    ]
-    assert missing_steps(standing(provider=PROVIDER, bonded=20 * 10**18), "base", Path("/s"), 1, "me") == []
+    rich = Provider("me", PROVIDER, coin=10**18, token=20 * 10**18, needs=10**15, mintable=False)
+    assert steps_of(standing(coin=10**18), rich) == [bond, register]
+    assert steps_of(standing(coin=10**18, bonded=20 * 10**18), rich) == [register]
+    short = standing(provider=PROVIDER, bonded=5 * 10**18, coin=10**18)
+    assert steps_of(short, rich) == [f"intellect-node contract stake 15 --provider {PROVIDER} {common}"]
+    assert steps_of(standing(provider=PROVIDER, bonded=20 * 10**18), rich)[0].endswith("(this node, for gas)")
+
+
+def steps_of(where: Standing, provider: Provider | None) -> list[str]:
+    return next_steps(where, provider, "base", Path("/s"), 1)
 
 
 def test_stake_and_gas_are_judged_apart() -> None:

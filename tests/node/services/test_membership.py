@@ -149,8 +149,7 @@ async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_
     with pytest.raises(ChainError) as caught:
         await apply(Unregistered(), config, ProgressRecord())
     assert "60 tokens of stake are asked" in caught.value.why
-    assert "contract provider register --units 2 --network base-sepolia --key provider" in caught.value.remedy
-    assert "node register --units 2 --node-state nodes/a" in caught.value.remedy and asked == [2]
+    assert caught.value.remedy == "intellect-node keys new provider" and asked == [2]
 
 
 async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autojump_clock: Any) -> None:
@@ -182,13 +181,9 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
     progress = ProgressRecord()
     chain = Chain()
     await apply(chain, NodeConfig(network="base-sepolia", home=tmp_path), progress)
-    told = [(event.name, event.text.split(" -")[0]) for event in progress.events]
+    told = [(event.name, event.text) for event in progress.events]
     assert chain.looks == 5 and progress.phase.name == "stake" and "joining may cost" in progress.phase.text
-    assert [text for name, text in told if name == "do"][:3] == [
-        "intellect-node keys new provider",
-        "intellect-node contract provider register",
-        "intellect-node contract node register",
-    ]
+    assert [text for name, text in told if name == "do"][0] == "intellect-node keys new provider"
     assert told[-1][0] == "do" and told[-1][1].startswith("send ") and "trouble" in dict(told)
 
 

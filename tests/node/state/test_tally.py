@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import trio
@@ -32,6 +33,7 @@ class Place:
 
     def __init__(self, journal: Journal, restarts: int) -> None:
         self.tally = Tally(journal, RUN)
+        self.station = SimpleNamespace(journal=journal, run=SimpleNamespace(root=RUN))
         self.crew = Crew()
         self.crew.services.append(Child(restarts))
 
@@ -48,7 +50,9 @@ async def daemon(path: Path, restarts: int, accepted: int) -> dict[str, Any]:
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     journal.close()
-    return {**service.status()["restarts"], "accepted": verdicts["accepted"]}
+    status = service.status()
+    assert status["verdicts"]["accepted"] == verdicts["accepted"]
+    return {**status["restarts"], "accepted": verdicts["accepted"]}
 
 
 async def test_counters_go_on_after_a_restart_and_restarts_are_counted_over_all_daemons(tmp_path: Path) -> None:
@@ -86,4 +90,17 @@ def test_a_journal_of_an_older_program_is_read_and_goes_on(tmp_path: Path) -> No
     assert (oldest.index, oldest.epoch, oldest.step) == (3, 6, None)
     assert journal.records(10, since=6.0) == [newest] and journal.records(1) == [newest]
     assert journal.file_counts(RUN) == {"pending": 1}
+    journal.close()
+
+
+async def test_what_a_worker_did_is_told_before_its_engine_is_ready(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    for number in range(3):
+        journal.add_file(bytes([number]), b"policy", number, 10, 0.0, RUN, 1)
+    journal.judge_file(b"\x00", "accepted")
+    journal.judge_file(b"\x01", "rejected")
+    journal.note_reasons(b"\x01", "copied, late")
+    work = (await Tallying.open(Place(journal, 0))).status()["work"]  # type: ignore[arg-type]
+    assert (work["files_committed"], work["files_accepted"], work["files_rejected"]) == (3, 1, 1)
+    assert work["rejected_by_reason"] == {"copied": 1, "late": 1} and work["units"] == 30
     journal.close()

@@ -1,0 +1,75 @@
+"""`intellect-node config`: the daemon's settings, and where each value comes from."""
+
+import os
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from cli.output import clean, console, print_json
+from cli.settings import build_config
+
+if TYPE_CHECKING:
+    from node.config import NodeConfig
+
+PREFIX = "INTELLECT_NODE_"
+HIDDEN = "(set)"
+app = typer.Typer(help="The daemon's settings.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """A group, although it has one command as yet."""
+
+
+@app.command("show", epilog="Examples:  intellect-node config show   |   intellect-node config show --json")
+def show(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False) -> None:
+    """The settings that count, without flags: environment before config.toml before default; and which of them it was.
+
+    Exit code 3 if one of them cannot be used.
+    """
+    from node.config import default_home
+
+    config, file = build_config(), default_home() / "config.toml"
+    sources = sources_of(type(config).model_fields, dict(os.environ), _table(file))
+    rows = {name: {"value": value, "from": sources[name]} for name, value in values_of(config).items()}
+    if as_json:
+        print_json({"file": str(file), "settings": rows})
+        return
+    _show(rows)
+    console().print(f"\nfile: {file}{'' if file.is_file() else ' (not there)'}", soft_wrap=True)
+
+
+def sources_of(names: Any, environment: dict[str, str], table: dict[str, Any]) -> dict[str, str]:
+    """Where each setting's value comes from. Pure."""
+    variables = {name.upper() for name in environment}
+
+    def source(name: str) -> str:
+        if f"{PREFIX}{name.upper()}" in variables:
+            return "environment"
+        return "config.toml" if name in table else "default"
+
+    return {name: source(name) for name in names}
+
+
+def values_of(config: "NodeConfig") -> dict[str, Any]:
+    """For people and programs; the password is not told."""
+    plain = config.model_dump(mode="json")
+    return {name: HIDDEN if name == "password" and value else value for name, value in plain.items()}
+
+
+def _table(file: Any) -> dict[str, Any]:
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _show(rows: dict[str, dict[str, Any]]) -> None:
+    table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
+    for name in ("setting", "value", "from"):
+        table.add_column(name, overflow="fold")
+    for name, row in rows.items():
+        style = "" if row["from"] == "default" else "bold"
+        value = "-" if row["value"] is None else clean(str(row["value"]), 300)
+        table.add_row(Text(name, style), Text(value, style), row["from"])
+    console().print(table)

@@ -1,0 +1,117 @@
+"""`intellect-node stop`: end a daemon in good order, and cut it short where it takes too long."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.errors import NETWORK, CommandError
+from cli.output import console, duration, print_json
+from cli.places import StateDir, chosen_directory
+
+EXAMPLES = (
+    "Examples:  intellect-node stop   |   intellect-node stop --state-dir ~/nodes/a --now   |   "
+    "intellect-node stop --patience 300"
+)
+PATIENCE, AFTER_CUT, AFTER_KILL = 30.0, 5.0, 5.0
+"""Seconds for draining, after the second signal, and after SIGKILL."""
+POLL, TELL_EVERY = 0.1, 5.0
+
+
+def command(
+    state_dir: StateDir = None,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for it to drain.")] = False,
+    patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds that it may drain.")] = PATIENCE,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Stop a daemon: it finishes what is under way, leaves the pool and exits; when that lasts too long it is cut.
+
+    Its stake, its pay and its keys stay as they are: `join` goes on with them. A service starts again at the next boot.
+    """
+    say: Callable[[str], None] = (lambda _: None) if as_json else lambda text: console().print(text, soft_wrap=True)
+    directory = chosen_directory(state_dir)
+    how, seconds = stop(directory, 0.0 if now else patience, say)
+    if as_json:
+        print_json({"state_dir": str(directory), "stopped": how, "seconds": round(seconds, 1)})
+        return
+    say(f"stopped ({how}) after {duration(seconds)}; its state stays in {directory}")
+
+
+def stop(directory: Path, patience: float, say: Callable[[str], None]) -> tuple[str, float]:
+    """(drained, cut or killed; after how many seconds). Raises CommandError where no daemon of ours runs."""
+    pid, began = pid_of(directory), time.monotonic()
+    if pid is None:
+        raise CommandError(
+            f"no daemon runs in {directory}",
+            "nobody holds its lock",
+            "see those that run: intellect-node status",
+            NETWORK,
+        )
+    for how, signals, wait in _stages(patience):
+        if how != "drained":
+            say(f"it still runs after {duration(time.monotonic() - began)}: {signals[-1].name} cuts it short")
+        for number in signals:
+            _send(pid, number)
+        if _is_gone(directory, wait, say):
+            return how, time.monotonic() - began
+    raise CommandError(
+        f"the daemon {pid} does not end", "not even SIGKILL ended it", f"look at it: ps -p {pid}", NETWORK
+    )
+
+
+def pid_of(directory: Path) -> int | None:
+    """Of the daemon that holds a state directory."""
+    from node.state.locks import holder_of
+
+    return holder_of(directory / "lock")
+
+
+def _stages(patience: float) -> list[tuple[str, tuple[signal.Signals, ...], float]]:
+    """What becomes of it, with which signals, and how long to wait for that."""
+    drain = [("drained", (signal.SIGTERM,), patience)]
+    return [*drain, ("cut", (signal.SIGTERM,), AFTER_CUT), ("killed", (signal.SIGKILL,), AFTER_KILL)]
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """To the daemon; SIGKILL to its guardian first, which would start it again."""
+    guardian = _guardian_of(pid) if number == signal.SIGKILL else None
+    try:
+        if guardian is not None:
+            os.kill(guardian, number)
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it ended by itself meanwhile: its lock tells
+    except PermissionError:
+        raise CommandError(
+            f"process {pid} is not yours to stop", "it belongs to another user", "stop it as that user, or with sudo"
+        ) from None
+
+
+def _guardian_of(pid: int) -> int | None:
+    """The parent that forked a daemon, which is the same program with the same words."""
+    import psutil
+
+    try:
+        daemon = psutil.Process(pid)
+        parent = daemon.parent()
+        return parent.pid if parent is not None and parent.cmdline() == daemon.cmdline() else None
+    except psutil.Error:
+        return None
+
+
+def _is_gone(directory: Path, seconds: float, say: Callable[[str], None]) -> bool:
+    """Whether nobody holds the directory any more, within so many seconds."""
+    began = told = time.monotonic()
+    while pid_of(directory) is not None:
+        now = time.monotonic()
+        if now - began >= seconds:
+            return False
+        if now - told >= TELL_EVERY:
+            told = now
+            say(f"  draining, {duration(now - began)} of {duration(seconds)} at most")
+        time.sleep(POLL)
+    return True
