@@ -46,7 +46,7 @@ class Swarm:
     """What the node says; a test changes it."""
 
     def __init__(self, **shape: Any) -> None:
-        self.shape = {"step": 40} | shape
+        self.shape: dict[str, Any] = {"step": 40} | shape
         self.changes: dict[str, Any] = {}
 
     def status(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_a_trainers_curve_has_every_reward_and_each_step_once() -> None:
     curves = Curves()
     run(curves, range(30, 31))
     run(curves, range(35, 36))
-    rows = {row[0]: row for row in curves.steps.rows.values()}
+    rows = curves.steps.rows
     assert sorted(rows) == list(range(36))
     assert all(row[2] is not None and row[3] is not None for row in rows.values())
     assert rows[30][6] is not None and rows[31][6] is None  # details only of steps that were seen
