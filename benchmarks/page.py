@@ -24,6 +24,7 @@ from node.page import page as page_module
 from node.page.assets import load_assets
 from node.page.model import Model
 from node.page.page import Page
+from node.services.jury import Counting
 from node.status import StatusPage
 from node.swarm.contributions import Contribution
 from node.web.address import bind
@@ -161,7 +162,7 @@ async def blocking(nodes: int, rounds: int) -> dict[str, Any]:
             page.connect(place.member)
             page.work_for(place.station)
             fill(place.member.membership.table, nodes)
-            counting: Any = crew.services[0]
+            counting: Any = next(one for one in crew.services if isinstance(one, Counting))
             counting._contributions.members.update({address(n): Contribution(n, 0, n) for n in range(nodes)})
             gc.collect()  # what was imported and set up is not the page's
             for _ in range(rounds):

@@ -178,6 +178,8 @@ class Daemon:
             await nursery.start(self.children.run)
             front = Front(self.config, self.status.render, state.path)
             await nursery.start(front.run)
+            if front.page:
+                self.progress.tell("page", f"a page shows the swarm: {front.page}")
             await nursery.start(self.supervision.run)
             self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))

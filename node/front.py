@@ -27,6 +27,8 @@ class Front:
         self._status = status
         self._directory = directory
         self.web = HttpHost()
+        self.page: str | None = None
+        """Its URL, where it is served."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Raises AddressUnusable and StateError before it reports started."""
@@ -45,4 +47,5 @@ class Front:
         listener = self.web.at(address, page.WHAT, page.FLAG)
         names = (*self._config.page_hosts, host_name(address))
         listener.mount(await nursery.start(page.Page(self._status, self._directory, names).run))
-        log.info("page.serving", address=f"http://{listener.place}/")
+        self.page = f"http://{listener.place}/"
+        log.info("page.serving", address=self.page)

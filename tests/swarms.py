@@ -156,7 +156,8 @@ def _contributions(rows: list[dict[str, Any]], step: int) -> dict[str, Any]:
         }
         for i, row in enumerate(workers)
     }
-    recent = [_verdict(workers[i % len(workers)], step, i) for i in range(20 if workers else 0)]
+    decided = range(max(3 * step - 20, 0), 3 * step)  # three files are decided in a step
+    recent = [_verdict(workers[i % len(workers)], i) for i in decided if workers]
     return {
         "since": 1.79e9,
         "accepted": sum(one["accepted"] for one in counts.values()),
@@ -167,10 +168,11 @@ def _contributions(rows: list[dict[str, Any]], step: int) -> dict[str, Any]:
     }
 
 
-def _verdict(row: dict[str, Any], step: int, i: int) -> dict[str, Any]:
+def _verdict(row: dict[str, Any], i: int) -> dict[str, Any]:
     accepted = row["state"] != "evicted"
     why = {"reason": "", "detail": ""} if accepted else {"reason": "wrong_problems", "detail": WHY}
-    return {"at": 1.79e9 + i, "node": row["address"], "step": step, "index": i % 3, "accepted": accepted, **why}
+    place = {"at": 1.79e9 + i, "node": row["address"], "step": i // 3, "index": i % 3}
+    return {"number": i, "accepted": accepted, **place, **why}
 
 
 def _slashed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

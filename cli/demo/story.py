@@ -87,10 +87,10 @@ async def _perform(
         for one in participants:
             supervisor.start(_program(one, scene, stage, environment, options.page))
         view.say(f"{len(participants)} nodes started, each its own process")
-        if options.page:
-            view.say(f"the page: http://{options.page}/")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch)
+            if options.page:
+                nursery.start_soon(_tell_of_page, options.page, view)
             for one in participants:
                 nursery.start_soon(_listen, one, scene, tracker)
             await _watch_training(now, view)
@@ -127,6 +127,17 @@ def _program(
 ) -> Program:
     command = join_command(one, scene, stage.profile, stage.pool, page)
     return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
+
+
+async def _tell_of_page(place: str, view: View) -> None:
+    """Once it answers: whoever clicks sooner would see an error."""
+    host, _, port = place.rpartition(":")
+    while True:
+        try:
+            async with await trio.open_tcp_stream(host, int(port)):
+                return view.say(f"see it in a browser: http://{place}/")
+        except OSError:
+            await trio.sleep(POLL)
 
 
 async def _listen(one: Participant, scene: Scene, tracker: Tracker) -> None:

@@ -35,7 +35,7 @@ class Feed:
         if name not in self._sections or self._sections[name][1] != encoded:
             self._sections[name] = (self._next(), encoded)
 
-    def put_rows(self, name: str, rows: Mapping[Hashable, Row]) -> None:
+    def put_rows(self, name: str, rows: Mapping[Any, Row]) -> None:
         """Set a table; only rows that are new or different count as changed."""
         table = self._tables.setdefault(name, _Table())
         changed = [key for key, row in rows.items() if key not in table.rows or table.rows[key][1] != row]

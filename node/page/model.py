@@ -8,11 +8,17 @@ from typing import Any
 
 from node.page.feed import Feed, Row
 from node.page.plain import Steady
-from node.page.sections import MEMBER_COLUMNS, members, sections
+from node.page.sections import DECISION_COLUMNS, MEMBER_COLUMNS, decisions, members, sections
 from node.page.series import LOAD_COLUMNS, STEP_COLUMNS, Curves
 from node.page.spread import SPREAD_COLUMNS, SpreadBook
 
-COLUMNS = {"members": MEMBER_COLUMNS, "steps": STEP_COLUMNS, "load": LOAD_COLUMNS, "policies": SPREAD_COLUMNS}
+COLUMNS = {
+    "members": MEMBER_COLUMNS,
+    "decisions": DECISION_COLUMNS,
+    "steps": STEP_COLUMNS,
+    "load": LOAD_COLUMNS,
+    "policies": SPREAD_COLUMNS,
+}
 
 
 class Model:
@@ -32,6 +38,7 @@ class Model:
 
         for name, content in sections(status, ago).items():
             self.feed.put(name, content)
+        self.feed.put_rows("decisions", decisions(status))
         yield
         rows: dict[Hashable, Row] = {}
         for some in members(status, ago):

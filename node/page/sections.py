@@ -4,7 +4,7 @@ Nothing that only the owner should see is here: no path, no process id, no peer'
 of an error (it may hold a URL with a key in it).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 from node.page.feed import Row
@@ -17,9 +17,17 @@ RECENT = 30
 MEMBERS = 2000
 """Rows of the table of members; the swarm may be larger, the page says so."""
 AT_ONCE = 250
+EVENTS = dict.fromkeys(
+    ("role", "engine", "policy", "accepted", "refused", "verdict", "paid", "slashed", "over"), ""
+) | {
+    "joined": "joined the pool",
+    "trouble": "trouble: intellect-node status tells this node's owner which",
+}
+"""Events that are shown, by name, in their own words or in these: what failed may hold a path, or a URL with a key."""
 MEMBER_COLUMNS = (
     "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
 )  # fmt: skip
+DECISION_COLUMNS = ("place", "number", "at", "node", "step", "index", "accepted", "reason", "detail")
 
 
 def sections(status: Status, ago: Ago) -> dict[str, Any]:
@@ -34,6 +42,28 @@ def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
     for first in range(0, len(rows), AT_ONCE):
         some = rows[first : first + AT_ONCE]
         yield {row["address"]: _member(row, counted.get(row["address"]) or {}, ago) for row in some}
+
+
+def decisions(status: Status) -> dict[Hashable, Row]:
+    """The newest decisions about files, in DECISION_COLUMNS. Each takes the place of one that is too old, so that only
+    it counts as changed."""
+    told = (status.get("contributions") or {}).get("recent") or []
+    rows = [_decision(one) for one in told[-RECENT:] if isinstance(one.get("number"), int)]
+    return {row[0]: row for row in rows}
+
+
+def _decision(one: Mapping[str, Any]) -> Row:
+    return (
+        one["number"] % RECENT,
+        one["number"],
+        number(one.get("at")),
+        words(one.get("node"), 42),
+        number(one.get("step")),
+        number(one.get("index")),
+        bool(one.get("accepted")),
+        words(one.get("reason"), 40),
+        words(one.get("detail")),
+    )
 
 
 def _member(row: Mapping[str, Any], counted: Mapping[str, Any], ago: Ago) -> Row:
@@ -138,19 +168,6 @@ def _verdicts(status: Status, _: Ago) -> dict[str, Any] | None:
         "rejected": number(told.get("rejected")),
         "by_reason": table(told.get("by_reason")),
         "since": number(told.get("since")),
-        "recent": [_verdict(one) for one in (told.get("recent") or [])[-RECENT:]],
-    }
-
-
-def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "at": number(one.get("at")),
-        "node": words(one.get("node"), 42),
-        "step": number(one.get("step")),
-        "index": number(one.get("index")),
-        "accepted": bool(one.get("accepted")),
-        "reason": words(one.get("reason"), 40),
-        "detail": words(one.get("detail")),
     }
 
 
@@ -227,9 +244,10 @@ def _work(status: Status, _: Ago) -> dict[str, Any]:
 
 
 def _events(status: Status, _: Ago) -> list[dict[str, Any]]:
+    told = [one for one in status.get("events") or [] if one.get("name") in EVENTS]
     return [
-        {"at": number(one.get("at")), "name": words(one.get("name"), 32), "text": words(one.get("text"))}
-        for one in (status.get("events") or [])[-RECENT:]
+        {"at": number(one.get("at")), "name": one["name"], "text": EVENTS[one["name"]] or words(one.get("text"))}
+        for one in told[-RECENT:]
     ]
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-KEPT = 40
+KEPT = 12
 """Policies."""
 SPREAD_COLUMNS = ("step", "at", "held", "live", "seconds")
-SHOWN = 25
+SHOWN = 16
 """Times of one policy: beyond that, as many quantiles."""
 
 

@@ -33,8 +33,10 @@ class Contribution(msgspec.Struct):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What became of one file. at: unix seconds; reason, detail: of a rejection, by one who rejected it."""
+    """What became of one file. number: of the decision, from 0 on; at: unix seconds; reason, detail: of a rejection, by
+    one who rejected it."""
 
+    number: int
     at: float
     node: Address
     step: int
@@ -57,6 +59,7 @@ class Contributions:
         self.recent: deque[Decision] = deque(maxlen=SHOWN)
         self._states: Recent[WorkId, FileState] = Recent(KEPT)
         self._open: Recent[WorkId, None] = Recent(OPEN)
+        self._told = 0
 
     def look(self, id: WorkId) -> None:
         """Something was said of a work, or time has passed: count what is decided."""
@@ -111,7 +114,9 @@ class Contributions:
             self.reasons[reason] += 1
             self.members[work.node].reason = reason
         index = work.commitment.index
-        self.recent.append(Decision(round(self._wall(), 1), work.node, work.step, index, accepted, reason, detail))
+        at = round(self._wall(), 1)
+        self.recent.append(Decision(self._told, at, work.node, work.step, index, accepted, reason, detail))
+        self._told += 1
 
     def _why(self, work: Work) -> tuple[str, str]:
         """The reason that most of those who rejected it gave, and one's words for it."""

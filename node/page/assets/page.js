@@ -7,8 +7,8 @@ import * as panels from "./panels.js";
 const QUIET = 12000; // milliseconds without a word after which contact is lost: the node speaks every five seconds
 const AGAIN = 3000;
 
-const state = { rows: { members: [], steps: [], load: [], policies: [] }, all: false, now: () => Date.now() / 1000 + state.ahead, ahead: 0 };
-const tables = { members: new Map(), steps: new Map(), load: new Map(), policies: new Map() };
+const state = { rows: { members: [], decisions: [], steps: [], load: [], policies: [] }, all: false, now: () => Date.now() / 1000 + state.ahead, ahead: 0 };
+const tables = { members: new Map(), decisions: new Map(), steps: new Map(), load: new Map(), policies: new Map() };
 const NEEDS = {
   glance: ["run", "steps", "members", "verdicts", "training", "node", "audit"],
   alarms: ["training", "audit", "node", "run"],
@@ -19,7 +19,7 @@ const NEEDS = {
   split: ["training", "node"],
   way: ["training", "node"],
   members: ["members", "verdicts", "run", "node"],
-  verdicts: ["verdicts"],
+  verdicts: ["verdicts", "decisions"],
   trust: ["slashes", "audit"],
   policies: ["policies"],
   money: ["money"],

@@ -252,14 +252,15 @@ const moment = (at, state) => make("time", { datetime: at ? new Date(1000 * at).
 
 export function verdicts(state) {
   const told = state.verdicts;
-  if (!told || !told.recent.length) {
+  const newest = state.rows.decisions.toSorted((a, b) => b.number - a.number);
+  if (!told || !newest.length) {
     say("verdicts-note", "");
     return put("verdicts", none("No file has been judged yet, as far as this node has heard."));
   }
   const reasons = Object.entries(told.by_reason).sort((a, b) => b[1] - a[1]);
   const most = Math.max(...reasons.map(([, n]) => n), 1);
   put("verdicts-note", `${count(told.accepted)} accepted, ${count(told.rejected)} rejected by the validators’ quorum`);
-  const rows = told.recent.toReversed().map((one) => make("li", {}, moment(one.at, state), make("span", {}, make("span", { class: one.accepted ? "yes" : "no" }, one.accepted ? "accepted" : "rejected"), ` ${short(one.node)}, file ${one.index} of step ${one.step}`, one.accepted ? null : make("span", { class: "why" }, `: ${[name(one.reason), one.detail].filter(Boolean).join(", ")}`))));
+  const rows = newest.map((one) => make("li", {}, moment(one.at, state), make("span", {}, make("span", { class: one.accepted ? "yes" : "no" }, one.accepted ? "accepted" : "rejected"), ` ${short(one.node)}, file ${one.index} of step ${one.step}`, one.accepted ? null : make("span", { class: "why" }, `: ${[name(one.reason), one.detail].filter(Boolean).join(", ")}`))));
   put("verdicts", reasons.length ? bars(reasons.slice(0, 5).map(([reason, n]) => [name(reason), n / most, count(n), "", "bad"])) : null, make("ul", { class: "list", tabindex: "0", role: "region", "aria-label": "Newest verdicts" }, rows));
 }
 

@@ -12,6 +12,7 @@ import trio
 from node.api.server import ApiServer
 from node.config import NodeConfig
 from node.front import Front
+from node.web.address import bind, place_of
 from node.web.errors import AddressUnusable
 
 STATUS = {"training": {"step": 3, "latest": {"step": 3, "loss": 0.5}, "alarms": []}, "node": {"address": "0x"}}
@@ -53,6 +54,19 @@ async def test_the_port_serves_metrics_and_no_more(front: Callable[..., Front]) 
         assert "intellect_step_loss 0.5" in answer.text
         assert (await get(f"http://{place}/livez")).text == "ok\n"
         assert (await get(f"http://{place}/status")).status_code == 404
+        nursery.cancel_scope.cancel()
+
+
+async def test_page_and_metrics_share_an_address_and_the_page_is_told_where_it_is(front: Callable[..., Front]) -> None:
+    free = bind("127.0.0.1:0", "a test", "--test")
+    place = place_of(free)
+    free.close()
+    served = front(page=place, metrics_address=place)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(served.run)
+        assert (served.page, served.web.places) == (f"http://{place}/", [place])
+        assert "<title>intellect-node</title>" in (await get(f"http://{place}/")).text
+        assert "intellect_step_loss" in (await get(f"http://{place}/metrics")).text
         nursery.cancel_scope.cancel()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from node.page.model import Model
 from node.page.plain import Steady, number, table, words
-from node.page.sections import MEMBER_COLUMNS, members, sections
+from node.page.sections import DECISION_COLUMNS, MEMBER_COLUMNS, RECENT, decisions, members, sections
 from node.page.spread import KEPT, SpreadBook, quantiles
 from tests.swarms import address, status
 
@@ -22,8 +22,15 @@ def test_nothing_that_only_the_owner_should_see_is_told() -> None:
     told = status()
     told["last_error"] = {"what": "no RPC", "why": "https://rpc.example.org/KEY-OF-MINE failed", "remedy": "wait"}
     told["node"] |= {"contacts": ["/ip4/203.0.113.7/tcp/4001"], "pid": 4711}
+    told["events"] = [
+        {"at": 1.0, "name": "trouble", "text": "pay could not be settled: https://rpc.example.org/KEY-OF-MINE"},
+        {"at": 2.0, "name": "joined", "text": "joined pool 1, reachable at /ip4/203.0.113.7/tcp/4001"},
+        {"at": 3.0, "name": "do", "text": "contract provider register --key /secret/place/provider"},
+        {"at": 4.0, "name": "paid", "text": "3.5 tokens were paid"},
+    ]
     text = json.dumps(sections(told, ago))
-    assert "no RPC" in text
+    assert "no RPC" in text and "3.5 tokens" in text
+    assert [one["name"] for one in sections(told, ago)["events"]] == ["trouble", "joined", "paid"]
     for secret in ("KEY-OF-MINE", "203.0.113.7", "/secret/place", "4711"):
         assert secret not in text
 
@@ -33,7 +40,8 @@ def test_what_members_wrote_is_short_and_visible() -> None:
     told["swarm"][1] |= {"role": HOSTILE, "doing": HOSTILE, "tokens_per_second": float("nan")}
     told["contributions"]["recent"][0]["detail"] = HOSTILE
     row = dict(zip(MEMBER_COLUMNS, next(members(told, ago))[told["swarm"][1]["address"]], strict=True))
-    detail = sections(told, ago)["verdicts"]["recent"][0]["detail"]
+    shown = decisions(told)[told["contributions"]["recent"][0]["number"] % RECENT]
+    detail = dict(zip(DECISION_COLUMNS, shown, strict=True))["detail"]
     for text in (row["role"], row["doing"], detail):
         assert text.startswith("<img") and len(text) <= 200 and text.isprintable()
     assert row["rate"] == 0
@@ -76,5 +84,5 @@ def test_of_many_policies_the_newest_are_kept_and_of_many_members_quantiles() ->
     for step in range(3 * KEPT):
         book.feed(float(step), [(address(n), step) for n in range(60)])
     rows = book.rows(60)
-    assert sorted(rows) == list(range(2 * KEPT, 3 * KEPT)) and all(len(row[4]) == 25 for row in rows.values())
-    assert quantiles([float(i) for i in range(1000)])[::24] == [0.0, 999.0]
+    assert sorted(rows) == list(range(2 * KEPT, 3 * KEPT)) and all(len(row[4]) == 16 for row in rows.values())
+    assert quantiles([float(i) for i in range(1000)])[::15] == [0.0, 999.0]

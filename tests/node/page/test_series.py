@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.page.series import FRESH, MOST, THINNED, Curves
+from node.page.series import FRESH, MOST, THINNED, Curves, Series
 from node.page.thinning import Point, thin
 from tests.swarms import status
 
@@ -50,24 +50,26 @@ def test_a_trainers_curve_has_every_reward_and_each_step_once() -> None:
     curves = Curves()
     run(curves, range(30, 31))
     run(curves, range(35, 36))
-    rows = {row[0]: row for row in curves.steps.rows.values()}
+    rows = curves.steps.rows
     assert sorted(rows) == list(range(36))
     assert all(row[2] is not None and row[3] is not None for row in rows.values())
     assert rows[30][6] is not None and rows[31][6] is None  # details only of steps that were seen
 
 
-def test_of_a_long_run_as_many_points_are_kept_as_of_any_other_and_no_merged_one_comes_back() -> None:
-    curves = Curves()
-    run(curves, range(0, 3000, 40))
-    assert THINNED - 100 < len(curves.steps.points) <= MOST
-    curves.steps.take()
-    run(curves, range(2961, 2962))
-    assert not curves.steps.whole, "not with every step"
-    xs = [point.x for point in curves.steps.points]
-    assert xs == sorted(xs) and xs[-FRESH:] == list(range(xs[-1] - FRESH + 1, xs[-1] + 1))
-    before = xs[:50]
-    run(curves, range(2962, 2965))
-    assert [point.x for point in curves.steps.points][:50] == before
+def test_a_long_series_stays_short_is_seldom_merged_and_takes_nothing_up_again_that_was() -> None:
+    series, merged = Series(("step", "eval")), 0
+    for step in range(4000):
+        series.put(step, eval=step / 4000)
+        merged += series.whole
+        series.take()
+    xs = [point.x for point in series.points]
+    assert THINNED / 2 < len(xs) <= MOST and xs[-FRESH:] == list(range(4000 - FRESH, 4000))
+    assert merged < 30, "viewers get all of it then"
+    gone = next(x for x in range(4000) if x not in series)
+    series.put(gone, eval=1.0)
+    assert gone not in series
+    series.put(xs[0], eval=None)
+    assert not series.changed
 
 
 def test_who_does_not_train_keeps_the_trainers_word_and_its_own_estimate() -> None:
