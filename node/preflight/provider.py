@@ -1,6 +1,7 @@
 """The provider that stakes for this node, as far as it is known here, and what its owner types next, in order."""
 
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 
@@ -76,7 +77,7 @@ def next_steps(standing: Standing, provider: Provider | None, network: str, dire
         return gas
     if provider is None:
         return [f"intellect-node keys new {FIRST_KEY}"]
-    common = f"--network {network} --key {provider.key}"
+    common = f"--network {quote(network)} --key {quote(provider.key)}"
     return [*gas, *_provisions(standing, provider, common), *_staking(standing, common, directory, units)]
 
 
@@ -99,7 +100,7 @@ def _staking(standing: Standing, common: str, directory: Path, units: int) -> li
         lacking = tokens(standing.required - standing.bonded)
         return [f"intellect-node contract stake {lacking} --provider {standing.provider} {common}"]
     bond = [f"intellect-node contract provider register --units {units} {common}"]
-    register = f"intellect-node contract node register --units {units} --node-state {directory} {common}"
+    register = f"intellect-node contract node register --units {units} --node-state {quote(str(directory))} {common}"
     return [*(bond if standing.bonded < standing.required else ()), register]
 
 

@@ -244,6 +244,8 @@ def test_what_is_missing_on_chain_comes_as_commands_to_be_copied() -> None:
         bond,
         register,
     ]
+    spaced = next_steps(standing(coin=10**18, bonded=20 * 10**18), poor, "my net.toml", Path("/a b"), 1)
+    assert "--node-state '/a b' --network 'my net.toml' --key me" in spaced[-1]
     rich = Provider("me", PROVIDER, coin=10**18, token=20 * 10**18, needs=10**15, mintable=False)
     assert steps_of(standing(coin=10**18), rich) == [bond, register]
     assert steps_of(standing(coin=10**18, bonded=20 * 10**18), rich) == [register]
