@@ -16,7 +16,7 @@ from node.chain.faucet import DevnetFaucet
 from node.chain.keeper import CaseKeeper
 from node.chain.profile import NetworkProfile
 from node.chain.setup import prepare_participant
-from node.inference.wire import Reply, Request
+from node.inference.wire import LoadPolicy, Reply, Request
 from node.recipe.capacity import CapacityGauge
 from node.services.generating import Generating
 from node.services.judging.judge import Validator
@@ -44,9 +44,9 @@ class Held(TruthfulEngine):
         super().__init__(bad)
         self.let_go = trio.Event()
 
-    async def ask(self, request: Request, *, timeout: float) -> Reply:
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
         await self.let_go.wait()
-        return await super().ask(request, timeout=timeout)
+        return await super().ask(request, timeout=timeout, policy=policy)
 
 
 class KeptBlobs(SharedBlobs):
