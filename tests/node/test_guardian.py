@@ -15,10 +15,10 @@ import os, signal, sys
 from node.guardian import become_guarded
 
 become_guarded()
-print(os.getpid(), flush=True)
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
 signal.signal(signal.SIGINT, lambda number, frame: (told.append(number), print(len(told), flush=True)))
+print(os.getpid(), flush=True)
 while True:
     signal.pause()
 """
