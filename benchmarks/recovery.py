@@ -1,11 +1,12 @@
 """Seconds from the kill -9 of each process of a swarm until its work goes on, on a quiet machine and on a busy one.
 
-    python -m benchmarks.recovery [--rounds 3] [--quick] [--json]
+    python -m benchmarks.recovery [--rounds 2] [--quick] [--json]
 
 A demo's swarm trains on this machine: trainer, two workers, validator, chain. Per round each process is killed once,
 without and with two busy loops beside the swarm, and what it does is awaited: the learner's and the trainer's next
-step, a worker's next file (of its engine, and of the whole daemon), a validator's next verdict, the chain's next block.
-The time that such work takes anyway is measured beside it, without a kill.
+step, a worker's next file (of its engine, its daemon, and the whole program, which the demo starts anew at most five
+times), a validator's next verdict, the chain's next block. The time that such work takes anyway is measured beside it,
+without a kill.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from cli.errors import CommandError
 PATIENCE = 300.0
 POLL = 0.05
 WARM_STEPS = 3
-PROCESSES = ("learner", "engine", "worker", "validator", "trainer", "chain")
+PROCESSES = ("learner", "engine", "worker", "validator", "trainer", "program", "chain")
 SPIN = "while True: pass"
 
 
@@ -84,19 +85,25 @@ def chain_of(swarm: Swarm) -> int | None:
     return next((each.pid for each in family if "anvil" in each.name()), None)
 
 
+def guardian_of(daemon: int | None) -> int | None:
+    """The program that was started, which a service manager (here the demo) starts anew."""
+    return psutil.Process(daemon).ppid() if daemon else None
+
+
 VICTIMS: dict[str, Callable[[Swarm], int | None]] = {
     "learner": lambda swarm: child(swarm.status("trainer"), "learner"),
     "engine": lambda swarm: child(swarm.status("worker-1"), "engine"),
     "worker": lambda swarm: part(swarm.status("worker-1"), "node", "pid"),
     "validator": lambda swarm: part(swarm.status("validator"), "node", "pid"),
     "trainer": lambda swarm: part(swarm.status("trainer"), "node", "pid"),
+    "program": lambda swarm: guardian_of(part(swarm.status("worker-1"), "node", "pid")),
     "chain": chain_of,
 }
 
 
 def progress(swarm: Swarm, name: str) -> tuple[Any, ...] | None:
     """What changes as soon as the work of a process goes on."""
-    if name in ("engine", "worker"):
+    if name in ("engine", "worker", "program"):
         status = swarm.status("worker-1")
         committed = part(status, "work", "files_committed")
         return None if committed is None else (part(status, "node", "pid"), committed)
@@ -156,7 +163,7 @@ def measured(swarm: Swarm, names: tuple[str, ...], rounds: int) -> dict[str, dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=PROCESSES, action="append", help="Repeatable; default: all of them.")
     parser.add_argument("--quick", action="store_true", help="One round, learner and engine only, no busy loops.")
     parser.add_argument("--json", action="store_true")

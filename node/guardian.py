@@ -65,7 +65,7 @@ def _exit(status: int) -> None:
 
 def _be_guarded_by(guardian: int) -> None:
     """In the child: die with the guardian, answer signals by the system's defaults, and for systemd's watchdog."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # at once: what is started next wants its lock
     if os.getppid() != guardian:
         os._exit(1)
     os.setpgid(0, 0)
