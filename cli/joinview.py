@@ -27,17 +27,13 @@ QUIET = ("role", "joined", "engine", "policy", "verdict")
 """Events that are told without a colour."""
 
 
-class JoinView:
-    """live: on a terminal, one line below the others says what the node does now."""
+class _View:
+    """Looks at the record again and again, and shows on the screen what is new."""
 
-    def __init__(self, screen: Screen, *, live: bool) -> None:
+    def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._live = live
         self._phase = ""
-        self._over = 0
         self._told = 0
-        self._turn = 0
-        self._announced = False
 
     async def run(self, progress: "ProgressRecord") -> None:
         """Until cancelled; what happened last is shown even then."""
@@ -48,6 +44,20 @@ class JoinView:
         finally:
             self.look(progress)
             self._screen.close()
+
+    def look(self, progress: "ProgressRecord") -> None:
+        raise NotImplementedError
+
+
+class JoinView(_View):
+    """live: on a terminal, one line below the others says what the node does now."""
+
+    def __init__(self, screen: Screen, *, live: bool) -> None:
+        super().__init__(screen)
+        self._live = live
+        self._over = 0
+        self._turn = 0
+        self._announced = False
 
     def look(self, progress: "ProgressRecord") -> None:
         """Show what is new."""
@@ -80,23 +90,8 @@ class JoinView:
         self._screen.line(Text("  from now on one line for each event; intellect-node status; Ctrl-C to leave", "dim"))
 
 
-class JsonView:
+class JsonView(_View):
     """The same for programs: one object a line on standard output."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._phase = ""
-        self._told = 0
-
-    async def run(self, progress: "ProgressRecord") -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                self.look(progress)
-                await trio.sleep(EVERY)
-        finally:
-            self.look(progress)
-            self._screen.close()
 
     def look(self, progress: "ProgressRecord") -> None:
         """Print what is new."""

@@ -2,10 +2,9 @@
 
 The program imports everything once, then forks; the child is the daemon. A daemon that dies by a signal nobody sent to
 stop it (the system was short of memory, a library crashed) is forked anew in milliseconds, where a service manager
-would start an interpreter and import for seconds. Knows processes; nothing of nodes. Standard library only.
+would start an interpreter and import for seconds. Knows processes; nothing of nodes. Imports the standard library only.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -13,7 +12,8 @@ import threading
 import time
 from types import FrameType
 
-PR_SET_PDEATHSIG = 1
+from node.parent import die_with_parent
+
 MOST_DEATHS = 5
 WITHIN_SECONDS = 60.0
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -65,9 +65,7 @@ def _exit(status: int) -> None:
 
 def _be_guarded_by(guardian: int) -> None:
     """In the child: die with the guardian, answer signals by the system's defaults, and for systemd's watchdog."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # at once: what is started next wants its lock
-    if os.getppid() != guardian:
-        os._exit(1)
+    die_with_parent(guardian)  # at once: what is started next wants its lock
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # we may write to the terminal, though another group has it
     for number in FORWARDED:

@@ -5,7 +5,6 @@ milliseconds. Loads no model and touches no GPU, so that a child begins like a p
 server ends when its socket does; the kernel kills its children with it.
 """
 
-import ctypes
 import gc
 import importlib
 import os
@@ -29,8 +28,7 @@ from node.forkserver.wire import (  # noqa: E402 - the environment must be set b
     decode,
     encode,
 )
-
-PR_SET_PDEATHSIG = 1
+from node.parent import die_with_parent  # noqa: E402
 
 
 def serve(orders: socket.socket) -> Start | None:
@@ -73,9 +71,7 @@ def _fork(orders: socket.socket, order: Start, descriptors: list[int]) -> bool:
 
 def _become(order: Start, descriptors: list[int], server: int) -> None:
     """Take the place of a program that was just started, which dies with the server."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
-        os._exit(1)
+    die_with_parent(server)
     os.setsid()
     for place, descriptor in enumerate(descriptors):
         os.dup2(descriptor, place)
