@@ -533,8 +533,8 @@ class Transfer:
             return
         span = max(REPORT_EVERY, now - self._arrivals[0][0]) if self._arrivals else 1.0
         progress = self.progress(sum(size for _, size in self._arrivals) / span)
-        if progress is None:
-            return
+        if progress is None or (progress.done == progress.size and not force):
+            return  # the end is told once
         self._reported_at = now
         for report in self._reports:
             report(progress)
