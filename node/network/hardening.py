@@ -63,7 +63,6 @@ MAX_NAMED = 1000
 """Message ids that are looked at in one IHAVE or IWANT."""
 MAX_WANTED_BYTES = 512 * 1024
 """Of messages sent for one IWANT."""
-WRITE_SECONDS = 30.0
 READ_AHEAD = 256 * 1024
 
 Fault = Callable[[str, BaseException], None]
@@ -286,7 +285,7 @@ class HardSwarm(Swarm):
             self._streams[peer] = self._streams.get(peer, 0) + 1
             try:
                 await stream_handler(stream)
-            except StreamError:
+            except (StreamError, MuxedStreamError):
                 await stream.reset()  # the peer thought better of it
             except Exception as error:
                 self.fault("stream", error)
