@@ -18,7 +18,7 @@ from cli.demo.scene import Scene
 from cli.demo.supervise import Program, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
-from cli.pools import about_run, PoolTerms, open_pool, pool_cost, signer_for
+from cli.pools import PoolTerms, about_run, open_pool, pool_cost, signer_for
 from node.state.files import write_whole
 
 EPOCH_SECONDS, WINDOW_SECONDS = 20, 40
@@ -34,10 +34,12 @@ class Stage:
     target: float | None
 
 
-async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], view: View) -> Stage:
+async def prepare(
+    options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], view: View
+) -> Stage:
     """Bring everything to where `join` can start."""
-    from node.run.problems import check_run
     from node.run.file import compile_run, load_run_file
+    from node.run.problems import check_run
 
     if options.resume:
         run = await trio.to_thread.run_sync(load_run_file, scene.run_file)

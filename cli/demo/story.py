@@ -107,9 +107,7 @@ async def _perform(
     return last
 
 
-async def leave_report(
-    report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View
-) -> None:
+async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View) -> None:
     """The report of a demo that was cut short, if it came as far as a reward; a second signal does not cut it off."""
     if not last.rewards:
         return
@@ -122,9 +120,7 @@ async def leave_report(
             view.say(f"what was done so far: {summary['report']}")
 
 
-def _program(
-    one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], page: str | None
-) -> Program:
+def _program(one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], page: str | None) -> Program:
     command = join_command(one, scene, stage.profile, stage.pool, page)
     return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
 

@@ -79,7 +79,7 @@ class Supervisor:
             await trio.sleep(POLL)
 
     async def stop(self) -> None:
-        """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it short."""
+        """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it."""
         with trio.move_on_after(self._grace + KILL_SECONDS, shield=True):
             alive = {name: child.process for name, child in self._children.items() if child.process.poll() is None}
             for child in self._children.values():
@@ -87,7 +87,7 @@ class Supervisor:
             for process in alive.values():
                 process.terminate()
             with trio.move_on_after(self._grace):
-                while any(process.poll() is None for process in alive.values()):
+                while any(process.poll() is None for process in alive.values()):  # noqa: ASYNC110 - processes end
                     await trio.sleep(0.05)
             for name, process in alive.items():
                 if process.poll() is None:
@@ -130,7 +130,7 @@ async def run_to_end(program: Program) -> None:
     """Run one program until it exits 0; raises CommandError with its own words when it fails."""
     child = _Child(program, _spawn(program), time.monotonic())
     try:
-        while (code := child.process.poll()) is None:
+        while (code := child.process.poll()) is None:  # noqa: ASYNC110 - another process ends
             await trio.sleep(0.05)
         if code:
             raise _given_up(child, code)
