@@ -13,6 +13,7 @@ from cli.demo.cast import DemoOptions, remembered
 from cli.demo.prepare import Stage
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Snapshot, Tracker
+from cli.demo.supervise import start_anew
 from cli.demo.view import View
 from cli.errors import CommandError
 from cli.main import main
@@ -39,7 +40,7 @@ async def cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: Snaps
     monkeypatch.setattr(Tracker, "snapshot", lambda *_: last)
     options, stage, view = DemoOptions(tmp_path), Stage(tmp_path / "net.toml", 1, "sort", None), Said()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(story._perform, options, Scene(tmp_path), stage, {}, view, 0.0, report)
+        nursery.start_soon(story._perform, options, Scene(tmp_path), stage, {}, start_anew, view, 0.0, report)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     return view
