@@ -1,7 +1,6 @@
 """Environments by name, and a look at one before it is worked with."""
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from node.environments.base import Environment, EnvironmentSettings, Problem, To
 from node.environments.builtin import BUILTIN
 from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.mix import MixEnvironment, load_mix
+from node.environments.names import nearest
 
 LOOKED_AT = 4096
 SPREAD = 40_503
@@ -44,13 +44,6 @@ def check_arguments(name: str, args: dict[str, Any]) -> tuple[str, str] | None:
     except msgspec.ValidationError as error:
         return f"the arguments of the environment {name!r} are wrong: {error}", "correct args in the run file"
     return None
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """What to use instead of an unknown word: the nearest known one, else all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(word, names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names)}"
 
 
 def check_prompts(
