@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.supervision",
         "node.parent",
     ),
-    ("node.logs", "node.forkserver", "node.guardian"),
+    ("node.logs", "node.forkserver", "node.guardian", "node.sandbox"),
     ("node.state", "node.config", "node.network", "node.environments", "node.metrics", "node.web"),
     ("node.hardware", "node.chain", "node.inference", "node.swarm", "node.blobs.scheduling"),
     ("node.blobs", "node.training", "node.calibration"),
