@@ -14,7 +14,7 @@ import torch
 from blake3 import blake3
 from safetensors.torch import load_file
 
-from node.environments.base import Environment, Problem
+from node.environments.base import Environment, Problem, one_answer
 from node.environments.registry import load_environment
 from node.inference.engine import Request
 from node.inference.errors import ModelError
@@ -80,7 +80,7 @@ class Difficulty:
         requests = [request for problem in problems for request in self._requests(problem, samples)]
         completions = self._engine.generate(requests, self._run.rollout.temperature)
         asked = [problem for problem in problems for _ in range(samples)]
-        scores = self._environment.score(asked, [completion.output for completion in completions])
+        scores = self._environment.score(asked, [one_answer(completion.output) for completion in completions])
         for place, problem in enumerate(problems):
             own = scores[place * samples : (place + 1) * samples]
             yield problem.problem_id, sum(score > 0.5 for score in own) / samples

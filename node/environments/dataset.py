@@ -17,7 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from node.environments.base import Environment, Problem, Tokenizer
+from node.environments.base import (
+    Determinism,
+    Environment,
+    OneTurn,
+    Problem,
+    Tokenizer,
+    Transcript,
+    last_answer,
+)
 from node.environments.errors import DatasetError
 from node.environments.math_scorer import MathScorer, final_answer
 
@@ -53,10 +61,11 @@ class _Row(msgspec.Struct, frozen=True):
     problem_id: str
 
 
-class DatasetEnvironment:
+class DatasetEnvironment(OneTurn):
     """`verifiable_math` rows: reward 1 if the answer is complete and equals a ground truth, else 0."""
 
     name = "dataset"
+    determinism: Determinism = "bounded"
 
     def __init__(
         self,
@@ -90,8 +99,9 @@ class DatasetEnvironment:
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return (self._tokenizer.encode_chat if self._chat else self._tokenizer.encode)(problem.prompt)
 
-    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0."""
+        outputs = list(map(last_answer, transcripts))
         complete = [i for i, output in enumerate(outputs) if output and output[-1] in self._tokenizer.eos]
         answers = [(i, final_answer(self._tokenizer.decode(outputs[i]))) for i in complete]
         given = [(i, answer) for i, answer in answers if answer is not None]

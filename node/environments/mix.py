@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from node.environments.base import Environment, EnvironmentSettings, Problem
+from node.environments.base import Determinism, Environment, EnvironmentSettings, Problem, Transcript
 from node.environments.errors import EnvironmentFault
 
 SHARES = 1 << 20
@@ -17,6 +17,9 @@ SHARES = 1 << 20
 SIZE = 1 << 62
 """Virtual problem numbers: the low 20 bits choose the environment, the high ones the problem (bias below 2^-12 for
 environments of up to a billion problems)."""
+
+
+LEAST_DEPENDABLE_LAST: tuple[Determinism, ...] = ("exact", "bounded", "judged")
 
 
 class Part(Protocol):
@@ -58,6 +61,15 @@ class MixEnvironment:
         return sum(environment.gave_up for environment in self._environments.values())
 
     @property
+    def determinism(self) -> Determinism:
+        """That of the least dependable part."""
+        return max((part.determinism for part in self._environments.values()), key=LEAST_DEPENDABLE_LAST.index)
+
+    @property
+    def turns(self) -> int:
+        return max(environment.turns for environment in self._environments.values())
+
+    @property
     def parts(self) -> dict[str, Environment]:
         """The environments by their labels."""
         return dict(self._environments)
@@ -79,12 +91,18 @@ class MixEnvironment:
         label, inner = self._inner(problem)
         return self._environments[label].prompt_tokens(inner)
 
-    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
+        label, inner = self._inner(problem)
+        environment = self._environments[label]
+        sampled = sum(segment.sampled for segment in transcript)
+        return environment.step(inner, transcript) if sampled < environment.turns else None
+
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         scores = [0.0] * len(problems)
         inner = [self._inner(problem) for problem in problems]
         for label, environment in self._environments.items():
             places = [i for i, (own, _) in enumerate(inner) if own == label]
-            given = environment.score([inner[i][1] for i in places], [outputs[i] for i in places]) if places else []
+            given = environment.score([inner[i][1] for i in places], [transcripts[i] for i in places]) if places else []
             for place, value in zip(places, given, strict=True):
                 scores[place] = value
         return scores

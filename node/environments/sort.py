@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from node.environments.base import Problem, Tokenizer
+from node.environments.base import Determinism, OneTurn, Problem, Tokenizer, Transcript, last_answer
 from node.environments.errors import EnvironmentFault
 
 _STRIDE = 6_180_339_889
@@ -23,9 +23,10 @@ class SortArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     held_back: int = 512
 
 
-class SortEnvironment:
+class SortEnvironment(OneTurn):
     name = "sort"
     gave_up = 0
+    determinism: Determinism = "exact"
 
     def __init__(self, arguments: SortArguments, tokenizer: Tokenizer) -> None:
         total = 10 ** max(arguments.digits, 0)
@@ -61,9 +62,9 @@ class SortEnvironment:
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return self._tokenizer.encode(problem.prompt)
 
-    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
-        decode = self._tokenizer.decode
-        return [float(decode(out) == problem.answer[0]) for problem, out in zip(problems, outputs, strict=True)]
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+        answers = [self._tokenizer.decode(last_answer(transcript)) for transcript in transcripts]
+        return [float(answer == problem.answer[0]) for problem, answer in zip(problems, answers, strict=True)]
 
     def close(self) -> None:
         """Nothing to stop."""

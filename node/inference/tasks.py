@@ -7,7 +7,7 @@ capacity class in the file's header.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node.environments.base import Environment, Problem
+from node.environments.base import Environment, Problem, one_answer
 from protocol.budgets import draw_targets, limits, shaped, told
 from protocol.identity import Address
 from protocol.run import RunSpec
@@ -25,7 +25,7 @@ class Tasks:
 
     def rewards(self, environment: Environment, groups: Sequence[int], outputs: Sequence[list[int]]) -> list[float]:
         """Scores of outputs to the problems of `groups`, shaped by their lengths."""
-        scores = environment.score([self.problems[group] for group in groups], outputs)
+        scores = environment.score([self.problems[group] for group in groups], list(map(one_answer, outputs)))
         if not self.targets:
             return scores
         budget = self.run.length_budget

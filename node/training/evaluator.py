@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from node.environments.base import Environment, Problem
+from node.environments.base import Environment, Problem, one_answer
 from node.environments.mix import label_of
 from node.environments.registry import load_environment
 from node.inference.engine import Request
@@ -39,7 +39,7 @@ class Evaluator:
         problems = [self._environment.held_back_problem(i) for i in range(count)]
         requests = [Request(self._prompt(i, p), u) for i, (p, u) in enumerate(zip(problems, drawn, strict=True))]
         completions = self._engine.generate(requests, self._run.rollout.temperature)
-        scores = self._environment.score(problems, [completion.output for completion in completions])
+        scores = self._environment.score(problems, [one_answer(completion.output) for completion in completions])
         found: dict[str, Any] = {"eval_reward": float(np.mean(scores))}
         labels = [label_of(self._run.environment, problem.problem_id) for problem in problems]
         if len(set(labels)) > 1:

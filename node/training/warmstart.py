@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from node.environments.base import Environment, EnvironmentSettings, Problem
+from node.environments.base import Environment, EnvironmentSettings, Problem, one_answer
 from node.environments.registry import load_environment
 from node.inference.engine import Request
 from node.inference.tokenizer import LocalTokenizer
@@ -147,7 +147,7 @@ def mean_reward(
     drawn = uniforms(seed, len(problems) * max_output_tokens).reshape(len(problems), max_output_tokens)
     requests = [Request(environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
     completions = engine.generate(requests, 1.0)
-    return float(np.mean(environment.score(problems, [completion.output for completion in completions])))
+    return float(np.mean(environment.score(problems, [one_answer(completion.output) for completion in completions])))
 
 
 def main() -> None:

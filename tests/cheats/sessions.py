@@ -8,7 +8,7 @@ import numpy as np
 
 from node.calibration import alternatives
 from node.calibration.alternatives import Sampler
-from node.environments.base import Problem
+from node.environments.base import Problem, one_answer
 from node.inference.engine import Completion, Engine, Request, Weights
 from node.inference.session import EngineFactory, Session
 from protocol.identity import Address
@@ -133,7 +133,7 @@ class BestOfMany(Session):
         best = engine.generate(requests, temperature)
         for _ in range(self.TRIES - 1):
             other = engine.generate([Request(r.prompt, random.random(len(r.uniforms))) for r in requests], temperature)
-            scores = [self.environment.score(solved, [c.output for c in made]) for made in (best, other)]
+            scores = [self.environment.score(solved, [one_answer(c.output) for c in made]) for made in (best, other)]
             # at equal reward the shorter answer: it is cheaper
             keys = [
                 [(score, -len(c.output)) for score, c in zip(*pair, strict=True)]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from node.environments.base import one_answer
 from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.math_scorer import MathScorer, final_answer
 from node.environments.registry import load_environment
@@ -26,6 +27,9 @@ class Characters:
         return "".join(chr(t) for t in tokens if t != 10)
 
     def encode_chat(self, text: str) -> list[int]:
+        return self.encode(f"<user>{text}<assistant>")
+
+    def encode_reply(self, text: str) -> list[int]:
         return self.encode(f"<user>{text}<assistant>")
 
 
@@ -55,7 +59,7 @@ def test_sort_holds_problems_back_that_are_never_trained_on(tmp_path: Path) -> N
     assert (len(training), len(evaluation), len(training | evaluation)) == (900, 100, 1000)
     problem = sort.problem(17)
     right = "".join(sorted(problem.prompt[:3]))
-    answers = [Characters().encode(text) for text in (problem.prompt, right, right + "1")]
+    answers = [one_answer(Characters().encode(text)) for text in (problem.prompt, right, right + "1")]
     assert sort.score([problem] * 3, answers) == [0.0, 1.0, 0.0]
     with pytest.raises(IndexError):
         sort.problem(900)
@@ -78,7 +82,7 @@ def test_jsonl_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
     assert [lines.problem(i) for i in range(lines.size)] == [columns.problem(i) for i in range(columns.size)]
     first = lines.problem(0)
     assert lines.prompt_tokens(first) == Characters().encode(first.prompt)
-    answers = [Characters().encode(text) for text in (f"{first.answer[0]}\n", first.answer[0], "0\n")]
+    answers = [one_answer(Characters().encode(text)) for text in (f"{first.answer[0]}\n", first.answer[0], "0\n")]
     assert lines.score([first] * 3, answers) == [1.0, 0.0, 0.0], "what was cut off is no answer"
 
 
