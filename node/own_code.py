@@ -1,4 +1,4 @@
-"""A function that a run at a desk brings along: loaded from its source among the run's assets, and never from elsewhere.
+"""A function that a run at a desk brings along: loaded from its source among the run's assets, from nowhere else.
 
 The module runs in the process that needs it, with all that its owner may do: it is the owner's own code. Knows
 nothing of what the function is for.

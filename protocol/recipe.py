@@ -72,9 +72,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     target_reward: the run ends early when the mean of ten evaluations in a row reaches it; None: it has no goal;
     max_staleness: versions between the policy that made a token and the one that learns from it.
 
-    loss, advantage: see node/training, or a function of one's own as MODULE:FUNCTION, at a desk; normalisation: what a token's loss is divided by: all tokens of the update
-    ("tokens"), the tokens of its sample and the number of samples ("samples"), those of its prompt and the number
-    of prompts ("prompts"), or samples times max_output_tokens ("constant");
+    loss, advantage: see node/training, or MODULE:FUNCTION, one's own, at a desk; normalisation: what a token's loss is
+    divided by: all tokens of the update ("tokens"), the tokens of its sample and the number of samples ("samples"),
+    those of its prompt and the number of prompts ("prompts"), or samples times max_output_tokens ("constant");
     clip_low, clip_high, ratio_floor, ratio_cap: the loss's bounds; proximal: how the policy between sampler and
     learner is found (tis, decoupled): "recompute" before the step's first update, or "loglinear" between the two;
     sampler_kl: weight of (log ratio)^2 to the sampler, in dppo; reference_kl: weight of KL(policy || start model),

@@ -190,13 +190,14 @@ class Alarms(Section, frozen=True):
 def evaluation_rules(environments: tuple[EvaluationEnvironment, ...], training: Collection[str]) -> list[Rule]:
     """Evaluation environments: each under a label of its own. training: the labels of what is trained on."""
     titles = [one.title for one in environments]
+    taken = set(training)
     return [
         ("evaluation.environments", len(titles) <= MAX_PARTS, f"must be at most {MAX_PARTS}"),
         ("evaluation.environments", all(one.name != "mix" for one in environments), "cannot be mixed: name each one"),
         (
             "evaluation.environments.label",
-            len({*titles, *training}) == len(titles) + len(training) if titles else True,
-            f"must differ from each other and from {', '.join(sorted(training))}, which is trained on: give each a label",
+            len(taken.union(titles)) == len(titles) + len(taken),
+            f"must differ from each other and from what is trained on ({', '.join(sorted(taken))}): give each a label",
         ),
         ("evaluation.environments.label", all(map(_is_label, titles)), "must have 1 to 64 characters and no '/'"),
     ]

@@ -1,14 +1,14 @@
 """A reward function of one's own over the problems of any environment: `score(row, answer) -> float`, at a desk.
 
-row: what the problem is (Row); answer: the text that was sampled, special tokens left out, also where the length limit
-cut it off. Whatever is finite may be returned. The function is trusted and has no deadline: it is its owner's own.
+row: what the problem is (Row); answer: the text that was sampled last, special tokens left out, also where the length
+limit cut it off. Whatever is finite may be returned. The function is trusted and has no deadline: it is its owner's.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from node.environments.base import Environment, Problem, Tokenizer
+from node.environments.base import Environment, Problem, Tokenizer, Transcript, last_answer
 from node.own_code import Function, calling, unusable
 
 _WANTED = "a finite number"
@@ -34,13 +34,13 @@ class OwnReward:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)
 
-    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """Raises OwnCodeError."""
-        return [self._one(problem, output) for problem, output in zip(problems, outputs, strict=True)]
+        return [self._one(problem, transcript) for problem, transcript in zip(problems, transcripts, strict=True)]
 
-    def _one(self, problem: Problem, output: Sequence[int]) -> float:
+    def _one(self, problem: Problem, transcript: Transcript) -> float:
         row = Row(problem_id=problem.problem_id, prompt=problem.prompt, answer=problem.answer)
-        answer = self._tokenizer.decode(output)
+        answer = self._tokenizer.decode(last_answer(transcript))
         returned = calling(self._import_path, self._function, row, answer, wanted=_WANTED)
         try:
             reward = float(returned)
