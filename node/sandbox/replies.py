@@ -1,4 +1,7 @@
-"""From what a host says of a call to its outcome. A guest's reply is a stranger's text: strict JSON of bounded depth."""
+"""From what a host says of a call to its outcome.
+
+A guest's reply is a stranger's text: strict JSON of bounded depth.
+"""
 
 import json
 import re

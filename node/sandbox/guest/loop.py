@@ -5,6 +5,7 @@ and ends the file; a reply is one letter and a text: v value, x exit code, m out
 """
 
 import builtins
+import contextlib
 import json
 import os
 import sys
@@ -57,10 +58,8 @@ def exit_code(error: SystemExit) -> int:
 
 def tell(channel: int, reply: bytes) -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(Exception):
             stream.flush()
-        except Exception:
-            continue
     view = memoryview(reply)
     while view:
         view = view[os.write(channel, view) :]

@@ -38,7 +38,7 @@ def load_module(path: Path, settings: Settings = OPTIMISED) -> tuple[Engine, Mod
 
 
 def _allow_stack(config: Config, size: int) -> None:
-    """wasmtime checks the stack against that of its fibers, which are not used here; its Python face cannot set that."""
+    """wasmtime checks the stack against that of its fibers, unused here; its Python face cannot set that."""
     allow = dll.wasmtime_config_async_stack_size_set
     allow.argtypes, allow.restype = [ctypes.c_void_p, ctypes.c_uint64], None
     allow(ctypes.cast(config.ptr(), ctypes.c_void_p), size)
