@@ -1,6 +1,7 @@
 """The first rank's evaluation: held-back problems, answered by the engine that samplers use, and scored."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Evaluator:
     def _prompt(self, environment: Environment, number: int, problem: Problem) -> list[int]:
         """With the text of a length budget, where the run has budgets: as in training."""
         text = told_in_evaluation(self._run, problem.prompt, number)
-        return environment.prompt_tokens(Problem(problem.problem_id, text, problem.answer))
+        return environment.prompt_tokens(replace(problem, prompt=text))
 
     def close(self) -> None:
         for environment in (self._environment, *self._others.values()):
