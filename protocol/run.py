@@ -67,7 +67,11 @@ class EnvironmentSpec(Section, frozen=True):
 
 
 class RolloutSpec(Section, frozen=True):
-    """How rollouts are made. Counts are per optimiser step, per file, per problem."""
+    """How rollouts are made. Counts are per optimiser step, per file, per problem.
+
+    max_output_tokens: sampled ones, over all turns of a rollout. max_turns: answers in one rollout, 0 for as many as the
+    environment takes; max_environment_tokens: what the environment may say in one, which is over before it says more.
+    """
 
     group_size: int = 8
     prompts_per_step: int = 32
@@ -75,6 +79,8 @@ class RolloutSpec(Section, frozen=True):
     max_prompt_tokens: int = 64
     max_output_tokens: int = 16
     temperature: float = 1.0
+    max_turns: int = 0
+    max_environment_tokens: int = 1024
 
     @property
     def samples_per_file(self) -> int:
@@ -93,6 +99,8 @@ class RolloutSpec(Section, frozen=True):
             ("rollout.max_prompt_tokens", 1 <= self.max_prompt_tokens <= 1 << 20, "must be 1 to 1048576"),
             ("rollout.max_output_tokens", 2 <= self.max_output_tokens <= 1 << 20, "must be 2 to 1048576"),
             ("rollout.temperature", 0.01 <= self.temperature <= 10, "must be 0.01 to 10"),
+            ("rollout.max_turns", 0 <= self.max_turns <= 1024, "must be 0 (the environment's own) to 1024"),
+            ("rollout.max_environment_tokens", 1 <= self.max_environment_tokens <= 1 << 20, "must be 1 to 1048576"),
         ]
 
 
@@ -226,6 +234,7 @@ class RunSections(Section, frozen=True, kw_only=True):
 
 
 YOUNGER: dict[str, Section] = {"pay": Pay()}
+YOUNGER_FIELDS: dict[str, tuple[str, ...]] = {"rollout": ("max_turns", "max_environment_tokens")}
 
 
 class RunSpec(RunSections, frozen=True):
@@ -268,13 +277,18 @@ def check_asset_path(path: str) -> None:
 def encode_run(run: RunSpec) -> bytes:
     """Canonical JSON: keys in sorted order, no spaces. These bytes are the run's blob.
 
-    A section that is younger than the first pools stands in it only where it says something: those pools name their
-    runs by the bytes of then.
+    A section or a field that is younger than the first pools stands in it only where it says something: those pools
+    name their runs by the bytes of then.
     """
     fields: dict[str, Any] = msgspec.to_builtins(run)
     for name, plain in YOUNGER.items():
         if getattr(run, name) == plain:
             del fields[name]
+    for name, younger in YOUNGER_FIELDS.items():
+        section = getattr(run, name)
+        for field in younger:
+            if getattr(section, field) == getattr(type(section)(), field):
+                del fields[name][field]
     return msgspec.json.encode(fields, order="sorted")
 
 

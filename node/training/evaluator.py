@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from node.environments.base import Environment, Problem, one_answer
+from node.environments.base import Environment, Problem
 from node.environments.mix import label_of
 from node.environments.registry import load_environment
 from node.inference.engine import Request
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import TorchEngine
+from node.inference.turns import bounds_of, play
 from protocol.budgets import told_in_evaluation
 from protocol.run import RunSpec
 from protocol.sampling import uniforms
@@ -30,7 +31,7 @@ class Evaluator:
         self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
 
     def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
-        """Mean reward of one sample per held-back problem; the random numbers follow from seed and step."""
+        """Mean reward of one rollout per held-back problem; the random numbers follow from seed and step."""
         self._engine.load(dict(weights))
         count = min(self._run.evaluation.problems, self._environment.held_back)
         limit = self._run.rollout.max_output_tokens
@@ -38,8 +39,9 @@ class Evaluator:
         drawn = uniforms(blake3(place, derive_key_context=_EVALUATION).digest(), count * limit).reshape(count, limit)
         problems = [self._environment.held_back_problem(i) for i in range(count)]
         requests = [Request(self._prompt(i, p), u) for i, (p, u) in enumerate(zip(problems, drawn, strict=True))]
-        completions = self._engine.generate(requests, self._run.rollout.temperature)
-        scores = self._environment.score(problems, [one_answer(completion.output) for completion in completions])
+        temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, self._environment)
+        rollouts = play(self._engine.generate, self._environment, problems, requests, temperature, bounds)
+        scores = self._environment.score(problems, [rollout.transcript for rollout in rollouts])
         found: dict[str, Any] = {"eval_reward": float(np.mean(scores))}
         labels = [label_of(self._run.environment, problem.problem_id) for problem in problems]
         if len(set(labels)) > 1:
