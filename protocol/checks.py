@@ -227,7 +227,9 @@ def check_turn(row: SampleRow, turn: int, said: Sequence[int] | None, replayed: 
         return None
     where = f"group {row.group} sample {row.sample}, behind answer {turn + 1}"
     if said is None or replayed is None:
-        what = "it goes on where the environment is done" if replayed is None else "it ends where the environment asks on"
+        what = (
+            "it goes on where the environment is done" if replayed is None else "it ends where the environment asks on"
+        )
     else:
         what = f"{len(said)} tokens are not the {len(replayed)} of the environment"
     return Fault(Reason.FORGED_TURN, f"{where}: {what}", row.group)

@@ -69,8 +69,8 @@ class EnvironmentSpec(Section, frozen=True):
 class RolloutSpec(Section, frozen=True):
     """How rollouts are made. Counts are per optimiser step, per file, per problem.
 
-    max_output_tokens: sampled ones, over all turns of a rollout. max_turns: answers in one rollout, 0 for as many as the
-    environment takes; max_environment_tokens: what the environment may say in one, which is over before it says more.
+    max_output_tokens: sampled ones, over all turns of a rollout. max_turns: answers in one rollout, 0 for as many as
+    the environment takes; max_environment_tokens: what that may say in one, which is over before it says more.
     """
 
     group_size: int = 8

@@ -1,7 +1,7 @@
 """Who said which tokens of a rollout: the lengths of its segments, in turns the policy's and the environment's.
 
 The first and the last are sampled, so their number is odd. A rollout of one turn writes down none: all of it is
-sampled. What is paid, proven, drawn with a random number and learnt from are the sampled tokens, counted over the turns.
+sampled. What is paid, proven, drawn with a random number and learnt from are the sampled tokens, counted over turns.
 """
 
 from collections.abc import Iterator, Sequence

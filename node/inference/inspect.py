@@ -263,7 +263,7 @@ def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
 
 
 def _distances(order: Inspect, found: Findings) -> np.ndarray:
-    """float64[sampled tokens of the recomputed samples]: how far each drawn number lies outside its token's interval."""
+    """float64[sampled tokens of the rows in `found`]: how far each drawn number lies outside its token's interval."""
     node = checked_address(order.node)
     drawn = [
         uniforms(sample_seed(order.policy_root, node, order.index, row.group, row.sample), row.units)

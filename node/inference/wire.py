@@ -77,8 +77,8 @@ class Produce(_Message, frozen=True):
 
 
 class Produced(_Message, frozen=True):
-    """units: sampled tokens, as committed to; tokens: prompts and what environments said included; reward_estimate: mean of the own scores;
-    informative: share of groups whose own scores differ."""
+    """units: sampled tokens, as committed to; tokens: prompts and what environments said included; reward_estimate:
+    mean of the own scores; informative: share of groups whose own scores differ."""
 
     path: str
     units: int

@@ -35,9 +35,9 @@ class BatchRow(msgspec.Struct, frozen=True):
 
     group_key: equal for the samples of one problem in one file; output: at least one token; segments: which of them
     were sampled (protocol.segments): only these are learnt from; sampler_logprobs: float32, one per sampled token, of
-    the policy `policy_step` that sampled it, as validators recomputed them; reward: what is learnt from; task_reward: the same before any length term (None: no such term);
-    environment: the name of the part of a mix, or ""; target_length: tokens that the prompt asked for (0: none);
-    finished: False if the output was cut at the limit.
+    the policy `policy_step` that sampled it, as validators recomputed them; reward: what is learnt from; task_reward:
+    the same before any length term (None: no such term); environment: the name of the part of a mix, or "";
+    target_length: tokens that the prompt asked for (0: none); finished: False if the output was cut at the limit.
     """
 
     group_key: int

@@ -67,7 +67,9 @@ def check_files(files: Mapping[str, bytes]) -> None:
         try:
             data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _refused(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}", "save it as UTF-8") from None
+            raise _refused(
+                f"{name} is not UTF-8 text: {error.reason} at byte {error.start}", "save it as UTF-8"
+            ) from None
 
 
 def check_name(name: str) -> None:

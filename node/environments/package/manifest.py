@@ -45,7 +45,9 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
         _check_keys(data.get("limits", {}), Limits)
         manifest = msgspec.convert(data, Manifest)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise _unusable(f"its head is wrong: {error}", "see `intellect-node env new --help` for one that works") from None
+        raise _unusable(
+            f"its head is wrong: {error}", "see `intellect-node env new --help` for one that works"
+        ) from None
     _check(manifest)
     return manifest
 
