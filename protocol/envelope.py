@@ -6,9 +6,9 @@ An envelope is 44 bytes, unsigned big-endian, before the concatenated proofs:
     magic 2 (b"AP") | version 1 (1) | tie rule 1 (1: lowest position) | k 2 | rows per proof 2 | count 4 | binding 32
 
 binding = BLAKE3 over pool, node, policy root, submission index, group, sample, k, rows per proof, prompt, output (and
-who said what of it, where it took turns): an envelope of one policy, request or worker opens as no other's. The worker's
-signature over the file (its commitment) covers it. Opening is strict: anything that `seal` would not have written is
-refused before any arithmetic.
+who said what of it, where it took turns): an envelope of one policy, request or worker opens as no other's. The
+worker's signature over the file (its commitment) covers it. Opening is strict: anything that `seal` would not have
+written is refused before any arithmetic.
 """
 
 import struct
