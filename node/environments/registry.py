@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -35,7 +35,8 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
     environment = _load(settings, assets, tokenizer)
     if not settings.reward:
         return environment
-    return OwnReward(environment, settings.reward, load_function(settings.reward, assets), tokenizer)
+    own = OwnReward(environment, settings.reward, load_function(settings.reward, assets), tokenizer)
+    return cast(Environment, own)  # what it does not have itself it takes from the environment
 
 
 def _load(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
