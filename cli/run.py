@@ -31,14 +31,6 @@ class Kind(StrEnum):
     intellect2 = "intellect2"
 
 
-class Environment(StrEnum):
-    """What a new run is about."""
-
-    sort = "sort"
-    reverse = "reverse"
-    dataset = "dataset"
-
-
 @app.command(
     "validate",
     epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json",
@@ -101,9 +93,9 @@ def new(
     file: Annotated[Path, typer.Argument(help="The run file to write.")],
     model: Annotated[str, typer.Option(help="The start model's directory, relative to the file.")] = "model",
     dataset: Annotated[str | None, typer.Option(help="A data file; makes the environment 'dataset'.")] = None,
-    environment: Annotated[Environment, typer.Option(help="What to train on where there is no data file.")] = (
-        Environment.sort
-    ),
+    environment: Annotated[
+        str, typer.Option(help="What to train on where there is no data file: see `env list`.")
+    ] = "sort",
     like: Annotated[Kind, typer.Option(help="Sizes and recipe to start from.")] = Kind.small,
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
@@ -111,6 +103,7 @@ def new(
 ) -> None:
     """Write a complete run file with a comment at every setting."""
     from cli.run_template import template
+    from node.environments.builtin import BUILTIN
     from node.inference.tokenizer import has_chat_template
     from protocol.recipe import PRESETS
 
@@ -118,9 +111,11 @@ def new(
         raise CommandError(f"there is no preset {recipe!r}", _nearest(recipe, PRESETS), "choose one of them", USAGE)
     if file.exists() and not force:
         raise CommandError(f"{file} is there already", "it may hold work of yours", "name another, or add --force")
-    kind = "dataset" if dataset else environment.value
-    if kind == "dataset" and not dataset:
-        raise CommandError("which data?", "the environment 'dataset' reads a file", "give --dataset FILE", USAGE)
+    kind = "dataset" if dataset else environment
+    if kind not in BUILTIN:
+        raise CommandError(f"there is no environment {kind!r}", _nearest(kind, BUILTIN), "choose one of them", USAGE)
+    if BUILTIN[kind].data and not dataset:
+        raise CommandError("which data?", f"the environment {kind!r} reads a file", "give --dataset FILE", USAGE)
     start = file.parent / model
     text = template(
         like.value,

@@ -43,6 +43,7 @@ class Reason(IntEnum):
     NOT_A_MEMBER = 16
     SUSPECTED = 17
     CONVICTED = 18
+    NOT_LEASED = 19
 
 
 OBJECTIVE = frozenset(
@@ -67,6 +68,7 @@ HEARSAY = frozenset(
         Reason.NOT_A_MEMBER,
         Reason.SUSPECTED,
         Reason.CONVICTED,
+        Reason.NOT_LEASED,
     }
 )
 """Reasons that rest on what a validator had heard or seen by then, so that two honest ones may differ in them. They

@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.parent",
         "node.own_code",
     ),
-    ("node.logs", "node.forkserver", "node.guardian"),
+    ("node.logs", "node.forkserver", "node.guardian", "node.sandbox"),
     ("node.state", "node.config", "node.network", "node.environments", "node.metrics", "node.web"),
     ("node.hardware", "node.chain", "node.inference", "node.swarm", "node.blobs.scheduling"),
     ("node.blobs", "node.training", "node.calibration"),

@@ -38,7 +38,7 @@ _HELD_BACK_CONTEXT = "intellect-node held-back problems v1"
 _SUPPORTED = ("verifiable_math",)
 
 
-class DatasetArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """path: below the run's assets; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation;
     solve_rate_field, solve_rate_min, solve_rate_max: keep only rows in the range (no field: keep all);
     other_tasks: 'error' or 'skip' for rows of task types that cannot be scored."""
@@ -121,7 +121,7 @@ def _checked(number: int, size: int) -> int:
     return number
 
 
-def load_dataset(arguments: DatasetArguments, assets: Path, tokenizer: Tokenizer) -> Environment:
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
     """Read and check the whole file. Raises DatasetError."""
     path = assets / arguments.path
     if not path.resolve().is_relative_to(assets.resolve()):
@@ -217,7 +217,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield line, row
 
 
-def _problem(raw: dict[str, Any], path: Path, line: int, arguments: DatasetArguments) -> Problem | None:
+def _problem(raw: dict[str, Any], path: Path, line: int, arguments: Arguments) -> Problem | None:
     """The row's problem, None if it is filtered out."""
     try:
         row = msgspec.convert(raw, _Row, strict=True)
@@ -234,7 +234,7 @@ def _problem(raw: dict[str, Any], path: Path, line: int, arguments: DatasetArgum
     return Problem(row.problem_id, row.prompt, _truths(row, path, line))
 
 
-def _in_solve_range(raw: dict[str, Any], path: Path, line: int, arguments: DatasetArguments) -> bool:
+def _in_solve_range(raw: dict[str, Any], path: Path, line: int, arguments: Arguments) -> bool:
     if not arguments.solve_rate_field:
         return True
     rate = raw.get(arguments.solve_rate_field)

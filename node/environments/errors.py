@@ -13,3 +13,7 @@ class Undecided(EnvironmentFault):
 
 class DatasetError(EnvironmentFault):
     """A data file that cannot be used; `why` names the file and the line."""
+
+
+class PackageError(EnvironmentFault):
+    """An environment package that cannot be used: its files, its description, its code or its rows."""

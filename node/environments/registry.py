@@ -1,30 +1,21 @@
 """Environments by name, and a look at one before it is worked with."""
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
 from node.environments.base import Environment, EnvironmentSettings, Problem, Tokenizer
-from node.environments.dataset import DatasetArguments, load_dataset
+from node.environments.builtin import BUILTIN
 from node.environments.errors import DatasetError, EnvironmentFault
-from node.environments.mix import load_mix
+from node.environments.mix import MixEnvironment, load_mix
+from node.environments.names import nearest
 from node.environments.own_reward import OwnReward
-from node.environments.reverse import ReverseEnvironment
-from node.environments.sort import SortArguments, SortEnvironment
 from node.own_code import load_function
 
 LOOKED_AT = 4096
 SPREAD = 40_503
-ARGUMENTS: dict[str, type[msgspec.Struct]] = {
-    "sort": SortArguments,
-    "reverse": SortArguments,
-    "dataset": DatasetArguments,
-}
-"""What a run file may name, and its parameters."""
-_Arguments = TypeVar("_Arguments")
 
 
 def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
@@ -40,46 +31,26 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
 
 
 def _load(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
-
-    def arguments(kind: type[_Arguments]) -> _Arguments:
-        try:
-            return msgspec.convert(settings.args, kind, strict=True)
-        except msgspec.ValidationError as error:
-            raise EnvironmentFault(
-                f"environment {settings.name!r} cannot be loaded",
-                f"its arguments are wrong: {error}",
-                "correct [environment.args] in the run file",
-            ) from None
-
-    if settings.name == "mix":
+    if settings.name == MixEnvironment.name:
         return load_mix(getattr(settings, "parts", ()), lambda part: load_environment(part, assets, tokenizer))
-    if settings.name == "reverse":
-        return ReverseEnvironment(arguments(SortArguments), tokenizer)
-    if settings.name == "sort":
-        return SortEnvironment(arguments(SortArguments), tokenizer)
-    if settings.name == "dataset":
-        return load_dataset(arguments(DatasetArguments), assets, tokenizer)
-    raise EnvironmentFault(
-        f"environment {settings.name!r} cannot be loaded",
-        "there is no environment of that name",
-        f"use one of {', '.join(ARGUMENTS)}, or update intellect-node",
-    )
+    wrong = check_arguments(settings.name, settings.args)
+    if wrong:
+        raise EnvironmentFault(f"environment {settings.name!r} cannot be loaded", *wrong)
+    module = BUILTIN[settings.name].offered
+    return module.load(msgspec.convert(settings.args, module.Arguments), assets, tokenizer)
 
 
 def check_arguments(name: str, args: dict[str, Any]) -> tuple[str, str] | None:
     """(why, remedy) if there is no such environment or it does not take these arguments, else None."""
-    if name not in ARGUMENTS:
-        close = difflib.get_close_matches(name, ARGUMENTS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(ARGUMENTS)}"
-        return f"there is no environment {name!r}", hint
-    known = ARGUMENTS[name].__struct_fields__
+    if name not in BUILTIN:
+        return f"there is no environment {name!r}", f"{nearest(name, BUILTIN)}, or update intellect-node"
+    arguments = BUILTIN[name].offered.Arguments
+    known = arguments.__struct_fields__
     for key in args:
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
-            return f"{key!r} is no argument of the environment {name!r}", hint
+            return f"{key!r} is no argument of the environment {name!r}", nearest(key, known)
     try:
-        msgspec.convert(args, ARGUMENTS[name], strict=True)
+        msgspec.convert(args, arguments, strict=True)
     except msgspec.ValidationError as error:
         return f"the arguments of the environment {name!r} are wrong: {error}", "correct args in the run file"
     return None

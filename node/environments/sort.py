@@ -5,10 +5,11 @@ inputs puts the held-back ones first, so that any problem is found without a tab
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from node.environments.base import Determinism, OneTurn, Problem, Tokenizer, Transcript, last_answer
+from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
 from node.environments.errors import EnvironmentFault
 
 _STRIDE = 6_180_339_889
@@ -16,7 +17,7 @@ _STRIDE = 6_180_339_889
 _OFFSET = 2_718
 
 
-class SortArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """digits: how many; held_back: how many of the 10^digits inputs are kept for evaluation."""
 
     digits: int = 4
@@ -28,7 +29,7 @@ class SortEnvironment(OneTurn):
     gave_up = 0
     determinism: Determinism = "exact"
 
-    def __init__(self, arguments: SortArguments, tokenizer: Tokenizer) -> None:
+    def __init__(self, arguments: Arguments, tokenizer: Tokenizer) -> None:
         total = 10 ** max(arguments.digits, 0)
         if not (2 <= arguments.digits <= 18 and 1 <= arguments.held_back <= total // 2):
             raise EnvironmentFault(
@@ -68,3 +69,8 @@ class SortEnvironment(OneTurn):
 
     def close(self) -> None:
         """Nothing to stop."""
+
+
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:  # noqa: ARG001 - it has no files
+    """Raises EnvironmentFault for arguments out of range."""
+    return SortEnvironment(arguments, tokenizer)

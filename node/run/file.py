@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
+from node.environments.builtin import BUILTIN
 from node.environments.registry import check_arguments
 from node.errors import RunFileError
 from node.run.keys import unknown_keys
@@ -193,16 +194,17 @@ def _with_data(
     name: str, args: dict[str, int | float | str], dataset: str | None, path: Path, files: dict[str, Path]
 ) -> dict[str, int | float | str]:
     """The arguments, checked, with the data file's asset name where the environment reads one."""
-    if dataset is not None and name == "dataset":
+    key = BUILTIN[name].data if name in BUILTIN else ""
+    if key and dataset is not None:
         data = path.parent / dataset
         if not data.is_file():
             raise RunFileError(f"no data set at {data}", f"`dataset` in {path} names it", "correct the path")
         asset = f"data/{data.name}"
         if files.setdefault(asset, data).resolve() != data.resolve():
             raise RunFileError(f"two data sets are called {data.name}", f"{path} names both", "rename one of them")
-        args = {**args, "path": asset}
-    elif name == "dataset":
-        raise RunFileError("no data set", f"{path} has no `dataset` for the environment 'dataset'", "name the file")
+        args = {**args, key: asset}
+    elif key:
+        raise RunFileError("no data set", f"{path} has no `dataset` for the environment {name!r}", "name the file")
     problem = check_arguments(name, args)
     if problem:
         raise RunFileError(f"unusable run file {path}", *problem)

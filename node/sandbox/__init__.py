@@ -1,0 +1,10 @@
+"""What strangers wrote runs here, and nowhere else: environments, and answers that are programs.
+
+Two sandboxes with one interface (`base`): CPython for WASI with counted instructions (`wasi`), whose outcomes are
+the same on every machine, and a confined native Python (`confined`), faster and for work on which no verdict depends.
+"""
+
+from node.sandbox.base import Call, Limits, Outcome, Sandbox, Status
+from node.sandbox.errors import RuntimeMissing, SandboxError, Undecided
+
+__all__ = ["Call", "Limits", "Outcome", "RuntimeMissing", "Sandbox", "SandboxError", "Status", "Undecided"]
