@@ -336,8 +336,9 @@ def _leave_out(table: dict[str, Any], path: list[str], plain: Any) -> None:
         if table.get(name) == plain:
             del table[name]
         return
-    inner = table[name]
-    for one in inner if isinstance(inner, list | tuple) else [inner]:
+    inner: Any = table[name]
+    tables: tuple[dict[str, Any], ...] = inner if isinstance(inner, tuple) else (inner,)
+    for one in tables:
         _leave_out(one, deeper, plain)
 
 
