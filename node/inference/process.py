@@ -92,7 +92,7 @@ class Server:
         return inspect(session.at(request.task, request.index), request)
 
     def _prepare(self, request: Prepare) -> Ready:
-        run = decode_run(request.run)
+        run = decode_run(request.run, desk=True)  # the daemon has checked it
         if self._session is not None:
             self._session.close()
         session = self._session = self._session_type(run, Path(request.assets_dir), self._factory_for(run))
