@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from node.environments.base import Environment
+from node.environments.base import Environment, one_answer
 from node.environments.registry import load_environment
 from node.inference.engine import Finished, Request
 from node.inference.torch_engine import TorchEngine, build_model
@@ -63,7 +63,7 @@ def rollouts(
             [Finished(r.prompt, c.output) for r, c in zip(requests, completions, strict=True)], rollout.temperature
         )
     solved = [problems[i // rollout.group_size] for i in range(len(requests))]
-    rewards = environment.score(solved, [completion.output for completion in completions])
+    rewards = environment.score(solved, [one_answer(completion.output) for completion in completions])
     return [
         BatchRow(
             i // rollout.group_size,

@@ -169,9 +169,9 @@ def command(
 
         join_in_background(context.obj.words, config.directory, as_json=as_json)
         return
-    from node.forkserver.launch import for_role, launch
+    from node.forkserver.launch import for_role, fork_or_launch
 
-    server = launch(for_role(config.role))  # its imports run beside ours
+    server = fork_or_launch(for_role(config.role))  # its imports run beside ours
     from cli.joinview import open_json_view, open_view
     from node.daemon import run as run_daemon
     from node.guardian import become_guarded

@@ -31,14 +31,6 @@ class Kind(StrEnum):
     intellect2 = "intellect2"
 
 
-class Environment(StrEnum):
-    """What a new run is about."""
-
-    sort = "sort"
-    reverse = "reverse"
-    dataset = "dataset"
-
-
 @app.command(
     "validate",
     epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json",
@@ -53,15 +45,16 @@ def validate(
     bounds, a row of the data set with its line.
     """
     from node.hardware import inspect_hardware
-    from node.run.architecture import check_architecture
+    from node.run.architecture import check_architecture, check_functions
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(file)
+    compiled = compile_run(file, desk=True)
     facts = check_run(compiled)
     warnings = warnings_about(compiled.spec, facts)
     if can_train():
         check_architecture(compiled)
+        check_functions(compiled)
     else:
         warnings.append("torch is not installed here: whether the weights fit the architecture was not looked at")
     fits = fitting(compiled.spec, inspect_hardware())
@@ -100,9 +93,9 @@ def new(
     file: Annotated[Path, typer.Argument(help="The run file to write.")],
     model: Annotated[str, typer.Option(help="The start model's directory, relative to the file.")] = "model",
     dataset: Annotated[str | None, typer.Option(help="A data file; makes the environment 'dataset'.")] = None,
-    environment: Annotated[Environment, typer.Option(help="What to train on where there is no data file.")] = (
-        Environment.sort
-    ),
+    environment: Annotated[
+        str, typer.Option(help="What to train on where there is no data file: see `env list`.")
+    ] = "sort",
     like: Annotated[Kind, typer.Option(help="Sizes and recipe to start from.")] = Kind.small,
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
@@ -110,6 +103,7 @@ def new(
 ) -> None:
     """Write a complete run file with a comment at every setting."""
     from cli.run_template import template
+    from node.environments.builtin import BUILTIN
     from node.inference.tokenizer import has_chat_template
     from protocol.recipe import PRESETS
 
@@ -117,9 +111,11 @@ def new(
         raise CommandError(f"there is no preset {recipe!r}", _nearest(recipe, PRESETS), "choose one of them", USAGE)
     if file.exists() and not force:
         raise CommandError(f"{file} is there already", "it may hold work of yours", "name another, or add --force")
-    kind = "dataset" if dataset else environment.value
-    if kind == "dataset" and not dataset:
-        raise CommandError("which data?", "the environment 'dataset' reads a file", "give --dataset FILE", USAGE)
+    kind = "dataset" if dataset else environment
+    if kind not in BUILTIN:
+        raise CommandError(f"there is no environment {kind!r}", _nearest(kind, BUILTIN), "choose one of them", USAGE)
+    if BUILTIN[kind].data and not dataset:
+        raise CommandError("which data?", f"the environment {kind!r} reads a file", "give --dataset FILE", USAGE)
     start = file.parent / model
     text = template(
         like.value,
@@ -198,6 +194,9 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
         found.append(f"learning_rate = {recipe.learning_rate:g} is high for {_count(facts.parameters)} parameters")
     if run.length_budget.targets and run.length_budget.targets[-1] >= rollout.max_output_tokens:
         found.append("the longest length budget leaves no room below rollout.max_output_tokens")
+    if own := run.own_code():
+        brought = ", ".join(f"{setting} = {path}" for setting, path in own.items())
+        found.append(f"{brought}: code of its own, so it can be trained at a desk, but no swarm takes it")
     rules = run.verification
     if narrowed := [pattern for pattern in rules.engines if pattern not in rules.admitted]:
         found.append(
@@ -251,6 +250,10 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
                 + (f", {part.left_out:,} filtered out" if part.left_out else ""),
             )
             for part in facts.parts
+        ),
+        *(
+            ("evaluation", f"{one.label}: {min(one.held_back, run.evaluation.problems):,} held-back problems")
+            for one in facts.evaluated
         ),
         (
             "step",

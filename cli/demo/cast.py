@@ -70,11 +70,18 @@ def quorum_of(validators: int) -> int:
     return validators // 2 + 1
 
 
-def join_command(
-    part: Participant, scene: Scene, profile: Path, pool: int, page: str | None = None
-) -> Sequence[str]:
+def join_command(part: Participant, scene: Scene, profile: Path, pool: int, page: str | None = None) -> Sequence[str]:
     """The command line of a participant: the daemon that everybody runs, or a dishonest one in its place."""
-    command = [sys.executable, "-m", *program_module(part.cheat), "join", "--role", part.role, "--network", str(profile)]
+    command = [
+        sys.executable,
+        "-m",
+        *program_module(part.cheat),
+        "join",
+        "--role",
+        part.role,
+        "--network",
+        str(profile),
+    ]
     command += ["--pool", str(pool), "--state-dir", str(scene.state_dir(part.name))]
     if part.role == "trainer":
         command += ["--run", str(scene.run_file)]

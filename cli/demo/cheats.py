@@ -65,7 +65,9 @@ def _chosen(word: str, known: Mapping[str, str], what: str) -> str:
         )
     near = difflib.get_close_matches(_word(word), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise CommandError(f"there is no {what} {word!r}", f"known are: {', '.join(known)}", f"{hint}take one of them", USAGE)
+    raise CommandError(
+        f"there is no {what} {word!r}", f"known are: {', '.join(known)}", f"{hint}take one of them", USAGE
+    )
 
 
 def _names(path: Path, table: str) -> dict[str, str]:

@@ -22,15 +22,15 @@ SMALLEST = 60  # columns and, with 20 lines, the least terminal for the live vie
 
 
 def command(
-    workers: Annotated[
-        int | None, typer.Option(min=1, max=32, help="Honest workers (2).")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=32, help="Honest workers (2).")] = None,
     validators: Annotated[
         int | None, typer.Option(min=1, max=8, help="Validators (1); more than half of them decide.")
     ] = None,
     cheat: Annotated[
         list[str] | None,
-        typer.Option(help="How a cheating worker cheats (own-problems); any of tests/cheats, one worker for each given."),
+        typer.Option(
+            help="How a cheating worker cheats (own-problems); any of tests/cheats, one worker for each given."
+        ),
     ] = None,
     liar: Annotated[
         list[str] | None, typer.Option(help="How a validator lies: false-accuser, rubber-stamp, silent ...")
@@ -41,10 +41,15 @@ def command(
     run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where state, keys and report go.")] = Path("demo"),
     fresh: Annotated[
-        bool, typer.Option("--fresh/--resume", help="Start anew (default), or go on where the last demo stopped, with the same nodes.")
+        bool,
+        typer.Option(
+            "--fresh/--resume", help="Start anew (default), or go on where the last demo stopped, with the same nodes."
+        ),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Last line of standard output: one JSON object.")] = False,
-    no_page: Annotated[bool, typer.Option("--no-page", help="No page in the browser (it is for this machine only).")] = False,
+    no_page: Annotated[
+        bool, typer.Option("--no-page", help="No page in the browser (it is for this machine only).")
+    ] = False,
     no_view: Annotated[bool, typer.Option("--no-view", help="Plain lines instead of the live picture.")] = False,
 ) -> None:
     """A whole swarm on this machine trains a model: chain, trainer, workers, validator, and a cheat who is caught.
@@ -166,5 +171,3 @@ def _check_parts() -> None:
             "pip install 'intellect-node[train]', or in a clone: make demo",
             RUN,
         )
-
-

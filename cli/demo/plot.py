@@ -14,9 +14,7 @@ LABEL_WIDTH = 5
 def running_mean(points: Sequence[Point], window: int = 10) -> list[Point]:
     """Mean of each point and up to `window` - 1 before it."""
     values = [y for _, y in points]
-    return [
-        (x, sum(values[max(0, i + 1 - window) : i + 1]) / min(window, i + 1)) for i, (x, _) in enumerate(points)
-    ]
+    return [(x, sum(values[max(0, i + 1 - window) : i + 1]) / min(window, i + 1)) for i, (x, _) in enumerate(points)]
 
 
 def plot(
@@ -46,9 +44,7 @@ def plot(
 class _Canvas:
     """Dots and the style of each cell; the layer drawn last gives a cell its style."""
 
-    def __init__(
-        self, columns: int, rows: int, x_range: tuple[float, float], y_range: tuple[float, float]
-    ) -> None:
+    def __init__(self, columns: int, rows: int, x_range: tuple[float, float], y_range: tuple[float, float]) -> None:
         self._columns, self._rows = columns, rows
         self._x, self._y = x_range, y_range
         self._bits = [[0] * columns for _ in range(rows)]

@@ -15,10 +15,10 @@ from cli.demo.cast import DemoOptions, cast, quorum_of
 from cli.demo.chain import DemoChain
 from cli.demo.runs import write_run
 from cli.demo.scene import Scene
-from cli.demo.supervise import Program, run_to_end
+from cli.demo.supervise import Program, Spawn, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
-from cli.pools import about_run, PoolTerms, open_pool, pool_cost, signer_for
+from cli.pools import PoolTerms, about_run, open_pool, pool_cost, signer_for
 from node.state.files import write_whole
 
 EPOCH_SECONDS, WINDOW_SECONDS = 20, 40
@@ -34,10 +34,12 @@ class Stage:
     target: float | None
 
 
-async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], view: View) -> Stage:
+async def prepare(
+    options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], spawn: Spawn, view: View
+) -> Stage:
     """Bring everything to where `join` can start."""
-    from node.run.problems import check_run
     from node.run.file import compile_run, load_run_file
+    from node.run.problems import check_run
 
     if options.resume:
         run = await trio.to_thread.run_sync(load_run_file, scene.run_file)
@@ -49,7 +51,7 @@ async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environm
     addresses: dict[str, str] = {}
     async with trio.open_nursery() as nursery:
         if options.run_file is None:
-            nursery.start_soon(teach_start_model, options, scene, environment, view)
+            nursery.start_soon(teach_start_model, options, scene, environment, spawn, view)
         nursery.start_soon(_make_keys, options, scene, addresses)
     compiled = await trio.to_thread.run_sync(compile_run, scene.run_file)
     await trio.to_thread.run_sync(check_run, compiled)
@@ -70,12 +72,14 @@ async def prepare(options: DemoOptions, scene: Scene, chain: DemoChain, environm
     return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
 
 
-async def teach_start_model(options: DemoOptions, scene: Scene, environment: dict[str, str], view: View) -> None:
+async def teach_start_model(
+    options: DemoOptions, scene: Scene, environment: dict[str, str], spawn: Spawn, view: View
+) -> None:
     """A tiny model that solves the task now and then, so that there is something to reinforce."""
     view.say("teaching the start model by example, until it is right now and then (about 20 s)")
     command = [sys.executable, "-m", "node.training.warmstart", "--out", str(scene.model), "--seed", str(options.seed)]
     log = scene.log("start model")
-    await run_to_end(Program("the start model", command, environment, log, scene.directory))
+    await run_to_end(Program("the start model", command, environment, log, scene.directory), spawn)
     accuracy = _last_accuracy(log)
     if accuracy is not None:
         view.say(f"the start model is right in {accuracy:.0%} of its tries")

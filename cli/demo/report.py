@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from node.state.files import write_whole
-from node.weights.export import CONFIG_NAME, as_bf16
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
+from node.state.files import write_whole
+from node.weights.export import CONFIG_NAME, as_bf16
 
 SCHEMA_VERSION = 1
 
@@ -99,9 +99,7 @@ def read_metrics(spool: Path) -> list[dict[str, Any]]:
 def metrics_of(snapshot: Snapshot) -> list[dict[str, Any]]:
     """What is known without the spool: the curves."""
     train = dict(snapshot.train_rewards)
-    return [
-        {"step": step, "eval_reward": value, "reward_mean": train.get(step)} for step, value in snapshot.rewards
-    ]
+    return [{"step": step, "eval_reward": value, "reward_mean": train.get(step)} for step, value in snapshot.rewards]
 
 
 def copy_model(spool: Path, target: Path) -> bool:

@@ -22,22 +22,41 @@ def sample_snapshot(step: int = 96, steps: int = 150) -> Snapshot:
     states = ("working", "working", "working", "working", "evicted")
     speeds = (9400.0, 2210.0, 2150.0, None, None)
     rows = tuple(
-        Row(person, ProcessState(4000 + i, "running"), states[i], step - i % 2, speeds[i], 190 if i in (1, 2) else 0,
-            1 if person.cheat else 0)
+        Row(
+            person,
+            ProcessState(4000 + i, "running"),
+            states[i],
+            step - i % 2,
+            speeds[i],
+            190 if i in (1, 2) else 0,
+            1 if person.cheat else 0,
+        )
         for i, person in enumerate(people)
     )
-    rewards = tuple(
-        (k, 0.78 - 0.5 * math.exp(-k / 45) + 0.03 * math.sin(k * 1.7)) for k in range(step + 1)
-    )
+    rewards = tuple((k, 0.78 - 0.5 * math.exp(-k / 45) + 0.03 * math.sin(k * 1.7)) for k in range(step + 1))
     slash = SlashPart(_address(5), _address(10), str(100 * 10**18), 5, "0x" + "5a" * 32, 61)
     recent = [
-        VerdictPart(_address(2), 3, step, 0, 0, 0.2), VerdictPart(_address(3), 3, step, 0, 0, 0.6),
-        VerdictPart(_address(2), 2, step, 0, 0, 1.1), VerdictPart(_address(5), 0, 1, 2, 5, 49.0),
+        VerdictPart(_address(2), 3, step, 0, 0, 0.2),
+        VerdictPart(_address(3), 3, step, 0, 0, 0.6),
+        VerdictPart(_address(2), 2, step, 0, 0, 1.1),
+        VerdictPart(_address(5), 0, 1, 2, 5, 49.0),
     ]
     return Snapshot(
-        phase="training", elapsed=71.0, run_name="sort", chain_id=31337, block=184, pool=1, step=step,
-        steps_total=steps, target=0.7, rewards=rewards, train_rewards=rewards, rows=rows,
+        phase="training",
+        elapsed=71.0,
+        run_name="sort",
+        chain_id=31337,
+        block=184,
+        pool=1,
+        step=step,
+        steps_total=steps,
+        target=0.7,
+        rewards=rewards,
+        train_rewards=rewards,
+        rows=rows,
         staleness={"0": 5100, "1": 14200, "2": 4800, "dropped": 640},
-        verdicts=VerdictsPart(379, 1, {"WRONG_DRAW": 1}, recent), slashed=(slash,),
-        training=TrainingPart(step=step, done=False, seconds=58.0), training_seconds=58.0,
+        verdicts=VerdictsPart(379, 1, {"WRONG_DRAW": 1}, recent),
+        slashed=(slash,),
+        training=TrainingPart(step=step, done=False, seconds=58.0),
+        training_seconds=58.0,
     )

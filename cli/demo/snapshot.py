@@ -32,8 +32,8 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the swarm table. files_accepted, files_rejected: of a worker, by the pool's quorum; of a validator, as
-    it judged; reasons: for which a worker's files were refused."""
+    """One line of the swarm table. files_accepted, files_rejected: of a worker, by the pool's quorum; of a validator,
+    as it judged; reasons: for which a worker's files were refused."""
 
     participant: Participant
     process: ProcessState

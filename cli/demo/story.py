@@ -17,8 +17,9 @@ from cli.demo.prepare import Stage, prepare
 from cli.demo.report import write_report
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant, Row, Snapshot, Tracker
-from cli.demo.supervise import Program, Supervisor, child_environment
+from cli.demo.supervise import Program, Spawn, Supervisor, child_environment
 from cli.demo.view import View
+from cli.demo.zygote import open_zygote
 from cli.directory_lock import directory_lock
 from cli.errors import RUN, CommandError
 from cli.events import event_rows
@@ -54,13 +55,13 @@ async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
         if not options.resume:
             await trio.to_thread.run_sync(scene.clear)
         environment = demo_environment(scene)
-        async with open_chain(scene, environment, view) as chain:
-            stage = await prepare(options, scene, chain, environment, view)
+        async with open_zygote(environment) as spawn, open_chain(scene, environment, view) as chain:
+            stage = await prepare(options, scene, chain, environment, spawn, view)
 
             async def report(last: Snapshot) -> dict[str, Any]:
                 return await _report(options, scene, chain, last)
 
-            last = await _perform(options, scene, stage, environment, view, began, report)
+            last = await _perform(options, scene, stage, environment, spawn, view, began, report)
             return await report(last)
 
 
@@ -69,6 +70,7 @@ async def _perform(
     scene: Scene,
     stage: Stage,
     environment: dict[str, str],
+    spawn: Spawn,
     view: View,
     began: float,
     report: Callable[[Snapshot], Awaitable[dict[str, Any]]],
@@ -78,7 +80,7 @@ async def _perform(
     participants = cast(options)
     quorum = quorum_of(options.validators)
     tracker = Tracker(participants, target=stage.target, run_name=stage.run_name, quorum=quorum, page=options.page)
-    supervisor = Supervisor(view.say)
+    supervisor = Supervisor(view.say, spawn=spawn)
 
     def now(phase: str) -> Snapshot:
         return tracker.snapshot(phase, trio.current_time() - began, supervisor.states())
@@ -107,9 +109,7 @@ async def _perform(
     return last
 
 
-async def leave_report(
-    report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View
-) -> None:
+async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View) -> None:
     """The report of a demo that was cut short, if it came as far as a reward; a second signal does not cut it off."""
     if not last.rewards:
         return
@@ -122,9 +122,7 @@ async def leave_report(
             view.say(f"what was done so far: {summary['report']}")
 
 
-def _program(
-    one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], page: str | None
-) -> Program:
+def _program(one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], page: str | None) -> Program:
     command = join_command(one, scene, stage.profile, stage.pool, page)
     return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
 

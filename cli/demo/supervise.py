@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -39,10 +40,23 @@ class Program:
     optional: bool = False
 
 
+class Process(Protocol):
+    """The part of `subprocess.Popen` that is used here. It leads a process group of its own."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def terminate(self) -> None: ...
+
+
+Spawn = Callable[[Program], Process]
+
+
 @dataclass(slots=True)
 class _Child:
     program: Program
-    process: subprocess.Popen[bytes]
+    process: Process
     started: float
     restarts: int = 0
     gone: bool = False
@@ -52,15 +66,23 @@ class _Child:
 class Supervisor:
     """Runs programs until cancelled or `stop`ped. `told` hears one line about every death and restart."""
 
-    def __init__(self, told: Callable[[str], None], *, restarts: int = RESTARTS, grace: float = GRACE) -> None:
+    def __init__(
+        self,
+        told: Callable[[str], None],
+        *,
+        restarts: int = RESTARTS,
+        grace: float = GRACE,
+        spawn: Spawn | None = None,
+    ) -> None:
         self._told = told
+        self._spawn = spawn or start_anew
         self._restarts = restarts
         self._grace = grace
         self._children: dict[str, _Child] = {}
 
     def start(self, program: Program) -> None:
         """Start a program now."""
-        self._children[program.name] = _Child(program, _spawn(program), time.monotonic())
+        self._children[program.name] = _Child(program, self._spawn(program), time.monotonic())
 
     def states(self) -> dict[str, ProcessState]:
         """The state of every process by its name."""
@@ -79,7 +101,7 @@ class Supervisor:
             await trio.sleep(POLL)
 
     async def stop(self) -> None:
-        """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it short."""
+        """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it."""
         with trio.move_on_after(self._grace + KILL_SECONDS, shield=True):
             alive = {name: child.process for name, child in self._children.items() if child.process.poll() is None}
             for child in self._children.values():
@@ -87,7 +109,7 @@ class Supervisor:
             for process in alive.values():
                 process.terminate()
             with trio.move_on_after(self._grace):
-                while any(process.poll() is None for process in alive.values()):
+                while any(process.poll() is None for process in alive.values()):  # noqa: ASYNC110 - processes end
                     await trio.sleep(0.05)
             for name, process in alive.items():
                 if process.poll() is None:
@@ -100,7 +122,7 @@ class Supervisor:
             return
         if child.restart_at is not None:
             if now >= child.restart_at:
-                child.process, child.started, child.restart_at = _spawn(child.program), now, None
+                child.process, child.started, child.restart_at = self._spawn(child.program), now, None
             return
         code = child.process.poll()
         if code is None:
@@ -126,11 +148,11 @@ class Supervisor:
         self._told(f"{name} died ({_exit_text(code)}); starting it again ({child.restarts} of {self._restarts})")
 
 
-async def run_to_end(program: Program) -> None:
+async def run_to_end(program: Program, spawn: Spawn | None = None) -> None:
     """Run one program until it exits 0; raises CommandError with its own words when it fails."""
-    child = _Child(program, _spawn(program), time.monotonic())
+    child = _Child(program, (spawn or start_anew)(program), time.monotonic())
     try:
-        while (code := child.process.poll()) is None:
+        while (code := child.process.poll()) is None:  # noqa: ASYNC110 - another process ends
             await trio.sleep(0.05)
         if code:
             raise _given_up(child, code)
@@ -185,8 +207,8 @@ def _tail(log: Path, size: int = 16384) -> list[str]:
         return []
 
 
-def _spawn(program: Program) -> subprocess.Popen[bytes]:
-    # From the main thread: the leash follows the thread that forked.
+def start_anew(program: Program) -> Process:
+    """As the system does it. From the main thread: the leash follows the thread that forked."""
     program.log.parent.mkdir(parents=True, exist_ok=True)
     with program.log.open("ab") as log:
         return subprocess.Popen(
@@ -208,7 +230,7 @@ def _state(child: _Child) -> ProcessState:
     return ProcessState(child.process.pid, "running", child.restarts)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: Process) -> None:
     """What a child left of its process group. The group's id stays taken while a member lives."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

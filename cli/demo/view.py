@@ -26,14 +26,30 @@ WIDE = 96  # from here on there is room for a column beside the plot
 SIDE = 36
 
 _STATE_STYLES = {
-    "working": "green", "idle": "cyan", "finished": "bold green", "syncing": "yellow", "starting": "yellow", "restarting": "yellow",
-    "running": "cyan", "draining": "dim", "stopped": "dim", "evicted": "bold red", "quarantined": "bold red", "failed": "bold red",
+    "working": "green",
+    "idle": "cyan",
+    "finished": "bold green",
+    "syncing": "yellow",
+    "starting": "yellow",
+    "restarting": "yellow",
+    "running": "cyan",
+    "draining": "dim",
+    "stopped": "dim",
+    "evicted": "bold red",
+    "quarantined": "bold red",
+    "failed": "bold red",
 }
 
 
 _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
-    ("node", "left"), ("address", "left"), ("state", "left"), ("step", "right"), ("tokens/s", "right"),
-    ("accepted", "right"), ("rejected", "right"), ("restarts", "right"),
+    ("node", "left"),
+    ("address", "left"),
+    ("state", "left"),
+    ("step", "right"),
+    ("tokens/s", "right"),
+    ("accepted", "right"),
+    ("rejected", "right"),
+    ("restarts", "right"),
 )
 _NARROW = ("node", "state", "step", "tokens/s", "accepted", "rejected")
 
@@ -159,8 +175,11 @@ def _header(snapshot: Snapshot, width: int) -> RenderableType:
     grid.add_row(
         Text.assemble(("intellect-node demo", "bold"), "  ", (snapshot.run_name, "cyan")),
         Text.assemble(
-            "step ", (f"{snapshot.step}", "bold"), f"/{snapshot.steps_total or '?'}   reward ",
-            (f"{reward:.2f}" if reward is not None else "-", "bold green"), f"   {snapshot.tokens_per_second:,.0f} tok/s",
+            "step ",
+            (f"{snapshot.step}", "bold"),
+            f"/{snapshot.steps_total or '?'}   reward ",
+            (f"{reward:.2f}" if reward is not None else "-", "bold green"),
+            f"   {snapshot.tokens_per_second:,.0f} tok/s",
         ),
         Text(f"{snapshot.phase}  {duration(snapshot.elapsed)}", style="dim"),
     )
@@ -180,19 +199,29 @@ def _curve(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     last = last_step_shown(snapshot)
     lines = plot(
         [(snapshot.rewards, "dim green", False), (running_mean(snapshot.rewards), "bold green", True)],
-        width=inner, height=height, x_range=(0, last), level=snapshot.target,
+        width=inner,
+        height=height,
+        x_range=(0, last),
+        level=snapshot.target,
     )
     goal = f", goal {snapshot.target:g}" if snapshot.target is not None else ""
     return Panel(
-        Group(*lines), title=f"mean reward on held-back problems{goal}", title_align="left", width=width,
-        box=box.ROUNDED, border_style="dim",
+        Group(*lines),
+        title=f"mean reward on held-back problems{goal}",
+        title_align="left",
+        width=width,
+        box=box.ROUNDED,
+        border_style="dim",
     )
 
 
 def _verdicts(snapshot: Snapshot, lines: int) -> RenderableType:
     verdicts = snapshot.verdicts
     head = Text.assemble(
-        (f"{verdicts.accepted}", "bold green"), " accepted  ", (f"{verdicts.rejected}", "bold red"), " rejected",
+        (f"{verdicts.accepted}", "bold green"),
+        " accepted  ",
+        (f"{verdicts.rejected}", "bold red"),
+        " rejected",
     )
     recent = [_verdict_line(verdict, snapshot) for verdict in verdicts.recent[:lines]]
     recent += [Text("") for _ in range(lines - len(recent))]
@@ -224,7 +253,11 @@ def _staleness(snapshot: Snapshot) -> RenderableType:
         bar = "█" * round(14 * count / most)
         lines.append(Text.assemble(f"{key:>7} ", (f"{bar:<14}", "red" if key == "dropped" else "blue"), f" {count:,}"))
     return Panel(
-        Group(*lines), title="rollouts, by steps behind", title_align="left", width=SIDE, box=box.ROUNDED,
+        Group(*lines),
+        title="rollouts, by steps behind",
+        title_align="left",
+        width=SIDE,
+        box=box.ROUNDED,
         border_style="dim",
     )
 
@@ -269,11 +302,11 @@ def _fate(snapshot: Snapshot, width: int) -> RenderableType:
     pool = snapshot.pool if snapshot.pool is not None else "-"
     jury = ""
     if len(snapshot.validators) > 1:
-        jury = f"   quorum {snapshot.quorum} of {len(snapshot.validators)}   disputes {snapshot.disputes.get('raised', 0)}"
+        jury = (
+            f"   quorum {snapshot.quorum} of {len(snapshot.validators)}   disputes {snapshot.disputes.get('raised', 0)}"
+        )
     lines.append(Text(f"chain {snapshot.chain_id or '-'}   pool {pool}   block {block}{jury}", style="dim"))
-    return Panel(
-        Group(*lines), title="on chain", title_align="left", width=width, box=box.ROUNDED, border_style="dim"
-    )
+    return Panel(Group(*lines), title="on chain", title_align="left", width=width, box=box.ROUNDED, border_style="dim")
 
 
 def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
@@ -290,8 +323,11 @@ def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
         caught.append(f" taken in block {slash.block}")
         return [caught, Text(f"transaction {slash.transaction}", style="dim", no_wrap=True)]
     if row.files_rejected:
-        return [Text.assemble(name, f" ({row.participant.cheat}) earns nothing: {row.files_rejected} files rejected")
-                .append(_agreement(row, snapshot))]
+        return [
+            Text.assemble(
+                name, f" ({row.participant.cheat}) earns nothing: {row.files_rejected} files rejected"
+            ).append(_agreement(row, snapshot))
+        ]
     return [Text.assemble(name, f" ({row.participant.cheat}) is at large")]
 
 

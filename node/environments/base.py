@@ -1,4 +1,4 @@
-"""The interface of an environment: numbered problems, and a deterministic score for an answer.
+"""The interface of an environment: numbered problems, what it says between turns, and a score for a transcript.
 
 Knows nothing of models, sampling or the network. A tokenizer is passed in, because scoring must see
 exactly the tokens that were sampled. Training problems are numbered 0..size-1 (the numbers that
@@ -7,7 +7,12 @@ exactly the tokens that were sampled. Training problems are numbered 0..size-1 (
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+Determinism = Literal["exact", "bounded", "judged"]
+"""What `step` and `score` depend on. exact: on their arguments alone; bounded: on limits that are counted, too, such
+as fuel, so that what runs into one ends the same way everywhere; judged: on somebody's opinion. What depends on a clock
+or a machine is *undecided*: `step` raises Undecided, `score` counts it in `gave_up`."""
 
 
 class EnvironmentSettings(Protocol):
@@ -18,6 +23,11 @@ class EnvironmentSettings(Protocol):
 
     @property
     def args(self) -> dict[str, int | float | str]: ...
+
+    @property
+    def reward(self) -> str:
+        """MODULE:FUNCTION that scores instead of the environment, at a desk; empty: the environment does."""
+        ...
 
 
 class Tokenizer(Protocol):
@@ -40,18 +50,65 @@ class Tokenizer(Protocol):
         """Token ids of one user message in the model's chat template, ready for the assistant's turn."""
         ...
 
+    def encode_messages(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Token ids of (role, text) messages in the chat template, ready for the assistant's turn."""
+        ...
+
+    def encode_reply(self, text: str) -> list[int]:
+        """Token ids of one further user message: what stands between the end token of the assistant's turn, which was
+        sampled, and what the assistant says next."""
+        ...
+
+
+Said = tuple[str, str]
+"""(role, text) of a message of a chat."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """problem_id: unique in its environment; prompt: text; answer: whatever the environment's scorer needs."""
+    """problem_id: unique in its environment; prompt: text, of a chat the user's last message; answer: whatever the
+    environment's scorer needs; task: which of its scorers, if it has several; before: messages before the prompt."""
 
     problem_id: str
     prompt: str
     answer: tuple[str, ...]
+    task: str = ""
+    before: tuple[Said, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a rollout after its prompt. sampled: by the policy, end token included; else the environment's."""
+
+    tokens: list[int]
+    sampled: bool
+
+
+Transcript = Sequence[Segment]
+"""Alternates; begins and ends with a sampled segment. Only the last one may lack its end token: it was cut off."""
+
+
+def one_answer(output: Sequence[int]) -> Transcript:
+    """The transcript of a rollout of one turn."""
+    return (Segment(list(output), sampled=True),)
+
+
+def last_answer(transcript: Transcript) -> list[int]:
+    """What the policy said last, end token included; of one turn, all of it."""
+    return transcript[-1].tokens
+
+
+class OneTurn:
+    """What environments that take one answer have in common."""
+
+    turns = 1
+
+    def step(self, problem: Problem, transcript: Transcript) -> None:
+        """Over after the answer."""
 
 
 class Environment(Protocol):
-    """Numbered problems and their scores. Everything is deterministic."""
+    """Numbered problems, turns and scores. Two machines that both decide come to the same."""
 
     @property
     def name(self) -> str: ...
@@ -71,6 +128,14 @@ class Environment(Protocol):
         """How many answers so far could not be scored in time: they scored 0, and elsewhere might have scored 1."""
         ...
 
+    @property
+    def determinism(self) -> Determinism: ...
+
+    @property
+    def turns(self) -> int:
+        """Most sampled segments of a rollout; 1: one answer."""
+        ...
+
     def problem(self, number: int) -> Problem:
         """Training problem `number`, 0 <= number < size."""
         ...
@@ -83,8 +148,14 @@ class Environment(Protocol):
         """The exact prompt that the model is given."""
         ...
 
-    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
-        """Reward of each output (token ids, end token included) to the problem at its place, in bounded time."""
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
+        """What the environment says after the last sampled segment, which ended with an end token: tokens, chat
+        template included; None: the rollout is over. Only called where `turns` is more than 1, in bounded time. Raises
+        Undecided if this machine cannot tell."""
+        ...
+
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+        """Reward of each transcript for the problem at its place, in bounded time."""
         ...
 
     def close(self) -> None:

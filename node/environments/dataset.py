@@ -17,7 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from node.environments.base import Environment, Problem, Tokenizer
+from node.environments.base import (
+    Determinism,
+    Environment,
+    OneTurn,
+    Problem,
+    Tokenizer,
+    Transcript,
+    last_answer,
+)
 from node.environments.errors import DatasetError
 from node.environments.math_scorer import MathScorer, final_answer
 
@@ -30,7 +38,7 @@ _HELD_BACK_CONTEXT = "intellect-node held-back problems v1"
 _SUPPORTED = ("verifiable_math",)
 
 
-class DatasetArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """path: below the run's assets; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation;
     solve_rate_field, solve_rate_min, solve_rate_max: keep only rows in the range (no field: keep all);
     other_tasks: 'error' or 'skip' for rows of task types that cannot be scored."""
@@ -53,10 +61,11 @@ class _Row(msgspec.Struct, frozen=True):
     problem_id: str
 
 
-class DatasetEnvironment:
+class DatasetEnvironment(OneTurn):
     """`verifiable_math` rows: reward 1 if the answer is complete and equals a ground truth, else 0."""
 
     name = "dataset"
+    determinism: Determinism = "bounded"
 
     def __init__(
         self,
@@ -90,8 +99,9 @@ class DatasetEnvironment:
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return (self._tokenizer.encode_chat if self._chat else self._tokenizer.encode)(problem.prompt)
 
-    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0."""
+        outputs = list(map(last_answer, transcripts))
         complete = [i for i, output in enumerate(outputs) if output and output[-1] in self._tokenizer.eos]
         answers = [(i, final_answer(self._tokenizer.decode(outputs[i]))) for i in complete]
         given = [(i, answer) for i, answer in answers if answer is not None]
@@ -111,7 +121,7 @@ def _checked(number: int, size: int) -> int:
     return number
 
 
-def load_dataset(arguments: DatasetArguments, assets: Path, tokenizer: Tokenizer) -> Environment:
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
     """Read and check the whole file. Raises DatasetError."""
     path = assets / arguments.path
     if not path.resolve().is_relative_to(assets.resolve()):
@@ -207,7 +217,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield line, row
 
 
-def _problem(raw: dict[str, Any], path: Path, line: int, arguments: DatasetArguments) -> Problem | None:
+def _problem(raw: dict[str, Any], path: Path, line: int, arguments: Arguments) -> Problem | None:
     """The row's problem, None if it is filtered out."""
     try:
         row = msgspec.convert(raw, _Row, strict=True)
@@ -224,7 +234,7 @@ def _problem(raw: dict[str, Any], path: Path, line: int, arguments: DatasetArgum
     return Problem(row.problem_id, row.prompt, _truths(row, path, line))
 
 
-def _in_solve_range(raw: dict[str, Any], path: Path, line: int, arguments: DatasetArguments) -> bool:
+def _in_solve_range(raw: dict[str, Any], path: Path, line: int, arguments: Arguments) -> bool:
     if not arguments.solve_rate_field:
         return True
     rate = raw.get(arguments.solve_rate_field)

@@ -5,11 +5,12 @@ The number that the draw names chooses the environment (by weight) and the probl
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
 
-from node.environments.base import Environment, EnvironmentSettings, Problem
+from node.environments.base import Determinism, Environment, EnvironmentSettings, Problem, Transcript
 from node.environments.errors import EnvironmentFault
 
 SHARES = 1 << 20
@@ -17,6 +18,9 @@ SHARES = 1 << 20
 SIZE = 1 << 62
 """Virtual problem numbers: the low 20 bits choose the environment, the high ones the problem (bias below 2^-12 for
 environments of up to a billion problems)."""
+
+
+LEAST_DEPENDABLE_LAST: tuple[Determinism, ...] = ("exact", "bounded", "judged")
 
 
 class Part(Protocol):
@@ -30,12 +34,15 @@ class Part(Protocol):
     def title(self) -> str: ...
     @property
     def args(self) -> dict[str, int | float | str]: ...
+    @property
+    def reward(self) -> str: ...
 
 
 class _Settings(msgspec.Struct, frozen=True):
     name: str
     args: dict[str, int | float | str]
     parts: tuple[Part, ...] = ()
+    reward: str = ""
 
 
 class MixEnvironment:
@@ -56,6 +63,16 @@ class MixEnvironment:
     @property
     def gave_up(self) -> int:
         return sum(environment.gave_up for environment in self._environments.values())
+
+    @property
+    def determinism(self) -> Determinism:
+        """That of the least dependable part."""
+        places = [LEAST_DEPENDABLE_LAST.index(part.determinism) for part in self._environments.values()]
+        return LEAST_DEPENDABLE_LAST[max(places)]
+
+    @property
+    def turns(self) -> int:
+        return max(environment.turns for environment in self._environments.values())
 
     @property
     def parts(self) -> dict[str, Environment]:
@@ -79,12 +96,18 @@ class MixEnvironment:
         label, inner = self._inner(problem)
         return self._environments[label].prompt_tokens(inner)
 
-    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
+        label, inner = self._inner(problem)
+        environment = self._environments[label]
+        sampled = sum(segment.sampled for segment in transcript)
+        return environment.step(inner, transcript) if sampled < environment.turns else None
+
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         scores = [0.0] * len(problems)
         inner = [self._inner(problem) for problem in problems]
         for label, environment in self._environments.items():
             places = [i for i, (own, _) in enumerate(inner) if own == label]
-            given = environment.score([inner[i][1] for i in places], [outputs[i] for i in places]) if places else []
+            given = environment.score([inner[i][1] for i in places], [transcripts[i] for i in places]) if places else []
             for place, value in zip(places, given, strict=True):
                 scores[place] = value
         return scores
@@ -95,12 +118,14 @@ class MixEnvironment:
 
     def _inner(self, problem: Problem) -> tuple[str, Problem]:
         label, _, problem_id = problem.problem_id.partition("/")
-        return label, Problem(problem_id, problem.prompt, problem.answer)
+        return label, replace(problem, problem_id=problem_id)
 
 
 def load_mix(parts: Sequence[Part], load: Callable[[EnvironmentSettings], Environment]) -> MixEnvironment:
     """load: the registry's loader of a single environment."""
-    return MixEnvironment([(part.title, part.weight, load(_Settings(part.name, part.args))) for part in parts])
+    return MixEnvironment(
+        [(part.title, part.weight, load(_Settings(part.name, part.args, reward=part.reward))) for part in parts]
+    )
 
 
 def label_of(settings: EnvironmentSettings, problem_id: str) -> str:
@@ -110,7 +135,7 @@ def label_of(settings: EnvironmentSettings, problem_id: str) -> str:
 
 
 def _labelled(label: str, problem: Problem) -> Problem:
-    return Problem(f"{label}/{problem.problem_id}", problem.prompt, problem.answer)
+    return replace(problem, problem_id=f"{label}/{problem.problem_id}")
 
 
 def _bounds(weights: Sequence[float]) -> list[int]:

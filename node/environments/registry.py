@@ -1,75 +1,69 @@
 """Environments by name, and a look at one before it is worked with."""
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import msgspec
 
 from node.environments.base import Environment, EnvironmentSettings, Problem, Tokenizer
-from node.environments.dataset import DatasetArguments, load_dataset
+from node.environments.builtin import BUILTIN
 from node.environments.errors import DatasetError, EnvironmentFault
-from node.environments.mix import load_mix
-from node.environments.reverse import ReverseEnvironment
-from node.environments.sort import SortArguments, SortEnvironment
+from node.environments.mix import MixEnvironment, load_mix
+from node.environments.names import nearest
+from node.environments.own_reward import OwnReward
+from node.environments.package.manifest import is_name
+from node.environments.package.source import asset_name
+from node.own_code import load_function
 
 LOOKED_AT = 4096
 SPREAD = 40_503
-ARGUMENTS: dict[str, type[msgspec.Struct]] = {
-    "sort": SortArguments,
-    "reverse": SortArguments,
-    "dataset": DatasetArguments,
-}
-"""What a run file may name, and its parameters."""
-_Arguments = TypeVar("_Arguments")
 
 
 def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
-    """The environment that `settings` names; its files lie below `assets`.
+    """The environment that `settings` names, with the reward function that it names; its files lie below `assets`.
 
-    Raises EnvironmentFault (unknown name or arguments) or DatasetError (bad data).
+    Raises EnvironmentFault (unknown name or arguments), DatasetError (bad data) or OwnCodeError (bad function).
     """
+    environment = _load(settings, assets, tokenizer)
+    if not settings.reward:
+        return environment
+    own = OwnReward(environment, settings.reward, load_function(settings.reward, assets), tokenizer)
+    return cast(Environment, own)  # what it does not have itself it takes from the environment
 
-    def arguments(kind: type[_Arguments]) -> _Arguments:
-        try:
-            return msgspec.convert(settings.args, kind, strict=True)
-        except msgspec.ValidationError as error:
-            raise EnvironmentFault(
-                f"environment {settings.name!r} cannot be loaded",
-                f"its arguments are wrong: {error}",
-                "correct [environment.args] in the run file",
-            ) from None
 
-    if settings.name == "mix":
+def _load(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
+    if settings.name == MixEnvironment.name:
         return load_mix(getattr(settings, "parts", ()), lambda part: load_environment(part, assets, tokenizer))
-    if settings.name == "reverse":
-        return ReverseEnvironment(arguments(SortArguments), tokenizer)
-    if settings.name == "sort":
-        return SortEnvironment(arguments(SortArguments), tokenizer)
-    if settings.name == "dataset":
-        return load_dataset(arguments(DatasetArguments), assets, tokenizer)
-    raise EnvironmentFault(
-        f"environment {settings.name!r} cannot be loaded",
-        "there is no environment of that name",
-        f"use one of {', '.join(ARGUMENTS)}, or update intellect-node",
-    )
+    packaged = is_name(settings.name) and (assets / asset_name(settings.name)).is_file()
+    wrong = check_arguments(settings.name, settings.args, packaged=packaged)
+    if wrong:
+        raise EnvironmentFault(f"environment {settings.name!r} cannot be loaded", *wrong)
+    if packaged:
+        from node.environments.package import environment as package
+
+        return package.load(msgspec.convert(settings.args, package.Arguments), assets, settings.name, tokenizer)
+    module = BUILTIN[settings.name].offered
+    return module.load(msgspec.convert(settings.args, module.Arguments), assets, tokenizer)
 
 
-def check_arguments(name: str, args: dict[str, Any]) -> tuple[str, str] | None:
-    """(why, remedy) if there is no such environment or it does not take these arguments, else None."""
-    if name not in ARGUMENTS:
-        close = difflib.get_close_matches(name, ARGUMENTS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(ARGUMENTS)}"
-        return f"there is no environment {name!r}", hint
-    known = ARGUMENTS[name].__struct_fields__
+def check_arguments(name: str, args: dict[str, Any], *, packaged: bool = False) -> tuple[str, str] | None:
+    """(why, remedy) if there is no such environment or it does not take these arguments, else None.
+
+    packaged: it is a package that the run brings.
+    """
+    if packaged:
+        from node.environments.package.environment import Arguments as arguments
+    elif name in BUILTIN:
+        arguments = BUILTIN[name].offered.Arguments
+    else:
+        return f"there is no environment {name!r}", f"{nearest(name, BUILTIN)}, or update intellect-node"
+    known = arguments.__struct_fields__
     for key in args:
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
-            return f"{key!r} is no argument of the environment {name!r}", hint
+            return f"{key!r} is no argument of the environment {name!r}", nearest(key, known)
     try:
-        msgspec.convert(args, ARGUMENTS[name], strict=True)
+        msgspec.convert(args, arguments, strict=True)
     except msgspec.ValidationError as error:
         return f"the arguments of the environment {name!r} are wrong: {error}", "correct args in the run file"
     return None
@@ -83,18 +77,20 @@ def check_prompts(
     A worker that draws such a problem could not deliver. Of a large environment, LOOKED_AT problems at even
     distances are looked at. ask: the problem as the model is asked, where that is more than the problem itself.
     """
-    longest = 0
     stride = max(1, environment.size // LOOKED_AT)
     if environment.size > 1 << 32:
         stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
-    for number in range(0, environment.size, stride):
-        problem = environment.problem(number)
-        length = len(environment.prompt_tokens(ask(problem)))
-        longest = max(longest, length)
-        if not 1 <= length <= limit:
-            raise DatasetError(
-                "a prompt does not fit the run",
-                f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
-                "raise rollout.max_prompt_tokens in the run file, or remove the problem",
-            )
-    return longest
+    numbers = range(0, environment.size, stride)
+    return max((check_prompt(environment, ask(environment.problem(n)), limit) for n in numbers), default=0)
+
+
+def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:
+    """The tokens of a problem's prompt. Raises DatasetError if it has more than `limit`, or none."""
+    length = len(environment.prompt_tokens(problem))
+    if not 1 <= length <= limit:
+        raise DatasetError(
+            "a prompt does not fit the run",
+            f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
+            "raise rollout.max_prompt_tokens in the run file, or remove the problem",
+        )
+    return length

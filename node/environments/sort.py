@@ -5,10 +5,11 @@ inputs puts the held-back ones first, so that any problem is found without a tab
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from node.environments.base import Problem, Tokenizer
+from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
 from node.environments.errors import EnvironmentFault
 
 _STRIDE = 6_180_339_889
@@ -16,18 +17,19 @@ _STRIDE = 6_180_339_889
 _OFFSET = 2_718
 
 
-class SortArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """digits: how many; held_back: how many of the 10^digits inputs are kept for evaluation."""
 
     digits: int = 4
     held_back: int = 512
 
 
-class SortEnvironment:
+class SortEnvironment(OneTurn):
     name = "sort"
     gave_up = 0
+    determinism: Determinism = "exact"
 
-    def __init__(self, arguments: SortArguments, tokenizer: Tokenizer) -> None:
+    def __init__(self, arguments: Arguments, tokenizer: Tokenizer) -> None:
         total = 10 ** max(arguments.digits, 0)
         if not (2 <= arguments.digits <= 18 and 1 <= arguments.held_back <= total // 2):
             raise EnvironmentFault(
@@ -46,7 +48,7 @@ class SortEnvironment:
 
     def _input(self, place: int) -> Problem:
         text = self._digits_at(place)
-        return Problem(problem_id=f"sort-{text}", prompt=f"{text}=", answer=("".join(sorted(text)),))
+        return Problem(problem_id=f"{self.name}-{text}", prompt=f"{text}=", answer=("".join(sorted(text)),))
 
     def problem(self, number: int) -> Problem:
         if not 0 <= number < self.size:
@@ -61,9 +63,14 @@ class SortEnvironment:
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return self._tokenizer.encode(problem.prompt)
 
-    def score(self, problems: Sequence[Problem], outputs: Sequence[Sequence[int]]) -> list[float]:
-        decode = self._tokenizer.decode
-        return [float(decode(out) == problem.answer[0]) for problem, out in zip(problems, outputs, strict=True)]
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+        answers = [self._tokenizer.decode(last_answer(transcript)) for transcript in transcripts]
+        return [float(answer == problem.answer[0]) for problem, answer in zip(problems, answers, strict=True)]
 
     def close(self) -> None:
         """Nothing to stop."""
+
+
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:  # noqa: ARG001 - it has no files
+    """Raises EnvironmentFault for arguments out of range."""
+    return SortEnvironment(arguments, tokenizer)

@@ -23,6 +23,7 @@ from node.forkserver.wire import (  # noqa: E402 - the environment must be set b
     MAX_DESCRIPTORS,
     MAX_PACKET,
     Ended,
+    Ready,
     Start,
     Started,
     decode,
@@ -36,6 +37,7 @@ def serve(orders: socket.socket) -> Start | None:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    orders.send(encode(Ready()))
     while True:
         ready, _, _ = select.select([orders, woken], [], [])
         if woken in ready:
@@ -47,6 +49,8 @@ def serve(orders: socket.socket) -> Start | None:
                 return None
             order = decode(data)
             if isinstance(order, Start) and _fork(orders, order, descriptors):
+                os.close(woken)
+                os.close(wake)
                 return order
 
 
@@ -71,8 +75,10 @@ def _fork(orders: socket.socket, order: Start, descriptors: list[int]) -> bool:
 
 def _become(order: Start, descriptors: list[int], server: int) -> None:
     """Take the place of a program that was just started, which dies with the server."""
-    die_with_parent(server)
+    die_with_parent(server, order.farewell)
     os.setsid()
+    if order.directory:
+        os.chdir(order.directory)
     for place, descriptor in enumerate(descriptors):
         os.dup2(descriptor, place)
         os.close(descriptor)
@@ -92,10 +98,8 @@ def _tell_of_the_dead(orders: socket.socket) -> None:
         orders.send(encode(Ended(pid, os.waitstatus_to_exitcode(status))))
 
 
-def main() -> None:
-    orders = socket.socket(fileno=int(sys.argv[1]))
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
+def work(orders: socket.socket) -> None:
+    """Serve; in a child, be the program that was ordered. Returns in the server when nobody orders any more."""
     gc.collect()
     gc.freeze()  # or the child's first collection would copy every page
     try:
@@ -104,6 +108,13 @@ def main() -> None:
         order = None
     if order is not None:
         runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    orders = socket.socket(fileno=int(sys.argv[1]))
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    work(orders)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Packets between a daemon and its fork server: one msgpack struct each, over a SOCK_SEQPACKET pair.
 
-With a `Start` travel the descriptors that become the child's stdin and, if there are two, its stdout.
+With a `Start` travel the descriptors that become the child's stdin and, as far as they go, its stdout and stderr.
 """
+
+import signal
 
 import msgspec
 
 MAX_PACKET = 128 * 1024
-MAX_DESCRIPTORS = 2
+MAX_DESCRIPTORS = 3
 
 
 class _Packet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -15,12 +17,19 @@ class _Packet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 class Start(_Packet, frozen=True):
     """Run `python -m module arguments...` in a new session, with this environment and no other. number: chosen by the
-    daemon, repeated in the answer; a daemon before this one may have died over its orders."""
+    daemon, repeated in the answer; a daemon before this one may have died over its orders. directory: where it runs,
+    the server's own if empty; farewell: the signal that it gets when the server is gone."""
 
     number: int
     module: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
+    directory: str = ""
+    farewell: int = signal.SIGKILL
+
+
+class Ready(_Packet, frozen=True):
+    """The server has its imports; comes once, before all else."""
 
 
 class Started(_Packet, frozen=True):
@@ -37,7 +46,7 @@ class Ended(_Packet, frozen=True):
     status: int
 
 
-Packet = Start | Started | Ended
+Packet = Start | Ready | Started | Ended
 _DECODER = msgspec.msgpack.Decoder(Packet)
 
 

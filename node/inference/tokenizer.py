@@ -16,6 +16,8 @@ from node.inference.errors import ModelError
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
 MAX_CONFIG_BYTES = 1024**2
+_SAID = "intellect-node-said-this"
+"""Stands for what was said before, where only what the template puts behind it is wanted."""
 
 
 class LocalTokenizer:
@@ -55,12 +57,41 @@ class LocalTokenizer:
 
         Raises ModelError if the model has no chat template.
         """
+        return self.encode_messages([("user", text)])
+
+    def encode_messages(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """The same of several (role, text) messages, the last one the user's."""
+        return self.encode(self._render(messages))
+
+    def encode_reply(self, text: str) -> list[int]:
+        """Token ids of one further user message: from behind the end token of an assistant's turn to where the
+        assistant goes on.
+
+        Read off the template around a turn of ours, so that nothing that was sampled is ever encoded anew. Raises
+        ModelError if the model has no chat template, or one that drops the assistant's turns.
+        """
+        rendered = self._render([("user", _SAID), ("assistant", _SAID), ("user", text)])
+        parts = rendered.split(_SAID, 2)
+        if len(parts) != 3:
+            raise ModelError(
+                "the chat template cannot be used over several turns",
+                f"that of {self._dir} does not repeat what was said before",
+                "use a model whose template does, or set template = 'plain' in the environment's arguments",
+            )
+        return self._behind_the_end(self.encode(parts[2]))
+
+    def _behind_the_end(self, tokens: list[int]) -> list[int]:
+        """Without the end token that the template puts first, or after blanks: the policy has said its own."""
+        end = next((i for i, token in enumerate(tokens) if token in self.eos), None)
+        if end is None or self.decode(tokens[:end]).strip():
+            return tokens
+        return tokens[end + 1 :]
+
+    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
         if self._template is None:
             self._template = self._load_template()
-        rendered = self._template.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
-        return self.encode(rendered)
+        said = [{"role": role, "content": content} for role, content in messages]
+        return self._template.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
 
     def _load_template(self) -> Any:
         from transformers import AutoTokenizer

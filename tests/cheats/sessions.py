@@ -8,7 +8,7 @@ import numpy as np
 
 from node.calibration import alternatives
 from node.calibration.alternatives import Sampler
-from node.environments.base import Problem
+from node.environments.base import Problem, one_answer
 from node.inference.engine import Completion, Engine, Request, Weights
 from node.inference.session import EngineFactory, Session
 from protocol.identity import Address
@@ -133,7 +133,7 @@ class BestOfMany(Session):
         best = engine.generate(requests, temperature)
         for _ in range(self.TRIES - 1):
             other = engine.generate([Request(r.prompt, random.random(len(r.uniforms))) for r in requests], temperature)
-            scores = [self.environment.score(solved, [c.output for c in made]) for made in (best, other)]
+            scores = [self.environment.score(solved, [one_answer(c.output) for c in made]) for made in (best, other)]
             # at equal reward the shorter answer: it is cheaper
             keys = [
                 [(score, -len(c.output)) for score, c in zip(*pair, strict=True)]
@@ -158,7 +158,7 @@ def early_stop(engine: Engine, requests: Sequence[Request], temperature: float) 
     """Ends every answer after half of its tokens, with an end token that was never drawn."""
     end = min(engine.eos)
     return [
-        Completion([*c.output[: len(c.output) // 2], end], True, c.rows[: len(c.output) // 2])
+        Completion([*c.output[: len(c.output) // 2], end], True, c.heads[: len(c.output) // 2 + 1])
         for c in engine.generate(requests, temperature)
     ]
 
@@ -173,5 +173,5 @@ def runs_on(engine: Engine, requests: Sequence[Request], temperature: float) -> 
 def nan_activations(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
     """Claims activations that are not numbers, in the hope that comparisons with them are never true."""
     return [
-        Completion(c.output, c.finished, np.full_like(c.rows, 0x7FC0)) for c in engine.generate(requests, temperature)
+        Completion(c.output, c.finished, np.full_like(c.heads, 0x7FC0)) for c in engine.generate(requests, temperature)
     ]

@@ -87,11 +87,11 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Processes that still name the demo's directory."""
+    """Processes that still name the demo's directory, or work in it."""
     found: list[str] = []
-    for process in psutil.process_iter(["cmdline"]):
+    for process in psutil.process_iter(["cmdline", "cwd"]):
         line = " ".join(process.info["cmdline"] or ())
-        if str(directory) in line and process.pid != os.getpid():
+        if str(directory) in f"{line} {process.info['cwd']}" and process.pid != os.getpid():
             found.append(line)
     return found
 

@@ -7,10 +7,10 @@ import pytest
 
 from cli.demo.cast import DemoOptions, cast, join_command, quorum_of
 from cli.demo.cheats import cheats, chosen, engine_module, liars
-from cli.directory_lock import directory_lock
 from cli.demo.runs import render_run, write_run
 from cli.demo.scene import Scene
 from cli.demo.story import _check_resume, demo_environment
+from cli.directory_lock import directory_lock
 from cli.errors import CommandError
 from node.errors import RunFileError
 from node.run.file import load_run_file
@@ -53,8 +53,11 @@ def test_the_cast_is_one_trainer_one_validator_the_workers_and_the_cheat(tmp_pat
 def test_several_validators_and_cheats_are_numbered_and_more_than_half_decide(tmp_path: Path) -> None:
     options = DemoOptions(tmp_path, workers=1, validators=3, cheats=("int8", "zip-bomb"), liars=("silent",))
     assert [(one.name, one.cheat) for one in cast(options)][2:] == [
-        ("validator 1", "silent"), ("validator 2", None), ("validator 3", None),
-        ("cheat 1", "int8"), ("cheat 2", "zip-bomb"),
+        ("validator 1", "silent"),
+        ("validator 2", None),
+        ("validator 3", None),
+        ("cheat 1", "int8"),
+        ("cheat 2", "zip-bomb"),
     ]
     assert [quorum_of(n) for n in range(1, 9)] == [1, 2, 2, 3, 3, 4, 4, 5]
 

@@ -13,6 +13,7 @@ from cli.demo.cast import DemoOptions, remembered
 from cli.demo.prepare import Stage
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Snapshot, Tracker
+from cli.demo.supervise import start_anew
 from cli.demo.view import View
 from cli.errors import CommandError
 from cli.main import main
@@ -35,11 +36,11 @@ class Said(View):
 async def cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: Snapshot, report: Any) -> Said:
     """Cancel a demo without processes in the middle of its training."""
     monkeypatch.setattr(story, "cast", lambda options: ())
-    monkeypatch.setattr(story, "_watch_training", lambda *_: trio.sleep_forever())
+    monkeypatch.setattr(story, "_watch_training", lambda *_: trio.sleep_forever())  # noqa: ASYNC105
     monkeypatch.setattr(Tracker, "snapshot", lambda *_: last)
     options, stage, view = DemoOptions(tmp_path), Stage(tmp_path / "net.toml", 1, "sort", None), Said()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(story._perform, options, Scene(tmp_path), stage, {}, view, 0.0, report)
+        nursery.start_soon(story._perform, options, Scene(tmp_path), stage, {}, start_anew, view, 0.0, report)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     return view
@@ -49,7 +50,7 @@ async def test_an_interrupted_demo_leaves_its_report(tmp_path: Path, monkeypatch
     reported: list[Snapshot] = []
 
     async def report(last: Snapshot) -> dict[str, Any]:
-        await trio.sleep(0)  # the interrupt must not cut it short
+        await trio.lowlevel.checkpoint()  # the interrupt must not cut it short
         reported.append(last)
         return {"report": "demo/report"}
 
@@ -63,7 +64,7 @@ async def test_a_report_that_cannot_be_written_does_not_hide_why_the_demo_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def report(last: Snapshot) -> dict[str, Any]:
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
         raise OSError("no space")
 
     view = await cut_short(tmp_path, monkeypatch, LAST, report)
@@ -82,7 +83,7 @@ async def test_an_interrupted_demo_says_whether_it_can_be_gone_on_with(
         scene.pool_file.touch()
 
     async def interrupted(*_: object) -> None:
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(story, "until_signalled", interrupted)
@@ -98,7 +99,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
     heard: list[DemoOptions] = []
 
     async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
         heard.append(options)
         raise CommandError("enough", "only the options were wanted", "nothing")
 

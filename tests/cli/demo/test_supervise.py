@@ -43,7 +43,7 @@ def running(pid: int) -> bool:
 
 async def until(condition: Callable[[], object]) -> None:
     with trio.fail_after(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - files and processes change
             await trio.sleep(0.02)
 
 
@@ -120,7 +120,9 @@ async def test_a_process_that_keeps_dying_ends_the_demo_with_its_own_words(progr
         await supervisor.watch()
     error = caught.value
     assert (error.what, error.why, error.remedy) == (
-        "worker 1: the chain does not answer", "connection refused", "start it",
+        "worker 1: the chain does not answer",
+        "connection refused",
+        "start it",
     )
     assert error.code == 4
     await supervisor.stop()

@@ -39,8 +39,18 @@ def text(snapshot: Snapshot, width: int = 110, height: int = 50) -> str:
 def test_the_picture_tells_step_reward_swarm_verdicts_staleness_and_the_cheats_fate() -> None:
     shown = text(sample_snapshot())
     for expected in (
-        "step 96/150", "goal 0.7", "worker 2", "evicted", "379 accepted", "1 rejected", "wrong draw", "dropped",
-        "stake of 100 tokens", "0x5a5a5a5a", "block 184", "2,210",
+        "step 96/150",
+        "goal 0.7",
+        "worker 2",
+        "evicted",
+        "379 accepted",
+        "1 rejected",
+        "wrong draw",
+        "dropped",
+        "stake of 100 tokens",
+        "0x5a5a5a5a",
+        "block 184",
+        "2,210",
     ):
         assert expected in shown, expected
 
@@ -63,21 +73,31 @@ def test_a_cheat_that_only_loses_its_pay_is_said_to_earn_nothing() -> None:
 def jury_snapshot() -> Snapshot:
     """Three validators, one of whom lies; two of them rejected the cheat's file."""
     sample = sample_snapshot()
-    judges = [Participant(f"validator {i}", "validator", "rubber-stamp" if i == 1 else None, f"0x{i}") for i in (1, 2, 3)]
+    lies = {1: "rubber-stamp"}
+    judges = [Participant(f"validator {i}", "validator", lies.get(i), f"0x{i}") for i in (1, 2, 3)]
     rows = [row for row in sample.rows if row.participant.role != "validator"]
     rows += [replace(sample.rows[3], participant=judge, files_accepted=7) for judge in judges]
     cheat = sample.rows[4].participant.address
     return replace(
-        sample, rows=tuple(rows), quorum=2, tallies=(Tally(cheat, 1, 0, accepting=1, rejecting=2),),
-        quarantined=(Disbelief("0x1", "it invented values", by=6, seconds=9.0),), disputes={"raised": 1},
+        sample,
+        rows=tuple(rows),
+        quorum=2,
+        tallies=(Tally(cheat, 1, 0, accepting=1, rejecting=2),),
+        quarantined=(Disbelief("0x1", "it invented values", by=6, seconds=9.0),),
+        disputes={"raised": 1},
     )
 
 
 def test_several_validators_are_shown_with_their_quorum_and_who_rejected_the_cheat() -> None:
     shown = text(jury_snapshot())
     for expected in (
-        "2/3 cheat #0 wrong draw", "caught: wrong draw by 2 of 3 validators", "quorum 2 of 3", "disputes 1",
-        "validator 1 (rubber-stamp) is not believed by 6 of", "it invented values", "quarantined",
+        "2/3 cheat #0 wrong draw",
+        "caught: wrong draw by 2 of 3 validators",
+        "quorum 2 of 3",
+        "disputes 1",
+        "validator 1 (rubber-stamp) is not believed by 6 of",
+        "it invented values",
+        "quarantined",
     ):
         assert expected in shown, expected
     summary = summarise(jury_snapshot(), seed=0, report=None)
@@ -122,9 +142,7 @@ def test_the_readmes_picture_is_an_svg(tmp_path: Path) -> None:
 
 
 def test_a_curve_rises_from_the_lower_left_to_the_upper_right() -> None:
-    lines = [line.plain[6:] for line in plot(
-        [([(0, 0.0), (10, 1.0)], "", True)], width=30, height=5, x_range=(0, 10)
-    )]
+    lines = [line.plain[6:] for line in plot([([(0, 0.0), (10, 1.0)], "", True)], width=30, height=5, x_range=(0, 10))]
     first_dots = [next((i for i, c in enumerate(line) if c != " "), None) for line in lines[:5]]
     assert first_dots == sorted(first_dots, reverse=True)
 
@@ -166,15 +184,25 @@ def test_a_slash_seen_by_several_members_is_one_slash() -> None:
 
 def test_a_moment_combines_what_each_member_knows_best() -> None:
     tracker = Tracker([TRAINER, WORKER], target=None, run_name="sort")
-    tracker.absorb("trainer", DaemonStatus(
-        node=NodePart(role="trainer", state="working"), network=NetworkPart(block=7, pool=1),
-        run=RunPart(step=3, steps_total=150), training=TrainingPart(step=3, done=True, seconds=9.0),
-        verdicts=VerdictsPart(accepted=2),
-    ))
-    tracker.absorb("worker 1", DaemonStatus(
-        node=NodePart(role="worker", state="idle"), network=NetworkPart(block=9),
-        work=WorkPart(tokens_per_second=50.0), verdicts=VerdictsPart(accepted=5, rejected=1),
-    ))
+    tracker.absorb(
+        "trainer",
+        DaemonStatus(
+            node=NodePart(role="trainer", state="working"),
+            network=NetworkPart(block=7, pool=1),
+            run=RunPart(step=3, steps_total=150),
+            training=TrainingPart(step=3, done=True, seconds=9.0),
+            verdicts=VerdictsPart(accepted=2),
+        ),
+    )
+    tracker.absorb(
+        "worker 1",
+        DaemonStatus(
+            node=NodePart(role="worker", state="idle"),
+            network=NetworkPart(block=9),
+            work=WorkPart(tokens_per_second=50.0),
+            verdicts=VerdictsPart(accepted=5, rejected=1),
+        ),
+    )
     snapshot = tracker.snapshot("training", 1.0, ALIVE)
     assert (snapshot.block, snapshot.pool, snapshot.steps_total, snapshot.done) == (9, 1, 150, True)
     assert snapshot.verdicts.accepted == 5

@@ -8,25 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from node.environments.base import one_answer
 from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.math_scorer import MathScorer, final_answer
 from node.environments.registry import load_environment
 from protocol.run import EnvironmentSpec
-
-
-class Characters:
-    """A tokenizer whose ids are code points; a line feed ends an answer."""
-
-    eos = frozenset({10})
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(c) for c in text]
-
-    def decode(self, tokens: Any) -> str:
-        return "".join(chr(t) for t in tokens if t != 10)
-
-    def encode_chat(self, text: str) -> list[int]:
-        return self.encode(f"<user>{text}<assistant>")
+from tests.node.environments.tokens import Characters
 
 
 def load(name: str, assets: Path, **args: Any):
@@ -55,7 +42,7 @@ def test_sort_holds_problems_back_that_are_never_trained_on(tmp_path: Path) -> N
     assert (len(training), len(evaluation), len(training | evaluation)) == (900, 100, 1000)
     problem = sort.problem(17)
     right = "".join(sorted(problem.prompt[:3]))
-    answers = [Characters().encode(text) for text in (problem.prompt, right, right + "1")]
+    answers = [one_answer(Characters().encode(text)) for text in (problem.prompt, right, right + "1")]
     assert sort.score([problem] * 3, answers) == [0.0, 1.0, 0.0]
     with pytest.raises(IndexError):
         sort.problem(900)
@@ -78,7 +65,7 @@ def test_jsonl_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
     assert [lines.problem(i) for i in range(lines.size)] == [columns.problem(i) for i in range(columns.size)]
     first = lines.problem(0)
     assert lines.prompt_tokens(first) == Characters().encode(first.prompt)
-    answers = [Characters().encode(text) for text in (f"{first.answer[0]}\n", first.answer[0], "0\n")]
+    answers = [one_answer(Characters().encode(text)) for text in (f"{first.answer[0]}\n", first.answer[0], "0\n")]
     assert lines.score([first] * 3, answers) == [1.0, 0.0, 0.0], "what was cut off is no answer"
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from node.environments.base import OneTurn, Problem, Segment, Transcript, one_answer
 from node.environments.errors import EnvironmentFault
 from node.environments.mix import SIZE, MixEnvironment, label_of
 from node.environments.registry import check_arguments, check_prompts, load_environment
@@ -35,6 +36,9 @@ class Characters:
     def encode_chat(self, text: str) -> list[int]:
         raise NotImplementedError
 
+    def encode_reply(self, text: str) -> list[int]:
+        raise NotImplementedError
+
 
 @pytest.fixture
 def mix() -> MixEnvironment:
@@ -53,12 +57,31 @@ def test_the_draw_meets_each_environment_by_its_weight(mix: MixEnvironment) -> N
 def test_every_answer_is_scored_by_its_own_environment(mix: MixEnvironment) -> None:
     problems = [mix.problem(number) for number in draw_problems(b"\x02" * 32, NODE, 0, 50, mix.size)]
     tokens = Characters()
-    right = [[*tokens.encode(problem.answer[0]), 1] for problem in problems]
+    right = [one_answer([*tokens.encode(problem.answer[0]), 1]) for problem in problems]
     assert mix.score(problems, right) == [1.0] * 50
-    assert mix.score(problems, [[*tokens.encode("x"), 1]] * 50) == [0.0] * 50
+    assert mix.score(problems, [one_answer([*tokens.encode("x"), 1])] * 50) == [0.0] * 50
     reverse = next(problem for problem in problems if problem.problem_id.startswith("back/"))
     digits = reverse.problem_id.removeprefix("back/reverse-")
     assert tokens.decode(mix.prompt_tokens(reverse)) == f"={digits}=" and reverse.answer == (digits[::-1],)
+
+
+def test_a_mix_takes_the_turns_of_its_parts_and_is_as_dependable_as_the_least(mix: MixEnvironment) -> None:
+    class Asks(OneTurn):
+        size, held_back, gave_up, turns, determinism = 9, 9, 0, 3, "bounded"
+
+        def problem(self, number: int) -> Problem:
+            return Problem(f"asks-{number}", "", ())
+
+        def step(self, problem: Problem, transcript: Transcript) -> list[int]:
+            return [int(problem.problem_id.removeprefix("asks-")), len(transcript)]
+
+    parts = [(label, 1.0, environment) for label, environment in mix.parts.items()]
+    both = MixEnvironment([*parts, ("asking", 1.0, Asks())])
+    assert (mix.turns, mix.determinism, both.turns, both.determinism) == (1, "exact", 3, "bounded")
+    asked, sort = Problem("asking/asks-7", "", ()), Problem("sort/sort-1", "", ())
+    first = one_answer([5, 1])
+    assert both.step(asked, first) == [7, 1] and both.step(sort, first) is None
+    assert both.step(asked, [*first, Segment([2], sampled=False)] * 2 + [*first]) is None, "its own turns are over"
 
 
 def test_held_back_problems_alternate_and_are_all_there(mix: MixEnvironment) -> None:

@@ -4,7 +4,8 @@ import json
 import os
 import sys
 
-seen = {"name": __name__, "argv": sys.argv[1:], "environment": dict(os.environ), "session": os.getsid(0)}
+here = {"session": os.getsid(0), "directory": os.getcwd()}
+seen = {"name": __name__, "argv": sys.argv[1:], "environment": dict(os.environ), **here}
 print(json.dumps(seen), flush=True)
 sys.stdin.read()
 sys.exit(int(sys.argv[1]))

@@ -209,11 +209,11 @@ def test_scoring_that_takes_too_long_is_nobodys_fault(
     monkeypatch.setattr("node.inference.inspect.time.monotonic", lambda: next(now, 1e6))
 
     class Slow:
-        gave_up = 0
+        gave_up, turns, determinism = 0, 1, "exact"
 
-        def score(self, problems: Any, outputs: Any) -> list[float]:
+        def score(self, problems: Any, transcripts: Any) -> list[float]:
             self.gave_up += 1
-            return [0.0] * len(outputs)
+            return [0.0] * len(transcripts)
 
         def prompt_tokens(self, problem: Any) -> list[int]:
             return honest_environment.prompt_tokens(problem)

@@ -1,0 +1,111 @@
+"""A package as one blob: a plain tar of which exactly one exists for given files.
+
+Headers hold a name and a size, nothing else: no owner, no date, no link, no directory. The reader builds the header
+that it expects and compares, so whatever is not canonical is refused, and two archives of the same files have one root.
+"""
+
+import re
+import tarfile
+from collections.abc import Mapping
+
+from node.environments.errors import PackageError
+from protocol.blobs import describe
+
+MAX_BYTES = 32 << 20
+MAX_FILES = 256
+SUFFIXES = (".py", ".toml", ".json", ".jsonl", ".txt", ".md", ".csv")
+"""What a package may hold; all of it is UTF-8 text."""
+RESERVED = "intellect_"
+"""How modules begin that the program puts beside a package's."""
+_BLOCK = 512
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_DEPTH = 4
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """The archive of files by their relative paths. Raises PackageError for what a package must not hold."""
+    check_files(files)
+    parts: list[bytes] = []
+    for name, data in sorted(files.items()):
+        parts += [_header(name, len(data)), data, bytes(-len(data) % _BLOCK)]
+    archive = b"".join([*parts, bytes(2 * _BLOCK)])
+    if len(archive) > MAX_BYTES:
+        raise _refused(f"it has {len(archive)} bytes, {MAX_BYTES} are allowed", "leave something out")
+    return archive
+
+
+def unpack(archive: bytes) -> dict[str, bytes]:
+    """The files of an archive; raises PackageError for anything that `pack` would not have written."""
+    if len(archive) > MAX_BYTES:
+        raise _refused(f"it has {len(archive)} bytes, {MAX_BYTES} are allowed", _PACK_ANEW)
+    files: dict[str, bytes] = {}
+    place, last = 0, ""
+    while any(header := archive[place : place + _BLOCK]):
+        name, size = _read_header(header)
+        start = place + _BLOCK
+        place = start + size + -size % _BLOCK
+        if place > len(archive) or any(archive[start + size : place]):
+            raise _refused(f"{name} is cut off or padded wrongly", _PACK_ANEW)
+        if name <= last or len(files) == MAX_FILES:
+            raise _refused(f"{name} is out of order, doubled or one file too many", _PACK_ANEW)
+        files[name], last = archive[start : start + size], name
+    if archive[place:] != bytes(2 * _BLOCK):
+        raise _refused("it does not end where it should", _PACK_ANEW)
+    check_files(files)
+    return files
+
+
+def root_of(archive: bytes) -> str:
+    """64 hex digits: the blob root, which names the environment."""
+    return describe(archive).root.hex()
+
+
+def check_files(files: Mapping[str, bytes]) -> None:
+    """Raise PackageError unless these may be a package: plain names, text, within the bounds."""
+    if len(files) > MAX_FILES:
+        raise _refused(f"it has {len(files)} files, {MAX_FILES} are allowed", "put the rows into one rows.jsonl")
+    for name, data in files.items():
+        check_name(name)
+        try:
+            data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _refused(
+                f"{name} is not UTF-8 text: {error.reason} at byte {error.start}", "save it as UTF-8"
+            ) from None
+
+
+def check_name(name: str) -> None:
+    """Raise PackageError unless `name` is a plain relative path of a kind of file that a package may hold."""
+    parts = name.split("/")
+    if len(parts) > _DEPTH or not all(_PART.fullmatch(part) for part in parts) or len(name) > 100:
+        raise _refused(f"{name[:120]!r} is not a plain relative path", "use letters, digits, '_', '-' and '.'")
+    if parts[0].startswith(RESERVED):
+        raise _refused(f"{name} has a name of the program's own", f"call it something without {RESERVED!r} in front")
+    if not name.endswith(SUFFIXES):
+        raise _refused(f"{name} is of no kind that a package may hold", f"it holds text: {', '.join(SUFFIXES)}")
+
+
+def _header(name: str, size: int) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    return entry.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _read_header(header: bytes) -> tuple[str, int]:
+    """(name, size in bytes) of a header that is to the bit what `pack` writes."""
+    name = header[:100].rstrip(b"\0").decode("ascii", "replace")
+    check_name(name)
+    try:
+        size = int(header[124:135], 8)
+    except ValueError:
+        size = MAX_BYTES + 1
+    if not 0 <= size <= MAX_BYTES or header != _header(name, size):
+        raise _refused(f"the entry {name} is no plain file as `env publish` writes it", _PACK_ANEW)
+    return name, size
+
+
+_PACK_ANEW = "pack it anew: intellect-node env publish"
+
+
+def _refused(why: str, remedy: str) -> PackageError:
+    return PackageError("the environment package cannot be used", why, remedy)

@@ -1,0 +1,93 @@
+"""What a package says of itself: the head of `environment.py`, or `environment.toml` beside it."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from node.environments.base import Determinism
+from node.environments.builtin import BUILTIN
+from node.environments.errors import PackageError
+from node.environments.names import nearest
+from node.sandbox import Limits
+
+CODE, SETTINGS, ROWS = "environment.py", "environment.toml", "rows.jsonl"
+MAX_TURNS = 64
+MAX_HEAD = 16 * 1024
+"""Bytes at the top of the module in which its head must be."""
+_RESERVED = (*BUILTIN, "mix")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_HEAD = re.compile(r"(?m)^# /// environment$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+"""As PEP 723 writes metadata into a script."""
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """name: in run files, metrics and problem ids; class: what verdicts depend on; turns: most answers of a rollout;
+    limits: of every call of its code."""
+
+    name: str
+    determinism: Determinism = msgspec.field(name="class")
+    turns: int = 1
+    about: str = ""
+    limits: Limits = Limits()
+
+
+def read_manifest(files: Mapping[str, bytes]) -> Manifest:
+    """Raises PackageError naming the key that is wrong."""
+    if CODE not in files:
+        raise _unusable(f"there is no {CODE} in it", "name the module with prompt(row) and score(row, turns) so")
+    text = _text(files)
+    try:
+        data = tomllib.loads(text)
+        _check_keys(data, Manifest)
+        _check_keys(data.get("limits", {}), Limits)
+        manifest = msgspec.convert(data, Manifest)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise _unusable(f"its head is wrong: {error}", "see `intellect-node env new` for one that works") from None
+    _check(manifest)
+    return manifest
+
+
+def is_name(name: str) -> bool:
+    """Whether a package may be called so."""
+    return bool(_NAME.fullmatch(name)) and name not in _RESERVED
+
+
+def _text(files: Mapping[str, bytes]) -> str:
+    heads = [match["content"] for match in _HEAD.finditer(_top(files[CODE]))]
+    if SETTINGS in files:
+        heads.append("")
+    if len(heads) != 1:
+        raise _unusable(
+            f"it has {len(heads)} descriptions of itself" if heads else "it does not describe itself",
+            f"put one '# /// environment' head at the top of {CODE}, or write {SETTINGS}",
+        )
+    if SETTINGS in files:
+        return files[SETTINGS].decode()
+    return "".join(line[2:] if line.startswith("# ") else line[1:] for line in heads[0].splitlines(keepends=True))
+
+
+def _top(code: bytes) -> str:
+    return code[:MAX_HEAD].decode(errors="replace").replace("\r\n", "\n")
+
+
+def _check_keys(data: Any, kind: type[msgspec.Struct]) -> None:
+    known = kind.__struct_encode_fields__
+    for key in data if isinstance(data, dict) else ():
+        if key not in known:
+            raise _unusable(f"{key!r} is no key of its head", nearest(key, known))
+
+
+def _check(manifest: Manifest) -> None:
+    if not _NAME.fullmatch(manifest.name):
+        raise _unusable(f"its name is {manifest.name[:80]!r}", "use lower-case letters, digits, '-' and '_'")
+    if manifest.name in _RESERVED:
+        raise _unusable(f"{manifest.name!r} is the name of a built-in environment", "give it another name")
+    if not 1 <= manifest.turns <= MAX_TURNS:
+        raise _unusable(f"turns is {manifest.turns}", f"use 1 to {MAX_TURNS}")
+
+
+def _unusable(why: str, remedy: str) -> PackageError:
+    return PackageError("the environment package cannot be used", why, remedy)
