@@ -67,7 +67,8 @@ class MixEnvironment:
     @property
     def determinism(self) -> Determinism:
         """That of the least dependable part."""
-        return max((part.determinism for part in self._environments.values()), key=LEAST_DEPENDABLE_LAST.index)
+        places = [LEAST_DEPENDABLE_LAST.index(part.determinism) for part in self._environments.values()]
+        return LEAST_DEPENDABLE_LAST[max(places)]
 
     @property
     def turns(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -28,7 +28,8 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
     environment = _load(settings, assets, tokenizer)
     if not settings.reward:
         return environment
-    return OwnReward(environment, settings.reward, load_function(settings.reward, assets), tokenizer)
+    own = OwnReward(environment, settings.reward, load_function(settings.reward, assets), tokenizer)
+    return cast(Environment, own)  # what it does not have itself it takes from the environment
 
 
 def _load(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:

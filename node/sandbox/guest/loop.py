@@ -6,6 +6,7 @@ and ends the file; a reply is one letter and a text: v value, x exit code, m out
 
 import builtins
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -22,6 +23,8 @@ def main() -> None:
     except BaseException as error:
         tell(channel, failure(error))
         sys.exit(1)
+    gc.collect()
+    gc.freeze()  # what stands now is shared by all calls: collecting it would copy every page
     while True:
         serve(module, channel)
 

@@ -21,6 +21,7 @@ def make_engine(settings: Settings = OPTIMISED) -> Engine:
     config.cranelift_nan_canonicalization = True
     config.wasm_relaxed_simd = False
     config.wasm_threads = False
+    config.memory_init_cow = False
     _allow_stack(config, STACK_BYTES)
     config.max_wasm_stack = STACK_BYTES
     return Engine(config)

@@ -29,16 +29,8 @@ class Guest:
         self._store = Store(engine)
         self._store.set_limits(load.memory_mib << 20, _TABLE_ELEMENTS, 1, 4, 1)
         self._channel = Channel(self._begin, load.output_bytes)
-        arguments = [
-            "python",
-            *FLAGS,
-            "-c",
-            LOOP.read_text("utf-8"),
-            load.entry,
-            DIRECTORY,
-            f"{DIRECTORY}/{CHANNEL_NAME}",
-        ]
-        self._system = System(self._store, make_tree(load.files), self._channel, arguments)
+        program = ["-c", LOOP.read_text("utf-8"), load.entry, DIRECTORY, f"{DIRECTORY}/{CHANNEL_NAME}"]
+        self._system = System(self._store, make_tree(load.files), self._channel, ["python", *FLAGS, *program])
         self._system.fill(load.load_fuel)
         linker = Linker(engine)
         self._system.link(linker, module)

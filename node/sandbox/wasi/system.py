@@ -1,4 +1,4 @@
-"""The operating system of the guest: all functions of WASI that it may import, each a pure function of what came before.
+"""The guest's operating system: every function of WASI that it may import, each determined by what came before.
 
 Time is counted, not measured: a nanosecond for each unit of fuel, and sleeping takes none but advances the clock.
 Randomness is one fixed stream. Files are those of `files`; nothing can be written but standard output and error.
@@ -245,9 +245,7 @@ class System:
             if handler is None:
                 return fixed
             try:
-                handler(
-                    *(value & 0xFFFFFFFF if short else value for value, short in zip(arguments, narrow, strict=True))
-                )
+                handler(*(_unsigned(value) if short else value for value, short in zip(arguments, narrow, strict=True)))
             except WasiError as error:
                 return int(error.errno)
             return int(Errno.SUCCESS) if answers else None
@@ -325,3 +323,7 @@ class System:
         if size > 4096:
             raise WasiError(Errno.NOENT)
         return find(start, self._memory.read(path, size))
+
+
+def _unsigned(value: int) -> int:
+    return value & 0xFFFFFFFF

@@ -423,11 +423,12 @@ class Validator:
         )
 
     def _looked_in_part(self, verdict: Verdict, found: Inspected | Fault) -> bool:
-        """Whether this accepts a file of which not every group was recomputed. The contract is told 'good' only by who
-        looked at everything: who has said so there can help nobody any more when another lot finds the fault."""
+        """Whether this accepts a file of which not every group was recomputed, or not every turn replayed. The contract
+        is told 'good' only by who looked at everything: who has said so there can help nobody any more when another lot
+        finds the fault."""
         if not isinstance(found, Inspected) or verdict.outcome != Outcome.ACCEPT:
             return False
-        return len(found.checked) < self._station.run.spec.rollout.prompts_per_file
+        return len(found.checked) < self._station.run.spec.rollout.prompts_per_file or bool(found.unreplayed)
 
     async def _takes_back(self, verdict: Verdict, id: WorkId) -> bool:
         """Whether this node signed the contrary of `verdict` for the contract before. Acceptance and rejection of one
