@@ -97,7 +97,7 @@ def compile_checked(run: "RunFile", base: Path) -> "CompiledRun":
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(base, run)
+    compiled = compile_run(base, run, desk=True)
     check_run(compiled)
     return compiled
 

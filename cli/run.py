@@ -45,15 +45,16 @@ def validate(
     bounds, a row of the data set with its line.
     """
     from node.hardware import inspect_hardware
-    from node.run.architecture import check_architecture
+    from node.run.architecture import check_architecture, check_functions
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(file)
+    compiled = compile_run(file, desk=True)
     facts = check_run(compiled)
     warnings = warnings_about(compiled.spec, facts)
     if can_train():
         check_architecture(compiled)
+        check_functions(compiled)
     else:
         warnings.append("torch is not installed here: whether the weights fit the architecture was not looked at")
     fits = fitting(compiled.spec, inspect_hardware())
@@ -193,6 +194,9 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
         found.append(f"learning_rate = {recipe.learning_rate:g} is high for {_count(facts.parameters)} parameters")
     if run.length_budget.targets and run.length_budget.targets[-1] >= rollout.max_output_tokens:
         found.append("the longest length budget leaves no room below rollout.max_output_tokens")
+    if own := run.own_code():
+        brought = ", ".join(f"{setting} = {path}" for setting, path in own.items())
+        found.append(f"{brought}: code of its own, so it can be trained at a desk, but no swarm takes it")
     rules = run.verification
     if narrowed := [pattern for pattern in rules.engines if pattern not in rules.admitted]:
         found.append(
@@ -246,6 +250,10 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
                 + (f", {part.left_out:,} filtered out" if part.left_out else ""),
             )
             for part in facts.parts
+        ),
+        *(
+            ("evaluation", f"{one.label}: {min(one.held_back, run.evaluation.problems):,} held-back problems")
+            for one in facts.evaluated
         ),
         (
             "step",

@@ -21,12 +21,27 @@ def render_run(run: "RunFile") -> str:
 
 def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
     """The same run with paths that do not depend on where its file lies. base: the file's directory."""
-    environments = tuple(
-        msgspec.structs.replace(one, dataset=str(base / one.dataset)) if one.dataset else one
-        for one in run.environments
+    from node.run.own_code import placed
+
+    def environment(one: Any) -> Any:
+        dataset = getattr(one, "dataset", None)
+        moved = {"dataset": str(base / dataset)} if dataset else {}
+        return msgspec.structs.replace(one, reward=placed(one.reward, base), **moved)
+
+    def environments(several: Any) -> Any:
+        return tuple(environment(one) for one in several)
+
+    recipe, evaluation = run.recipe, run.evaluation
+    own = {name: placed(getattr(recipe, name), base) for name in ("loss", "advantage") if getattr(recipe, name)}
+    return msgspec.structs.replace(
+        run,
+        model=str(base / run.model),
+        dataset=str(base / run.dataset) if run.dataset is not None else None,
+        environment=environment(run.environment) if run.environment else None,
+        environments=environments(run.environments),
+        recipe=msgspec.structs.replace(recipe, **own),
+        evaluation=msgspec.structs.replace(evaluation, environments=environments(evaluation.environments)),
     )
-    dataset = str(base / run.dataset) if run.dataset is not None else None
-    return msgspec.structs.replace(run, model=str(base / run.model), dataset=dataset, environments=environments)
 
 
 def settings_of(run: "RunFile") -> dict[str, Any]:

@@ -44,7 +44,8 @@ class Reason(IntEnum):
     NOT_A_MEMBER = 16
     SUSPECTED = 17
     CONVICTED = 18
-    FORGED_TURN = 19
+    NOT_LEASED = 19
+    FORGED_TURN = 20
 
 
 OBJECTIVE = frozenset(
@@ -70,6 +71,7 @@ HEARSAY = frozenset(
         Reason.NOT_A_MEMBER,
         Reason.SUSPECTED,
         Reason.CONVICTED,
+        Reason.NOT_LEASED,
     }
 )
 """Reasons that rest on what a validator had heard or seen by then, so that two honest ones may differ in them. They

@@ -16,6 +16,7 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, recover
 from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
 from protocol.statements import Domain, EpochVerdict, Statement, Verdict, WorkCommitment, struct_hash
+from protocol.tasks import MAX_SHARDS, MAX_SPEC_BYTES
 from protocol.work import EpochFault
 
 MAX_MESSAGE_BYTES = 16 * 1024
@@ -27,6 +28,8 @@ MAX_VERDICT_BYTES = MAX_MESSAGE_BYTES // 2 - 256
 """An envelope of a verdict: two of them fit one dispute."""
 MAX_VALUES = 768
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
+MAX_RESULT_BYTES = 1 << 20
+"""Of a task's result that is no rollout file."""
 _CONTEXT = "intellect-node message v1"
 _WHAT = "malformed message"
 _EPOCH_FAULTS = {(int(fault), int(fault.outcome)) for fault in EpochFault}
@@ -145,6 +148,38 @@ class EpochJudged(_Message, frozen=True):
     detail: str = ""
 
 
+class TaskOffered(_Message, frozen=True):
+    """Work that is no training: a task (protocol.tasks), said again from time to time as long as it is open.
+
+    sequence: rises with every repetition (unix milliseconds); spec: its canonical bytes, whose blob root is the task's
+    id; done: bitmap of the shards whose results the author has, lowest bit first; open: False where nothing more is to
+    be done.
+    """
+
+    sequence: int
+    spec: bytes
+    done: bytes = b""
+    open: bool = True
+
+
+class TaskClaimed(_Message, frozen=True):
+    """A node takes a shard. task: 32 bytes; sequence: unix milliseconds, so that a later claim is another message."""
+
+    task: bytes
+    shard: int
+    sequence: int
+
+
+class TaskDone(_Message, frozen=True):
+    """The result of a shard that is no rollout file (a review): a report, as a blob. task, root: 32 bytes; size:
+    bytes. Results that are rollout files are told as such (`RolloutCommitted`)."""
+
+    task: bytes
+    shard: int
+    root: bytes
+    size: int
+
+
 class WorkPublished(_Message, frozen=True):
     """A worker shows the files behind the root that it put on chain for an epoch.
 
@@ -167,6 +202,9 @@ Message = (
     | CheckRequested
     | WorkPublished
     | EpochJudged
+    | TaskOffered
+    | TaskClaimed
+    | TaskDone
 )
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 T = TypeVar("T")
@@ -295,8 +333,24 @@ def _fault(message: Message, pool: int) -> str | None:
         case WorkPublished(epoch=epoch, root=root, leaves_root=leaves, leaves_size=size):
             if len(root) != 32 or len(leaves) != 32 or epoch < 0 or size <= 0:
                 return "a root is not 32 bytes, or a number is out of range"
+        case TaskOffered() | TaskClaimed() | TaskDone():
+            return _task_fault(message)
         case CheckRequested():
             return None
+    return None
+
+
+def _task_fault(message: TaskOffered | TaskClaimed | TaskDone) -> str | None:
+    match message:
+        case TaskOffered(spec=spec, done=done, sequence=sequence):
+            if not 0 < len(spec) <= MAX_SPEC_BYTES or len(done) > MAX_SHARDS // 8 or sequence < 0:
+                return "the task is too long, or a number is out of range"
+        case TaskClaimed(task=task, shard=shard, sequence=sequence):
+            if len(task) != 32 or not 0 <= shard < MAX_SHARDS or sequence < 0:
+                return "a root is not 32 bytes, or a number is out of range"
+        case TaskDone(task=task, shard=shard, root=root, size=size):
+            if len(task) != 32 or len(root) != 32 or not 0 <= shard < MAX_SHARDS or not 0 < size <= MAX_RESULT_BYTES:
+                return "a root is not 32 bytes, or a number is out of range"
     return None
 
 

@@ -2,10 +2,13 @@
 
 A preset fixes the objective (loss, advantage, normalisation, their constants); the optimiser's numbers depend on
 model and task and are the run's own. Every value of a preset can be set by itself. The formulas stand in
-node/training/losses/, one file per loss, and in node/training/advantages.py.
+node/training/losses/, one file per loss, and in node/training/advantages.py. A run at a desk may name functions of its
+own instead, as MODULE:FUNCTION (protocol/own_code.py).
 """
 
 import msgspec
+
+from protocol.own_code import is_import_path
 
 ADVANTAGES = ("grpo", "mean", "opo", "max_rl", "batch")
 NORMALISATIONS = ("tokens", "samples", "prompts", "constant")
@@ -69,9 +72,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     target_reward: the run ends early when the mean of ten evaluations in a row reaches it; None: it has no goal;
     max_staleness: versions between the policy that made a token and the one that learns from it.
 
-    loss, advantage: see node/training; normalisation: what a token's loss is divided by: all tokens of the update
-    ("tokens"), the tokens of its sample and the number of samples ("samples"), those of its prompt and the number
-    of prompts ("prompts"), or samples times max_output_tokens ("constant");
+    loss, advantage: see node/training, or MODULE:FUNCTION, one's own, at a desk; normalisation: what a token's loss is
+    divided by: all tokens of the update ("tokens"), the tokens of its sample and the number of samples ("samples"),
+    those of its prompt and the number of prompts ("prompts"), or samples times max_output_tokens ("constant");
     clip_low, clip_high, ratio_floor, ratio_cap: the loss's bounds; proximal: how the policy between sampler and
     learner is found (tis, decoupled): "recompute" before the step's first update, or "loglinear" between the two;
     sampler_kl: weight of (log ratio)^2 to the sampler, in dppo; reference_kl: weight of KL(policy || start model),
@@ -112,13 +115,22 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         own = {field: getattr(self, field) for field in Objective.__struct_fields__}
         return msgspec.structs.replace(preset, **{field: value for field, value in own.items() if value is not None})
 
+    def own_code(self) -> dict[str, str]:
+        """Setting -> import path of each function that is not ours."""
+        named = {"recipe.loss": self.loss or "", "recipe.advantage": self.advantage or ""}
+        return {setting: path for setting, path in named.items() if is_import_path(path)}
+
     def rules(self) -> list[tuple[str, bool, str]]:
         """(field, whether it makes sense, the rule)."""
         o = self.objective()
         return [
             ("recipe.name", self.name in PRESETS, f"must be one of {', '.join(PRESETS)}"),
-            ("recipe.loss", o.loss in LOSSES, f"must be one of {', '.join(LOSSES)}"),
-            ("recipe.advantage", o.advantage in ADVANTAGES, f"must be one of {', '.join(ADVANTAGES)}"),
+            ("recipe.loss", o.loss in LOSSES or is_import_path(o.loss), f"must be {_named(LOSSES)}"),
+            (
+                "recipe.advantage",
+                o.advantage in ADVANTAGES or is_import_path(o.advantage),
+                f"must be {_named(ADVANTAGES)}",
+            ),
             (
                 "recipe.normalisation",
                 o.normalisation in NORMALISATIONS,
@@ -149,6 +161,10 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ("recipe.entropy_bonus", 0 <= o.entropy_bonus <= 1, "must be 0 to 1"),
             ("recipe.overlong_share", 0 <= o.overlong_share < 1, "must be at least 0 and below 1"),
         ]
+
+
+def _named(known: tuple[str, ...]) -> str:
+    return f"one of {', '.join(known)}, or MODULE:FUNCTION with a function of your own, at a desk"
 
 
 def preset(name: str, **changes: object) -> Recipe:

@@ -27,17 +27,20 @@ from protocol.engines import (
     standing_for,
 )
 from protocol.errors import ProtocolError
+from protocol.own_code import is_import_path
 from protocol.recipe import Recipe
 from protocol.sections import (
     Alarms,
     Budget,
     EnvironmentPart,
+    EvaluationEnvironment,
     Filters,
     LengthBudget,
     Pay,
     Requirements,
     Rule,
     Section,
+    evaluation_rules,
     parts_rules,
 )
 
@@ -59,11 +62,18 @@ class Asset(Section, frozen=True):
 
 
 class EnvironmentSpec(Section, frozen=True):
-    """name: a module of node.environments; args: its parameters; parts: the environments that "mix" mixes."""
+    """name: a module of node.environments; args: its parameters; parts: the environments that "mix" mixes;
+    reward: MODULE:FUNCTION that scores instead of the environment's own scorer, at a desk (protocol.own_code)."""
 
     name: str
     args: dict[str, int | float | str] = {}
     parts: tuple[EnvironmentPart, ...] = ()
+    reward: str = ""
+
+    @property
+    def titles(self) -> list[str]:
+        """The labels under which its problems appear in metrics."""
+        return [part.title for part in self.parts] or [self.name]
 
 
 class RolloutSpec(Section, frozen=True):
@@ -105,10 +115,12 @@ class RolloutSpec(Section, frozen=True):
 
 
 class EvaluationSpec(Section, frozen=True):
-    """Held-back problems scored after every `every`-th step."""
+    """Held-back problems scored after every `every`-th step. environments: others to be scored on besides, as many
+    problems of each."""
 
     problems: int = 128
     every: int = 1
+    environments: tuple[EvaluationEnvironment, ...] = ()
 
     def rules(self) -> list[Rule]:
         return [
@@ -233,8 +245,15 @@ class RunSections(Section, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in RunSections.__struct_fields__}
 
 
-YOUNGER: dict[str, Section] = {"pay": Pay()}
-YOUNGER_FIELDS: dict[str, tuple[str, ...]] = {"rollout": ("max_turns", "max_environment_tokens")}
+YOUNGER: dict[str, Any] = {
+    "pay": msgspec.to_builtins(Pay()),
+    "environment.reward": "",
+    "environment.parts.reward": "",
+    "evaluation.environments": (),
+    "rollout.max_turns": 0,
+    "rollout.max_environment_tokens": 1024,
+}
+"""What the first pools did not have: path -> the value that says nothing. A path goes through lists."""
 
 
 class RunSpec(RunSections, frozen=True):
@@ -245,17 +264,40 @@ class RunSpec(RunSections, frozen=True):
     assets: tuple[Asset, ...] = ()
     version: int = 1
 
-    def check(self) -> None:
-        """Raise RunError naming the first field that makes no sense."""
+    def check(self, *, desk: bool = False) -> None:
+        """Raise RunError naming the first field that makes no sense. desk: whether code of its own may be in it.
+
+        A swarm's run has none: whoever trains from the pool's bytes would run a stranger's code without a sandbox, and
+        a worker's reward and a validator's could differ.
+        """
         for field, good, rule in self._rules():
             if not good:
                 raise RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
         for asset in self.assets:
             check_asset_path(asset.path)
+        if not desk:
+            self._check_without_own_code()
         try:
             self.verification.decision.check()
         except DecisionError as error:
             raise RunError(f"unusable run: {error.what}", error.why, error.remedy) from None
+
+    def own_code(self) -> dict[str, str]:
+        """Setting -> import path of each function that the run brings along."""
+        environment, evaluated = self.environment, self.evaluation.environments
+        rewards = {"environment.reward": environment.reward}
+        rewards |= {f"environments.reward of {part.title}": part.reward for part in environment.parts}
+        rewards |= {f"evaluation.environments.reward of {one.title}": one.reward for one in evaluated}
+        return self.recipe.own_code() | {setting: path for setting, path in rewards.items() if path}
+
+    def _check_without_own_code(self) -> None:
+        for setting, path in self.own_code().items():
+            raise RunError(
+                "this run can be trained at a desk only",
+                f"{setting} = {path!r} is code that the run brings along, and members of a swarm run nobody's",
+                "name one of ours for a loss or an advantage; make an environment package of a reward "
+                "(intellect-node env new)",
+            )
 
     def _rules(self) -> list[Rule]:
         return [
@@ -263,6 +305,8 @@ class RunSpec(RunSections, frozen=True):
             ("name", 0 < len(self.name) <= 128, "must have 1 to 128 characters"),
             *(rule for section in self.sections().values() for rule in section.rules()),
             *parts_rules(self.environment.parts, self.environment.name),
+            *evaluation_rules(self.evaluation.environments, self.environment.titles),
+            *((setting, is_import_path(path), "must be MODULE:FUNCTION") for setting, path in self.own_code().items()),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),
         ]
 
@@ -277,23 +321,28 @@ def check_asset_path(path: str) -> None:
 def encode_run(run: RunSpec) -> bytes:
     """Canonical JSON: keys in sorted order, no spaces. These bytes are the run's blob.
 
-    A section or a field that is younger than the first pools stands in it only where it says something: those pools
-    name their runs by the bytes of then.
+    What is younger than the first pools stands in it only where it says something: those pools name their runs by the
+    bytes of then.
     """
     fields: dict[str, Any] = msgspec.to_builtins(run)
-    for name, plain in YOUNGER.items():
-        if getattr(run, name) == plain:
-            del fields[name]
-    for name, younger in YOUNGER_FIELDS.items():
-        section = getattr(run, name)
-        for field in younger:
-            if getattr(section, field) == getattr(type(section)(), field):
-                del fields[name][field]
+    for path, plain in YOUNGER.items():
+        _leave_out(fields, path.split("."), plain)
     return msgspec.json.encode(fields, order="sorted")
 
 
-def decode_run(data: bytes) -> RunSpec:
-    """Parse and check; raises RunError."""
+def _leave_out(table: dict[str, Any], path: list[str], plain: Any) -> None:
+    name, *deeper = path
+    if not deeper:
+        if table.get(name) == plain:
+            del table[name]
+        return
+    inner = table[name]
+    for one in inner if isinstance(inner, list | tuple) else [inner]:
+        _leave_out(one, deeper, plain)
+
+
+def decode_run(data: bytes, *, desk: bool = False) -> RunSpec:
+    """Parse and check; raises RunError. desk: see RunSpec.check."""
     run = decode_json(data, RunSpec, limit=MAX_RUN_BYTES, error=RunError, what="unusable run")
-    run.check()
+    run.check(desk=desk)
     return run

@@ -4,6 +4,7 @@ Knows what each setting means and its bounds; knows nothing of how it is carried
 as it would be without the section.
 """
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -22,12 +23,27 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 class EnvironmentPart(Section, frozen=True):
     """One of several environments. weight: its share of the problems, relative to the others'; label: its name in
-    metrics and problem ids, the environment's own name if empty."""
+    metrics and problem ids, the environment's own name if empty; reward: as in protocol.run.EnvironmentSpec."""
 
     name: str
     weight: float = 1.0
     label: str = ""
     args: dict[str, int | float | str] = {}
+    reward: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+
+class EvaluationEnvironment(Section, frozen=True):
+    """Problems that are only evaluated on, never trained on. label: its name in metrics, the environment's own name if
+    empty; reward: as in protocol.run.EnvironmentSpec."""
+
+    name: str
+    label: str = ""
+    args: dict[str, int | float | str] = {}
+    reward: str = ""
 
     @property
     def title(self) -> str:
@@ -171,6 +187,26 @@ class Alarms(Section, frozen=True):
         ]
 
 
+def evaluation_rules(environments: tuple[EvaluationEnvironment, ...], training: Collection[str]) -> list[Rule]:
+    """Evaluation environments: each under a label of its own. training: the labels of what is trained on."""
+    titles = [one.title for one in environments]
+    taken = set(training)
+    return [
+        ("evaluation.environments", len(titles) <= MAX_PARTS, f"must be at most {MAX_PARTS}"),
+        ("evaluation.environments", all(one.name != "mix" for one in environments), "cannot be mixed: name each one"),
+        (
+            "evaluation.environments.label",
+            len(taken.union(titles)) == len(titles) + len(taken),
+            f"must differ from each other and from what is trained on ({', '.join(sorted(taken))}): give each a label",
+        ),
+        ("evaluation.environments.label", all(map(_is_label, titles)), "must have 1 to 64 characters and no '/'"),
+    ]
+
+
+def _is_label(title: str) -> bool:
+    return 0 < len(title) <= 64 and "/" not in title
+
+
 def parts_rules(parts: tuple[EnvironmentPart, ...], name: str) -> list[Rule]:
     """Several environments: each weighted, no two of one label."""
     titles = [part.title for part in parts]
@@ -180,7 +216,7 @@ def parts_rules(parts: tuple[EnvironmentPart, ...], name: str) -> list[Rule]:
         ("environments.label", len(set(titles)) == len(titles), "must differ: give each a label of its own"),
         (
             "environments.label",
-            all(0 < len(title) <= 64 and "/" not in title for title in titles),
+            all(map(_is_label, titles)),
             "must have 1 to 64 characters and no '/'",
         ),
         ("environments.weight", all(0 < part.weight <= 1e6 for part in parts), "must be above 0, at most 1000000"),

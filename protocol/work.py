@@ -63,13 +63,13 @@ def commitment_of(pool: int, node: Address, leaf: Leaf) -> WorkCommitment:
     return WorkCommitment(pool, node, leaf.policy_root, leaf.index, leaf.file_root, leaf.units)
 
 
-def judgement_leaf(run: RunSpec, verdict: Verdict, checked: int) -> Leaf:
+def judgement_leaf(run: RunSpec, verdict: Verdict, checked: int, groups: int) -> Leaf:
     """What a validator is paid for a verdict: it names the judged work where a worker's leaf names a file.
 
-    checked: groups that it recomputed. Units: judging * tokens * the paid share of the groups, rounded down.
+    checked: groups that it recomputed, of `groups`. Units: judging * tokens * the paid share of the groups, rounded
+    down.
     """
     id = work_id(verdict)
-    groups = run.rollout.prompts_per_file
     paid = min(checked / groups, run.pay.judged_share)
     return Leaf(verdict.policy_root, int.from_bytes(id[:8]) >> 1, id, int(run.pay.judging * verdict.units * paid))
 

@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.state.files",
         "node.supervision",
         "node.parent",
+        "node.own_code",
     ),
     ("node.logs", "node.forkserver", "node.guardian", "node.sandbox"),
     ("node.state", "node.config", "node.network", "node.environments", "node.metrics", "node.web"),

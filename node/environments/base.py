@@ -24,6 +24,11 @@ class EnvironmentSettings(Protocol):
     @property
     def args(self) -> dict[str, int | float | str]: ...
 
+    @property
+    def reward(self) -> str:
+        """MODULE:FUNCTION that scores instead of the environment, at a desk; empty: the environment does."""
+        ...
+
 
 class Tokenizer(Protocol):
     """What environments need of a tokenizer."""

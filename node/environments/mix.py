@@ -33,12 +33,15 @@ class Part(Protocol):
     def title(self) -> str: ...
     @property
     def args(self) -> dict[str, int | float | str]: ...
+    @property
+    def reward(self) -> str: ...
 
 
 class _Settings(msgspec.Struct, frozen=True):
     name: str
     args: dict[str, int | float | str]
     parts: tuple[Part, ...] = ()
+    reward: str = ""
 
 
 class MixEnvironment:
@@ -119,7 +122,9 @@ class MixEnvironment:
 
 def load_mix(parts: Sequence[Part], load: Callable[[EnvironmentSettings], Environment]) -> MixEnvironment:
     """load: the registry's loader of a single environment."""
-    return MixEnvironment([(part.title, part.weight, load(_Settings(part.name, part.args))) for part in parts])
+    return MixEnvironment(
+        [(part.title, part.weight, load(_Settings(part.name, part.args, reward=part.reward))) for part in parts]
+    )
 
 
 def label_of(settings: EnvironmentSettings, problem_id: str) -> str:

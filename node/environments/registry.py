@@ -11,16 +11,25 @@ from node.environments.builtin import BUILTIN
 from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.mix import MixEnvironment, load_mix
 from node.environments.names import nearest
+from node.environments.own_reward import OwnReward
+from node.own_code import load_function
 
 LOOKED_AT = 4096
 SPREAD = 40_503
 
 
 def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
-    """The environment that `settings` names; its files lie below `assets`.
+    """The environment that `settings` names, with the reward function that it names; its files lie below `assets`.
 
-    Raises EnvironmentFault (unknown name or arguments) or DatasetError (bad data).
+    Raises EnvironmentFault (unknown name or arguments), DatasetError (bad data) or OwnCodeError (bad function).
     """
+    environment = _load(settings, assets, tokenizer)
+    if not settings.reward:
+        return environment
+    return OwnReward(environment, settings.reward, load_function(settings.reward, assets), tokenizer)
+
+
+def _load(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
     if settings.name == MixEnvironment.name:
         return load_mix(getattr(settings, "parts", ()), lambda part: load_environment(part, assets, tokenizer))
     wrong = check_arguments(settings.name, settings.args)
@@ -54,18 +63,20 @@ def check_prompts(
     A worker that draws such a problem could not deliver. Of a large environment, LOOKED_AT problems at even
     distances are looked at. ask: the problem as the model is asked, where that is more than the problem itself.
     """
-    longest = 0
     stride = max(1, environment.size // LOOKED_AT)
     if environment.size > 1 << 32:
         stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
-    for number in range(0, environment.size, stride):
-        problem = environment.problem(number)
-        length = len(environment.prompt_tokens(ask(problem)))
-        longest = max(longest, length)
-        if not 1 <= length <= limit:
-            raise DatasetError(
-                "a prompt does not fit the run",
-                f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
-                "raise rollout.max_prompt_tokens in the run file, or remove the problem",
-            )
-    return longest
+    numbers = range(0, environment.size, stride)
+    return max((check_prompt(environment, ask(environment.problem(n)), limit) for n in numbers), default=0)
+
+
+def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:
+    """The tokens of a problem's prompt. Raises DatasetError if it has more than `limit`, or none."""
+    length = len(environment.prompt_tokens(problem))
+    if not 1 <= length <= limit:
+        raise DatasetError(
+            "a prompt does not fit the run",
+            f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
+            "raise rollout.max_prompt_tokens in the run file, or remove the problem",
+        )
+    return length

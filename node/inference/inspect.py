@@ -23,7 +23,6 @@ from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
 from protocol.cuts import Cuts
 from protocol.decision import Evidence, Likelihoods, SampleStatistics
-from protocol.draw import sample_seed
 from protocol.rollout import (
     MAX_FILE_BYTES,
     MalformedRollout,
@@ -219,7 +218,7 @@ def _check_numbers(
     batch = session.run.verification.toploc_batch
     cuts = session.run.verification.cuts(worker, found.verifier)
     errors = compare_all(proofs, [prefill.rows for prefill in found.prefills], batch)
-    distances = _distances(order, found)
+    distances = _distances(session, order, found)
     mean, outside = checks.sampling_statistics(distances)
     found.statistics |= {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
     found.evidence = _evidence(session.run.verification, worker, found, errors, distances)
@@ -262,11 +261,11 @@ def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
     }
 
 
-def _distances(order: Inspect, found: Findings) -> np.ndarray:
+def _distances(session: Session, order: Inspect, found: Findings) -> np.ndarray:
     """float64[sampled tokens of the rows in `found`]: how far each drawn number lies outside its token's interval."""
     node = checked_address(order.node)
     drawn = [
-        uniforms(sample_seed(order.policy_root, node, order.index, row.group, row.sample), row.units)
+        uniforms(session.seed(order.policy_root, node, order.index, row.group, row.sample), row.units)
         for row in found.rows
     ]
     lo = np.concatenate([prefill.lo for prefill in found.prefills])

@@ -87,12 +87,12 @@ class Server:
             session.keep(request.policy_root, request.path)
             return Loaded(id=request.id, seconds=time.monotonic() - started)
         if isinstance(request, Produce):
-            return produce(session, request)
+            return produce(session.at(request.task, request.index), request)
         assert isinstance(request, Inspect)  # noqa: S101 - the union is exhausted
-        return inspect(session, request)
+        return inspect(session.at(request.task, request.index), request)
 
     def _prepare(self, request: Prepare) -> Ready:
-        run = decode_run(request.run)
+        run = decode_run(request.run, desk=True)  # the daemon has checked it
         if self._session is not None:
             self._session.close()
         session = self._session = self._session_type(run, Path(request.assets_dir), self._factory_for(run))

@@ -17,7 +17,6 @@ from node.inference.wire import Produce, Produced
 from node.state.files import write_whole
 from protocol import freshness
 from protocol.checks import subject_of
-from protocol.draw import sample_seed
 from protocol.envelope import seal
 from protocol.identity import Address
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow, encode
@@ -72,7 +71,7 @@ def _tasks(session: Session, order: Produce, node: Address) -> Tasks:
 
 def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> list[Sample]:
     return [
-        Sample(prompt, uniforms(sample_seed(order.policy_root, node, order.index, group, i), tasks.limits[group]))
+        Sample(prompt, uniforms(session.seed(order.policy_root, node, order.index, group, i), tasks.limits[group]))
         for group, prompt in enumerate(tasks.prompts)
         for i in range(session.run.rollout.group_size)
     ]

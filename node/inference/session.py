@@ -1,7 +1,9 @@
 """What an engine process holds between requests: the run, its problems, one engine, recent weights."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
+from typing import Self
 
 from node.environments.base import Environment, Problem, Tokenizer
 from node.environments.registry import load_environment
@@ -10,11 +12,12 @@ from node.inference.errors import EngineError
 from node.inference.freshness import PolicyImage
 from node.inference.memory import keep_freed_memory
 from node.inference.settings import DEFAULT, EngineSettings
+from node.inference.shards import Shard, Shards
 from node.inference.tasks import Tasks, deal
 from node.inference.turns import Bounds, bounds_of
-from node.inference.wire import kept_policies
+from node.inference.wire import ShardOrder, kept_policies
 from node.recent import Recent
-from protocol.draw import draw_problems
+from protocol.draw import draw_problems, sample_seed
 from protocol.engines import arithmetic, classes, kind
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
@@ -34,6 +37,20 @@ class Session:
         self._images: dict[bytes, PolicyImage] = {}
         self._siblings: dict[tuple[str, str], Engine] = {arithmetic(self.engine.name): self.engine}
         self._in_use: dict[str, bytes] = {}
+        self._shards = Shards(run, assets, self.environment, tokenizer)
+        self._shard: Shard | None = None
+
+    def at(self, order: ShardOrder | None, number: int) -> Self:
+        """The same engine and weights at the problems of shard `number` of a task; itself where there is no task.
+
+        Raises EngineError for a task that this program cannot do.
+        """
+        if order is None:
+            return self
+        view = copy(self)
+        view._shard = self._shards.open(order, number)
+        view.run, view.environment = view._shard.run, view._shard.environment
+        return view
 
     def keep(self, policy_root: bytes, path: str) -> None:
         """Read a policy's weights; the oldest ones are forgotten."""
@@ -76,6 +93,7 @@ class Session:
     def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
         """Put a kept policy's weights into `engine`, by default the own one."""
         engine = engine or self.engine
+        policy_root = self._policy(policy_root)
         if policy_root not in self._weights:
             raise EngineError(
                 "the policy is not loaded",
@@ -88,6 +106,7 @@ class Session:
 
     def answer(self, policy_root: bytes, key: bytes) -> str:
         """The answer to a freshness challenge over a kept policy's bytes."""
+        policy_root = self._policy(policy_root)
         if policy_root not in self._images:
             raise EngineError("the policy is not loaded", policy_root.hex()[:16], "send LoadPolicy first")
         return self._images[policy_root].answer(key)
@@ -97,10 +116,22 @@ class Session:
         return weights
 
     def problems(self, policy_root: bytes, node: Address, index: int) -> list[Problem]:
-        """The problems of one submission, one per group: those that are drawn."""
+        """The problems of one submission, one per group: those that are drawn, or the shard's."""
+        if self._shard is not None:
+            return self._shard.problems()
         count = self.run.rollout.prompts_per_file
         numbers = draw_problems(policy_root, node, index, count, self.environment.size)
         return [self.environment.problem(number) for number in numbers]
+
+    def seed(self, policy_root: bytes, node: Address, index: int, group: int, sample: int) -> bytes:
+        """The 32-byte seed of one answer's random numbers."""
+        if self._shard is not None:
+            return self._shard.seed(group, sample)
+        return sample_seed(policy_root, node, index, group, sample)
+
+    def _policy(self, root: bytes) -> bytes:
+        """The policy that a submission is about: a task's names its own."""
+        return self._shard.policy_root if self._shard is not None else root
 
     def tasks(self, policy_root: bytes, node: Address, index: int, capacity: int) -> Tasks:
         """The same with prompts and length budgets. Raises ValueError for a capacity class that is none."""
@@ -114,6 +145,7 @@ class Session:
 
     def close(self) -> None:
         self.environment.close()
+        self._shards.close()
         for image in self._images.values():
             image.close()
         self._images.clear()

@@ -62,10 +62,20 @@ class Loaded(_Message, frozen=True):
     seconds: float
 
 
+class ShardOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which task a file is a shard's result of. spec: its canonical bytes (protocol.tasks); assets_dir: directory of
+    its files, the run's where it has none; policy_root: of the loaded policy that it names."""
+
+    spec: bytes
+    assets_dir: str
+    policy_root: bytes
+
+
 class Produce(_Message, frozen=True):
     """Generate submission `index` of `node` under a loaded policy and write the rollout file to out_path.
 
-    capacity: the class that the node claims for itself, which bounds its length budgets.
+    capacity: the class that the node claims for itself, which bounds its length budgets; task: where the file is the
+    result of shard `index` of the task `policy_root`.
     """
 
     policy_root: bytes
@@ -74,6 +84,7 @@ class Produce(_Message, frozen=True):
     index: int
     out_path: str
     capacity: int = 0
+    task: ShardOrder | None = None
 
 
 class Produced(_Message, frozen=True):
@@ -93,7 +104,7 @@ class Inspect(_Message, frozen=True):
     """Check a rollout file against its commitment. file_root: its blob's root, computed from the bytes if empty;
     report_path: where to write the recomputed values, empty for nowhere; groups: which ones to put through the
     model, None for all. Everything that needs no model is checked of all. second_look: compute in another way than
-    the worker says it did, if the engine can; such log-probs are not for comparing."""
+    the worker says it did, if the engine can; such log-probs are not for comparing. task: as in Produce."""
 
     policy_root: bytes
     node: str
@@ -105,6 +116,7 @@ class Inspect(_Message, frozen=True):
     file_root: bytes = b""
     groups: tuple[int, ...] | None = None
     second_look: bool = False
+    task: ShardOrder | None = None
 
 
 class Inspected(_Message, frozen=True):

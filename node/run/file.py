@@ -16,9 +16,11 @@ from node.environments.builtin import BUILTIN
 from node.environments.registry import check_arguments
 from node.errors import RunFileError
 from node.run.keys import unknown_keys
+from node.run.own_code import compiled
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
-from protocol.run import Asset, EnvironmentSpec, RunError, RunSections, RunSpec, encode_run
-from protocol.sections import EnvironmentPart, Section
+from protocol.recipe import Recipe
+from protocol.run import Asset, EnvironmentSpec, EvaluationSpec, RunError, RunSections, RunSpec, encode_run
+from protocol.sections import EnvironmentPart, EvaluationEnvironment, Section
 from protocol.toploc import most_points
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
@@ -27,10 +29,11 @@ MAX_RUN_FILE = 256 * 1024
 
 
 class EnvironmentTable(Section, frozen=True):
-    """[environment]"""
+    """[environment]. reward: a function of one's own, MODULE:FUNCTION, that scores instead, at a desk."""
 
     name: str
     args: dict[str, int | float | str] = {}
+    reward: str = ""
 
 
 class WeightedTable(Section, frozen=True):
@@ -41,10 +44,25 @@ class WeightedTable(Section, frozen=True):
     label: str = ""
     args: dict[str, int | float | str] = {}
     dataset: str | None = None
+    reward: str = ""
 
 
-class RunFile(RunSections, frozen=True):
+class EvaluationTable(EvaluationSpec, frozen=True):
+    """[evaluation]. environments: [[evaluation.environments]], tables like [[environments]] without a weight."""
+
+    environments: tuple["EvaluatedTable", ...] = ()  # type: ignore[assignment] - as written, not as the run has it
+
+
+class EvaluatedTable(EvaluationEnvironment, frozen=True):
+    """One of [[evaluation.environments]]. dataset: its own data file."""
+
+    dataset: str | None = None
+
+
+class RunFile(RunSections, frozen=True, kw_only=True):
     """The run file as written. model: directory; dataset: JSONL or parquet file; environment or environments."""
+
+    evaluation: EvaluationTable = EvaluationTable()
 
     name: str
     model: str
@@ -109,18 +127,23 @@ def _with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
     return msgspec.structs.replace(run_file, verification=fitting)
 
 
-def compile_run(path: Path, run_file: RunFile | None = None) -> CompiledRun:
+def compile_run(path: Path, run_file: RunFile | None = None, *, desk: bool = False) -> CompiledRun:
     """Everything that `join --role trainer --run FILE` and `contract pool create --run FILE` need.
 
     run_file: what to compile instead of the file's own words (command lines override some); its paths are still
-    relative to `path`. Raises RunFileError for a missing or incomplete model directory or data set.
+    relative to `path`. desk: whether the run is for a desk, and may bring code of its own. Raises RunFileError for a
+    missing or incomplete model directory, data set or function.
     """
     run_file = run_file or load_run_file(path)
     files = _model_files(path.parent / run_file.model)
     environment = _environment(run_file, path, files)
-    spec = RunSpec(name=run_file.name, environment=environment, assets=tuple(_assets(files)), **run_file.sections())
+    sections = run_file.sections() | {
+        "recipe": _recipe(run_file.recipe, path, files),
+        "evaluation": _evaluation(run_file, path, files),
+    }
+    spec = RunSpec(name=run_file.name, environment=environment, assets=tuple(_assets(files)), **sections)
     try:
-        spec.check()
+        spec.check(desk=desk)
     except RunError as error:
         raise RunFileError(f"unusable run file {path}", f"{error.what}: {error.why}", error.remedy) from error
     encoded = encode_run(spec)
@@ -132,17 +155,39 @@ def _environment(run_file: RunFile, path: Path, files: dict[str, Path]) -> Envir
     if run_file.environment is not None:
         one = run_file.environment
         args = _with_data(one.name, one.args, run_file.dataset, path, files)
-        return EnvironmentSpec(name=one.name, args=args)
+        return EnvironmentSpec(name=one.name, args=args, reward=compiled(one.reward, path, files))
     parts = tuple(
         EnvironmentPart(
             name=one.name,
             weight=one.weight,
             label=one.label,
             args=_with_data(one.name, one.args, one.dataset or run_file.dataset, path, files),
+            reward=compiled(one.reward, path, files),
         )
         for one in run_file.environments
     )
     return EnvironmentSpec(name="mix", parts=parts)
+
+
+def _evaluation(run_file: RunFile, path: Path, files: dict[str, Path]) -> EvaluationSpec:
+    """The section with the asset names of its environments' data; puts those into `files`."""
+    written = run_file.evaluation
+    environments = tuple(
+        EvaluationEnvironment(
+            name=one.name,
+            label=one.label,
+            args=_with_data(one.name, one.args, one.dataset or run_file.dataset, path, files),
+            reward=compiled(one.reward, path, files),
+        )
+        for one in written.environments
+    )
+    return EvaluationSpec(problems=written.problems, every=written.every, environments=environments)
+
+
+def _recipe(recipe: Recipe, path: Path, files: dict[str, Path]) -> Recipe:
+    """The recipe with its own functions by their modules; puts those into `files`."""
+    own = {name: getattr(recipe, name) for name in ("loss", "advantage") if getattr(recipe, name)}
+    return msgspec.structs.replace(recipe, **{name: compiled(text, path, files) for name, text in own.items()})
 
 
 def _with_data(

@@ -8,18 +8,20 @@ import math
 import os
 import shutil
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 from safetensors import SafetensorError, safe_open
 
 from node.environments.base import Environment, Problem
-from node.environments.registry import check_prompts, load_environment
+from node.environments.registry import check_prompt, check_prompts, load_environment
 from node.errors import RunFileError
 from node.inference.tokenizer import LocalTokenizer
 from node.run.file import CompiledRun
 from protocol.budgets import told
 from protocol.run import RunSpec
+from protocol.sections import EvaluationEnvironment
 from protocol.toploc import most_points
 
 
@@ -34,11 +36,13 @@ class PartFacts(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """What looking at a run's files shows. parameters: of the model; longest_prompt: tokens, of those looked at."""
+    """What looking at a run's files shows. parameters: of the model; longest_prompt: tokens, of those looked at;
+    evaluated: evaluation environments, of which nothing is drawn."""
 
     parameters: int
     longest_prompt: int
     parts: tuple[PartFacts, ...]
+    evaluated: tuple[PartFacts, ...] = ()
 
 
 def check_run(run: CompiledRun) -> RunFacts:
@@ -48,10 +52,10 @@ def check_run(run: CompiledRun) -> RunFacts:
         assets = Path(folder)
         place_files(run, assets)
         try:
-            longest, parts = _check_problems(run, assets)
+            facts = _check_problems(run, assets, parameters)
         except Exception as error:
             raise _with_real_paths(error, run, assets) from error
-    return RunFacts(parameters, longest, parts)
+    return facts
 
 
 def place_files(run: CompiledRun, assets: Path) -> None:
@@ -62,23 +66,35 @@ def place_files(run: CompiledRun, assets: Path) -> None:
 
 def _place(file: Path, target: Path) -> None:
     """The file under another name: a data set must really lie among the assets, so no symbolic link."""
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file.resolve(), target)
     except OSError:
         shutil.copyfile(file, target)
 
 
-def _check_problems(run: CompiledRun, assets: Path) -> tuple[int, tuple[PartFacts, ...]]:
-    """(longest prompt, facts of each environment)."""
+def _check_problems(run: CompiledRun, assets: Path, parameters: int) -> RunFacts:
+    """parameters: of the model."""
     tokenizer = LocalTokenizer(assets / "model")
     _check_vocabulary(run, tokenizer)
-    environment = load_environment(run.spec.environment, assets, tokenizer)
-    try:
-        longest = check_prompts(environment, run.spec.rollout.max_prompt_tokens, lambda one: _asked(run.spec, one))
-        return longest, tuple(_facts(run.spec, environment))
-    finally:
-        environment.close()
+    with closing(load_environment(run.spec.environment, assets, tokenizer)) as environment:
+        longest = _longest_prompt(run.spec, environment)
+        parts = tuple(_facts(run.spec, environment))
+    evaluated = tuple(_evaluated(run.spec, one, assets, tokenizer) for one in run.spec.evaluation.environments)
+    return RunFacts(parameters, longest, parts, evaluated)
+
+
+def _longest_prompt(run: RunSpec, environment: Environment) -> int:
+    return check_prompts(environment, run.rollout.max_prompt_tokens, lambda one: _asked(run, one))
+
+
+def _evaluated(run: RunSpec, settings: EvaluationEnvironment, assets: Path, tokenizer: LocalTokenizer) -> PartFacts:
+    with closing(load_environment(settings, assets, tokenizer)) as environment:
+        for number in range(min(environment.held_back, run.evaluation.problems)):
+            problem = _asked(run, environment.held_back_problem(number))
+            check_prompt(environment, problem, run.rollout.max_prompt_tokens)
+        left_out = getattr(environment, "left_out", 0)
+        return PartFacts(settings.title, environment.size, environment.held_back, left_out, 0.0)
 
 
 def _asked(run: RunSpec, problem: Problem) -> Problem:

@@ -96,8 +96,8 @@ class Duties:
 
     def _note(self, signed: Signed[VerdictIssued]) -> None:
         message = signed.message
-        groups = unpack_groups(message.checked, self._run.rollout.prompts_per_file)
-        leaf = judgement_leaf(self._run, message.verdict, len(groups or ()))
+        groups = len(message.rewards) // 4 or self._run.rollout.prompts_per_file
+        leaf = judgement_leaf(self._run, message.verdict, len(unpack_groups(message.checked, groups) or ()), groups)
         if leaf.units:
             accepts = message.verdict.outcome == Outcome.ACCEPT
             self._verdicts.setdefault(signed.author, Recent(WAITING))[work_id(message.verdict)] = (accepts, leaf)
@@ -117,7 +117,10 @@ class Duties:
             if jury.ballots.state(id) is FileState.ACCEPTED:
                 del waiting[id]
                 rollout = self._run.rollout
-                self._steps = min(self._steps + rollout.prompts_per_file / rollout.prompts_per_step, self._most_steps)
+                if work.task is None:
+                    self._steps = min(
+                        self._steps + rollout.prompts_per_file / rollout.prompts_per_step, self._most_steps
+                    )
                 self._tell(work.node, id, work.commitment.units)
             elif jury.register.get(id) is None:
                 del waiting[id]

@@ -17,6 +17,9 @@ from protocol.messages import (
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    TaskClaimed,
+    TaskDone,
+    TaskOffered,
     VerdictIssued,
     WorkPublished,
 )
@@ -31,6 +34,9 @@ OWN: Mapping[type[Message], tuple[float, float]] = {
     CheckRequested: (4.0, 256.0),  # one per file that waits; all at once where a validator fell
     WorkPublished: (0.5, 16.0),  # one an epoch, and each again now and then until it is mature
     EpochJudged: (0.5, 64.0),  # one per epoch that is not what was accepted, and again once a minute
+    TaskOffered: (2.0, 64.0),  # each open task about once in twenty seconds
+    TaskClaimed: (2.0, 64.0),  # one a shard, of seconds at least
+    TaskDone: (0.5, 16.0),  # one per review
 }
 """Messages per second, and in a burst, of one member by itself."""
 ELSE = (2.0, 128.0)

@@ -80,7 +80,6 @@ class Ballots:
         live: Callable[[], Sequence[Address]],
         clock: Callable[[], float],
     ) -> None:
-        self._groups = run.rollout.prompts_per_file
         self._audit = run.audit
         self._quorum = quorum
         self._register = register
@@ -110,7 +109,7 @@ class Ballots:
         side = case.rechecks if message.recheck else case.votes
         if signed.author in side:
             return self._second_word(case, side[signed.author], signed)
-        if not values_complete(message, self._groups, MAX_VALUES):
+        if not values_complete(message, case.work.groups, MAX_VALUES):
             self._quarantine(
                 signed.author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw)
             )
@@ -125,7 +124,8 @@ class Ballots:
     def heed(self, dispute: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> bool:
         """Take a dispute that somebody else raised; whether the verdicts really conflict. Raises KeyError as `add`."""
         first, second = (one.message for one in dispute)
-        finding = compare(first, second, self._groups, self._audit.logprob_tolerance)
+        groups = self._case(work_id(first.verdict)).work.groups
+        finding = compare(first, second, groups, self._audit.logprob_tolerance)
         if finding is None or dispute[0].author == dispute[1].author:
             return False
         if any(one.author in self.quarantined for one in dispute):
@@ -252,7 +252,7 @@ class Ballots:
         for author, other in case.votes.items():
             if author == signed.author or author in self.quarantined:
                 continue
-            finding = compare(other.message, signed.message, self._groups, self._audit.logprob_tolerance)
+            finding = compare(other.message, signed.message, case.work.groups, self._audit.logprob_tolerance)
             if finding is not None:
                 found.append(Dispute(case.work.id, other, signed, finding))
         if found:
@@ -287,9 +287,9 @@ class Ballots:
         rechecks = {a: one.message for a, one in case.rechecks.items() if a not in self.quarantined}
         spoke = votes.keys() - self.quarantined.keys()  # whoever has just come knows nobody alive
         electorate = len(spoke | set(self.electorate()) | set(rechecks))
-        result = resolve(votes, rechecks, electorate, self._groups, self._audit.logprob_tolerance)
+        result = resolve(votes, rechecks, electorate, case.work.groups, self._audit.logprob_tolerance)
         if result is None and self._clock() - case.opened > 2 * self._audit.verdict_seconds:
-            result = resolve(votes, rechecks, len(rechecks), self._groups, self._audit.logprob_tolerance)
+            result = resolve(votes, rechecks, len(rechecks), case.work.groups, self._audit.logprob_tolerance)
         if result is not None:
             self._conclude(case, result)
 
@@ -322,7 +322,7 @@ class Ballots:
         would not look again."""
         believed = [one.message for author, one in case.votes.items() if author not in self.quarantined]
         tolerance = self._audit.logprob_tolerance
-        if not any(compare(a, b, self._groups, tolerance) for a, b in combinations(believed, 2)):
+        if not any(compare(a, b, case.work.groups, tolerance) for a, b in combinations(believed, 2)):
             case.disputed = False
             self._open.pop(case.work.id, None)
             self.disputes_resolved += 1

@@ -33,6 +33,7 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
+    TaskOffered,
     VerdictIssued,
     authenticate,
     open_envelope,
@@ -231,7 +232,7 @@ class Board:
 
     def _may_say(self, author: Address, kind: type[Message]) -> bool:
         authority = self._authority
-        if kind is PolicyAnnounced or kind is CheckRequested:
+        if kind in (PolicyAnnounced, CheckRequested, TaskOffered):
             return authority.is_trainer(author)
         if kind in (VerdictIssued, LotsRevealed, EpochJudged):
             return authority.is_validator(author)

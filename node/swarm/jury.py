@@ -14,12 +14,13 @@ import trio
 
 from node.recent import Recent
 from node.state.journal import Journal
-from node.swarm.ballots import Ballots, Dispute, Quarantined
+from node.swarm.ballots import Ballots, Dispute, FileState, Quarantined
 from node.swarm.board import Board
 from node.swarm.lotbook import BrokenPromise, LotBook
 from node.swarm.membership import Membership
 from node.swarm.policies import Fork, PolicyClock
 from node.swarm.register import Register, Work, WorkId
+from node.swarm.taskbook import TaskBook
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.messages import (
@@ -30,6 +31,9 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
+    TaskClaimed,
+    TaskDone,
+    TaskOffered,
     VerdictIssued,
 )
 from protocol.run import RunSpec
@@ -63,7 +67,8 @@ class Jury:
         own = membership.own
         self._may_raise = membership.is_trainer(own) or membership.may_validate(own)
         self.policies = PolicyClock(trio.current_time)
-        self.register = Register(run, self.policies, trio.current_time)
+        self.tasks = TaskBook(lambda node: membership.is_silent(node, trio.current_time()), trio.current_time)
+        self.register = Register(run, self.policies, trio.current_time, self.tasks)
         self.ballots = Ballots(run, quorum, self.register, self.validators, trio.current_time)
         self.lots = LotBook(run, pool, self.policies)
         self.distrust = trio.Event()
@@ -92,6 +97,9 @@ class Jury:
         await self._recall()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
+            nursery.start_soon(self._follow, self._board.subscribe(TaskOffered), self._on_offer)
+            nursery.start_soon(self._follow, self._board.subscribe(TaskClaimed), self.tasks.claimed)
+            nursery.start_soon(self._follow, self._board.subscribe(TaskDone), self.tasks.reported)
             nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self.register.commit)
             nursery.start_soon(self._follow, self._board.subscribe(Heartbeat), self._on_beat)
             nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
@@ -139,6 +147,18 @@ class Jury:
             self._judged.set()
             self.distrust.set()
 
+    def _on_offer(self, signed: Signed[TaskOffered]) -> None:
+        if self.tasks.offered(signed) is not None:
+            self.register.task_offered()
+
+    def note_task_work(self, work: Work) -> FileState:
+        """What the pool thinks of a shard's result now; its task's leases are told. Some of it only time decides."""
+        state = self.ballots.state(work.id)
+        if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
+            accepted = state is FileState.ACCEPTED
+            self.tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
+        return state
+
     def _on_work(self, work: Work) -> None:
         """A commitment is work now: what was said of it before counts."""
         self.lots.committed(work)
@@ -171,6 +191,8 @@ class Jury:
             return
         disputes = self.ballots.add(signed)
         self._punish(self.lots.verdict(work, signed))
+        if work.task is not None:
+            self.note_task_work(work)
         self._notify(work.id)
         for dispute in disputes[:1]:
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)

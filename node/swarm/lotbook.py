@@ -73,14 +73,20 @@ class LotBook:
         return self._policies.newest_step
 
     def committed(self, work: Work) -> None:
-        """A worker committed to a file: its groups count, checked or not."""
+        """A worker committed to a file: its groups count, checked or not. A task's file belongs to no window: all of
+        it is looked at."""
+        if work.task is not None:
+            return
         window = self._files.setdefault(window_of(work.step, self._audit), {})
         window.setdefault(work.node, {}).setdefault(work.id, set())
 
     def is_of_its_window(self, work: Work, message: VerdictIssued) -> bool:
         """Whether an accepting verdict was drawn with the secret of its work's own window. One that was not counts for
         nothing, so choosing among secrets gains nobody anything; and it is no fault, since only the trainer's word
-        says which policy belongs to which window."""
+        says which policy belongs to which window. Of a task's file, one that looked at everything."""
+        if work.task is not None:
+            looked = unpack_groups(message.checked, work.groups) or ()
+            return message.verdict.outcome != Outcome.ACCEPT or len(looked) == work.groups
         partial = not message.recheck and message.verdict.outcome == Outcome.ACCEPT
         return not partial or message.window == window_of(work.step, self._audit)
 
@@ -100,6 +106,8 @@ class LotBook:
 
     def verdict(self, work: Work, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
         """Note which groups a verdict that counts covers."""
+        if work.task is not None:
+            return None
         message = signed.message
         window = window_of(work.step, self._audit)
         self.committed(work)

@@ -72,6 +72,11 @@ class Membership:
         """Whether the pool names it a validator, in the pool at this moment or not."""
         return address in self._validators
 
+    def is_silent(self, address: Address, now: float) -> bool:
+        """Whether it is gone, or has missed so many heartbeats that others may do what it had begun."""
+        member = self.table.get(address)
+        return member is None or member.state(now) not in (MemberState.JOINING, MemberState.HEALTHY)
+
     @property
     def trainer(self) -> Address:
         return self._trainer

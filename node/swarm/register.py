@@ -6,6 +6,8 @@ overwrites an older entry, and one node's entries crowd out its own older ones, 
 lots, intake, slashing and invalidating all name work by its id and ask here.
 
 What is committed to a policy that nobody announced is no work: it waits a while for its announcement, and is forgotten.
+A commitment may name a task instead of a policy, and a shard instead of an index (`protocol.tasks`): age and gaps are
+nothing to it, leases are (`node.swarm.taskbook`).
 Ages and gaps are counted from what was heard *then*. A node that has just come (back) cannot know how old the files are
 that it finds, nor which ones it missed: it holds neither against anybody. Pure: the clock is an argument.
 """
@@ -17,6 +19,7 @@ import msgspec
 
 from node.recent import Recent
 from node.swarm.policies import PolicyClock
+from node.swarm.taskbook import Task, TaskBook
 from protocol.checks import Fault, Slot, check_duplicate, check_gap, check_staleness, slot_of
 from protocol.identity import Address
 from protocol.messages import RolloutCommitted, Signed
@@ -38,8 +41,9 @@ WorkId = bytes
 
 class Work(msgspec.Struct):
     """One commitment. signed: its first envelope; step: of its policy; at: when it was heard of; newest_step: of the
-    policies that everybody knew then; backlog: found on arrival, so of unknown age; rival: its slot was taken before;
-    delivered: this node has had the file."""
+    policies that everybody knew then; backlog: found on arrival, so of unknown age; groups: of its file; task: whose
+    shard it is the result of, None for rollouts to train on; rival: its slot was taken before; delivered: this node
+    has had the file."""
 
     id: WorkId
     signed: Signed[RolloutCommitted]
@@ -47,6 +51,8 @@ class Work(msgspec.Struct):
     at: float
     newest_step: int
     backlog: bool
+    groups: int
+    task: Task | None = None
     rival: bool = False
     delivered: bool = False
 
@@ -57,6 +63,12 @@ class Work(msgspec.Struct):
     @property
     def node(self) -> Address:
         return self.commitment.node
+
+    @property
+    def title(self) -> str:
+        """What the file is, in words."""
+        number = self.commitment.index + 1
+        return f"shard {number} of {self.task.title}" if self.task else f"file {number} for policy {self.step}"
 
 
 class _Early(msgspec.Struct, frozen=True):
@@ -82,9 +94,12 @@ Rivals = Callable[[Work, Work], None]
 class Register:
     """One per node. clock: monotonic seconds."""
 
-    def __init__(self, run: RunSpec, policies: PolicyClock, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, run: RunSpec, policies: PolicyClock, clock: Callable[[], float], tasks: TaskBook | None = None
+    ) -> None:
         self._run = run
         self._policies = policies
+        self._tasks = tasks
         self._clock = clock
         self._opened = clock()
         self._most = most_files(run)
@@ -106,9 +121,17 @@ class Register:
 
     def policy_announced(self) -> None:
         """Look again at what came before its policy."""
+        self._look_again()
+
+    def task_offered(self) -> None:
+        """Look again at what came before its task."""
+        self._look_again()
+
+    def _look_again(self) -> None:
         for node in self._nodes.values():
             for early in list(node.early.values()):
-                if self._policies.find(early.signed.message.commitment.policy_root):
+                root = early.signed.message.commitment.policy_root
+                if self._policies.find(root) or self._task(root):
                     self._note(early)
 
     def follow(self, listener: Listener) -> None:
@@ -146,13 +169,17 @@ class Register:
     # what may be held against a worker
 
     def fault(self, work: Work) -> Fault | None:
-        """What is wrong with a commitment by itself: its age when it was heard."""
+        """What is wrong with a commitment by itself: its age when it was heard; of a task's, its lease then."""
         if work.backlog:
             return None
+        if work.task is not None:
+            return self._tasks.fault(work.task, work.id) if self._tasks else None
         return check_staleness(work.step, max(work.newest_step, work.step), self._run)
 
     def gap(self, work: Work) -> Fault | None:
-        """An index that was left out before this one, if we would have heard of it."""
+        """An index that was left out before this one, if we would have heard of it. Shards are anybody's: none is."""
+        if work.task is not None:
+            return None
         known = self._policies.find(work.commitment.policy_root)
         if known is None or known.at - self._opened < BACKLOG_SECONDS:
             return None
@@ -176,21 +203,39 @@ class Register:
             return None
         node = self._submissions(commitment.node)
         node.early.pop(id, None)
-        known = self._policies.find(commitment.policy_root)
-        if known is None or commitment.index >= self._most:
-            self._set_aside(node, id, early, wait=known is None)
+        known, task = self._policies.find(commitment.policy_root), self._task(commitment.policy_root)
+        if (known is None and task is None) or commitment.index >= self._places(task):
+            self._set_aside(node, id, early, wait=known is None and task is None)
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])
         if len(slot) > 1:
             return None  # two are evidence enough
-        backlog = early.at - self._opened < BACKLOG_SECONDS
-        work = Work(id, early.signed, known.step, early.at, early.newest_step, backlog, rival=bool(slot))
+        work = self._made(id, early, known.step if known else -1, task, rival=bool(slot))
         slot.append(work)
         self._works[id] = node.works[id] = work
-        node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
+        if task is None:
+            node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
+        elif not work.rival and self._tasks:
+            self._tasks.committed(task, commitment.index, commitment.node, id)
         self._forget_beyond(node)
         self._tell(work, slot)
         return None if work.rival else work
+
+    def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, *, rival: bool) -> Work:
+        backlog = early.at - self._opened < BACKLOG_SECONDS
+        index, groups = early.signed.message.commitment.index, self._run.rollout.prompts_per_file
+        if task is not None:
+            groups = len(task.spec.numbers(index))
+        return Work(id, early.signed, step, early.at, early.newest_step, backlog, groups, task, rival=rival)
+
+    def _task(self, root: bytes) -> Task | None:
+        return self._tasks.find(root) if self._tasks else None
+
+    def _places(self, task: Task | None) -> int:
+        """How many commitments one node may make for a policy, or for a task."""
+        if task is None:
+            return self._most
+        return task.spec.shards if task.spec.samples_asked else 0
 
     def _set_aside(self, node: _Submissions, id: WorkId, early: _Early, *, wait: bool) -> None:
         """What may become work waits, a few of each node's, for a while; the rest was never said."""

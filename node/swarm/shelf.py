@@ -23,6 +23,9 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
+    TaskClaimed,
+    TaskDone,
+    TaskOffered,
     VerdictIssued,
     WorkPublished,
     of_kind,
@@ -38,6 +41,9 @@ MOST: Mapping[type[Message], int] = {
     CheckRequested: 256,  # one per file that waits too long
     WorkPublished: 16,  # one an epoch
     EpochJudged: 64,  # one per epoch that is not what was accepted
+    TaskOffered: 64,  # MOST_TASKS of the task book, each said again and again
+    TaskClaimed: 64,  # one a shard
+    TaskDone: 16,  # one per review
 }
 """Messages that are kept of one author."""
 KEPT_STEPS = 32

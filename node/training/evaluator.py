@@ -1,6 +1,7 @@
 """The first rank's evaluation: held-back problems, answered by the engine that samplers use, and scored."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +29,46 @@ class Evaluator:
     def __init__(self, run: RunSpec, assets: Path, device: torch.device) -> None:
         self._run = run
         self._engine = TorchEngine(assets / "model", EngineSettings(device=str(device)))
-        self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
+        tokenizer = self._engine.tokenizer
+        self._environment: Environment = load_environment(run.environment, assets, tokenizer)
+        self._others = {one.title: load_environment(one, assets, tokenizer) for one in run.evaluation.environments}
 
     def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
-        """Mean reward of one rollout per held-back problem; the random numbers follow from seed and step."""
-        self._engine.load(dict(weights))
-        count = min(self._run.evaluation.problems, self._environment.held_back)
-        limit = self._run.rollout.max_output_tokens
-        place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little")
-        drawn = uniforms(blake3(place, derive_key_context=_EVALUATION).digest(), count * limit).reshape(count, limit)
-        problems = [self._environment.held_back_problem(i) for i in range(count)]
-        requests = [Request(self._prompt(i, p), u) for i, (p, u) in enumerate(zip(problems, drawn, strict=True))]
-        temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, self._environment)
-        rollouts = play(self._engine.generate, self._environment, problems, requests, temperature, bounds)
-        scores = self._environment.score(problems, [rollout.transcript for rollout in rollouts])
-        found: dict[str, Any] = {"eval_reward": float(np.mean(scores))}
-        labels = [label_of(self._run.environment, problem.problem_id) for problem in problems]
-        if len(set(labels)) > 1:
-            found["eval_reward_by_environment"] = {
-                label: float(np.mean([s for s, own in zip(scores, labels, strict=True) if own == label]))
-                for label in sorted(set(labels))
-            }
-        return found
+        """Mean reward of one rollout per held-back problem; the random numbers follow from seed and step.
 
-    def _prompt(self, number: int, problem: Problem) -> list[int]:
+        eval_reward is of what the run trains on; evaluation environments stand beside it, each under its label.
+        """
+        self._engine.load(dict(weights))
+        problems, scores = self._answered(self._environment, step, "")
+        labels = [label_of(self._run.environment, problem.problem_id) for problem in problems]
+        table = {
+            label: float(np.mean([s for s, own in zip(scores, labels, strict=True) if own == label]))
+            for label in sorted(set(labels))
+        }
+        for label, environment in self._others.items():
+            table[label] = float(np.mean(self._answered(environment, step, label)[1]))
+        found: dict[str, Any] = {"eval_reward": float(np.mean(scores))}
+        return found | ({"eval_reward_by_environment": table} if len(table) > 1 else {})
+
+    def _answered(self, environment: Environment, step: int, label: str) -> tuple[list[Problem], list[float]]:
+        """The problems of an environment that are evaluated on, and what their answers scored. label: empty for what
+        the run trains on; others draw numbers of their own."""
+        count = min(self._run.evaluation.problems, environment.held_back)
+        limit = self._run.rollout.max_output_tokens
+        place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little") + label.encode()
+        drawn = uniforms(blake3(place, derive_key_context=_EVALUATION).digest(), count * limit).reshape(count, limit)
+        problems = [environment.held_back_problem(i) for i in range(count)]
+        prompts = [self._prompt(environment, number, problem) for number, problem in enumerate(problems)]
+        requests = [Request(prompt, numbers) for prompt, numbers in zip(prompts, drawn, strict=True)]
+        temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
+        rollouts = play(self._engine.generate, environment, problems, requests, temperature, bounds)
+        return problems, environment.score(problems, [rollout.transcript for rollout in rollouts])
+
+    def _prompt(self, environment: Environment, number: int, problem: Problem) -> list[int]:
         """With the text of a length budget, where the run has budgets: as in training."""
         text = told_in_evaluation(self._run, problem.prompt, number)
-        return self._environment.prompt_tokens(Problem(problem.problem_id, text, problem.answer))
+        return environment.prompt_tokens(replace(problem, prompt=text))
 
     def close(self) -> None:
-        self._environment.close()
+        for environment in (self._environment, *self._others.values()):
+            environment.close()

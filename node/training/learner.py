@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 from torch.distributed.tensor import DTensor
 
-from node.training.advantages import group_advantages, overlong_penalty, row_weights
+from node.training.advantages import overlong_penalty, row_weights
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
-from node.training.losses.registry import NEEDS_PROXIMAL, LossInputs, evaluate
+from node.training.functions import functions_of
+from node.training.losses.registry import LossInputs
 from node.training.losses.regularisers import reference_kl
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
@@ -62,9 +64,12 @@ class Learner:
         settings: TrainerSettings | None = None,
         world: World | None = None,
         max_output_tokens: int = 1,
+        assets: Path | None = None,
     ) -> None:
+        """assets: where the source of the recipe's own functions lies. Raises OwnCodeError."""
         self._recipe = recipe
         self._objective = recipe.objective()
+        self._functions = functions_of(self._objective, assets)
         self._settings = settings or TrainerSettings()
         self._world = world or World()
         self._limit = max_output_tokens
@@ -159,7 +164,7 @@ class Learner:
         lengths = np.array([row.length for row in rows], dtype=np.int64)
         rewards = np.array([row.reward for row in rows], dtype=np.float32)
         rewards += overlong_penalty(lengths, self._limit, objective.overlong_share)
-        advantages = group_advantages(groups, rewards, lengths, objective.advantage)
+        advantages = self._functions.advantage(groups, rewards, lengths)
         finished = np.array([row.finished for row in rows], dtype=bool)
         learnt = finished if objective.mask_truncated else np.ones(len(rows), dtype=bool)
         updates = []
@@ -184,7 +189,7 @@ class Learner:
     def _find_proximal(self, updates: Sequence[Update]) -> None:
         """For losses that keep to the policy before the first update: its log-probs for all later ones."""
         objective = self._objective
-        if objective.loss not in NEEDS_PROXIMAL or objective.proximal != "recompute":
+        if not self._functions.needs_proximal or objective.proximal != "recompute":
             return
         for update in updates[1:]:
             for members in update.rounds:
@@ -208,7 +213,7 @@ class Learner:
             return
         inputs = self._inputs(update, place, rows, members, logprobs, version)
         weights = self._per_token(update.weights[members], rows).to(logprobs.dtype)
-        found = evaluate(objective, inputs)
+        found = self._functions.loss(inputs, objective)
         per_token = found.loss - objective.entropy_bonus * entropy
         extra: dict[str, Tensor] = {}
         if reference is not None:
@@ -237,7 +242,7 @@ class Learner:
         advantages = self._per_token(update.advantages[members], rows)
         sampler, samples = sampler.to(device), samples.to(device)
         proximal = None
-        if self._objective.loss in NEEDS_PROXIMAL:
+        if self._functions.needs_proximal:
             if self._objective.proximal == "loglinear":
                 ages = self._per_token(np.array([version - row.policy_step for row in rows]).clip(min=0), rows)
                 proximal = loglinear(logprobs, sampler, ages.float())

@@ -81,7 +81,7 @@ class Trainer:
         self._spool = spool
         self._settings = settings or TrainerSettings()
         self._world = world or World()
-        self._run: RunSpec = decode_run(spool.run_path.read_bytes())
+        self._run: RunSpec = decode_run(spool.run_path.read_bytes(), desk=True)  # the daemon has checked it
         recipe, rollout = self._run.recipe, self._run.rollout
         self._start_weights = StartWeights(spool.assets / "model")
         self._learner = Learner(
@@ -91,6 +91,7 @@ class Trainer:
             self._settings,
             self._world,
             rollout.max_output_tokens,
+            spool.assets,
         )
         self._consumed: dict[str, int] = {}
         self._checkpoints = Checkpoints(

@@ -75,13 +75,15 @@ class Intake:
                 nursery.start_soon(self._fetch_accepted)
 
     def _note(self, work: Work) -> None:
+        if work.task is not None:  # nobody trains on what was asked for
+            return
         self._journeys.reached(work.id, "commit")
         self._open[work.id] = work
 
     async def _follow_jury(self) -> None:
         async for id in self._station.jury.watch():
             work = self._register.get(id)
-            if work is not None:
+            if work is not None and work.task is None:
                 await self._decide(work)
 
     async def _watch_clock(self, nursery: trio.Nursery) -> None:

@@ -498,7 +498,7 @@ def judgement(town: Town, leaf: Leaf, checked: int = 16) -> Leaf:
     """What a validator is owed for a verdict on a worker's file."""
     commitment = commitment_of(POOL, WORKER.address, leaf)
     verdict = Verdict(*msgspec.structs.astuple(commitment), Outcome.ACCEPT, 0)
-    return judgement_leaf(town.court.run, verdict, checked)
+    return judgement_leaf(town.court.run, verdict, checked, town.court.run.rollout.prompts_per_file)
 
 
 @pytest.mark.parametrize("kind", ["verdicts that nobody heard", "more units", "work that nobody did", "hidden"])

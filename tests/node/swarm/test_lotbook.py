@@ -43,7 +43,7 @@ def beat(*windows: int, rate: int = RATE) -> Signed:
 def work(step: int, file: bytes, node=WORKER) -> Work:
     commitment = WorkCommitment(1, node, policy(step), 0, file, 5)
     message = RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=9)
-    return Work(work_id(commitment), Signed(node, message, b""), step, 0.0, 0, False)
+    return Work(work_id(commitment), Signed(node, message, b""), step, 0.0, 0, False, 4)
 
 
 def verdict(step: int, file: bytes, groups: tuple[int, ...], **change) -> Signed[VerdictIssued]:

@@ -122,7 +122,7 @@ async def test_a_silent_validator_is_asked_once_more(autojump_clock) -> None:
 def promised(root: bytes = ROOT) -> Work:
     commitment = WorkCommitment(1, WORKER.address, policy_root(0), 0, root, 6)
     message = RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=9)
-    return Work(work_id(commitment), Signed(WORKER.address, message, b""), 0, 0.0, 0, False)
+    return Work(work_id(commitment), Signed(WORKER.address, message, b""), 0, 0.0, 0, False, 4)
 
 
 def rollout(path: Path) -> Path:

@@ -1,0 +1,171 @@
+"""The task book: every task that this node has heard of, and who holds which of its shards.
+
+Only whom the pool obeys may offer (the board sees to that), so the book is short. Claims of nodes and results of the
+register meet in the leases of each task (`protocol.leases`); what a result is worth when it is heard is decided here
+and nowhere else. Pure; clock and liveness are arguments.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from node.recent import Recent
+from protocol.checks import Fault, Reason
+from protocol.errors import ProtocolError
+from protocol.identity import Address
+from protocol.leases import Leases, Standing
+from protocol.lots import unpack_groups
+from protocol.messages import Signed, TaskClaimed, TaskDone, TaskOffered
+from protocol.tasks import TaskId, TaskSpec, decode_task, task_id
+
+log = structlog.get_logger()
+MOST_TASKS = 64
+"""Tasks that are remembered, open or not. One that is forgotten takes no more results."""
+EARLY = 64
+"""Claims of one node on tasks that this node has not heard of yet."""
+BACKLOG_SECONDS = 20.0
+"""A task that is heard of so soon after a start may have leases that were missed: nothing is held against anybody."""
+
+WorkId = bytes
+
+
+class Task(msgspec.Struct):
+    """One task as this node knows it. sequence: of its last offer; open: its owner waits for results; opened: when it
+    was heard of; reports: of shards whose result is no rollout file, by shard, the first of each holder."""
+
+    id: TaskId
+    spec: TaskSpec
+    encoded: bytes
+    owner: Address
+    leases: Leases
+    opened: float
+    backlog: bool
+    sequence: int = -1
+    open: bool = True
+    reports: dict[int, tuple[Address, TaskDone]] = {}
+
+    @property
+    def policy_root(self) -> bytes:
+        """32 bytes; empty where nothing is sampled."""
+        return bytes.fromhex(self.spec.policy)
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.kind} {self.id.hex()[:8]}"
+
+
+class TaskBook:
+    """One per node. may_die: whether a member's silence is long enough that others may take its shards over; clock:
+    monotonic seconds."""
+
+    def __init__(self, is_silent: Callable[[Address], bool], clock: Callable[[], float]) -> None:
+        self._is_silent = is_silent
+        self._clock = clock
+        self._started = clock()
+        self._tasks: Recent[TaskId, Task] = Recent(MOST_TASKS)
+        self._early: dict[Address, Recent[tuple[TaskId, int], None]] = {}
+        self._listeners: list[Callable[[Task], None]] = []
+        self.refused = 0
+
+    # what is heard
+
+    def offered(self, signed: Signed[TaskOffered]) -> Task | None:
+        """Note an offer; the task if it is new. One that makes no sense is refused and counted."""
+        message = signed.message
+        id = task_id(message.spec)
+        task = self._tasks.get(id)
+        new = task is None
+        if task is None:
+            try:
+                spec = decode_task(message.spec)
+            except ProtocolError as error:
+                self.refused += 1
+                log.info("task.refused", owner=signed.author, why=error.why)
+                return None
+            task = self._open(id, spec, signed)
+        if message.sequence > task.sequence:
+            self._update(task, message)
+            for listener in self._listeners:
+                listener(task)
+        return task if new else None
+
+    def claimed(self, signed: Signed[TaskClaimed]) -> bool:
+        """Note a claim; whether its author holds the shard. One on an unknown task waits for the offer."""
+        message, node = signed.message, signed.author
+        task = self._tasks.get(message.task)
+        if task is None:
+            self._early.setdefault(node, Recent(EARLY))[message.task, message.shard] = None
+            return False
+        return task.leases.claim(message.shard, node, self._clock(), self._is_alive)
+
+    def reported(self, signed: Signed[TaskDone]) -> bool:
+        """Note the report of a shard that is no rollout file; whether it is its holder's."""
+        message, node = signed.message, signed.author
+        task = self._tasks.get(message.task)
+        if task is None or task.spec.samples_asked or not task.leases.holds(message.shard, node, self._clock()):
+            return False
+        task.reports.setdefault(message.shard, (node, message))
+        task.leases.commit(message.shard, node, message.root)
+        for listener in self._listeners:
+            listener(task)
+        return True
+
+    def committed(self, task: Task, shard: int, node: Address, work: WorkId) -> None:
+        """A result was heard of: a commitment to a rollout file."""
+        task.leases.commit(shard, node, work)
+
+    def decided(self, task: Task, shard: int, work: WorkId, *, accepted: bool) -> None:
+        """The pool has decided about a result."""
+        before = len(task.leases.done)
+        task.leases.decided(shard, work, accepted=accepted, now=self._clock())
+        if len(task.leases.done) != before or not accepted:
+            for listener in self._listeners:
+                listener(task)
+
+    def follow(self, listener: Callable[[Task], None]) -> None:
+        """Tell of every task when it is heard of and when something about it has changed; those known first."""
+        self._listeners.append(listener)
+        for task in list(self._tasks.values()):
+            listener(task)
+
+    # what is known
+
+    def find(self, id: TaskId) -> Task | None:
+        return self._tasks.get(id)
+
+    def tasks(self) -> list[Task]:
+        """Those that are remembered, oldest first."""
+        return list(self._tasks.values())
+
+    def fault(self, task: Task, work: WorkId) -> Fault | None:
+        """What is wrong with a result by itself: whether a lease of its node covered it."""
+        if task.backlog:
+            return None
+        standing = task.leases.standing(work)
+        if standing is Standing.COVERED:
+            return None
+        why = "somebody else had taken the shard over" if standing is Standing.LATE else "its node never claimed it"
+        return Fault(Reason.NOT_LEASED, why)
+
+    # inside
+
+    def _open(self, id: TaskId, spec: TaskSpec, signed: Signed[TaskOffered]) -> Task:
+        now = self._clock()
+        backlog = now - self._started < BACKLOG_SECONDS
+        leases = Leases(id, spec, now)
+        task = Task(id, spec, signed.message.spec, signed.author, leases, now, backlog, reports={})
+        self._tasks[id] = task
+        for node, claims in list(self._early.items()):
+            for of, shard in [one for one in claims if one[0] == id]:
+                del claims[of, shard]
+                leases.claim(shard, node, now, self._is_alive)
+        return task
+
+    def _update(self, task: Task, message: TaskOffered) -> None:
+        task.sequence, task.open = message.sequence, message.open
+        for shard in unpack_groups(message.done, task.spec.shards) or ():
+            task.leases.finished(shard)
+
+    def _is_alive(self, node: Address) -> bool:
+        return not self._is_silent(node)

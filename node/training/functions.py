@@ -1,0 +1,123 @@
+"""What turns rewards into advantages and log-probs into a loss: ours by name, or functions that a run at a desk brings.
+
+    loss(tokens: LossInputs, objective: Objective) -> Tensor or TokenLoss     float[n], per token, differentiable
+    advantage(groups: int64[n], rewards: float32[n], lengths: int64[n]) -> array    float[n], per sample
+
+What one's own functions return is checked: shape, type, finite numbers, and that the loss depends on the log-probs.
+A loss that needs `proximal_logprobs` says so: `my_loss.needs_proximal = True`. Nothing that such a loss returns is
+masked or normalised yet; the recipe's normalisation follows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from node.own_code import Function, calling, load_function, unusable
+from node.training.advantages import group_advantages
+from node.training.losses.base import TokenLoss
+from node.training.losses.registry import NEEDS_PROXIMAL, LossInputs, evaluate
+from protocol.own_code import is_import_path
+from protocol.recipe import Objective
+
+Loss = Callable[[LossInputs, Objective], TokenLoss]
+Advantage = Callable[[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
+_LOSS = "a float tensor of one loss per token, or TokenLoss(loss, metrics), computed from tokens.logprobs"
+_ADVANTAGE = "an array of one finite number per sample"
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """needs_proximal: whether the loss is to be given the proximal policy's log-probs."""
+
+    loss: Loss
+    advantage: Advantage
+    needs_proximal: bool
+
+
+def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
+    """Those that the objective names, its own ones loaded from below `assets` and tried on a few numbers.
+
+    Raises OwnCodeError.
+    """
+    loss, needs_proximal = _loss(objective, assets)
+    advantage = _advantage(objective, assets)
+    return Functions(loss, advantage, needs_proximal)
+
+
+def _loss(objective: Objective, assets: Path | None) -> tuple[Loss, bool]:
+    name = objective.loss
+    if assets is None or not is_import_path(name):
+        return lambda tokens, o: evaluate(o, tokens), name in NEEDS_PROXIMAL
+    function = load_function(name, assets)
+
+    def loss(tokens: LossInputs, objective: Objective) -> TokenLoss:
+        return _checked_loss(name, calling(name, function, tokens, objective, wanted=_LOSS), tokens)
+
+    loss(_a_few_tokens(), objective)
+    return loss, bool(getattr(function, "needs_proximal", False))
+
+
+def _checked_loss(name: str, returned: object, tokens: LossInputs) -> TokenLoss:
+    found = TokenLoss(returned) if isinstance(returned, Tensor) else returned
+    if not isinstance(found, TokenLoss):
+        raise unusable(name, f"a {type(returned).__name__}", _LOSS)
+    _check_shape(name, "the loss", found.loss, tokens.logprobs)
+    for metric, values in found.metrics.items():
+        _check_shape(name, f"the metric {metric!r}", values, tokens.logprobs)
+    if tokens.logprobs.requires_grad and not found.loss.requires_grad:
+        raise unusable(name, "a loss that carries no gradient: it does not depend on tokens.logprobs", _LOSS)
+    if not bool(torch.isfinite(found.loss.detach()).all()):
+        bad = int(torch.isfinite(found.loss.detach()).logical_not().sum())
+        raise unusable(name, f"a loss that is not finite for {bad} of {len(found.loss)} tokens", _LOSS)
+    return found
+
+
+def _check_shape(name: str, what: str, found: object, like: Tensor) -> None:
+    if not isinstance(found, Tensor):
+        raise unusable(name, f"{what} is a {type(found).__name__}", _LOSS)
+    if found.shape != like.shape or not found.is_floating_point():
+        said = f"{what} is {str(found.dtype).removeprefix('torch.')}{list(found.shape)}"
+        raise unusable(name, f"{said} for {len(like)} tokens", _LOSS)
+
+
+def _a_few_tokens() -> LossInputs:
+    """Two samples of three tokens, one better and one worse than the other."""
+    logprobs = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0, -0.7], requires_grad=True)
+    sampler = torch.tensor([-0.6, -0.9, -2.0, -0.2, -2.5, -0.7])
+    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
+    return LossInputs(logprobs, sampler, advantages, torch.tensor([0, 0, 0, 1, 1, 1]), sampler.clone())
+
+
+def _advantage(objective: Objective, assets: Path | None) -> Advantage:
+    name = objective.advantage
+    if assets is None or not is_import_path(name):
+        return lambda groups, rewards, lengths: group_advantages(groups, rewards, lengths, name)
+    function = load_function(name, assets)
+
+    def advantage(
+        groups: NDArray[np.int64], rewards: NDArray[np.float32], lengths: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        return _checked_advantage(name, function, groups, rewards, lengths)
+
+    advantage(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1], dtype=np.float32), np.array([3, 4, 5, 6]))
+    return advantage
+
+
+def _checked_advantage(name: str, function: Function, *arguments: NDArray[Any]) -> NDArray[np.float32]:
+    returned = calling(name, function, *(values.copy() for values in arguments), wanted=_ADVANTAGE)
+    count = len(arguments[0])
+    try:
+        found = np.asarray(returned, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise unusable(name, f"a {type(returned).__name__}", _ADVANTAGE) from None
+    if found.shape != (count,):
+        raise unusable(name, f"an array of shape {list(found.shape)} for {count} samples", _ADVANTAGE)
+    if not np.isfinite(found).all():
+        raise unusable(name, f"numbers that are not finite for {int((~np.isfinite(found)).sum())} samples", _ADVANTAGE)
+    return found.astype(np.float32)

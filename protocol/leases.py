@@ -1,0 +1,229 @@
+"""Leases on the shards of one task: who may do which, until when, and whose result counts.
+
+The first valid claim holds; of two within CLASH_SECONDS the lighter by rendezvous, so that whoever hears both in
+another order comes to the same holder. A lease ends with its time, with its holder's death, or with a result. What
+comes after somebody else took over counts for nothing and costs nothing but that. Pure: the clock (seconds, monotonic)
+is an argument. Everybody keeps such a table from what was heard, so two honest ones may differ for a moment: what
+follows is hearsay (`protocol.checks.HEARSAY`).
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+
+from protocol.identity import Address
+from protocol.tasks import TaskId, TaskSpec, weight
+
+CLASH_SECONDS = 5.0
+"""Two claims that are no further apart may have been made without knowing of each other."""
+MOST_HELD = 2
+"""Shards of one task that one node may hold at a time: the one at hand, and the next."""
+STRIKES = 3
+"""Leases of one node that somebody else had to take over, or results of it that were refused, since its last accepted
+one; then its claims in this task are heard no more."""
+REMEMBERED = 8
+"""Nodes that are remembered of one shard to have held it: their late results are told apart from strangers'."""
+
+WorkId = bytes
+
+
+class Standing(Enum):
+    """What a result is worth when it is heard."""
+
+    COVERED = "covered"
+    UNCLAIMED = "unclaimed"
+    """its node was never heard to claim this shard: the claim may still come"""
+    LATE = "late"
+    """somebody else took over, or was first"""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """since, until: seconds."""
+
+    node: Address
+    since: float
+    until: float
+
+
+class _Shard(msgspec.Struct):
+    """held: who holds it now or held it last; holders: everybody who did; result: whose counts, and which; accepted:
+    the pool found it good; free_since: when it could be claimed (again); orphaned: when its holder was found dead."""
+
+    free_since: float
+    held: Lease | None = None
+    orphaned: float | None = None
+    holders: list[Address] = []
+    result: tuple[Address, WorkId] | None = None
+    accepted: bool = False
+
+
+class Leases:
+    """One task's. opened: when it was heard of."""
+
+    def __init__(self, task: TaskId, spec: TaskSpec, opened: float) -> None:
+        self.task = task
+        self.spec = spec
+        self._opened = opened
+        self._shards: dict[int, _Shard] = {}
+        self._claimed: dict[Address, set[int]] = {}
+        self._strikes: dict[Address, int] = {}
+        self._unclaimed: dict[tuple[int, Address], WorkId] = {}
+        self._standing: dict[WorkId, Standing] = {}
+        self.done: set[int] = set()
+        """Shards whose result was accepted."""
+        self.taken_over = 0
+
+    # claims
+
+    def claim(self, shard: int, node: Address, now: float, alive: Callable[[Address], bool]) -> bool:
+        """Hear a claim; whether its author holds the shard from now on (or still). alive: of the holder before."""
+        if not 0 <= shard < self.spec.shards:
+            return False
+        state = self._shards.setdefault(shard, _Shard(self._opened, holders=[]))
+        if state.result is not None or not self._may_claim(shard, node, now):
+            return False
+        held = state.held
+        if held is not None and now < held.until:
+            if held.node == node:
+                return True  # claiming twice changes nothing: not the holder, not the time
+            clash = now - held.since <= CLASH_SECONDS
+            lighter = weight(self.task, shard, node) < weight(self.task, shard, held.node)
+            if alive(held.node) and not (clash and lighter):
+                return False
+            if not clash:
+                self._lapsed(held.node)
+        elif held is not None and held.node != node:
+            self._lapsed(held.node)
+        elif held is not None:
+            self._strike(node)  # its own lease ran out, and it begins anew
+        self._give(state, shard, node, now)
+        return True
+
+    def _may_claim(self, shard: int, node: Address, now: float) -> bool:
+        if self._strikes.get(node, 0) >= STRIKES:
+            return False
+        siblings = [self._shards[one] for one in self.spec.siblings(shard) if one in self._shards and one != shard]
+        if any(_is_of(state, node, now) for state in siblings):
+            return False
+        return len(self.held(node, now)) < MOST_HELD or self.holds(shard, node, now)
+
+    def _give(self, state: _Shard, shard: int, node: Address, now: float) -> None:
+        state.held, state.orphaned = Lease(node, now, now + self.spec.lease_seconds), None
+        self._claimed.setdefault(node, set()).add(shard)
+        if node not in state.holders:
+            state.holders = [*state.holders, node][-REMEMBERED:]
+        early = self._unclaimed.pop((shard, node), None)
+        if early is not None:  # its result was faster than its claim
+            self._count(state, shard, node, early)
+
+    def _lapsed(self, node: Address) -> None:
+        self.taken_over += 1
+        self._strike(node)
+
+    def _strike(self, node: Address) -> None:
+        self._strikes[node] = self._strikes.get(node, 0) + 1
+
+    # results
+
+    def commit(self, shard: int, node: Address, work: WorkId) -> Standing:
+        """Hear of a result. One that comes after its lease, before anybody else claimed, counts."""
+        if work in self._standing and self._standing[work] is not Standing.UNCLAIMED:
+            return self._standing[work]
+        state = self._shards.get(shard)
+        if state is None or node not in state.holders:
+            if len(self._unclaimed) < self.spec.shards:
+                self._unclaimed[shard, node] = work
+            self._standing[work] = Standing.UNCLAIMED
+        elif state.result is not None or state.held is None or state.held.node != node:
+            self._standing[work] = Standing.LATE
+        else:
+            self._count(state, shard, node, work)
+        return self._standing[work]
+
+    def _count(self, state: _Shard, shard: int, node: Address, work: WorkId) -> None:
+        state.result = (node, work)
+        self._standing[work] = Standing.COVERED
+
+    def standing(self, work: WorkId) -> Standing:
+        """Of a result that was heard of."""
+        return self._standing.get(work, Standing.UNCLAIMED)
+
+    def decided(self, shard: int, work: WorkId, *, accepted: bool, now: float) -> None:
+        """The pool has decided about a result. A refused one's shard is free again; its node has a strike."""
+        state = self._shards.setdefault(shard, _Shard(self._opened, holders=[]))
+        if state.accepted:
+            return
+        if accepted:
+            node = state.result[0] if state.result and state.result[1] == work else None
+            state.accepted, state.result = True, state.result or (Address(""), work)
+            self.done.add(shard)
+            if node is not None:
+                self._strikes.pop(node, None)
+        elif state.result is not None and state.result[1] == work:
+            self._strike(state.result[0])
+            state.result, state.held, state.free_since = None, None, now
+
+    def finished(self, shard: int) -> None:
+        """The task's owner has this shard's result: what others may have missed."""
+        if 0 <= shard < self.spec.shards:
+            state = self._shards.setdefault(shard, _Shard(self._opened, holders=[]))
+            state.accepted, state.result = True, state.result or (Address(""), b"")
+            self.done.add(shard)
+
+    # what is free
+
+    def holder(self, shard: int, now: float) -> Address | None:
+        """Who holds a shard at this moment."""
+        held = self._shards[shard].held if shard in self._shards else None
+        return held.node if held is not None and now < held.until else None
+
+    def holds(self, shard: int, node: Address, now: float) -> bool:
+        return shard in self._shards and self._holds(self._shards[shard], node, now)
+
+    def held(self, node: Address, now: float) -> list[int]:
+        """The shards that a node holds and has no result of."""
+        mine = [shard for shard in self._claimed.get(node, ()) if self.holds(shard, node, now)]
+        if node in self._claimed:
+            self._claimed[node] = set(mine)
+        return sorted(mine)
+
+    def free_since(self, shard: int, now: float, alive: Callable[[Address], bool]) -> float | None:
+        """Since when a shard could be claimed; None while it cannot."""
+        state = self._shards.get(shard)
+        if state is None:
+            return self._opened
+        if state.result is not None:
+            return None
+        if state.held is None:
+            return state.free_since
+        if now >= state.held.until:
+            return state.held.until
+        if alive(state.held.node):
+            state.orphaned = None
+        elif state.orphaned is None:
+            state.orphaned = now
+        return state.orphaned
+
+    def is_barred(self, node: Address) -> bool:
+        """Whether its claims are heard no more."""
+        return self._strikes.get(node, 0) >= STRIKES
+
+    def may_claim(self, shard: int, node: Address, now: float) -> bool:
+        """Whether a free shard could be this node's."""
+        return self._may_claim(shard, node, now)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.done) == self.spec.shards
+
+    @staticmethod
+    def _holds(state: _Shard, node: Address, now: float) -> bool:
+        return state.result is None and state.held is not None and state.held.node == node and now < state.held.until
+
+
+def _is_of(state: _Shard, node: Address, now: float) -> bool:
+    """Whether a shard is a node's: it holds it, or its result stands."""
+    if state.result is not None:
+        return state.result[0] == node
+    return state.held is not None and state.held.node == node and now < state.held.until

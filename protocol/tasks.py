@@ -1,0 +1,196 @@
+"""Tasks of the swarm: what is asked for, cut into shards, and who should do which.
+
+A task is a specification, a blob; its root is the task's id. A shard's result is a rollout file whose commitment names
+the task in place of the policy and the shard in place of the submission's index, so that whatever holds of rollouts
+holds of it. Problems and random numbers follow from (task, shard) and not from who does it: whoever takes a shard over
+makes the same answers. Pure.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+from blake3 import blake3
+
+from protocol.blobs import describe
+from protocol.codec import decode_json
+from protocol.draw import sample_seed
+from protocol.errors import ProtocolError
+from protocol.identity import Address, address_bytes
+from protocol.run import Asset, EnvironmentSpec, RunSpec, check_asset_path
+from protocol.sections import LengthBudget, Rule, Section
+
+TaskId = bytes
+Kind = Literal["generate", "filter", "evaluate", "judge", "review"]
+Part = Literal["training", "held_out", "all"]
+Device = Literal["any", "cpu", "cuda"]
+
+MAX_SPEC_BYTES = 8 * 1024
+MAX_SHARDS = 8192
+MAX_SHARD_SIZE = 256
+MAX_SHARD_SAMPLES = 8192
+MAX_NAME = 128
+COPIES = 3
+"""How many nodes do the same of a judge or review task, each by itself."""
+ANYBODY = Address("0x0000000000000000000000000000000000000000")
+"""Stands for the node in the seeds of a task."""
+_RENDEZVOUS = "intellect-node task rendezvous v1"
+
+
+class TaskError(ProtocolError):
+    """A task that cannot be done as it is written."""
+
+
+class TaskSpec(Section, frozen=True):
+    """One task.
+
+    policy: 64 hex digits of the root of the policy that answers (empty: nothing is sampled, kind review); step: its
+    step; environment: as in a run, None: the run's own, with `assets` beside it; part: which of its problems,
+    "all" numbers the held-out ones after the training ones; first, last: numbers of the problems, without the last;
+    samples: answers to each; shard_size: problems of a shard; copies: nodes that each do the same; max_prompt_tokens,
+    max_output_tokens, temperature: 0 for the run's; lease_seconds: how long a claimed shard may take; device: what
+    engines must compute on; subject: 64 hex digits of what is judged (a rollout file) or reviewed (a package); judged:
+    the root that is named in that file's header; nonce: tells tasks apart that are equal otherwise.
+    """
+
+    kind: Kind
+    last: int
+    policy: str = ""
+    step: int = -1
+    environment: EnvironmentSpec | None = None
+    assets: tuple[Asset, ...] = ()
+    part: Part = "training"
+    first: int = 0
+    samples: int = 1
+    shard_size: int = 16
+    copies: int = 1
+    max_prompt_tokens: int = 0
+    max_output_tokens: int = 0
+    temperature: float = 0.0
+    lease_seconds: float = 120.0
+    device: Device = "any"
+    subject: str = ""
+    nonce: str = ""
+    version: int = 1
+
+    @property
+    def problems(self) -> int:
+        return self.last - self.first
+
+    @property
+    def spans(self) -> int:
+        """Stretches of problems, each done by `copies` nodes."""
+        return -(-self.problems // self.shard_size)
+
+    @property
+    def shards(self) -> int:
+        return self.spans * self.copies
+
+    @property
+    def samples_asked(self) -> bool:
+        """Whether its results are rollout files."""
+        return self.kind != "review"
+
+    def numbers(self, shard: int) -> range:
+        """The problems of a shard, 0 <= shard < shards."""
+        if not 0 <= shard < self.shards:
+            raise IndexError(f"shard {shard} of {self.shards}")
+        start = self.first + shard // self.copies * self.shard_size
+        return range(start, min(start + self.shard_size, self.last))
+
+    def siblings(self, shard: int) -> range:
+        """The shards that ask for the same, this one among them: no node does two of them."""
+        start = shard - shard % self.copies
+        return range(start, start + self.copies)
+
+    def check(self) -> None:
+        """Raise TaskError naming the first field that makes no sense."""
+        for field, good, rule in self._rules():
+            if not good:
+                raise TaskError(f"unusable task: {field}", rule, "correct what was asked for")
+        for asset in self.assets:
+            check_asset_path(asset.path)
+
+    def _rules(self) -> list[Rule]:
+        pinned = self.kind in ("judge", "review")
+        sizes = 1 <= self.shard_size <= MAX_SHARD_SIZE and 1 <= self.samples <= 256
+        return [
+            ("version", self.version == 1, "this program reads version 1"),
+            ("problems", 0 <= self.first < self.last < 2**63, "must be a range that is not empty"),
+            (
+                "samples",
+                sizes and self.shard_size * self.samples <= MAX_SHARD_SAMPLES,
+                "1 to 256 to each, 8192 a shard",
+            ),
+            ("copies", self.copies == (COPIES if pinned else 1), f"{COPIES} to judge or review, otherwise 1"),
+            ("shards", sizes and self.shards <= MAX_SHARDS, f"at most {MAX_SHARDS}: make each larger"),
+            ("policy", is_root(self.policy) or self.kind == "review", "must be the root of a policy, 64 hex digits"),
+            ("subject", is_root(self.subject) == pinned, "must be a root, 64 hex digits, to judge or review"),
+            ("lease_seconds", 1 <= self.lease_seconds <= 86_400, "must be 1 to 86400"),
+            ("temperature", self.temperature == 0 or 0.01 <= self.temperature <= 10, "must be 0 or 0.01 to 10"),
+            ("tokens", 0 <= min(self.max_prompt_tokens, self.max_output_tokens), "limits are not negative"),
+            ("tokens", max(self.max_prompt_tokens, self.max_output_tokens) <= 1 << 20, "limits are at most 1048576"),
+            ("nonce", len(self.nonce) <= MAX_NAME, f"at most {MAX_NAME} characters"),
+            ("assets", len(self.assets) <= 16, "a task has at most 16 files"),
+        ]
+
+
+def is_root(text: str) -> bool:
+    """Whether these are 64 lower-case hex digits."""
+    return len(text) == 64 and not set(text) - set("0123456789abcdef")
+
+
+def encode_task(spec: TaskSpec) -> bytes:
+    """Canonical JSON: keys in sorted order, no spaces. These bytes are the task's blob."""
+    return msgspec.json.encode(msgspec.to_builtins(spec), order="sorted")
+
+
+def decode_task(data: bytes) -> TaskSpec:
+    """Parse and check; raises TaskError. One task has one encoding: another one would be another id."""
+    spec = decode_json(data, TaskSpec, limit=MAX_SPEC_BYTES, error=TaskError, what="unusable task")
+    spec.check()
+    if encode_task(spec) != data:
+        raise TaskError("unusable task", "it is not written in canonical form", "write it with encode_task")
+    return spec
+
+
+def task_id(encoded: bytes) -> TaskId:
+    """32 bytes: the blob root of the specification."""
+    return describe(encoded).root
+
+
+def run_of_shard(run: RunSpec, spec: TaskSpec, shard: int) -> RunSpec:
+    """The run by which a shard is made and checked: the task's environment and sizes, no length budgets."""
+    base = run.rollout
+    rollout = msgspec.structs.replace(
+        base,
+        group_size=spec.samples,
+        prompts_per_file=len(spec.numbers(shard)),
+        max_prompt_tokens=spec.max_prompt_tokens or base.max_prompt_tokens,
+        max_output_tokens=spec.max_output_tokens or base.max_output_tokens,
+        temperature=spec.temperature or base.temperature,
+    )
+    environment = spec.environment or run.environment
+    return msgspec.structs.replace(run, rollout=rollout, environment=environment, length_budget=LengthBudget())
+
+
+def shard_seed(task: TaskId, shard: int, group: int, sample: int) -> bytes:
+    """The 32-byte seed of one answer's random numbers, whoever gives it."""
+    return sample_seed(task, ANYBODY, shard, group, sample)
+
+
+def weight(task: TaskId, shard: int, node: Address) -> int:
+    """Rendezvous hashing (Thaler, Ravishankar 1996): of the nodes that could do a shard the lightest should."""
+    place = task + shard.to_bytes(8, "little") + address_bytes(node)
+    return int.from_bytes(blake3(place, derive_key_context=_RENDEZVOUS).digest(8))
+
+
+def rank(task: TaskId, shard: int, own: Address, others: Iterable[Address]) -> int:
+    """How many of `others` should do a shard rather than `own`."""
+    mine = weight(task, shard, own)
+    return sum(weight(task, shard, one) < mine for one in others if one != own)
+
+
+def admits_engine(spec: TaskSpec, engine: str) -> bool:
+    """Whether a node whose heartbeat names this engine meets what the task requires."""
+    return spec.device == "any" or f"({spec.device}" in engine
