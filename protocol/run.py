@@ -250,8 +250,8 @@ YOUNGER: dict[str, Any] = {
     "environment.reward": "",
     "environment.parts.reward": "",
     "evaluation.environments": (),
-    "rollout.max_turns": 0,
-    "rollout.max_environment_tokens": 1024,
+    "rollout.max_turns": RolloutSpec().max_turns,
+    "rollout.max_environment_tokens": RolloutSpec().max_environment_tokens,
 }
 """What the first pools did not have: path -> the value that says nothing. A path goes through lists."""
 
@@ -336,8 +336,9 @@ def _leave_out(table: dict[str, Any], path: list[str], plain: Any) -> None:
         if table.get(name) == plain:
             del table[name]
         return
-    inner = table[name]
-    for one in inner if isinstance(inner, list | tuple) else [inner]:
+    inner: Any = table[name]
+    tables: tuple[dict[str, Any], ...] = inner if isinstance(inner, tuple) else (inner,)
+    for one in tables:
         _leave_out(one, deeper, plain)
 
 

@@ -8,6 +8,7 @@ Knows the run's engine and environment; leaves files and progress to its caller.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -101,4 +102,4 @@ class Difficulty:
         if target is None:
             return self._environment.prompt_tokens(problem)
         text = told(self._run.length_budget, problem.prompt, target)
-        return self._environment.prompt_tokens(Problem(problem.problem_id, text, problem.answer))
+        return self._environment.prompt_tokens(replace(problem, prompt=text))

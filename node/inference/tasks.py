@@ -5,7 +5,7 @@ capacity class in the file's header.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from node.environments.base import Environment, Problem, Transcript
 from protocol.budgets import draw_targets, limits, shaped, told
@@ -57,7 +57,7 @@ def deal(
     if targets:
         budget = run.length_budget
         asked = [
-            Problem(problem.problem_id, told(budget, problem.prompt, target), problem.answer)
+            replace(problem, prompt=told(budget, problem.prompt, target))
             for problem, target in zip(problems, targets, strict=True)
         ]
     prompts = [environment.prompt_tokens(problem) for problem in asked]

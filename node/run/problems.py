@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -102,7 +103,7 @@ def _asked(run: RunSpec, problem: Problem) -> Problem:
     targets = run.length_budget.targets
     if not targets:
         return problem
-    return Problem(problem.problem_id, told(run.length_budget, problem.prompt, targets[-1]), problem.answer)
+    return replace(problem, prompt=told(run.length_budget, problem.prompt, targets[-1]))
 
 
 def _facts(run: RunSpec, environment: Environment) -> list[PartFacts]:

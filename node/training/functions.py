@@ -1,7 +1,7 @@
 """What turns rewards into advantages and log-probs into a loss: ours by name, or functions that a run at a desk brings.
 
     loss(tokens: LossInputs, objective: Objective) -> Tensor or TokenLoss     float[n], per token, differentiable
-    advantage(groups: int64[n], rewards: float32[n], lengths: int64[n]) -> array    float[n], per sample
+    advantage(samples: Samples) -> array                                      float[n], per sample
 
 What one's own functions return is checked: shape, type, finite numbers, and that the loss depends on the log-probs.
 A loss that needs `proximal_logprobs` says so: `my_loss.needs_proximal = True`. Nothing that such a loss returns is
@@ -11,7 +11,6 @@ masked or normalised yet; the recipe's normalisation follows.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,19 +24,32 @@ from node.training.losses.registry import NEEDS_PROXIMAL, LossInputs, evaluate
 from protocol.own_code import is_import_path
 from protocol.recipe import Objective
 
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Per sample. groups: int64[n], any labels; rewards: float32[n], shaped by length where the recipe shapes them;
+    lengths: int64[n], sampled tokens."""
+
+    groups: NDArray[np.int64]
+    rewards: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+
+
 Loss = Callable[[LossInputs, Objective], TokenLoss]
-Advantage = Callable[[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
+Advantage = Callable[[Samples], NDArray[np.float32]]
 _LOSS = "a float tensor of one loss per token, or TokenLoss(loss, metrics), computed from tokens.logprobs"
 _ADVANTAGE = "an array of one finite number per sample"
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """needs_proximal: whether the loss is to be given the proximal policy's log-probs."""
+    """needs_proximal: whether the loss is to be given the proximal policy's log-probs; metrics: names of what a loss of
+    one's own measures of each token."""
 
     loss: Loss
     advantage: Advantage
     needs_proximal: bool
+    metrics: tuple[str, ...] = ()
 
 
 def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
@@ -45,22 +57,17 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
 
     Raises OwnCodeError.
     """
-    loss, needs_proximal = _loss(objective, assets)
     advantage = _advantage(objective, assets)
-    return Functions(loss, advantage, needs_proximal)
-
-
-def _loss(objective: Objective, assets: Path | None) -> tuple[Loss, bool]:
     name = objective.loss
     if assets is None or not is_import_path(name):
-        return lambda tokens, o: evaluate(o, tokens), name in NEEDS_PROXIMAL
+        return Functions(lambda tokens, o: evaluate(o, tokens), advantage, name in NEEDS_PROXIMAL)
     function = load_function(name, assets)
 
     def loss(tokens: LossInputs, objective: Objective) -> TokenLoss:
         return _checked_loss(name, calling(name, function, tokens, objective, wanted=_LOSS), tokens)
 
-    loss(_a_few_tokens(), objective)
-    return loss, bool(getattr(function, "needs_proximal", False))
+    metrics = tuple(sorted(loss(_a_few_tokens(), objective).metrics))
+    return Functions(loss, advantage, bool(getattr(function, "needs_proximal", False)), metrics)
 
 
 def _checked_loss(name: str, returned: object, tokens: LossInputs) -> TokenLoss:
@@ -97,21 +104,20 @@ def _a_few_tokens() -> LossInputs:
 def _advantage(objective: Objective, assets: Path | None) -> Advantage:
     name = objective.advantage
     if assets is None or not is_import_path(name):
-        return lambda groups, rewards, lengths: group_advantages(groups, rewards, lengths, name)
+        return lambda samples: group_advantages(samples.groups, samples.rewards, samples.lengths, name)
     function = load_function(name, assets)
 
-    def advantage(
-        groups: NDArray[np.int64], rewards: NDArray[np.float32], lengths: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        return _checked_advantage(name, function, groups, rewards, lengths)
+    def advantage(samples: Samples) -> NDArray[np.float32]:
+        return _checked_advantage(name, function, samples)
 
-    advantage(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1], dtype=np.float32), np.array([3, 4, 5, 6]))
+    rewards = np.array([0, 1, 1, 1], dtype=np.float32)
+    advantage(Samples(np.array([0, 0, 1, 1]), rewards, np.array([3, 4, 5, 6])))
     return advantage
 
 
-def _checked_advantage(name: str, function: Function, *arguments: NDArray[Any]) -> NDArray[np.float32]:
-    returned = calling(name, function, *(values.copy() for values in arguments), wanted=_ADVANTAGE)
-    count = len(arguments[0])
+def _checked_advantage(name: str, function: Function, samples: Samples) -> NDArray[np.float32]:
+    returned = calling(name, function, samples, wanted=_ADVANTAGE)
+    count = len(samples.rewards)
     try:
         found = np.asarray(returned, dtype=np.float64)
     except (TypeError, ValueError):

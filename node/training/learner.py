@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from node.training.advantages import overlong_penalty, row_weights
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
-from node.training.functions import functions_of
+from node.training.functions import Samples, functions_of
 from node.training.losses.registry import LossInputs
 from node.training.losses.regularisers import reference_kl
 from node.training.memory import out_of_memory_says_what_to_lower
@@ -130,7 +130,7 @@ class Learner:
         good, refused = usable_rows(rows, self.vocabulary)
         with timing("pack"):
             updates = self._updates(good, step)
-        tally = Tally()
+        tally = Tally(self._functions.metrics)
         norms: list[float] = []
         with out_of_memory_says_what_to_lower(self._settings, step):
             self._find_proximal(updates)
@@ -164,7 +164,7 @@ class Learner:
         lengths = np.array([row.length for row in rows], dtype=np.int64)
         rewards = np.array([row.reward for row in rows], dtype=np.float32)
         rewards += overlong_penalty(lengths, self._limit, objective.overlong_share)
-        advantages = self._functions.advantage(groups, rewards, lengths)
+        advantages = self._functions.advantage(Samples(groups, rewards, lengths))
         finished = np.array([row.finished for row in rows], dtype=bool)
         learnt = finished if objective.mask_truncated else np.ones(len(rows), dtype=bool)
         updates = []

@@ -21,9 +21,10 @@ SOLVED = 1 - 1e-6
 
 
 class Tally:
-    """Sums over this rank's loss tokens."""
+    """Sums over this rank's loss tokens. own: names of what the run's own loss measures besides."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[str] = ()) -> None:
+        self._names = (*PER_TOKEN, *(name for name in own if name not in PER_TOKEN))
         self._loss = 0.0
         self._tokens = 0
         self._real = 0
@@ -53,10 +54,10 @@ class Tally:
     def metrics(self, world: World, updates: int) -> dict[str, float]:
         """Over all ranks, which all have to call this. loss: mean over `updates` optimiser steps. What is a mean over
         trained tokens is absent where there were none."""
-        sums = [self._loss, self._tokens, self._real, self._computed, *(self._sums.get(n, 0.0) for n in PER_TOKEN)]
+        sums = [self._loss, self._tokens, self._real, self._computed, *(self._sums.get(n, 0.0) for n in self._names)]
         loss, tokens, real, computed, *per_token = world.sums([float(value) for value in sums])
-        ratio_max, *known = world.maxima([self._ratio_max, *(float(name in self._sums) for name in PER_TOKEN)])
-        means = {n: v / max(tokens, 1.0) for n, v, there in zip(PER_TOKEN, per_token, known, strict=True) if there}
+        ratio_max, *known = world.maxima([self._ratio_max, *(float(name in self._sums) for name in self._names)])
+        means = {n: v / max(tokens, 1.0) for n, v, there in zip(self._names, per_token, known, strict=True) if there}
         return {
             "loss": loss / updates,
             **means,

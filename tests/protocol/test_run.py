@@ -18,7 +18,22 @@ from protocol.run import (
     decode_run,
     encode_run,
 )
-from protocol.sections import Alarms, Budget, EnvironmentPart, Filters, LengthBudget, Pay, Requirement, Requirements
+from protocol.sections import (
+    Alarms,
+    Budget,
+    EnvironmentPart,
+    EvaluationEnvironment,
+    Filters,
+    LengthBudget,
+    Pay,
+    Requirement,
+    Requirements,
+)
+
+
+def evaluated(*environments: EvaluationEnvironment) -> EvaluationSpec:
+    return EvaluationSpec(environments=environments)
+
 
 RUN = RunSpec(name="sort", environment=EnvironmentSpec(name="sort", args={"digits": 4}))
 FULL = RunSpec(
@@ -63,6 +78,20 @@ def test_a_younger_section_is_in_the_bytes_where_it_says_something() -> None:
     assert b'"pay":{' not in encode_run(RUN)
 
 
+def test_younger_settings_inside_a_section_are_in_the_bytes_where_they_say_something() -> None:
+    """At every depth: in a section, in an environment, in each part of a mix."""
+    parts = (EnvironmentPart(name="sort"), EnvironmentPart(name="reverse", reward="mine:score"))
+    mixed = msgspec.structs.replace(
+        RUN,
+        environment=EnvironmentSpec(name="mix", parts=parts),
+        evaluation=evaluated(EvaluationEnvironment(name="reverse", label="e")),
+    )
+    encoded = encode_run(mixed)
+    assert decode_run(encoded, desk=True) == mixed
+    assert encoded.count(b'"reward":"mine:score"') == 1 and encoded.count(b'"reward":""') == 1
+    assert b'"environments":[{' in encoded and b'"environments"' not in encode_run(RUN)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -74,6 +103,18 @@ def test_a_younger_section_is_in_the_bytes_where_it_says_something() -> None:
         ({"recipe": Recipe(clip_high=5.0)}, "clip_high"),
         ({"recipe": Recipe(ratio_cap=0.5)}, "ratio_cap"),
         ({"recipe": Recipe(target_reward=0.0)}, "target_reward"),
+        ({"recipe": Recipe(loss="mine:loss")}, "recipe.loss = 'mine:loss' is code"),
+        ({"recipe": Recipe(advantage="mine:a")}, "recipe.advantage = 'mine:a' is code"),
+        ({"recipe": Recipe(loss="../mine:loss")}, "recipe.loss"),
+        ({"environment": EnvironmentSpec(name="sort", reward="mine:score")}, "environment.reward = 'mine:score' is"),
+        ({"environment": EnvironmentSpec(name="sort", reward="mine")}, "environment.reward"),
+        ({"evaluation": evaluated(EvaluationEnvironment(name="sort"))}, "evaluation.environments.label"),
+        ({"evaluation": evaluated(*[EvaluationEnvironment(name="reverse")] * 2)}, "evaluation.environments.label"),
+        (
+            {"evaluation": evaluated(EvaluationEnvironment(name="reverse", label="a/b"))},
+            "evaluation.environments.label",
+        ),
+        ({"evaluation": evaluated(EvaluationEnvironment(name="mix"))}, "cannot be mixed"),
         ({"name": ""}, "name"),
         ({"version": 2}, "version"),
         ({"assets": (Asset(path="../secret", root="00", size=1),)}, "assets"),

@@ -13,24 +13,7 @@ from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.math_scorer import MathScorer, final_answer
 from node.environments.registry import load_environment
 from protocol.run import EnvironmentSpec
-
-
-class Characters:
-    """A tokenizer whose ids are code points; a line feed ends an answer."""
-
-    eos = frozenset({10})
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(c) for c in text]
-
-    def decode(self, tokens: Any) -> str:
-        return "".join(chr(t) for t in tokens if t != 10)
-
-    def encode_chat(self, text: str) -> list[int]:
-        return self.encode(f"<user>{text}<assistant>")
-
-    def encode_reply(self, text: str) -> list[int]:
-        return self.encode(f"<user>{text}<assistant>")
+from tests.node.environments.tokens import Characters
 
 
 def load(name: str, assets: Path, **args: Any):
