@@ -13,7 +13,7 @@ from cli.places import StateDir, chosen_directory
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cli.task.asking import Sizes, Wish
+    from cli.task.asking import Wish
     from cli.task.telling import Maker
 
 app = typer.Typer(

@@ -41,8 +41,8 @@ DOMAIN = Domain(31337, OTHER.address)
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
 POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
 SECTIONS = (
-    "schema_version node network run stake pay swarm work training contributions verdicts audit tasks slashed network_stats "
-    "board processes restarts services last_error events"
+    "schema_version node network run stake pay swarm work training contributions verdicts audit tasks slashed "
+    "network_stats board processes restarts services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
