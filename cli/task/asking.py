@@ -88,6 +88,7 @@ def of_own(bench: Bench, kind: "Kind", part: "Part", first: int, problems: int, 
 
 def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
     """A filter over every row of a data set."""
+    import shutil
     import tempfile
 
     from node.inference.shards import problems_in
@@ -95,11 +96,12 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
     from protocol.tasks import TaskSpec
 
     path = f"data/{'rows.parquet' if data.suffix == '.parquet' else 'rows.jsonl'}"
+    asset = _asset(path, data)
     environment = EnvironmentSpec(name="dataset", args={"path": path, "template": template})
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
         place = Path(folder) / path
         place.parent.mkdir()
-        place.symlink_to(data.resolve())
+        shutil.copyfile(data, place)
         loaded = bench.environment(environment, Path(folder))
         try:
             rows = problems_in(loaded, "all")
@@ -110,7 +112,7 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
         part="all",
         last=rows,
         environment=environment,
-        assets=(_asset(path, data),),
+        assets=(asset,),
         **sizes.fields(),
     )
     return Wish(spec, sizes.policy, {path: data}, data)
