@@ -40,7 +40,7 @@ async def obtain_run(root: bytes, blobs: Blobs, sources: Sources, directory: Pat
     spec = decode_run(await trio.to_thread.run_sync(path.read_bytes))
     assets = directory / root.hex()[:16]
     for asset in spec.assets:
-        await _place(asset, blobs, sources, assets)
+        await place_asset(asset, blobs, sources, assets)
     log.info("run.obtained", name=spec.name, root=root.hex()[:16], files=len(spec.assets))
     return Run(spec, root, encode_run(spec), assets)
 
@@ -68,7 +68,8 @@ def image_limit(spec: RunSpec) -> int:
     return 2 * model + (1 << 20)
 
 
-async def _place(asset: Asset, blobs: Blobs, sources: Sources, directory: Path) -> None:
+async def place_asset(asset: Asset, blobs: Blobs, sources: Sources, directory: Path) -> None:
+    """Put a file of a run or task into `directory`, asking for it until somebody has it."""
     own = await trio.to_thread.run_sync(_own_interpreter, asset)
     if own is not None:
         await trio.to_thread.run_sync(_link, own, directory / asset.path)

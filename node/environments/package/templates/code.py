@@ -19,10 +19,15 @@ import random
 import re
 
 TASKS = {
-    "the sum": "sum(x)", "the product": "__import__('math').prod(x)", "the largest": "max(x)", "the smallest": "min(x)",
-    "the difference of the largest and the smallest": "max(x) - min(x)", "how many are even": "sum(n % 2 == 0 for n in x)",
-    "the sum of the squares": "sum(n * n for n in x)", "how many there are": "len(x)",
-}  # fmt: skip
+    "the sum": "sum(x)",
+    "the product": "__import__('math').prod(x)",
+    "the largest": "max(x)",
+    "the smallest": "min(x)",
+    "the largest minus the smallest": "max(x) - min(x)",
+    "how many are even": "sum(n % 2 == 0 for n in x)",
+    "the sum of the squares": "sum(n * n for n in x)",
+    "how many there are": "len(x)",
+}
 
 
 def rows():
