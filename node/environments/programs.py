@@ -54,7 +54,7 @@ class ProgramRunner:
         All together may use TOTAL times what one may; after that, the rest is out of fuel.
         """
         if self._sandbox is None:
-            self._sandbox = self._opener({f"{_ENTRY}.py": guest(_ENTRY)}, _ENTRY, self._limits)
+            self._sandbox = self.open(_ENTRY, guest(_ENTRY))
         left = TOTAL * self._limits.fuel
         for trial in trials:
             if left <= 0:
@@ -63,6 +63,10 @@ class ProgramRunner:
             for outcome in self._sandbox.run([_call(source, trial, min(left, self._limits.fuel))]):
                 left -= outcome.fuel if isinstance(outcome, Outcome) else 0
                 yield outcome
+
+    def open(self, entry: str, text: bytes) -> Sandbox:
+        """A sandbox of its own for another module, under the same limits."""
+        return self._opener({f"{entry}.py": text}, entry, self._limits)
 
     def close(self) -> None:
         if self._sandbox is not None:

@@ -147,7 +147,7 @@ def _check_prompt(item: Item, name: str) -> None:
     except ValueError as error:
         raise PackageError(
             f"the environment {name!r} cannot be used", f"row {item.number}: {error}", "mend prompt(row)"
-        )
+        ) from None
 
 
 def _wrong_rewards(item: Item, played: Mapping[str, Played]) -> Iterator[Finding]:
