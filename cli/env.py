@@ -142,13 +142,15 @@ def list_(as_json: AsJson = False) -> None:
         )
     _print_table([(row.name, "", row.about) for row in BUILTIN.values()], "built in")
     _print_table([(one.name, one.determinism, one.about) for one in TASK_TYPES.values()], "task_type in dataset")
-    _print_table([(one.manifest.name, one.manifest.determinism, one.root) for one in packages], "package")
+    for one in packages:
+        about = f"{one.manifest.name}  ({one.manifest.determinism}) {clean(one.manifest.about)}"
+        console().print(about, markup=False, soft_wrap=True)
+        console().print(f"  {one.root}", soft_wrap=True)
     return None
 
 
 def _print_table(rows: list[tuple[str, str, str]], title: str) -> None:
-    if not rows:
-        return
+    """Rows of (name, class, about)."""
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2), show_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
