@@ -45,6 +45,7 @@ BUILTIN = {
         Builtin("sort", "put digits into ascending order", "node.environments.sort"),
         Builtin("reverse", "write digits backwards", "node.environments.reverse"),
         Builtin("retry", "put digits into ascending order, in several tries", "node.environments.retry"),
+        Builtin("tools", "a dataset, with tools to call", "node.environments.tools.environment", "path"),
         Builtin(
             "dataset", "rows of a JSONL or parquet file, as INTELLECT-2 published", "node.environments.dataset", "path"
         ),
