@@ -24,14 +24,14 @@ KNOWN = (python.NAME, corpus.NAME)
 
 class Arguments(dataset.Arguments, frozen=True, forbid_unknown_fields=True):
     """path and what follows: as in `dataset`; tools: names, with blanks between them; corpus: what `search` looks
-    through, below the run's assets; calls: most of one rollout; result_characters: most of one result; fuel: most
+    through, below the run's assets; calls: most of one rollout; result_characters: most of one result; call_fuel: most
     instructions of one call of `python`; instructions: put before each prompt, {tools} says how tools are called."""
 
     tools: str = python.NAME
     corpus: str = ""
     calls: int = 3
     result_characters: int = 2000
-    fuel: int = 2_000_000_000
+    call_fuel: int = 2_000_000_000
     instructions: str = "{tools}\n\n"
 
 
@@ -39,7 +39,6 @@ class ToolEnvironment:
     """The problems of another environment, with tools."""
 
     name = "tools"
-    determinism: Determinism = "bounded"
 
     def __init__(
         self, problems: Environment, tools: Mapping[str, Tool], tokenizer: Tokenizer, arguments: Arguments
@@ -52,6 +51,7 @@ class ToolEnvironment:
         about = how_to_call([(name, tool.about) for name, tool in tools.items()])
         self._instructions = arguments.instructions.replace("{tools}", about)
         self.turns = arguments.calls + 1
+        self.determinism: Determinism = "judged" if problems.determinism == "judged" else "bounded"
         self.size, self.held_back = problems.size, problems.held_back
 
     @property
@@ -96,6 +96,11 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
     return ToolEnvironment(dataset.load(arguments, assets, tokenizer), tools, tokenizer, arguments)
 
 
+def calls_python(args: Mapping[str, int | float | str]) -> bool:
+    """Whether a run file's arguments ask for the tool that needs the sandbox's interpreter."""
+    return python.NAME in str(args.get("tools", python.NAME)).split()
+
+
 def _checked(arguments: Arguments) -> list[str]:
     """The names of the tools."""
     names = list(dict.fromkeys(arguments.tools.split()))
@@ -116,9 +121,9 @@ def _tool(name: str, arguments: Arguments, assets: Path) -> Tool:
     if name == corpus.NAME:
         return corpus.SearchTool(corpus.load_corpus(_corpus_file(arguments, assets)), arguments.result_characters)
     try:
-        limits = Limits(fuel=arguments.fuel, memory_mib=256)
+        limits = Limits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib)
     except ValueError as error:
-        raise _unusable(str(error), "change fuel") from None
+        raise _unusable(str(error), "change call_fuel or memory_mib") from None
     return python.PythonTool(opener_for(assets), limits, arguments.result_characters + 1)
 
 

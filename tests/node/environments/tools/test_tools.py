@@ -209,7 +209,7 @@ def test_only_the_last_answer_scores_and_a_call_is_none(environment: Environment
         ({"tools": "search", "corpus": "../c.jsonl"}, "leaves"),
         ({"calls": 0}, "1..64"),
         ({"result_characters": 3}, "16"),
-        ({"fuel": -1}, "fuel"),
+        ({"call_fuel": -1}, "fuel"),
     ],
 )
 def test_tools_that_make_no_sense_are_refused(tmp_path: Path, args: dict[str, Any], why: str) -> None:
