@@ -37,7 +37,7 @@ class Counting(Service):
         station = self._station
         audit = describe_audit(station.jury, station.membership, station.run.spec.audit)
         tasks = [describe_task(task, trio.current_time()) for task in station.jury.tasks.tasks()]
-        return {"audit": audit, "contributions": self._contributions.status(), "tasks": tasks}
+        return {"audit": audit, "contributions": self._contributions.status(), "tasks": {"known": tasks}}
 
     async def _count(self) -> None:
         async for id in self._station.jury.watch():
