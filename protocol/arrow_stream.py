@@ -32,14 +32,23 @@ class MalformedStream(ProtocolError):
 
 
 def read_stream(
-    data: bytes, columns: Sequence[Column], header_key: bytes, max_rows: int, max_metadata: int = MAX_METADATA
+    data: bytes,
+    columns: Sequence[Column],
+    header_key: bytes,
+    max_rows: int,
+    max_metadata: int = MAX_METADATA,
+    *,
+    optional: Column | None = None,
 ) -> tuple[bytes, list[dict[str, Any]]]:
-    """(value of the only metadata entry, rows). max_metadata: bytes of a message's metadata, the header among them.
-    Raises MalformedStream."""
+    """(value of the only metadata entry, rows). max_metadata: bytes of a message's metadata, the header among them;
+    optional: a last column that may be there or not, in rows of its own name. Raises MalformedStream."""
     schema, schema_body, at = _message(data, 0, max_metadata)
     if len(schema_body):
         raise MalformedStream("a schema with a body")
-    header = _read_schema(_header(schema, _SCHEMA), columns, header_key)
+    found = _header(schema, _SCHEMA)
+    if optional is not None and found.vector(1, 4)[1] == len(columns) + 1:
+        columns = [*columns, optional]
+    header = _read_schema(found, columns, header_key)
     batch, body, at = _message(data, at, max_metadata)
     if data[at:] not in (b"", _END):
         raise MalformedStream("it must hold one record batch and nothing after it")

@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol import segments
 from protocol.cuts import Cuts
 from protocol.envelope import ProofSubject, open_envelope
 from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
-from protocol.run import RunSpec, VerificationSpec
+from protocol.run import RolloutSpec, RunSpec, VerificationSpec
 from protocol.statements import Outcome, WorkCommitment
 from protocol.toploc import MalformedProof, Proof, ProofErrors
 
@@ -44,6 +45,7 @@ class Reason(IntEnum):
     SUSPECTED = 17
     CONVICTED = 18
     NOT_LEASED = 19
+    FORGED_TURN = 20
 
 
 OBJECTIVE = frozenset(
@@ -56,6 +58,7 @@ OBJECTIVE = frozenset(
         Reason.BAD_PROOF_FORM,
         Reason.TERMINATION,
         Reason.UNITS,
+        Reason.FORGED_TURN,
     }
 )
 
@@ -132,8 +135,11 @@ def check_groups(batch: RolloutBatch, run: RunSpec) -> Fault | None:
     return Fault(Reason.INCOMPLETE_GROUP, detail, missing[0][0] if missing else -1)
 
 
-def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int) -> Fault | None:
-    """Prompts, outputs and token ids are within the run's limits, the engine is one that it admits."""
+def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int, turns: int = 1) -> Fault | None:
+    """Prompts, outputs, turns and token ids are within the run's limits, the engine is one that it admits.
+
+    turns: most answers in one rollout, as run and environment say.
+    """
     rollout, engine = run.rollout, batch.header.engine
     objection = run.verification.objection(engine)
     if objection:
@@ -141,17 +147,31 @@ def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int) -> Fault | No
     for row in batch.rows:
         if not 1 <= len(row.prompt) <= rollout.max_prompt_tokens:
             return Fault(Reason.MALFORMED, f"a prompt of {len(row.prompt)} tokens", row.group)
-        if not 1 <= len(row.output) <= rollout.max_output_tokens:
-            return Fault(Reason.MALFORMED, f"an output of {len(row.output)} tokens", row.group)
+        odd = _segments_fault(row, rollout, turns)
+        if odd:
+            return Fault(Reason.MALFORMED, odd, row.group)
+        if not 1 <= row.units <= rollout.max_output_tokens:
+            return Fault(Reason.MALFORMED, f"an output of {row.units} tokens", row.group)
         if min(row.prompt + row.output) < 0 or max(row.prompt + row.output) >= vocabulary:
             return Fault(Reason.MALFORMED, "a token outside the vocabulary", row.group)
     return None
 
 
+def _segments_fault(row: SampleRow, rollout: RolloutSpec, turns: int) -> str:
+    """What is wrong with how a rollout is cut into turns; empty if nothing is."""
+    if not row.segments:
+        return ""
+    odd = segments.objection(row.segments, len(row.output))
+    if odd or segments.turns(row.segments) > turns:
+        return odd or f"{segments.turns(row.segments)} turns where there are {turns} at most"
+    said = len(row.output) - row.units
+    return f"{said} tokens of the environment" if said > rollout.max_environment_tokens else ""
+
+
 def check_units(batch: RolloutBatch, commitment: WorkCommitment) -> Fault | None:
-    """Units are output tokens, no more and no less."""
+    """Units are sampled tokens, no more and no less."""
     if batch.units != commitment.units:
-        return Fault(Reason.UNITS, f"{commitment.units} units claimed, {batch.units} output tokens present")
+        return Fault(Reason.UNITS, f"{commitment.units} units claimed, {batch.units} sampled tokens present")
     return None
 
 
@@ -174,27 +194,54 @@ def check_draw(batch: RolloutBatch, expected: Sequence[ExpectedProblem]) -> Faul
 def check_termination(
     batch: RolloutBatch, run: RunSpec, eos: frozenset[int], limits: Sequence[int] = ()
 ) -> Fault | None:
-    """An output ends at its first end token or at the length limit, and says which.
+    """An answer ends at its first end token, the last one there or at the length limit, and the row says which.
 
-    limits: most output tokens of each group, where length budgets cut answers (protocol.budgets).
+    limits: most sampled tokens of each group, where length budgets cut answers (protocol.budgets). Whether a rollout
+    ought to have gone on for another turn is the environment's to say: see check_turn.
     """
     for row in batch.rows:
         limit = limits[row.group] if limits else run.rollout.max_output_tokens
-        ends = [i for i, token in enumerate(row.output) if token in eos]
-        finished = bool(ends)
-        if finished and ends[0] != len(row.output) - 1:
+        *earlier, last = (answer for answer, sampled in segments.pieces(row.output, row.segments) if sampled)
+        if not all(_first_end(answer, eos) == len(answer) - 1 for answer in earlier):
+            return Fault(Reason.TERMINATION, f"a turn in group {row.group} does not end at its end token", row.group)
+        end = _first_end(last, eos)
+        finished = end is not None
+        if finished and end != len(last) - 1:
             return Fault(Reason.TERMINATION, f"tokens after the end of text in group {row.group}")
-        if len(row.output) > limit or (not finished and len(row.output) != limit):
-            return Fault(Reason.TERMINATION, f"an output of {len(row.output)} tokens stops without an end token")
+        if row.units > limit or (not finished and row.units != limit):
+            return Fault(Reason.TERMINATION, f"an output of {row.units} tokens stops without an end token")
         if row.finished != finished:
             return Fault(Reason.TERMINATION, "the finished flag contradicts the tokens")
     return None
 
 
+def _first_end(answer: Sequence[int], eos: frozenset[int]) -> int | None:
+    return next((i for i, token in enumerate(answer) if token in eos), None)
+
+
+def check_turn(row: SampleRow, turn: int, said: Sequence[int] | None, replayed: Sequence[int] | None) -> Fault | None:
+    """What a rollout has behind its answer number `turn` is what the environment says there. None: it is over.
+
+    Objective, since an environment that is not a matter of opinion says the same everywhere; whoever could not replay
+    it (it took too long, a part is missing) gives no verdict on the group, and contradicts nobody.
+    """
+    if said == replayed:
+        return None
+    where = f"group {row.group} sample {row.sample}, behind answer {turn + 1}"
+    if said is None or replayed is None:
+        what = (
+            "it goes on where the environment is done" if replayed is None else "it ends where the environment asks on"
+        )
+    else:
+        what = f"{len(said)} tokens are not the {len(replayed)} of the environment"
+    return Fault(Reason.FORGED_TURN, f"{where}: {what}", row.group)
+
+
 def subject_of(header: RolloutHeader, row: SampleRow) -> ProofSubject:
     """What the proofs of one sample of a file are about."""
     root = bytes.fromhex(header.policy_root)
-    return ProofSubject(header.pool, header.node, root, header.index, row.group, row.sample, row.prompt, row.output)
+    place = header.pool, header.node, root, header.index, row.group, row.sample
+    return ProofSubject(*place, row.prompt, row.output, row.segments)
 
 
 def parse_proofs(batch: RolloutBatch, cuts: VerificationSpec) -> list[list[Proof]] | Fault:

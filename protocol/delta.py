@@ -18,7 +18,7 @@ the ends; arithmetic is modulo 2^16, so every pattern has a step to every other.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -99,6 +99,27 @@ def apply_patch(base: U16, patch: bytes | memoryview, *, out: U16 | None = None,
     if check and digest(target) != of_target:
         raise PatchError("the result is not the tensor that the patch names: it was made for another base")
     return target
+
+
+def patched(base: U16, patches: Sequence[bytes | memoryview]) -> Iterator[U16]:
+    """Stretch by stretch, uint16[CHUNK at most], what patches make of `base`, one applied after another; nothing is
+    hashed. A stretch is overwritten by the next, so memory does not grow with the tensor. Raises PatchError."""
+    base = _flat(base)
+    readers = [Reader(patch) for patch in patches]
+    try:
+        layers = [reader for reader in readers if not _header(reader, base.size)[2]]
+        room = [np.empty(min(CHUNK, base.size), dtype=np.uint16) for _ in layers[:2]]
+        for span in _chunks(base.size):
+            stretch = base[span]
+            for place, reader in enumerate(layers):
+                out = room[place % 2][: stretch.size]
+                _decode_chunk(reader, stretch, out)
+                stretch = out
+            yield stretch
+        for reader in readers:
+            reader.end()
+    except PackedError as error:
+        raise PatchError(error.why) from error
 
 
 def patch_digests(patch: bytes | memoryview, count: int) -> tuple[bytes, bytes]:

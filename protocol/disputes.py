@@ -13,14 +13,14 @@ from enum import Enum, IntEnum
 
 import msgspec
 
-from protocol.checks import HEARSAY, OBJECTIVE, reason_name
+from protocol.checks import HEARSAY, OBJECTIVE, Reason, reason_name
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import VerdictIssued
 from protocol.statements import Outcome, work_id
 
 UNDECIDED = b"\0\0\0\0"
-"""Stands for the rewards of a group that could not be scored in time."""
+"""Stands for the rewards of a group that could not be scored in time, or whose turns could not be replayed."""
 
 
 class Conflict(IntEnum):
@@ -56,6 +56,9 @@ def compare(first: VerdictIssued, second: VerdictIssued, groups: int, tolerance:
         accepting, accusing = (first, second) if first.verdict.outcome == Outcome.ACCEPT else (second, first)
         return _accusation(accepting, accusing, groups)
     if first.verdict.reason != second.verdict.reason and _objective(first) != _objective(second):
+        accusing, other = (first, second) if _objective(first) else (second, first)
+        if _could_not_replay(other, accusing, groups):
+            return Finding(Conflict.UNSEEN, _NOT_REPLAYED)
         return Finding(Conflict.CONTRADICTION, "one saw an objective fault where the other saw none", True)
     return None
 
@@ -69,9 +72,22 @@ def _objective(message: VerdictIssued) -> bool:
     return message.verdict.reason in OBJECTIVE
 
 
+_NOT_REPLAYED = "one accuses a group of a forged turn that the other could not replay in time"
+
+
+def _could_not_replay(other: VerdictIssued, accusing: VerdictIssued, groups: int) -> bool:
+    """Whether the accused fault is in what the environment said, and the other verdict leaves that group undecided."""
+    if accusing.verdict.reason != Reason.FORGED_TURN or not 0 <= accusing.group < groups or _objective(other):
+        return False
+    rewards = _rewards(other, groups)
+    return not rewards or rewards[accusing.group] == UNDECIDED
+
+
 def _accusation(accepting: VerdictIssued, accusing: VerdictIssued, groups: int) -> Finding:
     reason = reason_name(accusing.verdict.reason)
     looked = unpack_groups(accepting.checked, groups) or ()
+    if _could_not_replay(accepting, accusing, groups):
+        return Finding(Conflict.UNSEEN, _NOT_REPLAYED)
     if _objective(accusing):
         what = f"one accepted what the other accuses of {reason}, which all can see"
         return Finding(Conflict.CONTRADICTION, what, True)
@@ -164,10 +180,11 @@ def resolve(
 def _sides(
     rechecks: Mapping[Address, VerdictIssued], groups: int, tolerance: float
 ) -> list[dict[Address, VerdictIssued]]:
-    """Re-checks that agree with each other, side by side; hearsay takes no side."""
+    """Re-checks that agree with each other, side by side; hearsay takes no side, nor does who could not replay a turn
+    that another calls forged."""
     sides: list[dict[Address, VerdictIssued]] = []
     for author, message in sorted(rechecks.items()):
-        if hearsay(message):
+        if hearsay(message) or any(_could_not_replay(message, other, groups) for other in rechecks.values()):
             continue
         for side in sides:
             if all(compare(message, other, groups, tolerance) is None for other in side.values()):

@@ -5,9 +5,10 @@ An envelope is 44 bytes, unsigned big-endian, before the concatenated proofs:
 
     magic 2 (b"AP") | version 1 (1) | tie rule 1 (1: lowest position) | k 2 | rows per proof 2 | count 4 | binding 32
 
-binding = BLAKE3 over pool, node, policy root, submission index, group, sample, k, rows per proof, prompt, output: an
-envelope of one policy, request or worker opens as no other's. The worker's signature over the file (its
-commitment) covers it. Opening is strict: anything that `seal` would not have written is refused before any arithmetic.
+binding = BLAKE3 over pool, node, policy root, submission index, group, sample, k, rows per proof, prompt, output (and
+who said what of it, where it took turns): an envelope of one policy, request or worker opens as no other's. The
+worker's signature over the file (its commitment) covers it. Opening is strict: anything that `seal` would not have
+written is refused before any arithmetic.
 """
 
 import struct
@@ -17,6 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from protocol.identity import Address, address_bytes
+from protocol.segments import sampled_count
 from protocol.toploc import MalformedProof, Proof, proof_count, proof_size, split_proofs
 
 VERSION = 1
@@ -25,6 +27,7 @@ _MAGIC = b"AP"
 _HEAD = struct.Struct(">2sBBHHI32s")
 _PLACE = struct.Struct("<QQIIHHII")
 _BINDING = "intellect-node proof envelope v1"
+_BINDING_OF_TURNS = "intellect-node proof envelope of several turns v1"
 ENVELOPE_BYTES = _HEAD.size
 
 
@@ -33,7 +36,8 @@ class WrongBinding(MalformedProof):
 
 
 class ProofSubject(msgspec.Struct, frozen=True):
-    """What one sample's proofs are about. policy_root: 32 bytes; prompt, output: token ids."""
+    """What one sample's proofs are about. policy_root: 32 bytes; prompt, output: token ids; segments: see
+    protocol.segments."""
 
     pool: int
     node: Address
@@ -43,6 +47,11 @@ class ProofSubject(msgspec.Struct, frozen=True):
     sample: int
     prompt: Sequence[int]
     output: Sequence[int]
+    segments: Sequence[int] = ()
+
+    @property
+    def sampled(self) -> int:
+        return sampled_count(self.segments, len(self.output))
 
 
 def binding(subject: ProofSubject, k: int, rows: int) -> bytes:
@@ -51,20 +60,23 @@ def binding(subject: ProofSubject, k: int, rows: int) -> bytes:
     place = _PLACE.pack(*numbers, len(subject.prompt), len(subject.output))
     tokens = struct.pack(f"<{len(subject.prompt) + len(subject.output)}i", *subject.prompt, *subject.output)
     content = b"".join((place, address_bytes(subject.node), subject.policy_root, tokens))
-    return blake3(content, derive_key_context=_BINDING).digest()
+    if not subject.segments:
+        return blake3(content, derive_key_context=_BINDING).digest()
+    said = struct.pack(f"<{len(subject.segments)}I", *subject.segments)
+    return blake3(content + said, derive_key_context=_BINDING_OF_TURNS).digest()
 
 
 def seal(proofs: bytes, subject: ProofSubject, k: int, rows: int) -> bytes:
     """proofs: the concatenated proofs of one sample, from `toploc.proofs_for`; rows: decode rows per proof."""
-    count = proof_count(len(subject.output), rows)
+    count = proof_count(subject.sampled, rows)
     if len(proofs) != count * proof_size(k):
-        raise ValueError(f"{len(proofs)} bytes are not the {count} proofs of {len(subject.output)} output tokens")
+        raise ValueError(f"{len(proofs)} bytes are not the {count} proofs of {subject.sampled} sampled tokens")
     return _HEAD.pack(_MAGIC, VERSION, TIES_TO_LOWEST, k, rows, count, binding(subject, k, rows)) + proofs
 
 
 def open_envelope(data: bytes, subject: ProofSubject, k: int, rows: int) -> list[Proof]:
     """The proofs inside; raises MalformedProof, or WrongBinding if they were made for something else."""
-    count = proof_count(len(subject.output), rows)
+    count = proof_count(subject.sampled, rows)
     size = ENVELOPE_BYTES + count * proof_size(k)
     if len(data) != size:
         raise _malformed(f"{len(data)} bytes instead of {size}")

@@ -1,13 +1,14 @@
 # pyright: basic
 """The rollout file (what a worker commits to) and the report (what a validator recomputed): Arrow IPC streams.
 
-A rollout file carries tokens and proofs, and no reward, log-prob or advantage: nobody would believe them.
+A rollout file carries tokens and proofs, and no reward, log-prob or advantage: nobody would believe them. Where a
+rollout took several turns, a last column says which tokens were sampled; a file of single answers lacks it, as ever.
 Files come from strangers. The decoder accepts one schema and one uncompressed record batch within bounds, and reads
 them by itself (arrow_stream.py): Arrow's own reader can be made to crash.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -17,6 +18,7 @@ from protocol.codec import decode_json
 from protocol.engines import DEFAULT_CLASS
 from protocol.errors import ProtocolError
 from protocol.identity import Address
+from protocol.segments import sampled_count, sampled_tokens
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
 MAX_REPORT_BYTES = 256 * 1024 * 1024
@@ -45,7 +47,8 @@ class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SampleRow(msgspec.Struct, frozen=True):
-    """One completion. group: 0..prompts_per_file-1; sample: 0..group_size-1; proofs: concatenated TOPLOC proofs."""
+    """One completion. group: 0..prompts_per_file-1; sample: 0..group_size-1; output: all tokens after the prompt, those
+    of the environment among them; proofs: concatenated TOPLOC proofs; segments: see protocol.segments."""
 
     group: int
     sample: int
@@ -54,6 +57,17 @@ class SampleRow(msgspec.Struct, frozen=True):
     output: list[int]
     finished: bool
     proofs: bytes
+    segments: list[int] = []
+
+    @property
+    def sampled(self) -> Sequence[int]:
+        """The tokens that the policy said."""
+        return sampled_tokens(self.output, self.segments)
+
+    @property
+    def units(self) -> int:
+        """How many those are."""
+        return sampled_count(self.segments, len(self.output))
 
 
 class RolloutBatch(msgspec.Struct, frozen=True):
@@ -64,8 +78,8 @@ class RolloutBatch(msgspec.Struct, frozen=True):
 
     @property
     def units(self) -> int:
-        """Output tokens."""
-        return sum(len(row.output) for row in self.rows)
+        """Sampled tokens."""
+        return sum(row.units for row in self.rows)
 
 
 class ReportHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +91,7 @@ class ReportHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReportRow(msgspec.Struct, frozen=True):
-    """reward: recomputed by the validator; logprobs: float32, one per output token, of the sampling policy."""
+    """reward: recomputed by the validator; logprobs: float32, one per sampled token, of the sampling policy."""
 
     group: int
     sample: int
@@ -104,6 +118,7 @@ _ROLLOUT = pa.schema(
         pa.field("proofs", pa.binary(), nullable=False),
     ]
 )
+_SEGMENTS = pa.field("segments", _TOKENS, nullable=False)
 _REPORT = pa.schema(
     [
         pa.field("group", pa.int32(), nullable=False),
@@ -115,12 +130,23 @@ _REPORT = pa.schema(
 
 
 def encode(batch: RolloutBatch) -> bytes:
-    return encode_table(_ROLLOUT, msgspec.json.encode(batch.header), batch.rows)
+    schema = with_segments(_ROLLOUT, batch.rows)
+    return encode_table(schema, msgspec.json.encode(batch.header), batch.rows)
+
+
+def with_segments(schema: pa.Schema, rows: Sequence["HasSegments"]) -> pa.Schema:
+    """The schema with the column `segments`, if one of the rows took more than one turn."""
+    return schema.append(_SEGMENTS) if any(row.segments for row in rows) else schema
+
+
+class HasSegments(Protocol):
+    @property
+    def segments(self) -> list[int]: ...
 
 
 def decode(data: bytes, max_rows: int) -> RolloutBatch:
     """Parse a worker's file of at most `max_rows` samples; raises MalformedRollout."""
-    header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES)
+    header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES, segments=True)
     parsed = _header(header, RolloutHeader)
     return RolloutBatch(parsed, tuple(SampleRow(**row) for row in rows))
 
@@ -151,16 +177,31 @@ def encode_table(schema: pa.Schema, header: bytes, rows: Sequence[msgspec.Struct
 
 
 def decode_table(
-    data: bytes, schema: pa.Schema, max_rows: int, max_bytes: int, max_metadata: int = MAX_METADATA
+    data: bytes,
+    schema: pa.Schema,
+    max_rows: int,
+    max_bytes: int,
+    max_metadata: int = MAX_METADATA,
+    *,
+    segments: bool = False,
 ) -> tuple[bytes, list[dict]]:
-    """(header bytes, rows as dicts) of a stream with exactly this schema; raises MalformedRollout."""
+    """(header bytes, rows as dicts) of a stream with exactly this schema, or, with `segments`, that of `with_segments`;
+    raises MalformedRollout."""
     if len(data) > max_bytes:
         raise MalformedRollout("malformed file", f"{len(data)} bytes is more than {max_bytes}")
-    columns = [(field.name, _kind(field.type)) for field in schema]
+    columns = [_column(field) for field in schema]
+    last = _column(_SEGMENTS) if segments else None
     try:
-        return read_stream(data, columns, _HEADER_KEY, max_rows, max_metadata)
+        header, rows = read_stream(data, columns, _HEADER_KEY, max_rows, max_metadata, optional=last)
     except MalformedStream as error:
         raise MalformedRollout("malformed file", error.why) from None
+    if rows and "segments" in rows[0] and not any(row["segments"] for row in rows):
+        raise MalformedRollout("malformed file", "a column of segments where no rollout has any")
+    return header, rows
+
+
+def _column(field: pa.Field) -> tuple[str, str]:
+    return field.name, _kind(field.type)
 
 
 def _kind(of: pa.DataType) -> str:

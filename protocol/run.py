@@ -77,7 +77,11 @@ class EnvironmentSpec(Section, frozen=True):
 
 
 class RolloutSpec(Section, frozen=True):
-    """How rollouts are made. Counts are per optimiser step, per file, per problem."""
+    """How rollouts are made. Counts are per optimiser step, per file, per problem.
+
+    max_output_tokens: sampled ones, over all turns of a rollout. max_turns: answers in one rollout, 0 for as many as
+    the environment takes; max_environment_tokens: what that may say in one, which is over before it says more.
+    """
 
     group_size: int = 8
     prompts_per_step: int = 32
@@ -85,6 +89,8 @@ class RolloutSpec(Section, frozen=True):
     max_prompt_tokens: int = 64
     max_output_tokens: int = 16
     temperature: float = 1.0
+    max_turns: int = 0
+    max_environment_tokens: int = 1024
 
     @property
     def samples_per_file(self) -> int:
@@ -103,6 +109,8 @@ class RolloutSpec(Section, frozen=True):
             ("rollout.max_prompt_tokens", 1 <= self.max_prompt_tokens <= 1 << 20, "must be 1 to 1048576"),
             ("rollout.max_output_tokens", 2 <= self.max_output_tokens <= 1 << 20, "must be 2 to 1048576"),
             ("rollout.temperature", 0.01 <= self.temperature <= 10, "must be 0.01 to 10"),
+            ("rollout.max_turns", 0 <= self.max_turns <= 1024, "must be 0 (the environment's own) to 1024"),
+            ("rollout.max_environment_tokens", 1 <= self.max_environment_tokens <= 1 << 20, "must be 1 to 1048576"),
         ]
 
 
@@ -242,6 +250,8 @@ YOUNGER: dict[str, Any] = {
     "environment.reward": "",
     "environment.parts.reward": "",
     "evaluation.environments": (),
+    "rollout.max_turns": RolloutSpec().max_turns,
+    "rollout.max_environment_tokens": RolloutSpec().max_environment_tokens,
 }
 """What the first pools did not have: path -> the value that says nothing. A path goes through lists."""
 

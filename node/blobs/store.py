@@ -110,8 +110,9 @@ class BlobStore:
 
     # -- complete blobs ----------------------------------------------------------------------------
 
-    async def add(self, source: Path | bytes, *, move: bool = False) -> BlobInfo:
-        """Take in a blob of our own. move: the file at `source` is ours to keep (no copy is made).
+    async def add(self, source: Path | bytes, *, move: bool = False, known: BlobInfo | None = None) -> BlobInfo:
+        """Take in a blob of our own. move: the file at `source` is ours to keep (no copy is made); known: of a file
+        that is moved, where it was hashed as it was written.
 
         Raises StoreFull.
         """
@@ -119,7 +120,7 @@ class BlobStore:
             info = describe(source) if len(source) <= SMALL else await self._in_thread(describe, source)
             return await self._take_in(info, _write_new, source)
         if move:
-            info = await self._in_thread(_describe_file, source)
+            info = known or await self._in_thread(_describe_file, source)
             return await self._take_in(info, shutil.move, source)
         size = await self._in_thread(os.path.getsize, source)
         with self._reservation(b"", size) as temporary:

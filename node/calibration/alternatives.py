@@ -109,6 +109,6 @@ def prefilled(
     sequences = [Finished(request.prompt, output) for request, output in zip(requests, outputs, strict=True)]
     prefills = engine.prefill(sequences, temperature)
     return [
-        Completion(output, output[-1] in engine.eos, prefill.rows)
+        Completion(output, output[-1] in engine.eos, prefill.heads)
         for output, prefill in zip(outputs, prefills, strict=True)
     ]

@@ -10,6 +10,7 @@ minutes: call from a thread or a process of its own. Knows nothing of files beyo
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,10 +20,11 @@ import numpy as np
 from node.calibration import alternatives
 from node.calibration.alternatives import Sampler, Weights
 from node.calibration.measure import Work, hand_over, look_at
-from node.environments.base import Environment
+from node.environments.base import Environment, Problem
 from node.inference.engine import Request
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import TorchEngine
+from node.inference.turns import Bounds, Generate, Rollout, bounds_of, play
 from protocol.checks import check_activations, check_sampling, sampling_statistics
 from protocol.cuts import Cuts
 from protocol.decision import (
@@ -169,54 +171,63 @@ def ways_of_cheating(weights: Weights, learning_rate: float, previous: Weights |
 def _work(
     run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool
 ) -> tuple[dict[str, Work], dict[str, Work]]:
-    k, rows, temperature = run.verification.toploc_k, run.verification.toploc_batch, run.rollout.temperature
-    requests = requests_of(run, environment, plan.samples, plan.seed)
+    k, rows = run.verification.toploc_k, run.verification.toploc_batch
+    exercise = exercise_of(run, environment, plan.samples, plan.seed)
     honest: dict[str, Work] = {}
     cheating: dict[str, Work] = {}
     for number, settings in enumerate(plan.settings):
         engine, weights = _engine(model, settings)
         engine.load(weights)
-        made = engine.generate(requests, temperature)
-        few = max(1, len(requests) // 4)
-        alone = [completion for request in requests[:few] for completion in engine.generate([request], temperature)]
+        made = exercise.played(engine.generate)
+        few = max(1, len(made) // 4)
+        alone = [rollout for i in range(few) for rollout in exercise.played(engine.generate, slice(i, i + 1))]
         # a quarter of the work is done one by one: another batch size is an honest difference, too
         mixed = [*alone, *made[few:]]
-        honest[engine.name] = hand_over(requests, mixed, k, rows)
+        honest[engine.name] = hand_over(exercise.requests, mixed, k, rows)
         progress("making honest work", number + 1, len(plan.settings))
         if number == 0 and cheats:
             previous = None if plan.previous is None else engine.read(str(plan.previous))
             ways = ways_of_cheating(weights, run.recipe.learning_rate, previous)
             for done, (name, way) in enumerate(ways.items()):
-                cheating[name] = _cheat(engine, weights, way, requests, temperature, k, rows)
+                cheating[name] = _cheat(engine, weights, way, exercise, k, rows)
                 progress("cheating", done + 1, len(ways))
     return honest, cheating
 
 
-def requests_of(run: RunSpec, environment: Environment, samples: int, seed: int) -> list[Request]:
+@dataclass(frozen=True, slots=True)
+class Exercise:
+    """What everybody does, honestly or not: rollouts of `problems`, from `requests`."""
+
+    environment: Environment
+    problems: list[Problem]
+    requests: list[Request]
+    temperature: float
+    bounds: Bounds
+
+    def played(self, generate: Generate, some: slice = slice(None)) -> list[Rollout]:
+        problems, requests = self.problems[some], self.requests[some]
+        return play(generate, self.environment, problems, requests, self.temperature, self.bounds)
+
+
+def exercise_of(run: RunSpec, environment: Environment, samples: int, seed: int) -> Exercise:
     """The run's own problems, each once: answers to one problem say little new about an engine."""
     random = np.random.default_rng(seed)
     problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=samples)]
     limit = run.rollout.max_output_tokens
     drawn = uniforms(random.bytes(32), samples * limit).reshape(samples, limit)
-    return [Request(environment.prompt_tokens(problems[i]), u) for i, u in enumerate(drawn)]
+    requests = [Request(environment.prompt_tokens(problems[i]), u) for i, u in enumerate(drawn)]
+    return Exercise(environment, problems, requests, run.rollout.temperature, bounds_of(run, environment))
 
 
-def _cheat(
-    engine: TorchEngine,
-    weights: Weights,
-    way: object,
-    requests: Sequence[Request],
-    temperature: float,
-    k: int,
-    rows: int,
-) -> Work:
+def _cheat(engine: TorchEngine, weights: Weights, way: object, exercise: Exercise, k: int, rows: int) -> Work:
     """One kind of dishonest work; the engine has the right weights before and after."""
     if callable(way):
-        return hand_over(requests, cast(Sampler, way)(engine, requests, temperature), k, rows)
+        made = exercise.played(partial(cast(Sampler, way), engine))
+        return hand_over(exercise.requests, made, k, rows)
     assert isinstance(way, dict)  # noqa: S101 - a way is one or the other
     engine.load(way)
     try:
-        return hand_over(requests, engine.generate(requests, temperature), k, rows)
+        return hand_over(exercise.requests, exercise.played(engine.generate), k, rows)
     finally:
         engine.load(weights)
 

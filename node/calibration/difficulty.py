@@ -8,17 +8,19 @@ Knows the run's engine and environment; leaves files and progress to its caller.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from blake3 import blake3
 from safetensors.torch import load_file
 
-from node.environments.base import Environment, Problem, one_answer
+from node.environments.base import Environment, Problem
 from node.environments.registry import load_environment
 from node.inference.engine import Request
 from node.inference.errors import ModelError
 from node.inference.torch_engine import TorchEngine, build_model, image_names
+from node.inference.turns import bounds_of, play
 from protocol.budgets import output_limit, told
 from protocol.run import RunSpec
 from protocol.sampling import uniforms
@@ -78,9 +80,10 @@ class Difficulty:
 
     def _measure(self, problems: list[Problem], samples: int) -> Iterator[tuple[str, float]]:
         requests = [request for problem in problems for request in self._requests(problem, samples)]
-        completions = self._engine.generate(requests, self._run.rollout.temperature)
         asked = [problem for problem in problems for _ in range(samples)]
-        scores = self._environment.score(asked, [one_answer(completion.output) for completion in completions])
+        temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, self._environment)
+        rollouts = play(self._engine.generate, self._environment, asked, requests, temperature, bounds)
+        scores = self._environment.score(asked, [rollout.transcript for rollout in rollouts])
         for place, problem in enumerate(problems):
             own = scores[place * samples : (place + 1) * samples]
             yield problem.problem_id, sum(score > 0.5 for score in own) / samples
@@ -99,4 +102,4 @@ class Difficulty:
         if target is None:
             return self._environment.prompt_tokens(problem)
         text = told(self._run.length_budget, problem.prompt, target)
-        return self._environment.prompt_tokens(Problem(problem.problem_id, text, problem.answer))
+        return self._environment.prompt_tokens(replace(problem, prompt=text))

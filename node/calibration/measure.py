@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node.inference.engine import Completion, Engine, Finished, Request
+from node.inference.engine import Engine, Finished, Request
 from node.inference.proofs import compare_all, prove_all
+from node.inference.turns import Rollout
 from protocol.decision import SampleStatistics
 from protocol.sampling import distance
 from protocol.toploc import Proof, proof_count, split_proofs
@@ -22,18 +23,18 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        return sum(len(sequence.output) for sequence in self.sequences)
+        return sum(len(sequence.sampled) for sequence in self.sequences)
 
 
-def hand_over(requests: Sequence[Request], completions: Sequence[Completion], k: int, rows: int) -> Work:
+def hand_over(requests: Sequence[Request], rollouts: Sequence[Rollout], k: int, rows: int) -> Work:
     """Proofs of what an engine made. k: points per proof; rows: decode rows per proof."""
-    encoded = prove_all([completion.rows for completion in completions], k, rows)
+    encoded = prove_all([rollout.rows for rollout in rollouts], k, rows)
     proofs = [
-        split_proofs(data, k, proof_count(len(completion.output), rows))
-        for data, completion in zip(encoded, completions, strict=True)
+        split_proofs(data, k, proof_count(rollout.sampled, rows))
+        for data, rollout in zip(encoded, rollouts, strict=True)
     ]
-    sequences = [Finished(list(r.prompt), c.output) for r, c in zip(requests, completions, strict=True)]
-    drawn = [request.uniforms[: len(c.output)] for request, c in zip(requests, completions, strict=True)]
+    sequences = [Finished(list(r.prompt), one.output, one.segments) for r, one in zip(requests, rollouts, strict=True)]
+    drawn = [request.uniforms[: one.sampled] for request, one in zip(requests, rollouts, strict=True)]
     return Work(sequences, drawn, proofs)
 
 

@@ -50,19 +50,30 @@ class Tokenizer(Protocol):
         """Token ids of one user message in the model's chat template, ready for the assistant's turn."""
         ...
 
+    def encode_messages(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Token ids of (role, text) messages in the chat template, ready for the assistant's turn."""
+        ...
+
     def encode_reply(self, text: str) -> list[int]:
         """Token ids of one further user message: what stands between the end token of the assistant's turn, which was
         sampled, and what the assistant says next."""
         ...
 
 
+Said = tuple[str, str]
+"""(role, text) of a message of a chat."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """problem_id: unique in its environment; prompt: text; answer: whatever the environment's scorer needs."""
+    """problem_id: unique in its environment; prompt: text, of a chat the user's last message; answer: whatever the
+    environment's scorer needs; task: which of its scorers, if it has several; before: messages before the prompt."""
 
     problem_id: str
     prompt: str
     answer: tuple[str, ...]
+    task: str = ""
+    before: tuple[Said, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ BUILTIN = {
     for row in (
         Builtin("sort", "put digits into ascending order", "node.environments.sort"),
         Builtin("reverse", "write digits backwards", "node.environments.reverse"),
+        Builtin("retry", "put digits into ascending order, in several tries", "node.environments.retry"),
         Builtin(
             "dataset", "rows of a JSONL or parquet file, as INTELLECT-2 published", "node.environments.dataset", "path"
         ),

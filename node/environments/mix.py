@@ -5,6 +5,7 @@ The number that the draw names chooses the environment (by weight) and the probl
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -66,7 +67,8 @@ class MixEnvironment:
     @property
     def determinism(self) -> Determinism:
         """That of the least dependable part."""
-        return max((part.determinism for part in self._environments.values()), key=LEAST_DEPENDABLE_LAST.index)
+        places = [LEAST_DEPENDABLE_LAST.index(part.determinism) for part in self._environments.values()]
+        return LEAST_DEPENDABLE_LAST[max(places)]
 
     @property
     def turns(self) -> int:
@@ -116,7 +118,7 @@ class MixEnvironment:
 
     def _inner(self, problem: Problem) -> tuple[str, Problem]:
         label, _, problem_id = problem.problem_id.partition("/")
-        return label, Problem(problem_id, problem.prompt, problem.answer)
+        return label, replace(problem, problem_id=problem_id)
 
 
 def load_mix(parts: Sequence[Part], load: Callable[[EnvironmentSettings], Environment]) -> MixEnvironment:
@@ -133,7 +135,7 @@ def label_of(settings: EnvironmentSettings, problem_id: str) -> str:
 
 
 def _labelled(label: str, problem: Problem) -> Problem:
-    return Problem(f"{label}/{problem.problem_id}", problem.prompt, problem.answer)
+    return replace(problem, problem_id=f"{label}/{problem.problem_id}")
 
 
 def _bounds(weights: Sequence[float]) -> list[int]:

@@ -12,6 +12,8 @@ from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.mix import MixEnvironment, load_mix
 from node.environments.names import nearest
 from node.environments.own_reward import OwnReward
+from node.environments.package.manifest import is_name
+from node.environments.package.source import asset_name
 from node.own_code import load_function
 
 LOOKED_AT = 4096
@@ -33,18 +35,29 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
 def _load(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
     if settings.name == MixEnvironment.name:
         return load_mix(getattr(settings, "parts", ()), lambda part: load_environment(part, assets, tokenizer))
-    wrong = check_arguments(settings.name, settings.args)
+    packaged = is_name(settings.name) and (assets / asset_name(settings.name)).is_file()
+    wrong = check_arguments(settings.name, settings.args, packaged=packaged)
     if wrong:
         raise EnvironmentFault(f"environment {settings.name!r} cannot be loaded", *wrong)
+    if packaged:
+        from node.environments.package import environment as package
+
+        return package.load(msgspec.convert(settings.args, package.Arguments), assets, settings.name, tokenizer)
     module = BUILTIN[settings.name].offered
     return module.load(msgspec.convert(settings.args, module.Arguments), assets, tokenizer)
 
 
-def check_arguments(name: str, args: dict[str, Any]) -> tuple[str, str] | None:
-    """(why, remedy) if there is no such environment or it does not take these arguments, else None."""
-    if name not in BUILTIN:
+def check_arguments(name: str, args: dict[str, Any], *, packaged: bool = False) -> tuple[str, str] | None:
+    """(why, remedy) if there is no such environment or it does not take these arguments, else None.
+
+    packaged: it is a package that the run brings.
+    """
+    if packaged:
+        from node.environments.package.environment import Arguments as arguments
+    elif name in BUILTIN:
+        arguments = BUILTIN[name].offered.Arguments
+    else:
         return f"there is no environment {name!r}", f"{nearest(name, BUILTIN)}, or update intellect-node"
-    arguments = BUILTIN[name].offered.Arguments
     known = arguments.__struct_fields__
     for key in args:
         if key not in known:

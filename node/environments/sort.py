@@ -48,7 +48,7 @@ class SortEnvironment(OneTurn):
 
     def _input(self, place: int) -> Problem:
         text = self._digits_at(place)
-        return Problem(problem_id=f"sort-{text}", prompt=f"{text}=", answer=("".join(sorted(text)),))
+        return Problem(problem_id=f"{self.name}-{text}", prompt=f"{text}=", answer=("".join(sorted(text)),))
 
     def problem(self, number: int) -> Problem:
         if not 0 <= number < self.size:

@@ -5,9 +5,12 @@ problems, proofs, files or the network: seeds become uniforms and rows become pr
 
 Conventions, the same for every engine:
 - output[t] is drawn from the logits at the position before it by `protocol.sampling`;
-- *rows* are the inputs of the output head (after the final norm), as bf16 bits, at the positions of
-  output[0] .. output[n-2]: the last token is never fed, so n output tokens have n-1 rows;
-- `prefill` recomputes the same rows, and the sampling interval of every output token, in one pass.
+- *heads* are the inputs of the output head (after the final norm), as bf16 bits: heads[t] is what output[t] was drawn
+  from. *Rows*, which are proven, are all but the first, as in the published core: n output tokens have n-1 rows;
+- `prefill` recomputes the same heads, and the sampling interval of every sampled token, in one pass.
+
+An engine gives one answer. Rollouts of several turns are made of them, each from a prompt that holds all tokens before
+it (node.inference.turns); only `prefill` sees them whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from protocol.segments import sampled_tokens
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -35,29 +40,43 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """output: token ids, at least one; finished: ended by an end token; rows: uint16[n-1, hidden]."""
+    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]."""
 
     output: list[int]
     finished: bool
-    rows: U16
+    heads: U16
+
+    @property
+    def rows(self) -> U16:
+        return self.heads[1:]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished sequence to recompute. prompt and output: token ids, at least one each."""
+    """A finished sequence to recompute. prompt and output: token ids, at least one each; segments: which of the output
+    were sampled (protocol.segments), all of them if there are none."""
 
     prompt: Sequence[int]
     output: Sequence[int]
+    segments: Sequence[int] = ()
+
+    @property
+    def sampled(self) -> Sequence[int]:
+        return sampled_tokens(self.output, self.segments)
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """lo, hi: float64[n] sampling interval of each output token; logprobs: float32[n]; rows: uint16[n-1, hidden]."""
+    """lo, hi: float64[n] sampling interval of each sampled token; logprobs: float32[n]; heads: uint16[n, hidden]."""
 
     lo: F64
     hi: F64
     logprobs: F32
-    rows: U16
+    heads: U16
+
+    @property
+    def rows(self) -> U16:
+        return self.heads[1:]
 
 
 class Engine(Protocol):

@@ -4,7 +4,7 @@ Whatever the file holds, the result is a verdict: a stranger's bytes never raise
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from node.inference.engine import Engine, Finished, Prefill
 from node.inference.proofs import compare_all
+from node.inference.replay import replay_turns, transcript_of
 from node.inference.session import Session, checked_address
 from node.inference.tasks import Tasks
 from node.inference.wire import Inspect, Inspected
@@ -54,7 +55,7 @@ def inspect(session: Session, order: Inspect) -> Inspected:
         detail=fault.detail if fault else "",
         report_path=order.report_path if written else "",
         rewards_mean=float(np.mean(found.rewards)) if found.rewards else 0.0,
-        tokens=sum(len(row.output) for row in found.rows),
+        tokens=sum(row.units for row in found.rows),
         seconds=time.monotonic() - started,
         statistics=found.statistics,
         evidence=found.evidence,
@@ -63,16 +64,19 @@ def inspect(session: Session, order: Inspect) -> Inspected:
         rewards=reward_tags(found.rewards, found.group_size, found.undecided),
         logprobs=b"" if order.second_look else _means(found),
         verifier=found.verifier,
+        unreplayed=tuple(sorted(found.unreplayed)),
     )
 
 
 @dataclass
 class Findings:
     """What the checks computed on their way. rewards: of all samples; undecided: groups that could not be scored in
-    time; groups, rows, prefills: those that went through the model; verifier: class of the engine that looked."""
+    time; unreplayed: those of them whose turns could not be replayed; groups, rows, prefills: those that went through
+    the model; verifier: class of the engine that looked."""
 
     rewards: list[float] = field(default_factory=list)
     undecided: set[int] = field(default_factory=set)
+    unreplayed: set[int] = field(default_factory=set)
     group_size: int = 1
     groups: tuple[int, ...] = ()
     rows: list[SampleRow] = field(default_factory=list)
@@ -96,8 +100,12 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
     proofs = _check_form(session, order, batch, tasks)
     if isinstance(proofs, Fault):
         return proofs
-    found.rewards, found.undecided = score_groups(session, batch, tasks)
     drawn = range(session.run.rollout.prompts_per_file) if order.groups is None else order.groups
+    until = time.monotonic() + session.run.audit.scoring_seconds
+    fault, found.unreplayed = replay_turns(session, batch, tasks, first=drawn, until=until)
+    if fault:
+        return fault
+    found.rewards, found.undecided = score_groups(session, batch, tasks, found.unreplayed, until)
     found.groups = tuple(sorted(set(drawn)))
     if not found.groups:
         return None
@@ -110,21 +118,24 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
     return fault or checks.check_freshness(batch, _answer(session, order, batch))
 
 
-def score_groups(session: Session, batch: RolloutBatch, tasks: Tasks) -> tuple[list[float], set[int]]:
-    """(reward of every sample, groups without a dependable one). Takes at most about audit.scoring_seconds.
+def score_groups(
+    session: Session, batch: RolloutBatch, tasks: Tasks, unreplayed: Collection[int], until: float
+) -> tuple[list[float], set[int]]:
+    """(reward of every sample, groups without a dependable one): those that are `unreplayed`, and what is left when the
+    clock says `until`.
 
     What cannot be scored in time is nobody's fault: such a group is not trained on and not compared.
     """
-    environment, until = session.environment, time.monotonic() + session.run.audit.scoring_seconds
+    environment = session.environment
     rewards: list[float] = []
-    undecided: set[int] = set()
+    undecided = set(unreplayed)
     for group in range(len(tasks.problems)):
-        outputs = [row.output for row in batch.rows if row.group == group]
+        transcripts = [transcript_of(row) for row in batch.rows if row.group == group]
         before = environment.gave_up
-        if time.monotonic() < until:
-            rewards += tasks.rewards(environment, [group] * len(outputs), outputs)
+        if group not in undecided and time.monotonic() < until:
+            rewards += tasks.rewards(environment, [group] * len(transcripts), transcripts)
         else:
-            rewards += [0.0] * len(outputs)
+            rewards += [0.0] * len(transcripts)
             undecided.add(group)
         if environment.gave_up != before:
             undecided.add(group)
@@ -177,7 +188,7 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
     run = session.run
     fault = (
         checks.check_groups(batch, run)
-        or checks.check_form(batch, run, session.engine.vocabulary)
+        or checks.check_form(batch, run, session.engine.vocabulary, session.bounds.turns)
         or checks.check_units(batch, _commitment(order))
     )
     if fault:
@@ -193,7 +204,7 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
 
 def _prefill(session: Session, engine: Engine, policy_root: bytes, rows: Sequence[SampleRow]) -> list[Prefill]:
     session.use(policy_root, engine)
-    sequences = [Finished(row.prompt, row.output) for row in rows]
+    sequences = [Finished(row.prompt, row.output, row.segments) for row in rows]
     return engine.prefill(sequences, session.run.rollout.temperature)
 
 
@@ -219,7 +230,7 @@ def _check_numbers(
 
 def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts: Cuts, batch: int) -> int:
     """The group of the first proof that fails by itself."""
-    owners = [row.group for row in rows for _ in range(proof_count(len(row.output), batch))]
+    owners = [row.group for row in rows for _ in range(proof_count(row.units, batch))]
     failing = (group for group, error in zip(owners, errors, strict=True) if checks.check_activations([error], cuts))
     return next(failing, -1)
 
@@ -233,7 +244,7 @@ def _evidence(
     samples: list[SampleStatistics] = []
     proof, token = 0, 0
     for row in found.rows:
-        proofs, tokens = proof_count(len(row.output), rules.toploc_batch), len(row.output)
+        proofs, tokens = proof_count(row.units, rules.toploc_batch), row.units
         samples.append(
             SampleStatistics(tuple(errors[proof : proof + proofs]), distances[token : token + tokens], row.group)
         )
@@ -251,10 +262,10 @@ def _worst(errors: Sequence[ProofErrors]) -> dict[str, float]:
 
 
 def _distances(session: Session, order: Inspect, found: Findings) -> np.ndarray:
-    """float64[output tokens of the recomputed samples]: how far each drawn number lies outside its token's interval."""
+    """float64[sampled tokens of the rows in `found`]: how far each drawn number lies outside its token's interval."""
     node = checked_address(order.node)
     drawn = [
-        uniforms(session.seed(order.policy_root, node, order.index, row.group, row.sample), len(row.output))
+        uniforms(session.seed(order.policy_root, node, order.index, row.group, row.sample), row.units)
         for row in found.rows
     ]
     lo = np.concatenate([prefill.lo for prefill in found.prefills])

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from node.inference.engine import Completion
 from node.inference.engine import Request as Sample
 from node.inference.errors import EngineError
 from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
 from node.inference.tasks import Tasks
+from node.inference.turns import Rollout, play
 from node.inference.wire import Produce, Produced
 from node.state.files import write_whole
 from protocol import freshness
@@ -30,26 +30,25 @@ def produce(session: Session, order: Produce) -> Produced:
     session.use(order.policy_root)
     tasks = _tasks(session, order, node)
     samples = _requests(session, order, node, tasks)
-    completions = session.engine.generate(samples, session.run.rollout.temperature)
+    groups = [i // session.run.rollout.group_size for i in range(len(samples))]
+    rollouts = _play(session, tasks, groups, samples)
     root, engine = order.policy_root.hex(), session.engine.name
     header = RolloutHeader(order.pool, node, root, order.index, capacity=order.capacity, engine=engine)
-    rows = tuple(_rows(session, header, tasks, completions))
+    rows = tuple(_rows(session, header, tasks, rollouts))
     key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(rows))
     header = msgspec.structs.replace(header, freshness=session.answer(order.policy_root, key))
     batch = RolloutBatch(header, rows)
     write_whole(Path(order.out_path), encode(batch))
-    size = session.run.rollout.group_size
-    groups = [i // size for i in range(len(completions))]
-    rewards = np.array(tasks.rewards(session.environment, groups, [c.output for c in completions]))
+    rewards = np.array(tasks.rewards(session.environment, groups, [rollout.transcript for rollout in rollouts]))
     return Produced(
         id=order.id,
         path=order.out_path,
         units=batch.units,
-        samples=len(completions),
-        tokens=batch.units + sum(len(sample.prompt) for sample in samples),
+        samples=len(rollouts),
+        tokens=sum(len(row.prompt) + len(row.output) for row in rows),
         seconds=time.monotonic() - started,
         reward_estimate=float(rewards.mean()),
-        informative=float(np.mean(np.ptp(rewards.reshape(-1, size), axis=1) > 0)),
+        informative=float(np.mean(np.ptp(rewards.reshape(len(tasks.prompts), -1), axis=1) > 0)),
     )
 
 
@@ -78,14 +77,21 @@ def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> 
     ]
 
 
-def _rows(session: Session, header: RolloutHeader, tasks: Tasks, completions: Sequence[Completion]) -> list[SampleRow]:
+def _play(session: Session, tasks: Tasks, groups: Sequence[int], samples: Sequence[Sample]) -> list[Rollout]:
+    problems, temperature = [tasks.problems[group] for group in groups], session.run.rollout.temperature
+    bounds = session.bounds
+    return play(session.engine.generate, session.environment, problems, samples, temperature, bounds, strict=True)
+
+
+def _rows(session: Session, header: RolloutHeader, tasks: Tasks, rollouts: Sequence[Rollout]) -> list[SampleRow]:
     cuts, size = session.run.verification, session.run.rollout.group_size
-    proofs = prove_all([completion.rows for completion in completions], cuts.toploc_k, cuts.toploc_batch)
+    proofs = prove_all([rollout.rows for rollout in rollouts], cuts.toploc_k, cuts.toploc_batch)
     rows: list[SampleRow] = []
-    for i, c in enumerate(completions):
+    for i, one in enumerate(rollouts):
         group, sample = divmod(i, size)
         problem, prompt = tasks.problems[group], tasks.prompts[group]
-        bare = SampleRow(group, sample, problem.problem_id, prompt, c.output, c.finished, proofs[i])
+        said = one.output, one.finished, proofs[i], one.segments
+        bare = SampleRow(group, sample, problem.problem_id, prompt, *said)
         sealed = seal(bare.proofs, subject_of(header, bare), cuts.toploc_k, cuts.toploc_batch)
         rows.append(msgspec.structs.replace(bare, proofs=sealed))
     return rows

@@ -14,6 +14,7 @@ from node.inference.memory import keep_freed_memory
 from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.shards import Shard, Shards
 from node.inference.tasks import Tasks, deal
+from node.inference.turns import Bounds, bounds_of
 from node.inference.wire import ShardOrder, kept_policies
 from node.recent import Recent
 from protocol.draw import draw_problems, sample_seed
@@ -136,6 +137,11 @@ class Session:
         """The same with prompts and length budgets. Raises ValueError for a capacity class that is none."""
         problems = self.problems(policy_root, node, index)
         return deal(self.run, self.environment, problems, policy_root, node, index, capacity)
+
+    @property
+    def bounds(self) -> Bounds:
+        """What ends a rollout of several turns."""
+        return bounds_of(self.run, self.environment)
 
     def close(self) -> None:
         self.environment.close()

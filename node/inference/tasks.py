@@ -5,9 +5,9 @@ capacity class in the file's header.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from node.environments.base import Environment, Problem, one_answer
+from node.environments.base import Environment, Problem, Transcript
 from protocol.budgets import draw_targets, limits, shaped, told
 from protocol.identity import Address
 from protocol.run import RunSpec
@@ -15,7 +15,7 @@ from protocol.run import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """One entry per group. targets: empty where the run has no length budgets; limits: most output tokens."""
+    """One entry per group. targets: empty where the run has no length budgets; limits: most sampled tokens."""
 
     run: RunSpec
     problems: list[Problem]
@@ -23,16 +23,23 @@ class Tasks:
     targets: tuple[int, ...]
     limits: list[int]
 
-    def rewards(self, environment: Environment, groups: Sequence[int], outputs: Sequence[list[int]]) -> list[float]:
-        """Scores of outputs to the problems of `groups`, shaped by their lengths."""
-        scores = environment.score([self.problems[group] for group in groups], list(map(one_answer, outputs)))
+    def rewards(
+        self, environment: Environment, groups: Sequence[int], transcripts: Sequence[Transcript]
+    ) -> list[float]:
+        """Scores of transcripts for the problems of `groups`, shaped by how much was sampled."""
+        scores = environment.score([self.problems[group] for group in groups], transcripts)
         if not self.targets:
             return scores
         budget = self.run.length_budget
         return [
-            shaped(budget, score, len(output), self.targets[group])
-            for score, output, group in zip(scores, outputs, groups, strict=True)
+            shaped(budget, score, sampled_tokens(transcript), self.targets[group])
+            for score, transcript, group in zip(scores, transcripts, groups, strict=True)
         ]
+
+
+def sampled_tokens(transcript: Transcript) -> int:
+    """How many tokens the policy said."""
+    return sum(len(segment.tokens) for segment in transcript if segment.sampled)
 
 
 def deal(
@@ -50,7 +57,7 @@ def deal(
     if targets:
         budget = run.length_budget
         asked = [
-            Problem(problem.problem_id, told(budget, problem.prompt, target), problem.answer)
+            replace(problem, prompt=told(budget, problem.prompt, target))
             for problem, target in zip(problems, targets, strict=True)
         ]
     prompts = [environment.prompt_tokens(problem) for problem in asked]

@@ -57,7 +57,11 @@ class LocalTokenizer:
 
         Raises ModelError if the model has no chat template.
         """
-        return self.encode(self._render([("user", text)]))
+        return self.encode_messages([("user", text)])
+
+    def encode_messages(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """The same of several (role, text) messages, the last one the user's."""
+        return self.encode(self._render(messages))
 
     def encode_reply(self, text: str) -> list[int]:
         """Token ids of one further user message: from behind the end token of an assistant's turn to where the

@@ -23,6 +23,7 @@ from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings
 from node.inference.tokenizer import LocalTokenizer, read_json
 from protocol import sampling
 from protocol.policy import MalformedPolicy, decode_image
+from protocol.segments import sampled_places
 
 LOGIT_CELLS = 1 << 23
 """Most logits (rows * vocabulary) turned into float64 at a time."""
@@ -157,8 +158,7 @@ class TorchEngine:
         steps: list[tuple[np.ndarray, np.ndarray]] = []
         eos = np.array(sorted(self.eos))
         for t in range(uniforms.shape[1]):
-            if t > 0:
-                steps.append((alive, bf16_bits(hidden)))
+            steps.append((alive, bf16_bits(hidden)))
             tokens = sampling.choose(self._logits(hidden), uniforms[alive, t], temperature)
             fresh = ~done[alive]
             output[alive[fresh], t] = tokens[fresh]
@@ -180,8 +180,8 @@ class TorchEngine:
                 torch.from_numpy(tokens)[:, None].to(self.device), mask, positions[:, None], cache
             )
         return [
-            Completion(output[i, : length[i]].tolist(), bool(finished[i]), rows)
-            for i, rows in enumerate(_gather(steps, length, hidden.shape[1]))
+            Completion(output[i, : length[i]].tolist(), bool(finished[i]), heads)
+            for i, heads in enumerate(_gather(steps, length, hidden.shape[1]))
         ]
 
     def _prompts(self, requests: Sequence[Request]) -> tuple[Tensor, Any, Tensor | None, Tensor]:
@@ -241,19 +241,21 @@ class TorchEngine:
         for i, ids in enumerate(fed):
             tokens[i, : len(ids)] = torch.tensor(ids)
         hidden = self._model.base_model(input_ids=tokens.to(self.device), use_cache=False).last_hidden_state
-        counts = [len(sequence.output) for sequence in sequences]
+        places = [
+            len(sequence.prompt) - 1 + sampled_places(sequence.segments, len(sequence.output)) for sequence in sequences
+        ]
+        counts = list(map(len, places))
         sample = torch.repeat_interleave(torch.arange(len(fed)), torch.tensor(counts))
-        place = torch.cat([torch.arange(len(ids) - n, len(ids)) for ids, n in zip(fed, counts, strict=True)])
-        heads = hidden[sample.to(self.device), place.to(self.device)]
-        drawn = np.concatenate([np.asarray(sequence.output, dtype=np.int64) for sequence in sequences])
+        heads = hidden[sample.to(self.device), torch.from_numpy(np.concatenate(places)).to(self.device)]
+        drawn = np.concatenate([np.asarray(sequence.sampled, dtype=np.int64) for sequence in sequences])
         if drawn.min() < 0 or drawn.max() >= self.vocabulary:
             raise EngineError("a sequence cannot be checked", "it has tokens outside the vocabulary", "reject it")
         lo, hi, logprobs = self._intervals(heads, drawn, temperature)
-        rows = bf16_bits(heads)
+        bits = bf16_bits(heads)
         start = 0
         for n in counts:
             cut = slice(start, start + n)
-            yield Prefill(lo[cut], hi[cut], logprobs[cut], rows[start + 1 : start + n])
+            yield Prefill(lo[cut], hi[cut], logprobs[cut], bits[cut])
             start += n
 
     def _intervals(self, heads: Tensor, drawn: np.ndarray, temperature: float) -> tuple[np.ndarray, ...]:
@@ -280,9 +282,9 @@ def _batches(items: Sequence[Any], most: int, width: Any) -> Iterator[list[Any]]
 
 
 def _gather(steps: list[tuple[np.ndarray, np.ndarray]], length: np.ndarray, hidden: int) -> Iterator[np.ndarray]:
-    """Per request uint16[length-1, hidden] from the rows of each decode step (requests, rows)."""
+    """Per request uint16[length, hidden] from the heads of each decode step (requests, heads)."""
     stacked = np.zeros((len(length), len(steps), hidden), dtype=np.uint16)
-    for t, (requests, rows) in enumerate(steps):
-        stacked[requests, t] = rows
+    for t, (requests, heads) in enumerate(steps):
+        stacked[requests, t] = heads
     for i, n in enumerate(length):
-        yield stacked[i, : n - 1].copy()
+        yield stacked[i, :n].copy()

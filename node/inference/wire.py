@@ -88,8 +88,8 @@ class Produce(_Message, frozen=True):
 
 
 class Produced(_Message, frozen=True):
-    """units: output tokens, as committed to; tokens: prompts included; reward_estimate: mean of the own scores;
-    informative: share of groups whose own scores differ."""
+    """units: sampled tokens, as committed to; tokens: prompts and what environments said included; reward_estimate:
+    mean of the own scores; informative: share of groups whose own scores differ."""
 
     path: str
     units: int
@@ -121,10 +121,11 @@ class Inspect(_Message, frozen=True):
 
 class Inspected(_Message, frozen=True):
     """outcome, reason: as in a Verdict; report_path: the written report if accepted, else empty;
-    tokens: output tokens checked; statistics: what the checks measured; evidence: what the file says about its
+    tokens: sampled tokens checked; statistics: what the checks measured; evidence: what the file says about its
     worker, for the sequential decision (nothing if no prefill was reached); group: where the fault lies, -1 for
     the whole file; checked: the groups that went through the model; rewards, logprobs: as in VerdictIssued;
-    verifier: class of the engine that looked."""
+    verifier: class of the engine that looked; unreplayed: groups of which this machine could not tell what the
+    environment said between their turns."""
 
     outcome: int
     reason: int
@@ -140,6 +141,7 @@ class Inspected(_Message, frozen=True):
     rewards: bytes = b""
     logprobs: bytes = b""
     verifier: str = ""
+    unreplayed: tuple[int, ...] = ()
 
 
 class Failed(_Message, frozen=True):

@@ -13,6 +13,7 @@ from protocol.budgets import draw_targets, task_reward
 from protocol.errors import ProtocolError
 from protocol.rollout import Report, ReportRow, RolloutBatch, SampleRow
 from protocol.run import RunSpec
+from protocol.segments import objection
 
 MAX_LOGPROB = 1e-3
 """A log-probability may exceed 0 by no more than rounding."""
@@ -40,7 +41,7 @@ def join(
             continue
         _check_numbers(sample, value.reward, value.logprobs)
         target = targets[sample.group] if targets else None
-        length = len(sample.output)
+        length = sample.units
         task = task_reward(run.length_budget, value.reward, length, target)
         labels[sample.group] = label = label_of(run.environment, sample.problem_id)
         row = BatchRow(
@@ -54,6 +55,7 @@ def join(
             task_reward=task,
             target_length=target or 0,
             finished=sample.finished,
+            segments=sample.segments,
         )
         rows.setdefault(sample.group, []).append((row, Sample(length, value.reward, task, sample.finished, target)))
     return [
@@ -86,8 +88,10 @@ def _check_numbers(sample: SampleRow, reward: float, logprobs: list[float]) -> N
     place = f"group {sample.group} sample {sample.sample}"
     if not sample.prompt or not sample.output:
         raise _unusable(f"{place} has an empty prompt or output")
-    if len(logprobs) != len(sample.output):
-        raise _unusable(f"{place} has {len(logprobs)} log-probs for {len(sample.output)} tokens")
+    if objection(sample.segments, len(sample.output)):
+        raise _unusable(f"{place} has {objection(sample.segments, len(sample.output))}")
+    if len(logprobs) != sample.units:
+        raise _unusable(f"{place} has {len(logprobs)} log-probs for {sample.units} tokens")
     if not math.isfinite(reward) or not all(math.isfinite(p) and p <= MAX_LOGPROB for p in logprobs):
         raise _unusable(f"{place} has a reward or log-prob that is no such number")
 

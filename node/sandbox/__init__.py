@@ -6,5 +6,19 @@ the same on every machine, and a confined native Python (`confined`), faster and
 
 from node.sandbox.base import Call, Limits, Outcome, Sandbox, Status
 from node.sandbox.errors import RuntimeMissing, SandboxError, Undecided
+from node.sandbox.opening import open_confined, open_wasi
+from node.sandbox.runtime import find_runtime
 
-__all__ = ["Call", "Limits", "Outcome", "RuntimeMissing", "Sandbox", "SandboxError", "Status", "Undecided"]
+__all__ = [
+    "Call",
+    "Limits",
+    "Outcome",
+    "RuntimeMissing",
+    "Sandbox",
+    "SandboxError",
+    "Status",
+    "Undecided",
+    "find_runtime",
+    "open_confined",
+    "open_wasi",
+]

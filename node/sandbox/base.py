@@ -22,8 +22,9 @@ MAX_SECONDS = 600.0
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one call may use. Raises ValueError where a limit is not above 0 or above what this program allows.
 
-    fuel: instructions of one call; load_fuel: of loading the module; memory_mib: of the guest, its interpreter included;
-    output_bytes: of a reply, and of everything printed; seconds: wall clock, which only ever leads to Undecided.
+    fuel: instructions of one call; load_fuel: of loading the module; memory_mib: of the guest, its interpreter
+    included; output_bytes: of a reply, and of everything printed; seconds: wall clock, which only ever leads to
+    Undecided.
     """
 
     fuel: int = 20_000_000_000

@@ -4,11 +4,14 @@ Written by the daemon from accepted rollouts (tokens) and validators' reports (r
 Decoding is as strict as for files from strangers; see protocol.rollout.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 import pyarrow as pa
 
 from node.training.errors import TrainingError
-from protocol.rollout import MalformedRollout, decode_table, encode_table
+from protocol.rollout import MalformedRollout, decode_table, encode_table, with_segments
+from protocol.segments import sampled_count, sampled_tokens
 
 MAX_BATCH_ROWS = 1 << 20
 MAX_BATCH_BYTES = 1 << 32
@@ -30,11 +33,11 @@ class BatchHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BatchRow(msgspec.Struct, frozen=True):
     """One completion.
 
-    group_key: equal for the samples of one problem in one file; output: at least one token;
-    sampler_logprobs: float32, one per output token, of the policy `policy_step` that sampled it, as validators
-    recomputed them; reward: what is learnt from; task_reward: the same before any length term (None: no such term);
-    environment: the name of the part of a mix, or ""; target_length: tokens that the prompt asked for (0: none);
-    finished: False if the output was cut at the limit.
+    group_key: equal for the samples of one problem in one file; output: at least one token; segments: which of them
+    were sampled (protocol.segments): only these are learnt from; sampler_logprobs: float32, one per sampled token, of
+    the policy `policy_step` that sampled it, as validators recomputed them; reward: what is learnt from; task_reward:
+    the same before any length term (None: no such term); environment: the name of the part of a mix, or "";
+    target_length: tokens that the prompt asked for (0: none); finished: False if the output was cut at the limit.
     """
 
     group_key: int
@@ -47,6 +50,22 @@ class BatchRow(msgspec.Struct, frozen=True):
     task_reward: float | None = None
     target_length: int = 0
     finished: bool = True
+    segments: list[int] = []
+
+    @property
+    def sampled(self) -> Sequence[int]:
+        """The tokens that are learnt from."""
+        return sampled_tokens(self.output, self.segments)
+
+    @property
+    def length(self) -> int:
+        """How many those are: what every term of a length means."""
+        return sampled_count(self.segments, len(self.output))
+
+    @property
+    def fed(self) -> int:
+        """Tokens that a forward pass over the row is given."""
+        return len(self.prompt) + len(self.output) - 1
 
     @property
     def solved(self) -> float:
@@ -81,13 +100,13 @@ _SCHEMA = pa.schema(
 
 def encode_batch(batch: Batch) -> bytes:
     rows = [msgspec.structs.replace(row, task_reward=row.solved) for row in batch.rows]
-    return encode_table(_SCHEMA, msgspec.json.encode(batch.header), rows)
+    return encode_table(with_segments(_SCHEMA, rows), msgspec.json.encode(batch.header), rows)
 
 
 def decode_batch(data: bytes) -> Batch:
     """Raises TrainingError if the bytes are not a batch. Whether its rows make sense: node.training.rows."""
     try:
-        header, rows = decode_table(data, _SCHEMA, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES)
+        header, rows = decode_table(data, _SCHEMA, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES, segments=True)
         return Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
     except (MalformedRollout, msgspec.MsgspecError) as error:
         raise _broken(str(error)) from None

@@ -1,6 +1,7 @@
 """The first rank's evaluation: held-back problems, answered by the engine that samplers use, and scored."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,13 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from node.environments.base import Environment, Problem, one_answer
+from node.environments.base import Environment, Problem
 from node.environments.mix import label_of
 from node.environments.registry import load_environment
 from node.inference.engine import Request
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import TorchEngine
+from node.inference.turns import bounds_of, play
 from protocol.budgets import told_in_evaluation
 from protocol.run import RunSpec
 from protocol.sampling import uniforms
@@ -32,7 +34,7 @@ class Evaluator:
         self._others = {one.title: load_environment(one, assets, tokenizer) for one in run.evaluation.environments}
 
     def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
-        """Mean reward of one sample per held-back problem; the random numbers follow from seed and step.
+        """Mean reward of one rollout per held-back problem; the random numbers follow from seed and step.
 
         eval_reward is of what the run trains on; evaluation environments stand beside it, each under its label.
         """
@@ -58,13 +60,14 @@ class Evaluator:
         problems = [environment.held_back_problem(i) for i in range(count)]
         prompts = [self._prompt(environment, number, problem) for number, problem in enumerate(problems)]
         requests = [Request(prompt, numbers) for prompt, numbers in zip(prompts, drawn, strict=True)]
-        completions = self._engine.generate(requests, self._run.rollout.temperature)
-        return problems, environment.score(problems, [one_answer(completion.output) for completion in completions])
+        temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
+        rollouts = play(self._engine.generate, environment, problems, requests, temperature, bounds)
+        return problems, environment.score(problems, [rollout.transcript for rollout in rollouts])
 
     def _prompt(self, environment: Environment, number: int, problem: Problem) -> list[int]:
         """With the text of a length budget, where the run has budgets: as in training."""
         text = told_in_evaluation(self._run, problem.prompt, number)
-        return environment.prompt_tokens(Problem(problem.problem_id, text, problem.answer))
+        return environment.prompt_tokens(replace(problem, prompt=text))
 
     def close(self) -> None:
         for environment in (self._environment, *self._others.values()):

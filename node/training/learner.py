@@ -161,7 +161,7 @@ class Learner:
         """Advantages within groups of the whole batch, then whole groups dealt out to the updates."""
         objective = self._objective
         groups = np.array([row.group_key for row in rows], dtype=np.int64)
-        lengths = np.array([len(row.output) for row in rows], dtype=np.int64)
+        lengths = np.array([row.length for row in rows], dtype=np.int64)
         rewards = np.array([row.reward for row in rows], dtype=np.float32)
         rewards += overlong_penalty(lengths, self._limit, objective.overlong_share)
         advantages = self._functions.advantage(Samples(groups, rewards, lengths))
@@ -180,7 +180,7 @@ class Learner:
         return updates
 
     def _plan(self, rows: Sequence[BatchRow]) -> list[list[NDArray[np.int64]]]:
-        fed = np.array([len(row.prompt) + len(row.output) - 1 for row in rows], dtype=np.int64)
+        fed = np.array([row.fed for row in rows], dtype=np.int64)
         settings = self._settings
         if settings.packing:
             return plan(fed, settings.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
@@ -238,7 +238,7 @@ class Learner:
     ) -> LossInputs:
         device = logprobs.device
         sampler = torch.tensor(np.concatenate([row.sampler_logprobs for row in rows]), dtype=torch.float32)
-        samples = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.output) for row in rows]))
+        samples = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([row.length for row in rows]))
         advantages = self._per_token(update.advantages[members], rows)
         sampler, samples = sampler.to(device), samples.to(device)
         proximal = None
@@ -251,7 +251,7 @@ class Learner:
         return LossInputs(logprobs, sampler, advantages, samples, proximal)
 
     def _per_token(self, values: NDArray[Any], rows: Sequence[BatchRow]) -> Tensor:
-        lengths = torch.tensor([len(row.output) for row in rows])
+        lengths = torch.tensor([row.length for row in rows])
         return torch.repeat_interleave(torch.from_numpy(values), lengths).to(self._world.device)
 
     def _saving(self) -> AbstractContextManager[Any]:
@@ -265,7 +265,7 @@ class Learner:
         return (packed if self._settings.packing else padded)(rows, self._world.device)
 
     def logprobs(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
-        """(logprob, entropy) float32[sum of output lengths], in the rows' order; the entropy carries no gradient."""
+        """(logprob, entropy) float32[sampled tokens], in the rows' order; the entropy carries no gradient."""
         return self.policy(padded(rows, self._world.device))
 
     # Update

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from node.training.attention import Pack
 from node.training.batch import BatchRow
+from protocol.segments import sampled_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,13 @@ def packed(rows: Sequence[BatchRow], device: torch.device) -> MicroBatch:
     fed = [[*row.prompt, *row.output[:-1]] for row in rows]
     lengths = np.array([len(ids) for ids in fed])
     ends = lengths.cumsum()
-    outputs = np.array([len(row.output) for row in rows])
     pack = Pack(lengths.tolist(), device)
     return MicroBatch(
         tokens=_on(np.concatenate(fed), device)[None],
         positions=_on(np.arange(ends[-1]) - np.repeat(ends - lengths, lengths), device)[None],
         pack=pack,
-        places=_on(_last(ends, outputs), device),
-        drawn=_on(np.concatenate([row.output for row in rows]), device),
+        places=_on(_sampled(rows, ends), device),
+        drawn=_on(np.concatenate([row.sampled for row in rows]), device),
         real=pack.tokens,
         computed=pack.padded,
     )
@@ -54,13 +54,12 @@ def padded(rows: Sequence[BatchRow], device: torch.device) -> MicroBatch:
     for line, ids in zip(tokens, fed, strict=True):
         line[: len(ids)] = ids
     ends = np.arange(len(fed)) * width + [len(ids) for ids in fed]
-    outputs = np.array([len(row.output) for row in rows])
     return MicroBatch(
         tokens=_on(tokens, device),
         positions=torch.arange(width, device=device)[None].expand(len(fed), width),
         pack=None,
-        places=_on(_last(ends, outputs), device),
-        drawn=_on(np.concatenate([row.output for row in rows]), device),
+        places=_on(_sampled(rows, ends), device),
+        drawn=_on(np.concatenate([row.sampled for row in rows]), device),
         real=sum(map(len, fed)),
         computed=tokens.size,
     )
@@ -72,10 +71,12 @@ def nothing(packing: bool, device: torch.device) -> MicroBatch:
     return MicroBatch(zero[None], zero[None], Pack([1], device) if packing else None, zero, zero, 0, 0)
 
 
-def _last(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The last `counts[i]` places before `ends[i]`, one sample after the other."""
-    total = counts.cumsum()
-    return np.arange(total[-1]) + np.repeat(ends - total, counts)
+def _sampled(rows: Sequence[BatchRow], ends: np.ndarray) -> np.ndarray:
+    """Where the logits of each row's sampled tokens stand. ends[i]: behind the last token that is fed of row i."""
+    firsts = ends - [len(row.output) for row in rows]
+    return np.concatenate(
+        [first + sampled_places(row.segments, len(row.output)) for first, row in zip(firsts, rows, strict=True)]
+    )
 
 
 def _on(values: np.ndarray, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
+from protocol.segments import objection
 
 LEAST_LOGPROB = -1e4
 MOST_LOGPROB = 1e-3
@@ -34,7 +35,9 @@ def usable_rows(rows: Sequence[BatchRow], vocabulary: int) -> tuple[list[BatchRo
 
 
 def _fault(row: BatchRow, vocabulary: int) -> str | None:
-    if not row.prompt or not row.output or len(row.output) != len(row.sampler_logprobs):
+    if not row.prompt or not row.output or objection(row.segments, len(row.output)):
+        return "empty"
+    if row.length != len(row.sampler_logprobs):
         return "empty"
     tokens = (*row.prompt, *row.output)
     if min(tokens) < 0 or max(tokens) >= vocabulary:
@@ -46,7 +49,7 @@ def _fault(row: BatchRow, vocabulary: int) -> str | None:
 
 
 _WHY = {
-    "empty": "{} rows have no output, no prompt, or another number of log-probabilities than tokens",
+    "empty": "{} rows have no output, no prompt, no proper turns, or another number of log-probabilities than tokens",
     "vocabulary": "{} rows have tokens outside the model's vocabulary",
     "logprobs": "{} rows have log-probabilities that are not finite, or above zero",
     "reward": "{} rows have a reward that is not finite",

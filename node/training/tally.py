@@ -72,7 +72,7 @@ def describe(rows: Sequence[BatchRow]) -> dict[str, Any]:
     """Rewards, lengths and tokens of a batch's rows."""
     if not rows:
         return {"reward_mean": 0.0, "tokens": 0.0}
-    lengths = [len(row.output) for row in rows]
+    lengths = [row.length for row in rows]
     facts: dict[str, Any] = {
         "reward_mean": float(np.mean([row.reward for row in rows])),
         "task_reward_mean": float(np.mean([row.solved for row in rows])),

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from node.environments.base import Environment, EnvironmentSettings, Problem, one_answer
+from node.environments.base import Environment, EnvironmentSettings, Problem, Segment, Transcript
 from node.environments.registry import load_environment
 from node.inference.engine import Request
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine, bf16_bits, build_model
+from node.inference.turns import play, reply, unbounded
 from protocol.policy import encode_image
 from protocol.run import EnvironmentSpec
 from protocol.sampling import uniforms
@@ -83,6 +85,41 @@ def create_model(out: Path, alphabet: str, seed: int, hidden: int = 128, layers:
     return model
 
 
+Solution = Callable[[Problem, Transcript], str]
+"""What to say to a problem, after what was said so far (nothing at first)."""
+Example = tuple[list[int], list[int]]
+"""Tokens, and the same with IGNORED in place of those that are not to be learnt."""
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """How problems are solved, turn by turn."""
+
+    environment: Environment
+    tokenizer: LocalTokenizer
+    solution: Solution
+
+    def example(self, problem: Problem) -> Example:
+        tokens = self.environment.prompt_tokens(problem)
+        learnt = [IGNORED] * len(tokens)
+        for segment in self._transcript(problem):
+            tokens = [*tokens, *segment.tokens]
+            learnt += segment.tokens if segment.sampled else [IGNORED] * len(segment.tokens)
+        return tokens, learnt
+
+    def _transcript(self, problem: Problem) -> Transcript:
+        said: list[Segment] = []
+        bounds, end = unbounded(self.environment), min(self.tokenizer.eos)
+        while True:
+            answer = self.tokenizer.encode(self.solution(problem, said))
+            said.append(Segment([*answer, end], sampled=True))
+            replied = reply(self.environment, problem, said, bounds, room=1)
+            if replied is None:
+                return said
+            said.append(Segment(replied, sampled=False))
+
+
 def warm_start(
     out: Path,
     model: Any,
@@ -90,7 +127,7 @@ def warm_start(
     *,
     seed: int,
     target: float,
-    solution: Callable[[Problem], str] = lambda problem: problem.answer[0],
+    solution: Solution = lambda problem, so_far: problem.answer[0],
     learning_rate: float = 1e-3,
     batch_size: int = 64,
     max_steps: int = 2000,
@@ -99,18 +136,14 @@ def warm_start(
     report: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> float:
     """Teach by example until sampled accuracy on training problems reaches `target`; returns the accuracy."""
-    tokenizer = LocalTokenizer(out)
+    lesson = Lesson(environment, LocalTokenizer(out), solution)
     engine = TorchEngine(out)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
     random = np.random.default_rng(seed)
-    end = min(tokenizer.eos)
     accuracy, started = 0.0, time.monotonic()
     for step in range(1, max_steps + 1):
         problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=batch_size)]
-        examples = [
-            (environment.prompt_tokens(problem), [*tokenizer.encode(solution(problem)), end]) for problem in problems
-        ]
-        loss = _imitation_loss(model, examples)
+        loss = _imitation_loss(model, [lesson.example(problem) for problem in problems])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -127,15 +160,14 @@ def warm_start(
     return accuracy
 
 
-def _imitation_loss(model: Any, examples: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
-    """Mean cross-entropy of the answers' tokens; padding on the right."""
-    width = max(len(prompt) + len(answer) for prompt, answer in examples)
+def _imitation_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
+    """Mean cross-entropy of the tokens that are to be learnt; padding on the right."""
+    width = max(len(tokens) for tokens, _ in examples)
     tokens = torch.zeros(len(examples), width, dtype=torch.long)
-    labels = torch.full((len(examples), width), -100)
-    for i, (prompt, answer) in enumerate(examples):
-        ids = torch.tensor(prompt + answer)
-        tokens[i, : len(ids)] = ids
-        labels[i, len(prompt) : len(ids)] = ids[len(prompt) :]
+    labels = torch.full((len(examples), width), IGNORED)
+    for i, (said, learnt) in enumerate(examples):
+        tokens[i, : len(said)] = torch.tensor(said)
+        labels[i, : len(learnt)] = torch.tensor(learnt)
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
 
@@ -143,11 +175,11 @@ def _imitation_loss(model: Any, examples: Sequence[tuple[list[int], list[int]]])
 def mean_reward(
     engine: TorchEngine, environment: Environment, problems: Sequence[Problem], seed: bytes, max_output_tokens: int
 ) -> float:
-    """Mean score of one sampled answer (temperature 1) to each problem."""
+    """Mean score of one sampled rollout (temperature 1) of each problem."""
     drawn = uniforms(seed, len(problems) * max_output_tokens).reshape(len(problems), max_output_tokens)
     requests = [Request(environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
-    completions = engine.generate(requests, 1.0)
-    return float(np.mean(environment.score(problems, [one_answer(completion.output) for completion in completions])))
+    rollouts = play(engine.generate, environment, problems, requests, 1.0, unbounded(environment))
+    return float(np.mean(environment.score(problems, [rollout.transcript for rollout in rollouts])))
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ class Fetcher(Protocol):
 class Store(Protocol):
     """The part of node.network that holds them."""
 
-    async def add(self, source: Path | bytes, *, move: bool = False) -> BlobInfo: ...
+    async def add(self, source: Path | bytes, *, move: bool = False, known: BlobInfo | None = None) -> BlobInfo: ...
     def has(self, root: bytes) -> bool: ...
     def path(self, root: bytes) -> Path: ...
     def info(self, root: bytes) -> BlobInfo | None: ...
@@ -361,8 +361,8 @@ class PolicyFollower:
         work = self._workshop / f"{manifest.step:09d}-{manifest.policy_root.hex()[:16]}"
         async with self._building:
             try:
-                await trio.to_thread.run_sync(build_image, manifest, base, patches, work, self._stop)
-                info = await self._store.add(work, move=True)
+                built = await trio.to_thread.run_sync(build_image, manifest, base, patches, work, self._stop)
+                info = await self._store.add(work, move=True, known=built)
             except PatchError:
                 await self._check_disk([base, *(path for _, path in patches)])
                 raise

@@ -1,7 +1,7 @@
 """Policy images as files: opened without reading them whole, checked, built from a base and patches.
 
-A few tensors at a time are in memory. Everything here hashes or copies: call in a thread. Knows files; knows nothing of
-peers, and gives nothing away that has not matched its manifest.
+A few stretches of tensors at a time are in memory. Everything here hashes or copies: call in a thread. Knows files;
+knows nothing of peers, and gives nothing away that has not matched its manifest.
 """
 
 import math
@@ -9,8 +9,9 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,8 +19,9 @@ import numpy as np
 from blake3 import blake3
 
 from node.weights.errors import WeightsError, disk_errors
+from node.weights.pieces import PiecedFile
 from protocol.blobs import BlobInfo
-from protocol.delta import PatchError, apply_patch, digest, encode_patch
+from protocol.delta import PatchError, digest, encode_patch, patched
 from protocol.policy import (
     MalformedPolicy,
     PolicyManifest,
@@ -167,10 +169,9 @@ def build_image(
     patches: Sequence[tuple[PolicyPatch, Path]],
     out: Path,
     stop: threading.Event | None = None,
-) -> None:
-    """Write the manifest's image to `out`: the base image with the patches applied, every tensor checked.
-
-    It is the store that brings it to the disk and gives it its name.
+) -> BlobInfo:
+    """Write the manifest's image to `out`: the base image with the patches applied, every tensor checked. Returns the
+    blob that it is; it is the store that brings it to the disk and gives it its name.
 
     Raises PatchError or MalformedPolicy if they do not lead to the manifest's policy, Stopped once `stop` is set,
     WeightsDiskError. Whatever is raised, `out` is gone.
@@ -183,29 +184,38 @@ def build_image(
         for patch, path in patches
     ]
 
-    def patched(entry: tuple[int, TensorInfo]) -> U16:
-        place, info = entry
-        if stop is not None and stop.is_set():
-            raise Stopped
-        return _patched(tensors[info.name], [layer[place] for layer in layers], info)
+    header = image_header(forms(manifest.tensors))
+    sizes = (2 * math.prod(info.shape) for info in manifest.tensors)
+    offsets = list(accumulate(sizes, initial=len(header)))
+
+    def write(place: int) -> None:
+        info = manifest.tensors[place]
+        stretches = _checked(patched(tensors[info.name], [layer[place] for layer in layers]), info, stop)
+        file.write(offsets[place], stretches)
 
     try:
-        with disk_errors(f"the policy image {out}"), out.open("wb") as file:
-            file.write(image_header(forms(manifest.tensors)))
-            for tensor in in_order(patched, list(enumerate(manifest.tensors)), manifest.image_size):
-                file.write(raw(tensor))
+        with disk_errors(f"the policy image {out}"), out.open("w+b") as opened:
+            file = PiecedFile(opened.fileno(), manifest.image_size)
+            file.write(0, [header])
+            for _ in in_order(write, range(len(manifest.tensors)), manifest.image_size):
+                continue
+            return file.describe()
     except BaseException:
         out.unlink(missing_ok=True)
         raise
 
 
-def _patched(tensor: U16, patches: Sequence[memoryview], info: TensorInfo) -> U16:
-    """One tensor, patched and checked."""
-    for patch in patches:
-        tensor = apply_patch(tensor, patch, check=False)
-    if digest(tensor) != info.digest:
+def _checked(stretches: Iterable[U16], info: TensorInfo, stop: threading.Event | None) -> Iterator[memoryview | bytes]:
+    """The bytes of a tensor; raises PatchError at its end if it is not the manifest's."""
+    hasher = blake3()
+    for stretch in stretches:
+        if stop is not None and stop.is_set():
+            raise Stopped
+        data = raw(stretch)
+        hasher.update(data)
+        yield data
+    if hasher.digest() != info.digest:
         raise PatchError(f"{info.name[:80]} is not the tensor that the manifest names")
-    return tensor
 
 
 def raw(tensor: U16) -> memoryview | bytes:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,6 +23,14 @@ def run() -> RunSpec:
         evaluation=EvaluationSpec(problems=8),
         verification=VerificationSpec(toploc_k=32, engines=("*/*/*",)),
     )
+
+
+@pytest.fixture(scope="session")
+def turns_run(run: RunSpec) -> RunSpec:
+    """The same problems in three tries, for the same model."""
+    environment = EnvironmentSpec(name="retry", args={"digits": 3, "held_back": 64, "tries": 3})
+    rollout = msgspec.structs.replace(run.rollout, max_output_tokens=16)
+    return msgspec.structs.replace(run, environment=environment, rollout=rollout)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from protocol.checks import OBJECTIVE, Reason
 from protocol.decision import ANYTHING, PROOF_BINS, TOKEN_BINS, DecisionSpec, Table
 from protocol.engines import pair
 from protocol.identity import NodeKey
+from protocol.rollout import decode
 from protocol.run import RunSpec
 from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of
 from tests.cheats.catalogue import CHEATS, Cheat
@@ -91,11 +92,41 @@ def test_an_engine_that_the_run_does_not_permit_is_a_fault_of_form(
 def test_a_cheat_is_found_in_its_first_file(
     validator: Session, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path, name: str
 ) -> None:
-    cheat = CHEATS[name]
+    found(CHEATS[name], validator, run, assets, roots, tmp_path)
+
+
+def found(
+    cheat: Cheat, validator: Session, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+) -> Inspected:
     seen = judge(validator, roots, submit(cheat, run, assets, roots, tmp_path))
     assert Reason(seen.reason) in cheat.reasons, seen.detail
     assert seen.outcome == (Outcome.SLASH if seen.reason in OBJECTIVE else Outcome.REJECT)
     assert seen.report_path == "" and not Path(f"{tmp_path}/file.report").exists()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def turns_validator(turns_run: RunSpec, assets: Path, roots: list[bytes]) -> Session:
+    return open_session(Session, turns_run, assets, roots)
+
+
+def test_honest_turns_are_accepted(
+    turns_validator: Session, turns_run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+) -> None:
+    made = submit(HONEST, turns_run, assets, roots, tmp_path)
+    seen = judge(turns_validator, roots, made)
+    assert (seen.outcome, seen.detail, seen.unreplayed) == (Outcome.ACCEPT, "", ())
+    rows = decode(Path(made.path).read_bytes(), 16).rows
+    assert {len(row.segments) for row in rows} >= {0, 5}, "some are right at once, some never"
+
+
+@pytest.mark.parametrize("name", [name for name, cheat in CHEATS.items() if cheat.turns])
+def test_a_forged_turn_is_found_in_its_first_file(
+    turns_validator: Session, turns_run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path, name: str
+) -> None:
+    """Where there are turns, for what it is and not for its form."""
+    seen = found(CHEATS[name], turns_validator, turns_run, assets, roots, tmp_path)
+    assert seen.reason != Reason.MALFORMED
 
 
 def test_what_arithmetic_decides_never_costs_the_stake_at_once() -> None:

@@ -18,7 +18,8 @@ from node.inference.session import Session
 from node.inference.wire import Produce, Produced
 from node.state.files import write_whole
 from protocol.checks import Reason
-from tests.cheats import sessions, tampering
+from protocol.rollout import decode
+from tests.cheats import sessions, tampering, turns
 from tests.cheats.other_weights import OtherWeights
 from tests.cheats.own_problems import OwnProblems
 from tests.cheats.sessions import BestOfMany, SaysBfloat16, SmallModel, stale, with_sampler, with_weights
@@ -30,7 +31,8 @@ STATISTICAL = frozenset({Reason.ACTIVATIONS, Reason.SAMPLING})
 @dataclass(frozen=True, slots=True)
 class Cheat:
     """reasons: those that a validator may give; units: added to what is claimed; older: how many policies back it
-    reaches, so that whoever tries it loads that many before."""
+    reaches, so that whoever tries it loads that many before; turns: it is about what environments say, and shows what
+    it can in a run of several turns (in one of a single turn it makes one up)."""
 
     what: str
     reasons: frozenset[Reason]
@@ -38,13 +40,17 @@ class Cheat:
     tamper: Tamper | None = None
     units: int = 0
     older: int = 0
+    turns: bool = False
 
     def produce(self, session: Session, order: Produce) -> Produced:
         """An honest submission's dishonest counterpart."""
         made = produce(session, order)
         if self.tamper is not None:
             path = Path(made.path)
-            write_whole(path, self.tamper(Scene(session, order, path.read_bytes())))
+            forged = self.tamper(Scene(session, order, path.read_bytes()))
+            write_whole(path, forged)
+            if self.turns:
+                made = msgspec.structs.replace(made, units=decode(forged, session.run.rollout.samples_per_file).units)
         return msgspec.structs.replace(made, units=made.units + self.units)
 
 
@@ -54,6 +60,8 @@ def _objective(*reasons: Reason) -> frozenset[Reason]:
 
 _PROOFS = _objective(Reason.BAD_PROOF_FORM)
 _FORM = _objective(Reason.MALFORMED)
+_TURN = _objective(Reason.FORGED_TURN, Reason.MALFORMED)
+_ENDS = _objective(Reason.TERMINATION, Reason.MALFORMED)
 
 CHEATS: dict[str, Cheat] = {
     "other weights": Cheat("weights with 5 % noise", STATISTICAL, OtherWeights),
@@ -111,6 +119,14 @@ CHEATS: dict[str, Cheat] = {
     "10^9 rows": Cheat("a header of a billion rows", _FORM, tamper=tampering.billion_rows),
     "parquet": Cheat("another file format", _FORM, tamper=tampering.a_parquet_file),
     "half a file": Cheat("cut in the middle", _FORM, tamper=tampering.cut_in_half),
+    "changed turn": Cheat("the environment said another token", _TURN, tamper=turns.changed_turn, turns=True),
+    "left-out turn": Cheat("ends where the environment asked on", _TURN, tamper=turns.left_out_turn, turns=True),
+    "extra turn": Cheat("goes on where the environment was done", _TURN, tamper=turns.extra_turn, turns=True),
+    "own turns": Cheat("tells itself the solution between turns", _TURN, turns.OwnTurns, turns=True),
+    "turn as answer": Cheat("the environment's words as sampled", _ENDS, tamper=turns.turn_as_answer, turns=True),
+    "answer as turn": Cheat("a sampled token as the environment's", _ENDS, tamper=turns.answer_as_turn, turns=True),
+    "shortened prefix": Cheat("answers without all that was said", STATISTICAL, turns.ShortenedPrefix, turns=True),
+    "shifted numbers": Cheat("later turns draw other numbers", STATISTICAL, turns.ShiftedNumbers, turns=True),
 }
 
 

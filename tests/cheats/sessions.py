@@ -158,7 +158,7 @@ def early_stop(engine: Engine, requests: Sequence[Request], temperature: float) 
     """Ends every answer after half of its tokens, with an end token that was never drawn."""
     end = min(engine.eos)
     return [
-        Completion([*c.output[: len(c.output) // 2], end], True, c.rows[: len(c.output) // 2])
+        Completion([*c.output[: len(c.output) // 2], end], True, c.heads[: len(c.output) // 2 + 1])
         for c in engine.generate(requests, temperature)
     ]
 
@@ -173,5 +173,5 @@ def runs_on(engine: Engine, requests: Sequence[Request], temperature: float) -> 
 def nan_activations(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
     """Claims activations that are not numbers, in the hope that comparisons with them are never true."""
     return [
-        Completion(c.output, c.finished, np.full_like(c.rows, 0x7FC0)) for c in engine.generate(requests, temperature)
+        Completion(c.output, c.finished, np.full_like(c.heads, 0x7FC0)) for c in engine.generate(requests, temperature)
     ]

@@ -77,5 +77,5 @@ def test_no_byte_of_the_head_can_change(at: int, by: int) -> None:
 
 
 def test_sealing_the_wrong_number_of_proofs_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="output tokens"):
+    with pytest.raises(ValueError, match="sampled tokens"):
         seal(PROOFS[:-34], SUBJECT, K, ROWS)

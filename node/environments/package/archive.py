@@ -15,6 +15,8 @@ MAX_BYTES = 32 << 20
 MAX_FILES = 256
 SUFFIXES = (".py", ".toml", ".json", ".jsonl", ".txt", ".md", ".csv")
 """What a package may hold; all of it is UTF-8 text."""
+RESERVED = "intellect_"
+"""How modules begin that the program puts beside a package's."""
 _BLOCK = 512
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _DEPTH = 4
@@ -77,6 +79,8 @@ def check_name(name: str) -> None:
     parts = name.split("/")
     if len(parts) > _DEPTH or not all(_PART.fullmatch(part) for part in parts) or len(name) > 100:
         raise _refused(f"{name[:120]!r} is not a plain relative path", "use letters, digits, '_', '-' and '.'")
+    if parts[0].startswith(RESERVED):
+        raise _refused(f"{name} has a name of the program's own", f"call it something without {RESERVED!r} in front")
     if not name.endswith(SUFFIXES):
         raise _refused(f"{name} is of no kind that a package may hold", f"it holds text: {', '.join(SUFFIXES)}")
 

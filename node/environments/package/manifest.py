@@ -17,7 +17,7 @@ CODE, SETTINGS, ROWS = "environment.py", "environment.toml", "rows.jsonl"
 MAX_TURNS = 64
 MAX_HEAD = 16 * 1024
 """Bytes at the top of the module in which its head must be."""
-_RESERVED = (*BUILTIN, "mix", "package")
+_RESERVED = (*BUILTIN, "mix")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _HEAD = re.compile(r"(?m)^# /// environment$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 """As PEP 723 writes metadata into a script."""
@@ -45,11 +45,14 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
         _check_keys(data.get("limits", {}), Limits)
         manifest = msgspec.convert(data, Manifest)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise _unusable(
-            f"its head is wrong: {error}", "see `intellect-node env new --help` for one that works"
-        ) from None
+        raise _unusable(f"its head is wrong: {error}", "see `intellect-node env new` for one that works") from None
     _check(manifest)
     return manifest
+
+
+def is_name(name: str) -> bool:
+    """Whether a package may be called so."""
+    return bool(_NAME.fullmatch(name)) and name not in _RESERVED
 
 
 def _text(files: Mapping[str, bytes]) -> str:

@@ -13,24 +13,7 @@ from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.math_scorer import MathScorer, final_answer
 from node.environments.registry import load_environment
 from protocol.run import EnvironmentSpec
-
-
-class Characters:
-    """A tokenizer whose ids are code points; a line feed ends an answer."""
-
-    eos = frozenset({10})
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(c) for c in text]
-
-    def decode(self, tokens: Any) -> str:
-        return "".join(chr(t) for t in tokens if t != 10)
-
-    def encode_chat(self, text: str) -> list[int]:
-        return self.encode(f"<user>{text}<assistant>")
-
-    def encode_reply(self, text: str) -> list[int]:
-        return self.encode(f"<user>{text}<assistant>")
+from tests.node.environments.tokens import Characters
 
 
 def load(name: str, assets: Path, **args: Any):
@@ -87,8 +70,8 @@ def test_jsonl_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
 
 
 def test_rows_outside_the_solve_rate_or_of_other_tasks_can_be_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "d.jsonl", [*(row(i) for i in range(100)), row(100, task_type="prime_rl_code", solve_rate=0.5)])
-    with pytest.raises(DatasetError, match="line 101.*prime_rl_code"):
+    write(tmp_path / "d.jsonl", [*(row(i) for i in range(100)), row(100, task_type="kernelbench", solve_rate=0.5)])
+    with pytest.raises(DatasetError, match="line 101.*kernelbench"):
         load("dataset", tmp_path, path="d.jsonl")
     kept = load(
         "dataset", tmp_path, path="d.jsonl", other_tasks="skip", held_back_share=0.3,
@@ -108,11 +91,11 @@ def test_rows_outside_the_solve_rate_or_of_other_tasks_can_be_left_out(tmp_path:
         (row(2, prompt=5), "prompt"),
         (row(2, prompt=""), "empty"),
         (row(2, problem_id="p0"), "second time"),
-        (row(2, verification_info="{"), "not JSON"),
+        (row(2, verification_info="{"), "neither JSON"),
         (row(2, verification_info="{}"), "ground_truth"),
         (row(2, verification_info={"ground_truth": [1]}), "ground_truth"),
         (row(2, task_type="poetry"), "poetry"),
-        ("x" * (1 << 20) + "xx", "longer than"),
+        ("x" * (4 << 20) + "xx", "longer than"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, broken: Any, why: str) -> None:

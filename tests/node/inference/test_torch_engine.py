@@ -41,7 +41,7 @@ def test_prefill_gives_the_rows_and_intervals_that_decoding_had(engine: TorchEng
     assert len({len(c.output) for c in completions}) > 3, "the test wants outputs of different lengths"
     for request, completion, prefill in zip(asked, completions, checked, strict=True):
         n = len(completion.output)
-        assert completion.rows.shape == prefill.rows.shape == (n - 1, 64)
+        assert completion.heads.shape == prefill.heads.shape == (n, 64) and len(completion.rows) == n - 1
         assert distance(request.uniforms[:n], prefill.lo, prefill.hi).max() < 1e-6
         assert np.allclose(np.log(prefill.hi - prefill.lo), prefill.logprobs, atol=1e-4)
     proofs = prove_all([c.rows for c in completions], K, 32)

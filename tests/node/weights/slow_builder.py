@@ -14,7 +14,7 @@ from node.weights import images
 from protocol.identity import NodeKey
 from tests.node.weights.little_swarm import QUOTA, Peer, Wire
 
-honest = images.apply_patch
+honest = images.patched
 
 
 def slowly(*arguments, **options):
@@ -36,5 +36,5 @@ async def main(directory: Path, announcements: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    images.apply_patch = slowly
+    images.patched = slowly
     trio.run(main, Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]])

@@ -1,0 +1,159 @@
+"""A package as an environment of a run: its rows as problems, its `step` and `score` over transcripts.
+
+Its code runs in the sandbox only, at workers, validators and trainer alike. It is given what was said as text; the
+tokens are this module's business.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from node.environments.base import Problem, Segment, Tokenizer, Transcript
+from node.environments.errors import PackageError
+from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
+from node.environments.package.scoring import PackageScorer, Question
+from node.environments.package.source import in_run
+from node.environments.programs import Opener, ProgramRunner
+from node.environments.prompts import check_template, encode_prompt, read_prompt
+from node.environments.runtime import opener_for
+from node.environments.split import is_held_back, numbered
+from node.recent import Recent
+
+MAX_ID = 256
+_REMEMBERED = 1 << 14
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """template: 'plain' or 'chat'; held_back_share: of the rows, for evaluation."""
+
+    template: str = "plain"
+    held_back_share: float = 0.05
+
+
+class PackageEnvironment:
+    """name, determinism and turns are the package's own."""
+
+    def __init__(
+        self, package: LoadedPackage, scorer: PackageScorer, tokenizer: Tokenizer, arguments: Arguments
+    ) -> None:
+        """Raises PackageError for rows that cannot be used."""
+        manifest = package.manifest
+        self.name, self.determinism, self.turns = manifest.name, manifest.determinism, manifest.turns
+        self._package = package
+        self._scorer = scorer
+        self._tokenizer = tokenizer
+        self._chat = arguments.template == "chat"
+        self._said = Recent[tuple[int, ...], str](_REMEMBERED)
+        problems = [self._problem(item) for item in package.items()]
+        held = [is_held_back(problem.problem_id, arguments.held_back_share) for problem in problems]
+        self._training = [problem for problem, back in zip(problems, held, strict=True) if not back]
+        self._held_back = [problem for problem, back in zip(problems, held, strict=True) if back]
+        self.size, self.held_back = len(self._training), len(self._held_back)
+        self._check({problem.problem_id for problem in problems})
+
+    def _check(self, ids: set[str]) -> None:
+        if len(ids) != self.size + self.held_back:
+            raise _unusable(self.name, "two rows have the same id", "give every row an id of its own, or none")
+        if not self.size or not self.held_back:
+            found = f"it has {self.size} rows to train on and {self.held_back} held back for evaluation"
+            raise _unusable(self.name, found, "add rows, or change held_back_share in the run file")
+
+    def _problem(self, item: Item) -> Problem:
+        try:
+            before, prompt = read_prompt(item.prompt)
+            given = item.row.get("id", item.number)
+            if not isinstance(given, str | int) or not 0 < len(str(given)) <= MAX_ID:
+                raise ValueError(f"its id is not a number or a text of up to {MAX_ID} characters")
+            row = msgspec.json.encode(item.row, order="sorted").decode()
+            problem = Problem(str(given), prompt, (row,), before=before)
+            check_template(problem, chat=self._chat)
+        except ValueError as error:
+            raise _unusable(self.name, f"row {item.number}: {error}", "mend it: intellect-node env check") from None
+        return problem
+
+    @property
+    def gave_up(self) -> int:
+        return self._scorer.gave_up
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often the package's scorer failed so far, by what it did; each of those scored 0."""
+        return dict(self._scorer.faults)
+
+    def problem(self, number: int) -> Problem:
+        return numbered(self._training, number)
+
+    def held_back_problem(self, number: int) -> Problem:
+        return numbered(self._held_back, number)
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        return encode_prompt(problem, self._tokenizer, chat=self._chat)
+
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
+        """Raises Undecided."""
+        row = _row(problem)
+        said = self._package.step(row, self._turns(row, transcript))
+        if said is None:
+            return None
+        tokens = (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
+        self._said[tuple(tokens)] = said
+        return tokens
+
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+        """What was cut off at the length limit is no answer and scores 0."""
+        places = [place for place, transcript in enumerate(transcripts) if self._is_complete(transcript)]
+        rows = [_row(problems[place]) for place in places]
+        asked = [Question(row, self._turns(row, transcripts[place])) for row, place in zip(rows, places, strict=True)]
+        scores = [0.0] * len(problems)
+        for place, reward in zip(places, self._scorer.score(asked), strict=True):
+            scores[place] = reward
+        return scores
+
+    def close(self) -> None:
+        self._scorer.close()
+
+    def _is_complete(self, transcript: Transcript) -> bool:
+        last = transcript[-1].tokens
+        return bool(last) and last[-1] in self._tokenizer.eos
+
+    def _turns(self, row: Row, transcript: Transcript) -> list[Turn]:
+        """What was said, as text."""
+        turns: list[Turn] = []
+        for segment in transcript:
+            text = self._tokenizer.decode(segment.tokens) if segment.sampled else self._text(row, segment, turns)
+            turns.append({"role": "assistant" if segment.sampled else "user", "content": text})
+        return turns
+
+    def _text(self, row: Row, segment: Segment, turns: list[Turn]) -> str:
+        """What the environment said, without the chat template around it: remembered, or asked for again."""
+        known = self._said.get(tuple(segment.tokens))
+        return known if known is not None else self._package.step(row, turns) or ""
+
+
+def load(
+    arguments: Arguments, assets: Path, name: str, tokenizer: Tokenizer, opener: Opener | None = None
+) -> PackageEnvironment:
+    """The package `name` of a run, its files below `assets`. Raises EnvironmentFault."""
+    if arguments.template not in ("plain", "chat") or not 0 < arguments.held_back_share < 1:
+        why = f"template = {arguments.template!r}, held_back_share = {arguments.held_back_share:g}"
+        raise _unusable(name, why, "use template 'plain' or 'chat' and a share between 0 and 1")
+    opener = opener or opener_for(assets)
+    package = LoadedPackage(in_run(assets, name), opener)
+    if package.manifest.name != name:
+        package.close()
+        raise _unusable(name, f"the package there calls itself {package.manifest.name!r}", "rename the file after it")
+    scorer = PackageScorer(package, ProgramRunner(opener, package.manifest.limits))
+    try:
+        return PackageEnvironment(package, scorer, tokenizer, arguments)
+    except BaseException:
+        scorer.close()
+        raise
+
+
+def _row(problem: Problem) -> Row:
+    return msgspec.json.decode(problem.answer[0])
+
+
+def _unusable(name: str, why: str, remedy: str) -> PackageError:
+    return PackageError(f"the environment {name!r} cannot be used", why, remedy)

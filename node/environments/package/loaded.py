@@ -1,0 +1,166 @@
+"""A package's code in its sandbox: its rows with their prompts, and its functions as one batch of calls each.
+
+Whatever it says is checked here: it was written by a stranger.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from node.environments.errors import PackageError, Undecided
+from node.environments.guests import guest
+from node.environments.package.manifest import ROWS, Manifest, read_manifest
+from node.environments.programs import Opener
+from node.sandbox import Outcome, Sandbox, SandboxError, Status
+from node.sandbox import Undecided as NoOutcome
+
+MAX_ROWS = 1_000_000
+MAX_ROW_BYTES = 256 * 1024
+MAX_SAID = 64 * 1024
+"""Characters that an environment may say in a turn."""
+_ENTRY = "intellect_package"
+_NEEDED = ("prompt", "score")
+
+Turn = dict[str, str]
+"""{"role": "assistant" | "user", "content": text}"""
+Row = Any
+"""A JSON object."""
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    functions: tuple[str, ...]
+    rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """number: its place among the rows, from 0; prompt: text or messages, not yet looked at."""
+
+    number: int
+    row: Row
+    prompt: Any
+
+
+class LoadedPackage:
+    """The package's functions. For one thread; blocks. functions: which of them it has."""
+
+    def __init__(self, files: Mapping[str, bytes], opener: Opener) -> None:
+        """Raises PackageError where the package or its module cannot be used."""
+        self.manifest: Manifest = read_manifest(files)
+        self._files = files
+        try:
+            self.sandbox: Sandbox = opener({**files, f"{_ENTRY}.py": guest(_ENTRY)}, _ENTRY, self.manifest.limits)
+        except NoOutcome:
+            raise
+        except SandboxError as error:
+            raise _unusable(self.manifest, f"{error.what}: {error.why}", error.remedy) from error
+        try:
+            facts = _read(self._must("describe"), _Facts, self.manifest)
+            self.functions = facts.functions
+            self._made = facts.rows
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        wanted = [*_NEEDED, *(("step",) if self.manifest.turns > 1 else ())]
+        missing = [name for name in wanted if name not in self.functions]
+        if missing:
+            raise _unusable(self.manifest, f"there is no function {missing[0]}", "write it: see docs/environments.md")
+        if (self._made is None) == (ROWS not in self._files):
+            raise _unusable(self.manifest, "it has no rows, or two sources of them", f"write rows(), or put {ROWS} in")
+        if self._made is not None and self._made > MAX_ROWS:
+            raise _unusable(self.manifest, f"it has more than {MAX_ROWS} rows", "make fewer")
+
+    def items(self) -> Iterator[Item]:
+        """Every row with its prompt, in order, read in slices. Raises PackageError."""
+        return self._file_items() if self._made is None else self._made_items(self._made)
+
+    def _made_items(self, count: int) -> Iterator[Item]:
+        number, most = 0, self.manifest.limits.output_bytes // 8
+        while number < count:
+            for row, prompt in _read(self._must("asked", number, most), list[tuple[Row, Any]], self.manifest):
+                yield self._item(number, row, prompt)
+                number += 1
+
+    def _file_items(self) -> Iterator[Item]:
+        lines = [line for line in self._files[ROWS].splitlines() if line.strip()]
+        if len(lines) > MAX_ROWS:
+            raise _unusable(self.manifest, f"it has more than {MAX_ROWS} rows", "make fewer")
+        number, most = 0, self.manifest.limits.output_bytes // 8
+        while number < len(lines):
+            rows = [self._line(place, lines[place]) for place in _slice(lines, number, most)]
+            prompts = _read(self._must("prompts", number, rows), list[Any], self.manifest)
+            for row, prompt in zip(rows, prompts, strict=True):
+                yield self._item(number, row, prompt)
+                number += 1
+
+    def _line(self, number: int, line: bytes) -> Row:
+        try:
+            return msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise _unusable(self.manifest, f"{ROWS}, row {number}: not JSON: {error}", "correct the row") from None
+
+    def _item(self, number: int, row: Row, prompt: Any) -> Item:
+        if not isinstance(row, dict) or len(json.dumps(row)) > MAX_ROW_BYTES:
+            why = f"row {number} is no object of at most {MAX_ROW_BYTES} bytes"
+            raise _unusable(self.manifest, why, "make rows dicts of plain values")
+        return Item(number, row, prompt)
+
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | NoOutcome]:
+        """One outcome for each list of arguments, from the same state every time."""
+        return self.sandbox.call_all(function, calls)
+
+    def step(self, row: Row, turns: list[Turn]) -> str | None:
+        """What the environment says next; None: the rollout is over. Raises Undecided.
+
+        A step that fails ends the rollout: on every machine, since its limits are counted.
+        """
+        try:
+            outcome = self.sandbox.call("step", row, turns)
+        except NoOutcome as error:
+            raise Undecided(error.what, error.why, error.remedy) from error
+        said = outcome.value if outcome.status is Status.OK else None
+        return said if isinstance(said, str) and said and len(said) <= MAX_SAID else None
+
+    def golden(self, row: Row) -> tuple[str, ...]:
+        """The right answer of a row, turn by turn. Raises PackageError, Undecided."""
+        value = self._must("golden", row)
+        texts = [value] if isinstance(value, str) else value
+        return tuple(_read(texts, list[str], self.manifest))
+
+    def _must(self, function: str, *arguments: Any) -> Any:
+        """The value of a call that a package has to be able to answer."""
+        outcome = self.sandbox.call(function, *arguments)
+        if outcome.status is not Status.OK:
+            why = f"{function}() ended with: {outcome.status}" + (f", {outcome.error}" if outcome.error else "")
+            raise _unusable(self.manifest, why, "mend it: intellect-node env check")
+        return outcome.value
+
+    def close(self) -> None:
+        self.sandbox.close()
+
+
+def _slice(lines: Sequence[bytes], first: int, most: int) -> Iterator[int]:
+    """Places of the lines from `first` on that have `most` bytes together, at least one."""
+    size = 0
+    for place in range(first, len(lines)):
+        size += len(lines[place])
+        if place > first and size > most:
+            return
+        yield place
+
+
+def _read(value: Any, kind: Any, manifest: Manifest) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _unusable(manifest, f"it said what it must not: {error}", "mend it: intellect-node env check") from None
+
+
+def _unusable(manifest: Manifest, why: str, remedy: str) -> PackageError:
+    return PackageError(f"the environment {manifest.name!r} cannot be used", why, remedy)

@@ -1,0 +1,133 @@
+"""What a transcript is worth, by the package's own word: checked, counted, and the same on every machine.
+
+A scorer that raises, runs out of fuel or says what is no reward gives the floor. Only where this machine has no
+outcome at all is nothing decided.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from node.environments.package.loaded import LoadedPackage, Row, Turn
+from node.environments.programs import ProgramRunner, Trial, finished
+from node.recent import Recent
+from node.sandbox import Outcome, Status, Undecided
+
+FLOOR = 0.0
+MAX_TRIALS = 256
+MAX_INPUT_CHARACTERS = 1 << 20
+_REMEMBERED = 1 << 14
+
+
+class _Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `program` returns. stdin: one run each; or calls: arguments of `function`, one run each."""
+
+    source: str
+    stdin: tuple[str, ...] = ()
+    function: str = ""
+    calls: tuple[tuple[Any, ...], ...] = ()
+
+    def trials(self) -> list[Trial]:
+        if self.function:
+            return [Trial(function=self.function, arguments=call) for call in self.calls]
+        return [Trial(stdin=text) for text in self.stdin]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A row and what was said about it."""
+
+    row: Row
+    turns: list[Turn]
+
+    @property
+    def key(self) -> bytes:
+        return msgspec.json.encode((self.row, self.turns))
+
+
+class PackageScorer:
+    """gave_up: scores that this machine could not find; faults: how often the scorer failed, by what it did."""
+
+    def __init__(self, package: LoadedPackage, runner: ProgramRunner) -> None:
+        self._package = package
+        self._runner = runner
+        self._known = Recent[bytes, float](_REMEMBERED)
+        self.gave_up = 0
+        self.faults: Counter[str] = Counter()
+
+    def score(self, questions: Sequence[Question]) -> list[float]:
+        """One reward for each, 0 to 1. Equal questions are asked once: they have one answer."""
+        new = {question.key: question for question in questions if question.key not in self._known}
+        scores = dict(zip(new, self._ask(list(new.values())), strict=True))
+        found = [scores[q.key] if q.key in scores else self._known[q.key] for q in questions]
+        self.gave_up += sum(score is None for score in found)
+        self._known.update({key: score for key, score in scores.items() if score is not None})
+        return [FLOOR if score is None else score for score in found]
+
+    def close(self) -> None:
+        """The package's sandbox, and that of programs."""
+        self._package.close()
+        self._runner.close()
+
+    def _ask(self, questions: list[Question]) -> list[float | None]:
+        if "program" not in self._package.functions:
+            asked = [(q.row, q.turns) for q in questions]
+            return [self._reward(outcome) for outcome in self._package.call_all("score", asked)]
+        return self._ask_with_runs(questions)
+
+    def _ask_with_runs(self, questions: list[Question]) -> list[float | None]:
+        runs = list(self._runs(questions))
+        asked = [place for place, run in enumerate(runs) if run]
+        calls = [(questions[place].row, questions[place].turns, runs[place]) for place in asked]
+        rewards = dict(zip(asked, map(self._reward, self._package.call_all("score_runs", calls)), strict=True))
+        return [rewards.get(place, None if run is None else FLOOR) for place, run in enumerate(runs)]
+
+    def _runs(self, questions: list[Question]) -> Iterator[list[dict[str, Any]] | None]:
+        """What the programs of answers did; empty: there is none, None: this machine cannot tell."""
+        for outcome in self._package.call_all("program", [(q.row, q.turns) for q in questions]):
+            if isinstance(outcome, Undecided):
+                yield None
+            else:
+                program = self._program(outcome)
+                yield _did(list(self._runner.run(program.source, program.trials()))) if program else []
+
+    def _program(self, outcome: Outcome) -> _Program | None:
+        if outcome.status is Status.OK and outcome.value is None:
+            return None
+        try:
+            program = msgspec.convert(outcome.value, _Program)
+        except msgspec.ValidationError:
+            return self._fault(outcome, "no program")
+        within = len(program.trials()) <= MAX_TRIALS and len(program.source) <= MAX_INPUT_CHARACTERS
+        return program if within and program.trials() else self._fault(outcome, "no program")
+
+    def _reward(self, outcome: Outcome | Undecided) -> float | None:
+        if isinstance(outcome, Undecided):
+            return None
+        value = outcome.value
+        if outcome.status is Status.OK and isinstance(value, int | float) and 0 <= value <= 1:
+            return float(value)
+        self._fault(outcome, "no reward")
+        return FLOOR
+
+    def _fault(self, outcome: Outcome, otherwise: str) -> None:
+        self.faults[otherwise if outcome.status is Status.OK else str(outcome.status)] += 1
+
+
+def _did(outcomes: Sequence[Outcome | Undecided]) -> list[dict[str, Any]] | None:
+    """For the scorer: whether each run came to its end, what it printed, what it returned."""
+    told: list[dict[str, Any]] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Undecided):
+            return None
+        told.append(
+            {
+                "ok": finished(outcome),
+                "output": outcome.printed.decode(errors="replace"),
+                "value": outcome.value if outcome.status is Status.OK else None,
+            }
+        )
+    return told

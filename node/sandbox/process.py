@@ -1,0 +1,126 @@
+"""The node's end of a sandbox: its process, started, asked, killed, started again."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from node.sandbox import wire
+from node.sandbox.base import Call, Limits, Outcome, Status
+from node.sandbox.errors import SandboxError, Undecided
+from node.sandbox.replies import outcome, printable
+from node.sandbox.runtime import child_environment
+
+START_SECONDS = 60.0
+GRACE_SECONDS = 10.0
+"""What the process around a call has, beyond the call's own wall clock, to say that it killed it."""
+MAX_REQUEST = 16 << 20
+AGAIN = "try again; if it stays so, look at the machine's memory and load (intellect-node doctor)"
+
+
+class ProcessSandbox:
+    """A `Sandbox` whose calls another program of ours makes. module: that program; load: what it shall load.
+
+    Raises SandboxError where the entry does not load, Undecided where this machine cannot tell.
+    """
+
+    def __init__(self, module: str, load: wire.Load, limits: Limits) -> None:
+        self._argv = [sys.executable, "-P", "-m", module]
+        self._load, self._limits = wire.encode(load), limits
+        self._entry = load.entry
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started()
+
+    def __enter__(self) -> "ProcessSandbox":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, function: str, *arguments: Any) -> Outcome:
+        """Raises Undecided."""
+        return self._call(Call(function, arguments))
+
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | Undecided]:
+        return list(self.run(Call(function, arguments) for arguments in calls))
+
+    def run(self, calls: Iterable[Call]) -> Iterator[Outcome | Undecided]:
+        for call in calls:
+            try:
+                yield self._call(call)
+            except Undecided as undecided:
+                yield undecided
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _call(self, call: Call) -> Outcome:
+        body = json.dumps([call.function, list(call.arguments)]).encode()
+        if len(body) + len(call.stdin) > MAX_REQUEST:
+            return Outcome(Status.TOO_LONG, error=f"its arguments have more than {MAX_REQUEST} bytes")
+        fuel = min(call.fuel or self._limits.fuel, self._limits.fuel)
+        try:
+            process = self._started()
+        except Undecided:
+            raise
+        except SandboxError as error:  # it loaded before
+            raise _undecided(error.why) from None
+        ending = self._exchange(process, wire.Request(body, call.stdin, fuel), self._limits.seconds + GRACE_SECONDS)
+        if not ending.status:
+            raise _undecided(ending.error)
+        return outcome(ending)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """The process, loaded. One that has died is started again."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        try:
+            self._process = process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=child_environment(),
+                cwd="/",
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise _undecided(f"its process cannot be started: {error}") from None
+        for stream in (process.stdin, process.stdout):
+            os.set_blocking(stream.fileno(), False)  # type: ignore[union-attr]
+        ready = self._exchange(process, self._load, self._limits.seconds + START_SECONDS)
+        if ready != wire.READY:
+            self.close()
+            raise _undecided(ready.error) if not ready.status else self._does_not_load(ready)
+        return process
+
+    def _exchange(self, process: subprocess.Popen[bytes], message: wire.Request | bytes, seconds: float) -> wire.Ending:
+        """Say one thing, hear one. A process that does not answer is killed. Raises Undecided."""
+        data = message if isinstance(message, bytes) else wire.encode(message)
+        try:
+            wire.write(process.stdin.fileno(), data, seconds)  # type: ignore[union-attr]
+            return wire.decode(wire.read(process.stdout.fileno(), seconds), wire.Ending)  # type: ignore[union-attr]
+        except (TimeoutError, wire.Closed) as error:
+            self.close()
+            why = f"no answer in {seconds:g} s" if isinstance(error, TimeoutError) else "its process ended"
+            raise _undecided(why) from None
+
+    def _does_not_load(self, ending: wire.Ending) -> SandboxError:
+        said = ending.complained.decode("utf-8", "replace").strip().splitlines()
+        why = printable(ending.error or (said[-1] if said else f"exit code {ending.code}"))
+        return SandboxError(
+            f"{self._entry} cannot be loaded in the sandbox",
+            f"{ending.status}: {why}",
+            "mend it: only the standard library is there, no network, no files but its own",
+        )
+
+
+def _undecided(why: str) -> Undecided:
+    return Undecided("the sandbox found no outcome", printable(why), AGAIN)

@@ -1,0 +1,76 @@
+"""Numbers and structures of WASI preview 1 (wasi_snapshot_preview1; wasi.dev, witx/typenames.witx)."""
+
+import struct
+from enum import IntEnum
+
+
+class Errno(IntEnum):
+    SUCCESS = 0
+    BADF = 8
+    FAULT = 21
+    INVAL = 28
+    ISDIR = 31
+    MFILE = 33
+    NOENT = 44
+    NOTDIR = 54
+    NOTSUP = 58
+    ROFS = 69
+    SPIPE = 70
+
+
+class FileType(IntEnum):
+    CHARACTER_DEVICE = 2
+    DIRECTORY = 3
+    REGULAR_FILE = 4
+
+
+class WasiError(Exception):
+    """What a function of the guest's system returns instead of 0."""
+
+    def __init__(self, errno: Errno) -> None:
+        super().__init__(errno.name)
+        self.errno = errno
+
+
+CREATE_OR_TRUNCATE = 0b1001
+OPEN_DIRECTORY = 0b0010
+RIGHT_WRITE = 1 << 6
+ALL_RIGHTS = (1 << 30) - 1
+
+IOVEC = struct.Struct("<II")
+PRESTAT = struct.Struct("<B3xI")
+SIZE = struct.Struct("<I")
+TIME = struct.Struct("<Q")
+_FDSTAT = struct.Struct("<BxH4xQQ")
+_FILESTAT = struct.Struct("<QQB7xQQQQQ")
+_DIRENT = struct.Struct("<QQIB3x")
+_SUBSCRIPTION = struct.Struct("<QB7xI4xQQH6x")
+_EVENT = struct.Struct("<QHB21x")
+SUBSCRIPTION_BYTES, EVENT_BYTES = _SUBSCRIPTION.size, _EVENT.size
+CLOCK_EVENT = 0
+ABSOLUTE_TIME = 1
+
+
+def fdstat(kind: FileType) -> bytes:
+    return _FDSTAT.pack(kind, 0, ALL_RIGHTS, ALL_RIGHTS)
+
+
+def filestat(inode: int, kind: FileType, size: int) -> bytes:
+    """Of device 1, one link, never changed since 1970."""
+    return _FILESTAT.pack(1, inode, kind, 1, size, 0, 0, 0)
+
+
+def dirent(following: int, inode: int, kind: FileType, name: bytes) -> bytes:
+    """following: the cookie with which a reader goes on behind this entry."""
+    return _DIRENT.pack(following, inode, len(name), kind) + name
+
+
+def clock_wait(subscription: bytes) -> tuple[int, int, bool] | None:
+    """(user data, nanoseconds, whether these are a point in time) of a wait for a clock; None of any other wait."""
+    userdata, kind, _, timeout, _, flags = _SUBSCRIPTION.unpack(subscription)
+    return (userdata, timeout, bool(flags & ABSOLUTE_TIME)) if kind == CLOCK_EVENT else None
+
+
+def event(userdata: int) -> bytes:
+    """A clock's wait is over."""
+    return _EVENT.pack(userdata, Errno.SUCCESS, CLOCK_EVENT)

@@ -1,0 +1,92 @@
+"""One interpreter in one memory: started, run to its end, and how it ended, as an `Ending`."""
+
+import mmap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from wasmtime import Engine, Func, Linker, Memory, Module, Store, Trap, TrapCode
+
+from node.sandbox import guest as guest_modules
+from node.sandbox import wire
+from node.sandbox.base import Status
+from node.sandbox.replies import replied
+from node.sandbox.wasi.channel import Channel, Exited, Finished, GuestEnd, TooLong
+from node.sandbox.wasi.files import make_tree
+from node.sandbox.wasi.system import CHANNEL_NAME, DIRECTORY, System
+
+LOOP = Path(guest_modules.__file__ or "").with_name("loop.py")
+FLAGS = ["-s", "-S", "-B"]
+_TABLE_ELEMENTS = 100_000
+
+
+class Guest:
+    """A module whose code has not begun. Raises ValueError for files that are no tree."""
+
+    def __init__(
+        self, engine: Engine, module: Module, load: wire.Load, next_request: Callable[[], wire.Request]
+    ) -> None:
+        self._load = load
+        self._next = next_request
+        self._store = Store(engine)
+        self._store.set_limits(load.memory_mib << 20, _TABLE_ELEMENTS, 1, 4, 1)
+        self._channel = Channel(self._begin, load.output_bytes)
+        program = ["-c", LOOP.read_text("utf-8"), load.entry, DIRECTORY, f"{DIRECTORY}/{CHANNEL_NAME}"]
+        self._system = System(self._store, make_tree(load.files), self._channel, ["python", *FLAGS, *program])
+        self._system.fill(load.load_fuel)
+        linker = Linker(engine)
+        self._system.link(linker, module)
+        exports: Mapping[str, object] = linker.instantiate(self._store, module).exports(self._store)
+        self._start, memory = exports["_start"], exports["memory"]
+        if not isinstance(self._start, Func) or not isinstance(memory, Memory):
+            raise ValueError("the interpreter has no _start or no memory")
+        self._system.attach(memory)
+
+    def run(self) -> wire.Ending:
+        """From the first instruction to the last: of a call, where one began meanwhile, else of the loading."""
+        try:
+            self._start(self._store)
+            ending = self._ended(Exited(0))
+        except GuestEnd as end:
+            ending = self._ended(end)
+        except Trap as trap:
+            ending = self._trapped(trap)
+        return ending if self._could_have_memory() else wire.Ending("", error="this machine has no memory left")
+
+    def _begin(self) -> wire.Request:
+        request = self._next()
+        self._system.fill(request.fuel)
+        return request
+
+    def _ended(self, end: GuestEnd) -> wire.Ending:
+        if isinstance(end, TooLong):
+            return self._ending(Status.TOO_LONG, error=f"more than {self._load.output_bytes} bytes")
+        if isinstance(end, Exited) and (end.code or not self._channel.reply):
+            return self._exited(end.code)
+        return self._replied() if isinstance(end, Finished | Exited) else self._ending(Status.CRASHED)
+
+    def _exited(self, code: int) -> wire.Ending:
+        return self._replied() if self._channel.reply else self._ending(Status.EXITED, code=code)
+
+    def _replied(self) -> wire.Ending:
+        said = replied(self._channel.reply)
+        return self._ending(said.status, said.reply, said.error, said.code)
+
+    def _trapped(self, trap: Trap) -> wire.Ending:
+        if trap.trap_code == TrapCode.OUT_OF_FUEL:
+            return self._ending(Status.OUT_OF_FUEL)
+        if trap.trap_code == TrapCode.STACK_OVERFLOW:  # of native frames, whose size depends on the processor
+            return wire.Ending("", error="the native stack was too small")
+        return self._ending(Status.CRASHED, error=str(trap.trap_code.name if trap.trap_code else trap.message))
+
+    def _ending(self, status: str, reply: bytes = b"", error: str = "", code: int = 0) -> wire.Ending:
+        channel = self._channel
+        printed, complained = bytes(channel.printed), bytes(channel.complained)
+        return wire.Ending(status, reply, error, code, self._system.used, printed, complained)
+
+    def _could_have_memory(self) -> bool:
+        """Whether the host can still give all that the guest may have: else a MemoryError may have been the host's."""
+        try:
+            mmap.mmap(-1, self._load.memory_mib << 20).close()
+        except (OSError, MemoryError):
+            return False
+        return True

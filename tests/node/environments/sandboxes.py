@@ -1,0 +1,87 @@
+"""A sandbox without walls for tests: a process that has imported the module, forked once for each call."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from node.sandbox import Call, Limits, Outcome, SandboxError, Status, Undecided
+
+SERVER = """
+import contextlib, io, json, os, sys
+sys.path.insert(0, sys.argv[2])
+try:
+    module = __import__(sys.argv[1])
+except BaseException as error:
+    print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
+    sys.exit(1)
+print("null", flush=True)
+answers = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    function, arguments, stdin = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        printed = io.StringIO()
+        sys.stdin = io.StringIO(stdin)
+        try:
+            with contextlib.redirect_stdout(printed):
+                value = getattr(module, function)(*arguments)
+            reply = ["ok", value, "", printed.getvalue()]
+            json.dumps(reply, allow_nan=False)
+        except SystemExit as error:
+            reply = ["exited", error.code or 0, "", printed.getvalue()]
+        except BaseException as error:
+            reply = ["raised", None, f"{type(error).__name__}: {error}", printed.getvalue()]
+        answers.write(json.dumps(reply) + "\\n")
+        answers.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+class OpenSandbox:
+    """As node.sandbox.Sandbox. fail_with: what every call comes to, where a test wants that."""
+
+    def __init__(self, files: Mapping[str, bytes], entry: str, limits: Limits) -> None:
+        self.calls: list[Call] = []
+        self.fail_with: dict[str, Outcome | Undecided] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="open-sandbox-")
+        for name, data in files.items():
+            path = Path(self._folder.name, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        command = [sys.executable, "-S", "-c", SERVER, entry, self._folder.name]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        why = json.loads(self._child.stdout.readline())
+        if why is not None:
+            self.close()
+            raise SandboxError("the module does not load", why, "correct it")
+
+    def call(self, function: str, *arguments: Any) -> Outcome:
+        outcome = self.call_all(function, [arguments])[0]
+        if isinstance(outcome, Undecided):
+            raise outcome
+        return outcome
+
+    def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | Undecided]:
+        return list(self.run(Call(function, arguments) for arguments in calls))
+
+    def run(self, calls: Iterable[Call]) -> Iterator[Outcome | Undecided]:
+        for call in calls:
+            self.calls.append(call)
+            yield self.fail_with.get(call.function) or self._answer(call)
+
+    def _answer(self, call: Call) -> Outcome:
+        self._child.stdin.write(json.dumps([call.function, list(call.arguments), call.stdin.decode()]) + "\n")
+        self._child.stdin.flush()
+        status, value, error, printed = json.loads(self._child.stdout.readline())
+        return Outcome(Status(status), value, error, 0, printed.encode())
+
+    def close(self) -> None:
+        if self._child.poll() is None:
+            self._child.kill()
+        self._child.communicate()
+        self._folder.cleanup()
