@@ -6,8 +6,9 @@ that were sampled so far, and what the package asks for next, or its reward, is 
 v1 trains on: POST /inference/v1/generate, token ids in and out, and GET /v1/models; it listens on the loopback address
 and wants a token. Requests carry the trace's id in X-Session-ID, by which they find their rollout.
 
-In: {"id", "task", "said": [[tokens before it, sampled tokens, finished], ...]}. Out: {"id", "asked": [tokens]}: what stands behind all that was
-said; {"id", "reward"}; or {"id", "wrong": why}. The first line out is {"tasks": [text of each prompt]}.
+In: {"id", "task", "said": [[tokens before it, sampled tokens, finished], ...]}. Out: {"id", "asked": [tokens]}, what
+stands behind all that was said; {"id", "reward"}; or {"id", "wrong": why}. The first line out is {"tasks": [text of each
+prompt]}.
 """
 
 import asyncio
@@ -144,7 +145,10 @@ def harness_class() -> type:
                 messages.append({"role": "user", "content": prompt})
             else:
                 messages += [message_to_wire(message) for message in prompt or []]
-            async with AsyncExitStack() as stack, AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as model:
+            async with (
+                AsyncExitStack() as stack,
+                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as model,
+            ):
                 tools, dispatch, servers = [], {}, {}
                 if mcp_urls:
                     config = {"mcpServers": {name: {"url": url} for name, url in mcp_urls.items()}}

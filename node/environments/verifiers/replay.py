@@ -1,11 +1,14 @@
 """Rollouts of a verifiers v1 package, replayed in its own process (driver.py): what it asks for, or its reward."""
 
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
@@ -33,6 +36,13 @@ class Outcome:
 
     asked: list[int] | None
     reward: float | None
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    id: int = -1
+    asked: list[int] | None = None
+    reward: float | None = None
+    wrong: str = ""
 
 
 class Replayer:
@@ -65,7 +75,8 @@ class Replayer:
                     f"its process ended, or took more than {self._seconds:g} s over a rollout",
                     "raise `seconds` in the environment's arguments, or look for what the package waits for",
                 )
-            found[reply["id"]] = self._outcome(reply)
+            number, outcome = self._outcome(reply)
+            found[number] = outcome
         return [found[number] for number in orders]
 
     def close(self) -> None:
@@ -73,16 +84,22 @@ class Replayer:
         if child is not None:
             child.close()
 
-    def _outcome(self, reply: dict[str, Any]) -> Outcome:
-        if "wrong" in reply:
+    def _outcome(self, message: Any) -> tuple[int, Outcome]:
+        try:
+            reply = msgspec.convert(message, _Reply)
+        except msgspec.ValidationError as error:
+            reply = _Reply(wrong=f"its process said what cannot be read: {error}")
+        if reply.reward is not None and not math.isfinite(reply.reward):
+            reply = _Reply(wrong=f"its reward is {reply.reward}")
+        if reply.wrong:
             self.close()
             raise EnvironmentFault(
                 f"a rollout of the package {self._settings['taskset']!r} cannot be used",
-                str(reply["wrong"]),
+                reply.wrong,
                 "a package must do the same with the same answers, and keep every token of earlier turns: name the "
                 "renderer of the model's family (renderer = 'qwen3'), or correct the package",
             )
-        return Outcome(reply.get("asked"), reply.get("reward"))
+        return reply.id, Outcome(reply.asked, reply.reward)
 
     def _running(self) -> LineChild:
         if self._child is not None and self._child.alive:
