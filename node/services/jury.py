@@ -1,6 +1,5 @@
 """The pool's jury, as a service: every member counts verdicts, watches lots and hears disputes by itself."""
 
-import time
 from typing import Any, Self
 
 import trio
@@ -20,7 +19,7 @@ class Counting(Service):
 
     def __init__(self, station: Station) -> None:
         self._station = station
-        self._contributions = Contributions(station.jury.register, station.jury.ballots, time.time)
+        self._contributions = Contributions(station.jury.register, station.jury.ballots, station.clock.wall)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
