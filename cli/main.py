@@ -28,6 +28,7 @@ from cli import (
     peers,
     report,
     run,
+    sandbox,
     service,
     status,
     stop,
@@ -103,6 +104,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 app.add_typer(weights.app, name="weights")
+app.add_typer(sandbox.app, name="sandbox")
 
 
 @cache

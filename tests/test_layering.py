@@ -33,10 +33,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.hardware", "node.chain", "node.inference", "node.swarm", "node.blobs.scheduling"),
     ("node.blobs", "node.training", "node.calibration"),
     ("node.blobs.http", "node.recipe", "node.run", "node.weights"),
-    ("node.blobs.door",),
+    ("node.blobs.door", "node.tasks"),
     ("node.member",),
     ("node.visitor", "node.preflight", "node.services.base", "node.services.station"),
-    ("node.services.leaves", "node.services.duties"),
+    ("node.services.leaves", "node.services.duties", "node.services.committing"),
     ("node.services.workplace", "node.services.membership", "node.status", "node.api", "node.page"),
     ("node.front",),
     (
@@ -54,7 +54,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.court",
         "node.services.training",
     ),
-    ("node.services.judging", "node.services.local"),
+    ("node.services.judging", "node.services.local", "node.services.tasking"),
     ("node.daemon",),
     ("cli",),
 )

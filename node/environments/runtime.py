@@ -6,6 +6,7 @@ The interpreter is a file of the run (`RUNTIME`), or the user's own copy of it, 
 from collections.abc import Mapping
 from pathlib import Path
 
+from node.environments.builtin import BUILTIN
 from node.environments.programs import Opener
 from node.sandbox import Limits, Sandbox
 
@@ -22,3 +23,14 @@ def opener_for(assets: Path | None = None) -> Opener:
         return open_wasi(files, entry, limits, find_runtime(assets))
 
     return opened
+
+
+def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mapping[str, Path]) -> bool:
+    """Whether a built-in environment runs programs. files: asset -> file; raises DatasetError for a bad one."""
+    row = BUILTIN.get(name)
+    data = files.get(str(args.get(row.data, ""))) if row and row.data else None
+    if data is None:
+        return False
+    from node.environments.dataset import runs_programs
+
+    return runs_programs(data)

@@ -26,6 +26,7 @@ SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 SIZE = 26_267_204
 """CPython 3.12.0 for WASI with its standard library inside (VMware's webassembly-language-runtimes; PSF licence)."""
 INSTALL = "intellect-node sandbox install"
+BY_HAND = "intellect-node sandbox install --file PATH"
 COMPILE_SECONDS = 600
 OPTIMISED_KIND, PLAIN_KIND = "optimised", "plain"
 _ROOT = Path(__file__).resolve().parents[2]

@@ -84,6 +84,8 @@ class Jury:
         self.distrust = trio.Event()
         """Set once the trainer has signed two things that cannot both be true; `policies.fork` says which."""
         self.ballots.on_quarantine = self._tell
+        self._results: Recent[WorkId, Work] = Recent(REMEMBERED)
+        """Of tasks, that the pool has not decided about."""
         self.register.follow(self._on_work)
         self.register.follow_rivals(lambda _, rival: self._on_work(rival))
         self._watchers: list[trio.MemorySendChannel[WorkId]] = []
@@ -161,17 +163,20 @@ class Jury:
         if self.tasks.offered(signed) is not None:
             self.register.task_offered()
 
-    def note_task_work(self, work: Work) -> FileState:
-        """What the pool thinks of a shard's result now; its task's leases are told. Some of it only time decides."""
-        state = self.ballots.state(work.id)
-        if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
-            accepted = state is FileState.ACCEPTED
-            self.tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
-        return state
+    def look_at_results(self) -> None:
+        """Tell the leases of tasks what the pool thinks of results by now: some of it only time decides."""
+        for work in list(self._results.values()):
+            state = self.ballots.state(work.id)
+            if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
+                del self._results[work.id]
+                accepted = state is FileState.ACCEPTED
+                self.tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
 
     def _on_work(self, work: Work) -> None:
         """A commitment is work now: what was said of it before counts."""
         self.lots.committed(work)
+        if work.task is not None and not work.rival:
+            self._results[work.id] = work
         for early in list(self._early.values()):
             for one in early.pop(work.id, ()):
                 if isinstance(one, Signed):
@@ -201,8 +206,8 @@ class Jury:
             return
         disputes = self.ballots.add(signed)
         self._punish(self.lots.verdict(work, signed))
-        if work.task is not None:
-            self.note_task_work(work)
+        if work.id in self._results:
+            self.look_at_results()
         self._notify(work.id)
         for dispute in disputes[:1]:
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)

@@ -311,7 +311,7 @@ class System:
 
     def _opened(self, node: Node) -> int:
         if len(self._open) >= MAX_OPEN:
-            raise WasiError(Errno.BADF)
+            raise WasiError(Errno.MFILE)
         descriptor = next(number for number in range(CHANNEL + 1, CHANNEL + 2 + MAX_OPEN) if number not in self._open)
         self._open[descriptor] = OpenFile(node)
         return descriptor
