@@ -133,14 +133,19 @@ def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
     return Wish(spec, sizes.policy, {SUBJECT: path})
 
 
-def of_package(package: Path, sizes: Sizes) -> Wish:
-    """A review of a proposed environment package."""
+def of_package(package: Path, scratch: Path, sizes: Sizes) -> Wish:
+    """A review of a proposed environment package: a module, a directory or an archive. scratch: where it is packed."""
+    from node.environments.package.archive import pack
+    from node.environments.package.source import read_source
+    from node.state.files import write_whole
     from protocol.tasks import COPIES, TaskSpec
 
-    asset = _asset("package.tar", package)
+    packed = scratch / "package.tar"
+    write_whole(packed, pack(read_source(package)))
+    asset = _asset("package.tar", packed)
     fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce}
     spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=asset.root, assets=(asset,), **fields)
-    return Wish(spec, "", {asset.path: package})
+    return Wish(spec, "", {asset.path: packed})
 
 
 def _asset(path: str, file: Path) -> "Asset":
