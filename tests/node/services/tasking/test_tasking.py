@@ -152,8 +152,10 @@ async def test_a_hoarder_delays_a_task_by_its_lease_and_holds_no_more_than_two_s
 async def test_three_nodes_review_and_two_equal_reports_confirm(
     clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports = iter([b'{"good":true}', b'{"good":false}', b'{"good":true}'])
-    monkeypatch.setattr("node.services.tasking.working.review_package", lambda package: next(reports))
+    def look(package: Path) -> bytes:
+        return b'{"good":false}' if package.parent.name == "1" else b'{"good":true}'
+
+    monkeypatch.setattr("node.services.tasking.working.review_package", look)
     town = Town(tmp_path)
     async with opened(town) as nursery:
         town.start(nursery)

@@ -80,7 +80,10 @@ class Files:
 
 
 class Stock:
-    """What tasks need is always at hand."""
+    """What tasks need is always at hand. number: whose."""
+
+    def __init__(self, number: int = 0) -> None:
+        self._number = number
 
     async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
         await trio.lowlevel.checkpoint()
@@ -88,7 +91,7 @@ class Stock:
 
     async def files(self, task: Task) -> Path:
         await trio.lowlevel.checkpoint()
-        return Path("/none")
+        return Path(f"/{self._number}")
 
     async def release(self, task: Task) -> None:
         await trio.lowlevel.checkpoint()
@@ -189,7 +192,7 @@ class Town:
         self.scopes: list[trio.CancelScope] = []
 
     def _work(self, seat: Seat, engine: ToyEngine) -> TaskWork:
-        stock: Any = Stock()
+        stock: Any = Stock(self.workers.index(seat))
         return TaskWork(seat.station, engine, stock, EngineShare(), self._scratch(seat))
 
     def _scratch(self, seat: Seat) -> Path:
