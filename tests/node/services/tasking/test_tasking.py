@@ -25,12 +25,13 @@ from protocol.run import Asset
 from protocol.statements import Outcome
 from protocol.tasks import TaskSpec
 from tests.attacks.validators.court import POOL
-from tests.node.services.tasking.town import LEASE, Town, ToyEngine, fast_clock, offer_of, score_of, spec
+from tests.node.services.tasking.town import LEASE, Town, ToyEngine, at_once, offer_of, score_of, spec
 
 
 @pytest.fixture
-def clock() -> MockClock:
-    return fast_clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    return MockClock(autojump_threshold=0)
 
 
 @asynccontextmanager
