@@ -203,7 +203,7 @@ class Offering(Service):
         await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
         own.open = False
         own.works.clear()
-        if own.spec.policy:
+        if own.spec.policy and not any(one.open and one.spec.policy == own.spec.policy for one in self._own.values()):
             self._station.shelf.let_go(bytes.fromhex(own.spec.policy))
         await self._say(own)
         what = "cancelled" if cancelled else "done"

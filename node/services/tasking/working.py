@@ -57,7 +57,6 @@ class TaskWork(Service):
         self._turns = turns
         self._scratch = scratch
         self._said: dict[bytes, bool] = {}
-        self._released: set[bytes] = set()
         self._committed: dict[tuple[bytes, int], float] = {}
         """(task, shard) of own results that the owner may not have, and when they were said last."""
         self.counts = {"claimed": 0, "committed": 0, "lost": 0, "failed": 0}
@@ -70,7 +69,6 @@ class TaskWork(Service):
 
     async def run(self) -> None:
         while True:
-            await self._release_what_is_over()
             await self._remind()
             found = await self._find()
             if found is None:
@@ -204,10 +202,3 @@ class TaskWork(Service):
                 raw = await journal.do(journal.said, "commitment", slot_name(id, shard))
                 if raw is not None:
                     await self._station.board.post_raw(raw)
-
-    async def _release_what_is_over(self) -> None:
-        """What a closed task needed is let go, once."""
-        for task in self._book.tasks():
-            if not task.open and task.id not in self._released:
-                self._released.add(task.id)
-                await self._stock.release(task)

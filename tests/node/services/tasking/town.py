@@ -92,9 +92,6 @@ class Stock:
         await trio.lowlevel.checkpoint()
         return Path(f"/{self._number}")
 
-    async def release(self, task: Task) -> None:
-        await trio.lowlevel.checkpoint()
-
 
 def score_of(number: int, sample: int) -> float:
     """What an answer is worth: problem n is solved by n % 5 of 4 answers."""
