@@ -185,5 +185,6 @@ def _compile(runtime: Path, target: Path, settings: Settings) -> None:
 
 def child_environment() -> dict[str, str]:
     """For our own processes around a sandbox: nothing of the node's environment, which holds secrets."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
-    return kept | {"PYTHONPATH": str(_ROOT), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random")}
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH", "PYTHONHASHSEED") if name in os.environ}
+    packages = [path for path in sys.path if path.endswith("-packages")]
+    return kept | {"PYTHONPATH": os.pathsep.join([str(_ROOT), *packages])}

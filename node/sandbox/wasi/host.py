@@ -35,6 +35,8 @@ def _run(load: wire.Load, server: ForkingServer) -> wire.Ending:
         guest = Guest(*load_module(Path(load.runtime)), load, server.next)
         gc.freeze()
         return guest.run()
+    except MemoryError:
+        return wire.Ending("", error="this machine has no memory left")
     except Exception as error:  # the host's own trouble is never the guest's outcome
         return wire.Ending("", error=f"{type(error).__name__}: {error}"[:400])
 
