@@ -7,13 +7,14 @@ is an argument. Everybody keeps such a table from what was heard, so two honest 
 follows is hearsay (`protocol.checks.HEARSAY`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from itertools import islice
 
 import msgspec
 
 from protocol.identity import Address
-from protocol.tasks import TaskId, TaskSpec, weight
+from protocol.tasks import TaskId, TaskSpec, rank, weight
 
 CLASH_SECONDS = 5.0
 """Two claims that are no further apart may have been made without knowing of each other."""
@@ -24,6 +25,11 @@ STRIKES = 3
 one; then its claims in this task are heard no more."""
 REMEMBERED = 8
 """Nodes that are remembered of one shard to have held it: their late results are told apart from strangers'."""
+
+PATIENCE_SECONDS = 3.0
+"""That each node which should rather do a free shard has to claim it, before the next one may."""
+LOOKED_AT = 64
+"""Free shards among which a node looks for one to claim: those that suit it best."""
 
 WorkId = bytes
 
@@ -67,6 +73,7 @@ class Leases:
         self._opened = opened
         self._shards: dict[int, _Shard] = {}
         self._claimed: dict[Address, set[int]] = {}
+        self._orders: dict[Address, list[int]] = {}
         self._strikes: dict[Address, int] = {}
         self._unclaimed: dict[tuple[int, Address], WorkId] = {}
         self._standing: dict[WorkId, Standing] = {}
@@ -181,6 +188,11 @@ class Leases:
     def holds(self, shard: int, node: Address, now: float) -> bool:
         return shard in self._shards and self._holds(self._shards[shard], node, now)
 
+    def pending(self, now: float) -> list[int]:
+        """The shards that somebody holds and of which no result is here."""
+        nodes = list(self._claimed)
+        return [shard for node in nodes for shard in self.held(node, now)]
+
     def held(self, node: Address, now: float) -> list[int]:
         """The shards that a node holds and has no result of."""
         mine = [shard for shard in self._claimed.get(node, ()) if self.holds(shard, node, now)]
@@ -205,13 +217,29 @@ class Leases:
             state.orphaned = now
         return state.orphaned
 
+    def choose(
+        self, own: Address, others: Sequence[Address], now: float, alive: Callable[[Address], bool]
+    ) -> int | None:
+        """The free shard that `own` should claim now, None if there is none or others come first. others: live members
+        that meet what the task requires."""
+        for shard, since in islice(self._free(own, now, alive), LOOKED_AT):
+            if now >= since + PATIENCE_SECONDS * rank(self.task, shard, own, others):
+                return shard
+        return None
+
+    def _free(self, own: Address, now: float, alive: Callable[[Address], bool]) -> Iterable[tuple[int, float]]:
+        """What `own` could claim and since when, what suits it best first."""
+        if own not in self._orders:
+            shards = range(self.spec.shards)
+            self._orders[own] = sorted(shards, key=lambda shard: weight(self.task, shard, own))
+        for shard in self._orders[own]:
+            since = self.free_since(shard, now, alive)
+            if since is not None and self._may_claim(shard, own, now):
+                yield shard, since
+
     def is_barred(self, node: Address) -> bool:
         """Whether its claims are heard no more."""
         return self._strikes.get(node, 0) >= STRIKES
-
-    def may_claim(self, shard: int, node: Address, now: float) -> bool:
-        """Whether a free shard could be this node's."""
-        return self._may_claim(shard, node, now)
 
     @property
     def is_done(self) -> bool:

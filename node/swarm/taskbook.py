@@ -6,6 +6,7 @@ and nowhere else. Pure; clock and liveness are arguments.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import structlog
@@ -169,3 +170,22 @@ class TaskBook:
 
     def _is_alive(self, node: Address) -> bool:
         return not self._is_silent(node)
+
+
+def describe_task(task: Task, now: float) -> dict[str, Any]:
+    """A task for /status."""
+    spec, leases = task.spec, task.leases
+    holders = {shard: leases.holder(shard, now) for shard in leases.pending(now)}
+    return {
+        "id": task.id.hex(),
+        "kind": spec.kind,
+        "open": task.open,
+        "step": spec.step,
+        "problems": spec.problems,
+        "samples": spec.samples,
+        "shards": spec.shards,
+        "done": len(leases.done),
+        "held": {str(shard): holder for shard, holder in sorted(holders.items()) if holder},
+        "taken_over": leases.taken_over,
+        "seconds": round(now - task.opened, 1),
+    }

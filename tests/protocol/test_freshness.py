@@ -24,6 +24,11 @@ def respond(body: bytes = BODY, **place) -> str:
     return answer(key, len(body), lambda offset, length: body[offset : offset + length])
 
 
+def test_who_said_what_is_part_of_the_content() -> None:
+    turns = [msgspec.structs.replace(ROWS[0], output=[3, 4, 5], segments=segments) for segments in ([], [1, 1, 1])]
+    assert len({content_digest([row]) for row in turns}) == 2
+
+
 def test_the_same_policy_gives_the_same_answer() -> None:
     assert respond() == respond()
     assert len(respond()) == 64
