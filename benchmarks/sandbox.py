@@ -30,7 +30,7 @@ from node.sandbox.runtime import compiled
 from node.sandbox.wasi.settings import Settings
 
 SEED = 13
-LIMITS = Limits(fuel=60_000_000, memory_mib=64, output_bytes=1 << 14, seconds=60.0)
+LIMITS = Limits(fuel=30_000_000, memory_mib=64, output_bytes=1 << 14, seconds=60.0)
 SCORER = """
 import re
 
@@ -91,13 +91,13 @@ KINDS: dict[str, str] = {
     "forbidden": "import socket\nsocket.socket()\nprint({x})",
     "files": "import os\nprint(os.listdir('/app'), os.stat('/app/programs.py').st_size % {x})",
     "writing": "open('/tmp/{x}', 'w')",
-    "sorting": "import random\nrandom.seed({x})\nprint(sorted(random.choices(range({x}), k={small}), key=lambda v: -v))",
+    "sorting": "import random\nrandom.seed({x})\nprint(sorted(random.choices(range({x}), k={small}), reverse=True))",
     "decimal": "from decimal import Decimal, getcontext\ngetcontext().prec = {small}\nprint(Decimal({x}) / Decimal(7))",
     "fractions": "from fractions import Fraction as F\nprint(sum(F(1, i) for i in range(1, {small})), F({x}, 6))",
     "unicode": "import unicodedata\nprint('straße{x}'.upper(), unicodedata.normalize('NFD', 'é{small}'), 'İ'.lower())",
     "generators": "def g(n):\n    yield n\n    if n:\n        yield from g(n - 1)\nprint(sum(g({x})))",
     "classes": "class A:\n    def __getattr__(self, name):\n        return getattr(self, name + 'x')\nprint(A().y{x})",
-    "garbage": "import gc\nclass A: pass\na = A()\na.me = a\ndel a\nprint(gc.collect() > 0, len(gc.get_objects()), {x})",
+    "garbage": "import gc\nclass A: pass\na = A()\na.me = a\ndel a\nprint(gc.collect(), len(gc.get_objects()), {x})",
 }
 ERRORS = ("ValueError", "KeyError", "MemoryError", "RecursionError", "SystemExit", "KeyboardInterrupt", "StopIteration")
 
