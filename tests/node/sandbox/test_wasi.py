@@ -3,12 +3,16 @@
 import os
 import resource
 import signal
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node.sandbox import Call, Limits, Outcome, SandboxError, Status, Undecided
+from node.sandbox.confined import walls
 from node.sandbox.process import ProcessSandbox
 
 Opener = Callable[..., ProcessSandbox]
@@ -135,6 +139,33 @@ def test_a_call_over_its_wall_clock_is_undecided_and_the_next_is_answered(wasi: 
     assert slow.call("count").value == 1
 
 
+def test_the_process_that_forks_has_one_thread_and_its_forks_stand_behind_the_kernels_walls(wasi: Opener) -> None:
+    one = wasi(SOURCE, Limits(fuel=3 * 10**9, memory_mib=128))
+    process = one._process
+    assert process is not None
+    assert "Threads:\t1\n" in Path(f"/proc/{process.pid}/status").read_text()
+    asking = threading.Thread(target=lambda: list(one.run([Call("endless")])))
+    asking.start()
+    status = _status_of_fork(process.pid)
+    asking.join()
+    if walls.missing() is None:
+        assert "Seccomp:\t2\n" in status
+        assert "CapEff:\t0000000000000000\n" in status
+
+
+def _status_of_fork(pid: int) -> str:
+    """Of a child that has put its walls up; the last that was seen where it never does."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    status = ""
+    for _ in range(100):
+        time.sleep(0.02)
+        for child in children.read_text().split():
+            status = Path(f"/proc/{child}/status").read_text()
+            if "Seccomp:\t2\n" in status:
+                return status
+    return status
+
+
 def test_a_process_that_was_killed_is_started_again(wasi: Opener) -> None:
     one = wasi(SOURCE)
     process = one._process
@@ -149,8 +180,6 @@ def test_a_process_that_is_killed_within_a_call_gives_no_outcome(wasi: Opener) -
     process = one._process
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)  # so that the call is under way for sure
-    import threading
-
     timer = threading.Timer(0.2, lambda: os.kill(process.pid, signal.SIGKILL))
     timer.start()
     with pytest.raises(Undecided, match="its process ended"):
