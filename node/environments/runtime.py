@@ -14,13 +14,17 @@ RUNTIME = "python.wasm"
 """Its path among a run's assets."""
 
 
-def opener_for(assets: Path | None = None) -> Opener:
-    """Opens sandboxes with the interpreter of a run, else the user's. Raises SandboxError where there is none."""
+def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
+    """Opens sandboxes with the interpreter of a run, else the user's. Raises SandboxError where there is none.
+
+    optimised: whether the compiler takes its time for fast code; outcomes are the same.
+    """
 
     def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
         from node.sandbox import find_runtime, open_wasi
+        from node.sandbox.wasi.settings import Settings
 
-        return open_wasi(files, entry, limits, find_runtime(assets))
+        return open_wasi(files, entry, limits, find_runtime(assets), settings=Settings(optimised=optimised))
 
     return opened
 
