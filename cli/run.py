@@ -197,6 +197,8 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
     if own := run.own_code():
         brought = ", ".join(f"{setting} = {path}" for setting, path in own.items())
         found.append(f"{brought}: code of its own, so it can be trained at a desk, but no swarm takes it")
+    if desk := run.desk_environments():
+        found.append(f"environment {', '.join(desk)}: it can be trained at a desk, but no swarm takes it")
     rules = run.verification
     if narrowed := [pattern for pattern in rules.engines if pattern not in rules.admitted]:
         found.append(

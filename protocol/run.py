@@ -27,7 +27,7 @@ from protocol.engines import (
     standing_for,
 )
 from protocol.errors import ProtocolError
-from protocol.own_code import is_import_path
+from protocol.own_code import DESK_ENVIRONMENTS, is_import_path
 from protocol.recipe import Recipe
 from protocol.sections import (
     Alarms,
@@ -276,11 +276,17 @@ class RunSpec(RunSections, frozen=True):
         for asset in self.assets:
             check_asset_path(asset.path)
         if not desk:
-            self._check_without_own_code()
+            self._check_for_a_swarm()
         try:
             self.verification.decision.check()
         except DecisionError as error:
             raise RunError(f"unusable run: {error.what}", error.why, error.remedy) from None
+
+    def desk_environments(self) -> list[str]:
+        """The environments in it that only a desk has."""
+        environment = self.environment
+        named = [environment.name, *(one.name for one in (*environment.parts, *self.evaluation.environments))]
+        return sorted(DESK_ENVIRONMENTS.intersection(named))
 
     def own_code(self) -> dict[str, str]:
         """Setting -> import path of each function that the run brings along."""
@@ -290,7 +296,14 @@ class RunSpec(RunSections, frozen=True):
         rewards |= {f"evaluation.environments.reward of {one.title}": one.reward for one in evaluated}
         return self.recipe.own_code() | {setting: path for setting, path in rewards.items() if path}
 
-    def _check_without_own_code(self) -> None:
+    def _check_for_a_swarm(self) -> None:
+        for name in self.desk_environments():
+            raise RunError(
+                "this run can be trained at a desk only",
+                f"the environment {name!r} runs packages that members have from wherever they like, and that need not "
+                "do the same twice",
+                "make an environment package of it, which members have by its hash (intellect-node env new)",
+            )
         for setting, path in self.own_code().items():
             raise RunError(
                 "this run can be trained at a desk only",

@@ -31,6 +31,11 @@ def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
 
 def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mapping[str, Path]) -> bool:
     """Whether a built-in environment runs programs. files: asset -> file; raises DatasetError for a bad one."""
+    if name == "tools":
+        from node.environments.tools.environment import calls_python
+
+        if calls_python(args):
+            return True
     row = BUILTIN.get(name)
     data = files.get(str(args.get(row.data, ""))) if row and row.data else None
     if data is None:
