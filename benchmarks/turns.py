@@ -44,9 +44,7 @@ def run_of(name: str, rollout: RolloutSpec, **args: int) -> RunSpec:
     return RunSpec(name="turns", environment=environment, rollout=rollout, verification=verification)
 
 
-IN_TURNS = RolloutSpec(
-    group_size=4, prompts_per_step=2, prompts_per_file=2, max_prompt_tokens=8, max_output_tokens=24
-)
+IN_TURNS = RolloutSpec(group_size=4, prompts_per_step=2, prompts_per_file=2, max_prompt_tokens=8, max_output_tokens=24)
 IN_ONE = RolloutSpec(group_size=8, prompts_per_step=8, prompts_per_file=8, max_prompt_tokens=8, max_output_tokens=24)
 
 

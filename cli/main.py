@@ -21,6 +21,7 @@ from cli import (
     devnet,
     difficulty,
     doctor,
+    env,
     join,
     keys,
     leave,
@@ -32,6 +33,7 @@ from cli import (
     service,
     status,
     stop,
+    task,
     top,
     train,
     update,
@@ -96,6 +98,8 @@ app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
 app.add_typer(run.app, name="run")
+app.add_typer(env.app, name="env")
+app.add_typer(task.app, name="task")
 app.command("audit", epilog=audit.EXAMPLES)(audit.command)
 app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.command)
 app.add_typer(devnet.app, name="devnet")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from node.environments.base import Environment, Problem, Transcript, last_answer
+from node.environments.base import Environment, OneTurn, Problem, Transcript, last_answer
 from node.environments.registry import load_environment
 from node.inference.tokenizer import LocalTokenizer
 from node.training.warmstart import create_model, warm_start
@@ -65,7 +65,7 @@ def rows(seed: int) -> list[dict[str, Any]]:
     return [row(prefix, python) for prefix, python in chosen]
 
 
-class Spelled:
+class Spelled(OneTurn):
     """The same problems, answers right if they are spelled like the solution: quick enough to teach by."""
 
     def __init__(self, environment: Environment, tokenizer: LocalTokenizer, solutions: dict[str, str]) -> None:
@@ -75,7 +75,7 @@ class Spelled:
         self._tokenizer = tokenizer
         self._solutions = solutions
 
-    def solution(self, problem: Problem) -> str:
+    def solution(self, problem: Problem, so_far: Transcript = ()) -> str:  # noqa: ARG002 - there is one turn
         return self._solutions[problem.problem_id]
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
@@ -107,7 +107,7 @@ def main() -> None:
         target=arguments.target,
         solution=spelled.solution,
         max_output_tokens=40,
-        check_every=10,
+        check_every=2,
         report=lambda event: print(json.dumps(event), flush=True),
     )
     environment.close()

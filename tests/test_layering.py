@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.errors",
         "node.log_file",
         "node.recent",
+        "node.clock",
         "node.progress",
         "node.state.files",
         "node.supervision",

@@ -407,7 +407,7 @@ class HardRouter(GossipSub):
         """A peer that leaves our mesh may name others: whom we dial, the chain says."""
 
 
-async def _packet(stream: Stream, limit: int) -> bytes | None:
+async def packet(stream: Stream, limit: int) -> bytes | None:
     """The next one, after its length as a varint; None at the end. Raises ValueError for one beyond the limit."""
     length = shift = 0
     while True:
@@ -440,8 +440,8 @@ class HardPubsub(Pubsub):
         byte through four locks, and starts a task for each message."""
         peer = stream.muxed_conn.peer_id
         try:
-            while (packet := await _packet(stream_below(stream), self.max_inbound_rpc_size)) is not None:
-                await self._take(rpc_pb2.RPC.FromString(packet), peer)
+            while (data := await packet(stream_below(stream), self.max_inbound_rpc_size)) is not None:
+                await self._take(rpc_pb2.RPC.FromString(data), peer)
         except MuxedStreamError as error:
             log.debug("network.pubsub_ended", peer=str(peer), error=repr(error))
         except Exception as error:

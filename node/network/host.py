@@ -33,6 +33,8 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from node.network import hardening, wire, yamux
 from node.network.budget import Budgets, TokenBucket
+from node.network.circuit.circuits import Circuits, circuit_contact, is_direct
+from node.network.circuit.rules import Limits
 from node.network.errors import (
     ListenFailed,
     MessageTooLarge,
@@ -54,7 +56,7 @@ from node.network.interface import (
     Tally,
 )
 from node.network.kept import KeptStreams
-from node.network.redial import MAX_CONTACTS, Contact, Redialer
+from node.network.redial import MAX_CONTACT, MAX_CONTACTS, Contact, Redialer
 from node.network.replay import Window
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, NodeKey, PeerId, address_of_peer
@@ -100,10 +102,18 @@ class Libp2pNetwork:
     """`interface.Network` over libp2p.
 
     listen: multiaddr, port 0 for any free port; announce: multiaddrs (without peer id) that others
-    should dial instead of the ones listened on, for a node behind a port forward.
+    should dial instead of the ones listened on, for a node behind a port forward; relay: what this node does for
+    others as a relay, once it offers to be one.
     """
 
-    def __init__(self, key: NodeKey, listen: str = "/ip4/0.0.0.0/tcp/4001", *, announce: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        key: NodeKey,
+        listen: str = "/ip4/0.0.0.0/tcp/4001",
+        *,
+        announce: Sequence[str] = (),
+        relay: Limits | None = None,
+    ) -> None:
         self.address: Address = key.address
         self.peer_id: PeerId = key.peer_id
         self._key = key
@@ -123,6 +133,7 @@ class Libp2pNetwork:
         self._serving = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
         self._kept = KeptStreams[_Kept]()
         self._redialer = Redialer(self.address, self._dial, self._is_connected, self._ping)
+        self._circuits = Circuits(relay or Limits(), self._is_member, self._address_of, self._direct_contacts)
         self._nursery: trio.Nursery | None = None
         self.serve(PING, _echo, max_request=32)
 
@@ -219,6 +230,7 @@ class Libp2pNetwork:
         self._pubsub.deliver = self._deliver
         self._pubsub.admit = self._admit
         self._swarm.register_notifee(_Arrivals(self))
+        self._circuits.attach(self._host, self._swarm)
         for topic in self._subscriptions:
             self._pubsub.set_topic_validator(topic, self._validator(topic), False)
         for protocol in self._handlers:
@@ -253,8 +265,15 @@ class Libp2pNetwork:
     # -- peers -------------------------------------------------------------------------------------
 
     def contacts(self) -> tuple[str, ...]:
+        return (*self._relayed_contacts(), *self._direct_contacts())
+
+    def _direct_contacts(self) -> tuple[str, ...]:
         addresses = self.listening() and (self._announce or self.listening())
         return tuple(f"{address}/p2p/{self.peer_id}" for address in addresses)
+
+    def _relayed_contacts(self) -> tuple[str, ...]:
+        relays = (self._redialer.contacts.get(relay) for relay in self._circuits.relays())
+        return tuple(circuit_contact(each.address, each.peer_id, self.peer_id, MAX_CONTACT) for each in relays if each)
 
     def listening(self) -> tuple[str, ...]:
         """Where this node listens, a wildcard replaced by the interface's address; empty unless running."""
@@ -281,6 +300,46 @@ class Libp2pNetwork:
         live = (peer for peer in self._swarm.connections if self._open_connections(peer))
         return frozenset(address for peer in live if (address := self._address_of(peer.to_bytes())))
 
+    def relayed(self) -> frozenset[Address]:
+        found = ((peer, self._connections_of(peer)) for peer in self.connected())
+        return frozenset(peer for peer, live in found if live and not self._direct(live))
+
+    def seen_at(self, peer: Address) -> str | None:
+        for connection in self._direct(self._connections_of(peer)):
+            return next((str(address) for address in connection.get_transport_addresses()), None)
+        return None
+
+    def offer_relay(self, offered: bool) -> None:
+        self._circuits.rules.offered = offered
+
+    async def reserve(self, relay: Address) -> float:
+        contact = self._redialer.contacts.get(relay)
+        if contact is None or contact.relay is not None or not self._direct(self._connections_of(relay)):
+            raise PeerUnavailable(relay, "it is not connected directly")
+        try:
+            return await self._circuits.reserve(relay, _id_of(contact.peer_id))
+        except Exception as error:  # the library's own are many
+            raise RequestRefused(relay, f"it is no relay for us: {error}") from error
+
+    def release(self) -> None:
+        self._circuits.held.clear()
+
+    def _is_member(self, address: Address) -> bool:
+        return address in self._redialer.contacts
+
+    def _connections_of(self, peer: Address) -> list[INetConn]:
+        """The live ones."""
+        contact = self._redialer.contacts.get(peer)
+        if self._nursery is None:
+            return []
+        known = [_id_of(contact.peer_id)] if contact else [*self._swarm.connections]
+        found = (self._swarm.connections.get(id, ()) for id in known if self._address_of(id.to_bytes()) == peer)
+        return [connection for each in found for connection in each if not connection.is_closed]
+
+    @staticmethod
+    def _direct(connections: list[INetConn]) -> list[INetConn]:
+        return [connection for connection in connections if is_direct(connection)]
+
     def stats(self) -> NetworkStats:
         return self._tally.snapshot(len(self.connected()))
 
@@ -299,9 +358,14 @@ class Libp2pNetwork:
         return any(not connection.is_closed for connection in self._swarm.connections.get(peer, ()))
 
     def _is_connected(self, contact: Contact) -> bool:
-        return self._open_connections(_id_of(contact.peer_id))
+        """As its contact allows: who can be dialled is, though a relay connects us already."""
+        live = [each for each in self._swarm.connections.get(_id_of(contact.peer_id), ()) if not each.is_closed]
+        return bool(live if contact.relay else self._direct(live))
 
     async def _dial(self, contact: Contact) -> None:
+        if contact.relay is not None:
+            await self._call(contact, contact.relay)
+            return
         peer = _id_of(contact.peer_id)
         self._swarm.unblock_peer(peer)  # a failed dial bars the peer for 60 s otherwise
         try:
@@ -310,12 +374,30 @@ class Libp2pNetwork:
             log.debug("network.first_dial", peer=contact.member)
         try:
             with trio.fail_after(DIAL_SECONDS):
-                await self._host.connect(PeerInfo(peer, [Multiaddr(contact.address)]))
+                if self._open_connections(peer):  # through a relay
+                    await self._swarm.dial_addr(Multiaddr(contact.address), peer)
+                else:
+                    await self._host.connect(PeerInfo(peer, [Multiaddr(contact.address)]))
         except trio.TooSlowError:
             raise PeerUnavailable(contact.member, f"no connection within {DIAL_SECONDS:g} s") from None
         except Exception as error:
             raise PeerUnavailable(contact.member, "it cannot be dialled") from error
         log.debug("network.connected", peer=contact.member)
+
+    async def _call(self, contact: Contact, relay: PeerId) -> None:
+        """Through a relay, which must be a member that we are connected with or can dial: where a contact says that it
+        is, is nobody's word but the contact's."""
+        member = address_of_peer(relay)
+        known = self._redialer.contacts.get(member)
+        if known is None or known.relay is not None:
+            raise PeerUnavailable(contact.member, f"its relay {member} is no member that can be dialled")
+        if not self._is_connected(known):
+            await self._dial(known)
+        try:
+            await self._circuits.dial(_id_of(relay), _id_of(contact.peer_id))
+        except Exception as error:
+            raise PeerUnavailable(contact.member, f"its relay {member} does not get through: {error}") from error
+        log.debug("network.connected", peer=contact.member, relay=member)
 
     async def _ping(self, contact: Contact) -> None:
         """Close the connection if nothing at all comes back. A busy peer is not a dead one."""
@@ -349,6 +431,10 @@ class Libp2pNetwork:
 
     def _left(self, connection: INetConn) -> None:
         self._strangers.pop(connection, None)
+        peer = connection.muxed_conn.peer_id
+        address = self._address_of(peer.to_bytes())
+        if address is not None and not self._direct(self._connections_of(address)):
+            self._circuits.lost(address)
 
     def _close_soon(self, connection: INetConn) -> None:
         if self._nursery is not None:
@@ -495,7 +581,7 @@ class Libp2pNetwork:
     async def _reach(self, peer: Address) -> ID:
         contact = self._redialer.contacts.get(peer)
         if contact is not None:
-            if not self._is_connected(contact):
+            if not self._open_connections(_id_of(contact.peer_id)):
                 await self._dial(contact)
             return _id_of(contact.peer_id)
         for known in self._swarm.connections:

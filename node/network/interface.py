@@ -86,6 +86,27 @@ class Network(Protocol):
         """Peers with a live, authenticated connection."""
         ...
 
+    def relayed(self) -> frozenset[Address]:
+        """Those of `connected` that are only through a relay."""
+        ...
+
+    def seen_at(self, peer: Address) -> str | None:
+        """/ip4/../tcp/.. that a peer's direct connection comes from, or goes to; None without one."""
+        ...
+
+    def offer_relay(self, offered: bool) -> None:
+        """Whether this node carries connections between members of whom neither can dial the other."""
+        ...
+
+    async def reserve(self, relay: Address) -> float:
+        """Let a connected member pass calls on to this node, which is then the first of its contacts. Seconds until
+        that must be renewed. Raises PeerUnavailable."""
+        ...
+
+    def release(self) -> None:
+        """Be called through relays no more."""
+        ...
+
     async def publish(self, topic: str, data: bytes) -> None:
         """Gossip `data` (at most MAX_GOSSIP_BYTES). Best effort; never delivered to ourselves.
 

@@ -130,6 +130,21 @@ class MemoryNetwork:
     def connected(self) -> frozenset[Address]:
         return frozenset(peer.address for peer in self._hub.peers(self))
 
+    def relayed(self) -> frozenset[Address]:
+        return frozenset()
+
+    def seen_at(self, peer: Address) -> str | None:
+        return "/ip4/127.0.0.1/tcp/1" if peer in self.connected() else None
+
+    def offer_relay(self, offered: bool) -> None:
+        """Everybody on a hub reaches everybody."""
+
+    async def reserve(self, relay: Address) -> float:
+        raise RequestRefused(relay, "it is no relay for us: everybody on a hub reaches everybody")
+
+    def release(self) -> None:
+        """Nothing is ever reserved."""
+
     def stats(self) -> NetworkStats:
         return self._tally.snapshot(len(self.connected()))
 

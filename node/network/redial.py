@@ -28,12 +28,19 @@ MAX_CONTACT = 160
 MAX_CONTACTS = 1024
 
 
+CIRCUIT = "/p2p-circuit"
+LET_IT_CALL = 3.0
+"""Seconds before a member behind a relay is called through it: what it can dial itself, it dials without."""
+
+
 class Contact(msgspec.Struct, frozen=True):
-    """Where a member says it can be dialled. address: host and port, without the peer id."""
+    """Where a member says it can be dialled. address: host and port, without the peer id; relay: through whom, which
+    `address` is then a hint of, and may be empty."""
 
     member: Address
     peer_id: PeerId
     address: str
+    relay: PeerId | None = None
 
 
 @lru_cache(maxsize=4 * MAX_CONTACTS)
@@ -44,12 +51,29 @@ def parse_contact(member: Address, text: str) -> Contact | None:
     """
     if len(text) > MAX_CONTACT:
         return None
+    if CIRCUIT in text:
+        return _parse_circuit(member, text)
     try:
         address = Multiaddr(text)
         peer_id = address.value_for_protocol("p2p")
         if not peer_id or address_of_peer(peer_id) != member or not address.value_for_protocol("tcp"):
             return None
         return Contact(member, PeerId(peer_id), str(address.decapsulate(Multiaddr(f"/p2p/{peer_id}"))))
+    except (MultiaddrError, ProtocolError, ValueError, LookupError):
+        return None
+
+
+def _parse_circuit(member: Address, text: str) -> Contact | None:
+    """[/ip../tcp/..]/p2p/<relay>/p2p-circuit/p2p/<peer id>."""
+    through, _, own = text.partition(CIRCUIT)
+    address, _, relay = through.rpartition("/p2p/")
+    try:
+        peer_id = Multiaddr(own).value_for_protocol("p2p")
+        if address and not Multiaddr(address).value_for_protocol("tcp"):
+            return None
+        if own != f"/p2p/{peer_id}" or address_of_peer(peer_id) != member or address_of_peer(relay) == member:
+            return None
+        return Contact(member, PeerId(peer_id), address, PeerId(relay))
     except (MultiaddrError, ProtocolError, ValueError, LookupError):
         return None
 
@@ -122,7 +146,9 @@ class Redialer:
 
     async def _keep(self, contact: Contact, scope: trio.CancelScope) -> None:
         with scope:
-            if self._own > contact.member:  # of two who learn of each other at once, one dials first
+            if contact.relay is not None:
+                await trio.sleep(LET_IT_CALL * (1 + random.random()))  # noqa: S311
+            elif self._own > contact.member:  # of two who learn of each other at once, one dials first
                 await trio.sleep(FIRST_DELAY * (1 + random.random()))  # noqa: S311
             failures = 0
             checked = trio.current_time()

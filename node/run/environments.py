@@ -119,16 +119,22 @@ def _place_package(text: str, path: Path, files: dict[str, Path]) -> str:
 def _with_data(
     name: str, args: Mapping[str, int | float | str], dataset: str | None, path: Path, files: dict[str, Path]
 ) -> Arguments:
-    """The arguments, with the data file's asset name where the environment reads one."""
-    key = BUILTIN[name].data if name in BUILTIN else ""
-    if not key:
+    """The arguments, with the asset names of the data files that the environment reads."""
+    if name not in BUILTIN or not BUILTIN[name].data:
         return dict(args)
     if dataset is None:
         raise RunFileError("no data set", f"{path} has no `dataset` for the environment {name!r}", "name the file")
-    data = path.parent / dataset
+    named = {BUILTIN[name].data: _place_data(dataset, "dataset", path, files)}
+    more = {key: args[key] for key in BUILTIN[name].more if args.get(key)}
+    return {**args, **named, **{key: _place_data(str(file), key, path, files) for key, file in more.items()}}
+
+
+def _place_data(file: str, setting: str, path: Path, files: dict[str, Path]) -> str:
+    """The asset name of a data file, which goes into `files`."""
+    data = path.parent / file
     if not data.is_file():
-        raise RunFileError(f"no data set at {data}", f"`dataset` in {path} names it", "correct the path")
+        raise RunFileError(f"no data set at {data}", f"`{setting}` in {path} names it", "correct the path")
     asset = f"data/{data.name}"
     if files.setdefault(asset, data).resolve() != data.resolve():
         raise RunFileError(f"two data sets are called {data.name}", f"{path} names both", "rename one of them")
-    return {**args, key: asset}
+    return asset

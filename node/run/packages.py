@@ -10,11 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from node.config import default_home
+from node.blobs.store import BlobStore
+from node.config import NodeConfig, default_home
 from node.environments.errors import PackageError
 from node.environments.package.archive import MAX_BYTES, pack, root_of, unpack
 from node.environments.package.manifest import Manifest, read_manifest
 from node.environments.package.source import read_source
+from node.state.directory import StateDir
 from node.state.files import write_whole
 
 _ROOT = re.compile(r"[0-9a-f]{64}")
@@ -68,6 +70,15 @@ def by_root(root: str) -> Known:
         f"neither {directory()} nor a node of this user has {root[:16]}...",
         "name its file, or fetch it: intellect-node env fetch ROOT --from URL",
     )
+
+
+async def put_into_store(package: Known, state_dir: Path) -> None:
+    """Make a node that does not run a holder of the package. Raises StateError, StoreFull."""
+    directory = StateDir(state_dir)
+    try:
+        await BlobStore(state_dir / "blobs", NodeConfig().store_quota).add(package.path)
+    finally:
+        directory.close()
 
 
 def known() -> Iterator[Known]:

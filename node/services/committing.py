@@ -1,6 +1,5 @@
 """From a file that the engine made to a promise that everybody hears: stored, signed, journaled, posted."""
 
-import time
 from pathlib import Path
 
 from node.inference.wire import Produced
@@ -26,7 +25,7 @@ async def commit(
     signature = sign(station.key, station.domain, commitment)
     message = RolloutCommitted(pool=station.pool, commitment=commitment, signature=signature, size=info.size)
     raw = station.board.sealed(message)
-    place, made = (slot_name(root, index), raw), (info.root, root, index, produced.units, time.time())
+    place, made = (slot_name(root, index), raw), (info.root, root, index, produced.units, station.clock.wall())
     await station.journal.do(station.journal.commit_file, *place, *made, station.run.root, step)
     await station.board.post_raw(raw)
     return commitment

@@ -69,7 +69,7 @@ class Generating(Service):
         self._gauge = gauge
         self._turns = turns or EngineShare()
         self._informative = 1.0
-        self.rate = Rate()
+        self.rate = Rate(clock=station.clock.monotonic)
         self.last_reward: float | None = None
         self.waiting: str | None = None
         self.finished = False
@@ -149,24 +149,24 @@ class Generating(Service):
                 self._producing = 0
 
     def _is_cut_off(self) -> bool:
-        return is_cut_off(voices(self._station.board, self._station.membership), trio.current_time())
+        return is_cut_off(voices(self._station.board, self._station.membership), self._station.clock.monotonic())
 
     async def _wait_for_a_voice(self, policy: HeldPolicy) -> None:
         """While neither the trainer nor a validator is heard nothing more is made: it would be stale once they are.
 
         Then what was missed comes first; and the time that passed unheard is nobody's lack of rollouts.
         """
-        began = trio.current_time()
-        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime())
+        began = self._station.clock.monotonic()
+        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime(self._station.clock.wall()))
         log.warning("worker.cut_off", step=policy.step)
         self._station.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
         while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
             await trio.sleep(HEARING_POLL)
-        log.warning("worker.reconnected", seconds=round(trio.current_time() - began, 1))
+        log.warning("worker.reconnected", seconds=round(self._station.clock.monotonic() - began, 1))
         self.waiting = None
         with trio.move_on_after(CATCHING_UP):
             await self._station.shelf.newer_than(policy.step)
-        self._arrived_at += trio.current_time() - began
+        self._arrived_at += self._station.clock.monotonic() - began
 
     async def _next_policy(self) -> HeldPolicy:
         """The newest policy, once this worker's share of its rollouts is not yet made.
@@ -179,7 +179,7 @@ class Generating(Service):
             self._note_arrival(policy)
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             patience = max(SHORTEST_PATIENCE, 2 * self._interval)
-            waited = trio.current_time() - self._arrived_at
+            waited = self._station.clock.monotonic() - self._arrived_at
             fork = self._station.jury.policies.fork
             if fork is not None:
                 self.waiting = f"the trainer contradicted itself: {fork.what}"
@@ -196,7 +196,7 @@ class Generating(Service):
             return
         if self._first_step < 0:
             self._first_step = policy.step
-        now = trio.current_time()
+        now = self._station.clock.monotonic()
         if self._arrived_step >= 0:
             took = (now - self._arrived_at) / (policy.step - self._arrived_step)
             self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
@@ -209,7 +209,7 @@ class Generating(Service):
         trainer has one batch in hand while the next is being made, and neither waits for the other.
         """
         run = self._station.run.spec
-        workers = max(1, len(self._station.membership.table.live(trio.current_time(), "worker")))
+        workers = max(1, len(self._station.membership.table.live(self._station.clock.monotonic(), "worker")))
         share = math.ceil(run.rollout.files_per_step * self._refill() / workers)
         ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
         return 2 * share if ahead else share

@@ -1,6 +1,5 @@
 """The pool's jury, as a service: every member counts verdicts, watches lots and hears disputes by itself."""
 
-import time
 from typing import Any, Self
 
 import trio
@@ -21,7 +20,7 @@ class Counting(Service):
 
     def __init__(self, station: Station) -> None:
         self._station = station
-        self._contributions = Contributions(station.jury.register, station.jury.ballots, time.time)
+        self._contributions = Contributions(station.jury.register, station.jury.ballots, station.clock.wall)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -36,8 +35,8 @@ class Counting(Service):
     def status(self) -> dict[str, Any]:
         station = self._station
         audit = describe_audit(station.jury, station.membership, station.run.spec.audit)
-        tasks = [describe_task(task, trio.current_time()) for task in station.jury.tasks.tasks()]
-        return {"audit": audit, "contributions": self._contributions.status(), "tasks": tasks}
+        tasks = [describe_task(task, station.clock.monotonic()) for task in station.jury.tasks.tasks()]
+        return {"audit": audit, "contributions": self._contributions.status(), "tasks": {"known": tasks}}
 
     async def _count(self) -> None:
         async for id in self._station.jury.watch():

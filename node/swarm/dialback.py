@@ -11,6 +11,7 @@ import trio
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from node.clock import Seconds
 from node.network.interface import Network
 from node.network.redial import Contact, parse_contact
 from node.recent import Recent
@@ -30,8 +31,15 @@ class DialBack:
     """Asks and answers. contact_of: a member's multiaddr on chain, None of who is no member; dial: whether a port of a
     host accepts a connection."""
 
-    def __init__(self, network: Network, contact_of: Callable[[Address], str | None], dial: Dial | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        contact_of: Callable[[Address], str | None],
+        dial: Dial | None = None,
+        clock: Seconds = trio.current_time,
+    ) -> None:
         self._network = network
+        self._clock = clock
         self._contact_of = contact_of
         self._dial = dial or accepts
         self._tried = Recent[Address, float](ASKERS, refresh=True)
@@ -45,7 +53,7 @@ class DialBack:
     async def _answer(self, asker: Address, _: bytes) -> bytes:
         contact = parse_contact(asker, self._contact_of(asker) or "")
         place = public_place(contact) if contact else None
-        now = trio.current_time()
+        now = self._clock()
         if place is None or now - self._tried.get(asker, -PAUSE) < PAUSE:
             return UNTRIED
         self._tried[asker] = now

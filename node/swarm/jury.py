@@ -12,6 +12,7 @@ import msgspec
 import structlog
 import trio
 
+from node.clock import Seconds
 from node.recent import Recent
 from node.state.journal import Journal
 from node.swarm.ballots import Ballots, Dispute, FileState, Quarantined
@@ -54,22 +55,31 @@ Early = Signed[VerdictIssued] | tuple[Signed[VerdictIssued], Signed[VerdictIssue
 
 
 class Jury:
-    """One per node. journal: remembers who is not believed, with the evidence, over a restart."""
+    """One per node. journal: remembers who is not believed, with the evidence, over a restart; clock: monotonic
+    seconds."""
 
     def __init__(
-        self, board: Board, membership: Membership, run: RunSpec, pool: int, quorum: int, journal: Journal
+        self,
+        board: Board,
+        membership: Membership,
+        run: RunSpec,
+        pool: int,
+        quorum: int,
+        journal: Journal,
+        clock: Seconds = trio.current_time,
     ) -> None:
         self._board = board
         self._journal = journal
+        self._clock = clock
         self._judged = trio.Event()
         self._membership = membership
         self._pool = pool
         own = membership.own
         self._may_raise = membership.is_trainer(own) or membership.may_validate(own)
-        self.policies = PolicyClock(trio.current_time)
-        self.tasks = TaskBook(lambda node: membership.is_silent(node, trio.current_time()), trio.current_time)
-        self.register = Register(run, self.policies, trio.current_time, self.tasks)
-        self.ballots = Ballots(run, quorum, self.register, self.validators, trio.current_time)
+        self.policies = PolicyClock(clock)
+        self.tasks = TaskBook(lambda node: membership.is_silent(node, clock()), clock)
+        self.register = Register(run, self.policies, clock, self.tasks)
+        self.ballots = Ballots(run, quorum, self.register, self.validators, clock)
         self.lots = LotBook(run, pool, self.policies)
         self.distrust = trio.Event()
         """Set once the trainer has signed two things that cannot both be true; `policies.fork` says which."""
@@ -85,7 +95,7 @@ class Jury:
 
     def validators(self) -> list[Address]:
         """The validators that are alive at this moment."""
-        live = self._membership.table.live(trio.current_time())
+        live = self._membership.table.live(self._clock())
         return [address for address in live if self._membership.is_validator(address)]
 
     def watch(self) -> trio.MemoryReceiveChannel[WorkId]:

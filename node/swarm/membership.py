@@ -10,6 +10,7 @@ import msgspec
 import structlog
 import trio
 
+from node.clock import Seconds
 from node.swarm.board import Board
 from protocol.checks import reason_name
 from protocol.identity import Address
@@ -43,9 +44,17 @@ class SlashRecord(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """The table of members, and the rights that the pool gives."""
+    """The table of members, and the rights that the pool gives. clock: monotonic seconds."""
 
-    def __init__(self, own: Address, contacts: Contacts, trainer: Address, validators: tuple[Address, ...]) -> None:
+    def __init__(
+        self,
+        own: Address,
+        contacts: Contacts,
+        trainer: Address,
+        validators: tuple[Address, ...],
+        clock: Seconds = trio.current_time,
+    ) -> None:
+        self._clock = clock
         self.table = Members()
         self.slashed: list[SlashRecord] = []
         self.own = own
@@ -86,7 +95,7 @@ class Membership:
 
     def addresses(self) -> list[Address]:
         """The other members, the ones heard of lately first."""
-        now = trio.current_time()
+        now = self._clock()
         members = [member for member in self.table.all() if member.gone is None and member.address != self.own]
         members.sort(key=lambda member: now - (member.seen_at or -1e9))
         return [member.address for member in members]
@@ -144,7 +153,7 @@ class Membership:
         """Take heartbeats from the board until cancelled."""
         async for signed in board.subscribe(Heartbeat):
             beat = signed.message
-            fresh = self.table.beat(signed.author, beat, trio.current_time())
+            fresh = self.table.beat(signed.author, beat, self._clock())
             if fresh and beat.contact and self._contacts.get(signed.author) != beat.contact:
                 self._contacts[signed.author] = beat.contact
                 self._dial()

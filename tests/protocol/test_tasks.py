@@ -36,7 +36,7 @@ def test_shards_cover_every_problem_once() -> None:
 
 
 def test_copies_ask_three_nodes_for_the_same_and_know_each_other() -> None:
-    task = spec(kind="judge", subject=POLICY, copies=3, last=40, shard_size=32)
+    task = spec(kind="review", subject=POLICY, copies=3, last=40, shard_size=32)
     assert task.shards == 6
     assert task.numbers(0) == task.numbers(2) == range(0, 32) and task.numbers(5) == range(32, 40)
     assert list(task.siblings(4)) == [3, 4, 5]
@@ -69,6 +69,8 @@ def test_a_task_has_one_encoding_and_so_one_id() -> None:
         ({"max_output_tokens": -1}, "tokens"),
         ({"nonce": "n" * 200}, "nonce"),
         ({"version": 2}, "version"),
+        ({"environment": EnvironmentSpec(name="sort", reward="my.module:score")}, "environment"),
+        ({"kind": "judge", "copies": 3, "subject": POLICY}, "assets"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, object], field: str) -> None:

@@ -57,6 +57,8 @@ class PackageScorer:
         self._known = Recent[bytes, float](_REMEMBERED)
         self.gave_up = 0
         self.faults: Counter[str] = Counter()
+        self.complaint = ""
+        """of the last fault, in words"""
 
     def score(self, questions: Sequence[Question]) -> list[float]:
         """One reward for each, 0 to 1. Equal questions are asked once: they have one answer."""
@@ -114,7 +116,9 @@ class PackageScorer:
         return FLOOR
 
     def _fault(self, outcome: Outcome, otherwise: str) -> None:
-        self.faults[otherwise if outcome.status is Status.OK else str(outcome.status)] += 1
+        what = otherwise if outcome.status is Status.OK else str(outcome.status)
+        self.faults[what] += 1
+        self.complaint = f"{what}: {outcome.error or repr(outcome.value)[:80]}"
 
 
 def _did(outcomes: Sequence[Outcome | Undecided]) -> list[dict[str, Any]] | None:

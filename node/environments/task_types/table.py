@@ -1,9 +1,10 @@
 """The task types that can be scored: one table."""
 
-from node.environments.task_types import code, code_output, judged, math
+from node.environments.task_types import code, code_output, instructions, json_schema, judged, math
 from node.environments.task_types.base import TaskType
 
 _CODE = "a Python program that passes tests, run in the sandbox"
+_FOLLOWED = "an answer that follows instructions on length, words and form"
 
 TASK_TYPES = {
     one.name: one
@@ -17,6 +18,16 @@ TASK_TYPES = {
             "exact",
             code_output.read_truth,
             code_output.open_scorer,
+        ),
+        TaskType("ifeval", _FOLLOWED, "exact", instructions.read_truth, instructions.open_scorer),
+        TaskType("instruction_following", _FOLLOWED, "exact", instructions.read_truth, instructions.open_scorer),
+        TaskType(
+            "json_schema",
+            "JSON that fits a schema",
+            "bounded",
+            json_schema.read_truth,
+            json_schema.SchemaScorer,
+            programs=True,
         ),
         TaskType(
             "llm_judgeable_groundtruth_similarity",

@@ -5,7 +5,6 @@ validator's lots. What goes wrong on this side (its engine, its own fetches of p
 worker: such a file waits, and in the end gets no verdict from here. Consequences are `node.services.court`'s.
 """
 
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -119,9 +118,9 @@ class Validator:
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
-        own = station.key.address
-        self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board)
-        self.rate = Rate()
+        own, clock = station.key.address, station.clock.monotonic
+        self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
+        self.rate = Rate(clock=station.clock.monotonic)
         tally = tally or Tally(station.journal, station.run.root)
         self.outcomes = tally.part("verdicts")
         self.reasons = tally.part("reasons")
@@ -304,13 +303,13 @@ class Validator:
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)
             return
-        started = time.monotonic()
+        started = self._station.clock.monotonic()
         lot = await self._lot(work, candidate.recheck)
         path = candidate.path or await self._deliver(work)
         if path is None:
             raise OwnTrouble("the file cannot be had for a second look")
         found = await self._inspect(work, path, lot)
-        seconds = time.monotonic() - started
+        seconds = self._station.clock.monotonic() - started
         self.own_lots.worked(len(found.checked), found.seconds)
         copied = self._register.copied(work)
         if found.reason == Reason.WRONG_IDENTITY and copied:
@@ -500,7 +499,9 @@ class Validator:
         text = f"{work.title}, of {commitment.node}, {found}"
         self._station.progress.contributed("verdict", text)
         self.recent.appendleft(
-            Judged(commitment.node, commitment.index, work.step, outcome, reason, detail, time.monotonic())
+            Judged(
+                commitment.node, commitment.index, work.step, outcome, reason, detail, self._station.clock.monotonic()
+            )
         )
 
     # as a service
@@ -514,7 +515,7 @@ class Validator:
         return f"{given} verdicts given; " + (f"{waiting} files wait for one" if waiting else "waits for the next file")
 
     def status(self) -> dict[str, Any]:
-        now = time.monotonic()
+        now = self._station.clock.monotonic()
         recent = []
         for judged in self.recent:
             row = msgspec.structs.asdict(judged)

@@ -84,7 +84,7 @@ class Offering(Service):
                 await trio.sleep(LOOK_EVERY)
 
     def status(self) -> dict[str, Any]:
-        return {"own_tasks": self.tasks()}
+        return {"tasks": {"own": self.tasks()}}
 
     def tasks(self) -> list[dict[str, Any]]:
         """What became of the tasks of this node, oldest first."""
@@ -161,15 +161,16 @@ class Offering(Service):
             except (IntellectError, OSError) as error:
                 log.warning("task.unreadable", path=str(folder.path), why=str(error))
                 continue
-            if spec.policy and state.closed is None:
+            is_open = state.closed is None
+            if spec.policy and is_open:
                 self._station.shelf.hold(bytes.fromhex(spec.policy))
-            if state.closed is None:
-                self._begin(folder.id, folder, spec, encoded, set(folder.done()), is_open=True)
+            self._begin(folder.id, folder, spec, encoded, set(folder.done()), is_open=is_open)
 
     def _begin(
         self, id: TaskId, folder: TaskFolder, spec: TaskSpec, encoded: bytes, done: set[int], *, is_open: bool
     ) -> None:
-        self._own[id] = _Own(folder, spec, encoded, done, is_open, works={}, busy=set())
+        said = 0 if is_open else LAST_WORDS
+        self._own[id] = _Own(folder, spec, encoded, done, is_open, works={}, said=said, busy=set())
 
     # from time to time
 

@@ -78,7 +78,7 @@ class TaskWork(Service):
                 await trio.sleep(PAUSE_AFTER_FAILURE)
 
     def status(self) -> dict[str, Any]:
-        return {"task_work": {**self.counts, "units": self.units, "seconds": round(self.seconds, 2)}}
+        return {"tasks": {"work": {**self.counts, "units": self.units, "seconds": round(self.seconds, 2)}}}
 
     # which shard
 

@@ -1,0 +1,110 @@
+"""A node's part in circuits: it may be a relay, it may be called through one, and it may call through one.
+
+Knows what is reserved where; leaves to others when to reserve, when to offer and whom to dial.
+"""
+
+from collections.abc import Callable
+
+import structlog
+import trio
+from libp2p.abc import INetStream
+from libp2p.connection_types import ConnectionType
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from node.network.circuit import ends, wire
+from node.network.circuit.relay import Relay
+from node.network.circuit.rules import Limits, Rules
+from node.network.hardening import HardSwarm
+from node.network.yamux import Session
+from protocol.identity import Address
+
+log = structlog.get_logger(__name__)
+
+UPGRADE_SECONDS = 15.0
+
+
+class Circuits:
+    """is_member: whom to serve as a relay; address_of: the node behind a raw peer id; contacts: where this node can be
+    dialled without a relay. `held`: relays that pass calls on to this node, and until when on trio's clock."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        is_member: Callable[[Address], bool],
+        address_of: Callable[[bytes], Address | None],
+        contacts: Callable[[], tuple[str, ...]],
+    ) -> None:
+        self.rules = Rules(limits, is_member)
+        self.held: dict[Address, float] = {}
+        self._address_of = address_of
+        self._relay = Relay(self.rules, address_of, self._open_stop, contacts)
+
+    def attach(self, host: BasicHost, swarm: HardSwarm) -> None:
+        """Be part of a host, before it runs."""
+        self._host, self._swarm = host, swarm
+        host.set_stream_handler(TProtocol(wire.HOP), self._relay.answer)
+        host.set_stream_handler(TProtocol(wire.STOP), self._called)
+
+    def relays(self) -> list[Address]:
+        """Where this node can be called now."""
+        now = trio.current_time()
+        return [relay for relay, until in self.held.items() if until > now]
+
+    async def reserve(self, relay: Address, relay_id: ID) -> float:
+        """Seconds for which a connected relay will pass calls on. Raises Refused, and the library's errors."""
+        with trio.fail_after(UPGRADE_SECONDS):
+            seconds = await ends.reserve(await self._host.new_stream(relay_id, [TProtocol(wire.HOP)]))
+        self.held[relay] = trio.current_time() + seconds
+        return seconds
+
+    async def dial(self, relay_id: ID, target: ID) -> None:
+        """Be connected with `target` through a relay. Raises Refused, and the library's errors."""
+        with trio.fail_after(UPGRADE_SECONDS):
+            stream = await self._host.new_stream(relay_id, [TProtocol(wire.HOP)])
+            try:
+                raw = await ends.call(stream, target)
+                await self._swarm.upgrade_outbound_raw_conn(raw, target)
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+                raise
+
+    def lost(self, peer: Address) -> None:
+        """The last connection with a peer is gone, and with it what either had reserved."""
+        self.rules.forget(peer)
+        self.held.pop(peer, None)
+
+    async def _open_stop(self, target: ID) -> INetStream:
+        direct = [each for each in self._swarm.get_connections(target) if is_direct(each) and not each.is_closed]
+        if not direct:
+            raise ends.Refused("whom it calls is not connected")
+        return await self._host.new_stream(target, [TProtocol(wire.STOP)])
+
+    async def _called(self, stream: INetStream) -> None:
+        relay = self._address_of(stream.muxed_conn.peer_id.to_bytes())
+        if relay not in self.relays() or not is_direct(stream):
+            await ends.refuse_call(stream)
+            return
+        claimed, raw = await ends.be_called(stream)
+        muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
+        if muxed.peer_id != claimed or not isinstance(muxed, Session):
+            log.info("relay.lied", peer=relay)
+            await muxed.close()
+            return
+        await muxed.event_closed.wait()  # the stream below lives as long, and counts as one of the relay's
+
+
+def is_direct(of: object) -> bool:
+    """Whether a connection, or the one under a stream, goes through no relay."""
+    muxed = getattr(of, "muxed_conn", None)
+    return isinstance(muxed, Session) and muxed.get_connection_type() != ConnectionType.RELAYED
+
+
+def circuit_contact(relay_address: str, relay: str, own: str, longest: int) -> str:
+    """Where a node behind a relay is dialled; without the relay's own address where that makes it too long."""
+    tail = f"/p2p/{relay}/p2p-circuit/p2p/{own}"
+    whole = str(Multiaddr(relay_address)) + tail
+    return whole if len(whole) <= longest else tail
