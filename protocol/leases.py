@@ -14,7 +14,7 @@ from itertools import islice
 import msgspec
 
 from protocol.identity import Address
-from protocol.tasks import TaskId, TaskSpec, rank, weight
+from protocol.tasks import TaskId, TaskSpec, by_weight, rank, weight
 
 CLASH_SECONDS = 5.0
 """Two claims that are no further apart may have been made without knowing of each other."""
@@ -240,9 +240,10 @@ class Leases:
     def _free(self, own: Address, now: float, alive: Callable[[Address], bool]) -> Iterable[tuple[int, float]]:
         """What `own` could claim and since when, what suits it best first."""
         if own not in self._orders:
-            shards = range(self.spec.shards)
-            self._orders[own] = sorted(shards, key=lambda shard: weight(self.task, shard, own))
+            self._orders[own] = by_weight(self.task, self.spec.shards, own)
         for shard in self._orders[own]:
+            if shard in self.done:
+                continue
             since = self.free_since(shard, now, alive)
             if since is not None and self._may_claim(shard, own, now):
                 yield shard, since
