@@ -34,7 +34,7 @@ REMEMBERED = 8
 
 PATIENCE_SECONDS = 3.0
 """That each node which should rather do a free shard has to claim it, before the next one may."""
-LOOKED_AT = 64
+LOOKED_AT = 8
 """Free shards among which a node looks for one to claim: those that suit it best."""
 
 WorkId = bytes
