@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
+from node.parent import die_with_parent
 from node.sandbox import wire
 from node.sandbox.base import Status
 from node.sandbox.calls import STDIN, STDOUT, CallServer, gather, killed
@@ -64,18 +65,20 @@ class ConfinedServer(CallServer):
         hear, reply = os.pipe()
         wires = _Wires(_memory_file(request.stdin), _memory_file(), _memory_file(), hear, reply)
         try:
+            server = os.getpid()
             child = os.fork()
             if child == 0:
-                self._call(request, wires)
+                self._call(request, wires, server)
             os.close(reply)
             return self._heard(child, wires, request.fuel)
         finally:
             wires.close()
 
-    def _call(self, request: wire.Request, wires: _Wires) -> NoReturn:
+    def _call(self, request: wire.Request, wires: _Wires, server: int) -> NoReturn:
         """The fork: behind the walls, then import, call, reply."""
         code = 70
         try:
+            die_with_parent(server)
             for number, descriptor in enumerate((wires.stdin, wires.stdout, wires.stderr)):
                 os.dup2(descriptor, number)
             _leave_only_the_guest(self._path)
