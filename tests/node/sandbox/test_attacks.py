@@ -21,15 +21,6 @@ SLOW = {"endless_in_c", "endless_and_deaf", "giant_power", "deep_recursion", "zi
 """Natively each takes a whole second of CPU time, the least that the kernel counts; one such attack is played."""
 OF_ALL_MACHINES = set(attacks.ATTACKS) - SLOW
 OF_A_USER = {"read_secrets", "read_proc", "look_around", "write_files", "symlinks", "tcp", "forge_replies"}
-    "read_secrets",
-    "read_proc",
-    "look_around",
-    "write_files",
-    "symlinks",
-    "remove_files",
-    "tcp",
-    "forge_replies",
-}
 """In WASI, who runs it matters only where the guest would reach the host."""
 
 
