@@ -122,6 +122,27 @@ def publish(
     return console().print(f'in a run file: [environment] package = "{known.root}"', markup=False, soft_wrap=True)
 
 
+@app.command(
+    "fetch",
+    epilog="Example:  intellect-node env fetch 4b68a0fc... --from https://example.org/environments",
+)
+def fetch(
+    root: Annotated[str, typer.Argument(help="64 hex digits.")],
+    url: Annotated[str, typer.Option("--from", help="Where somebody published it with --mirror: a URL.")],
+    as_json: AsJson = False,
+) -> None:
+    """Get a published environment by its root, which proves that it is the one."""
+    from node.run.package_fetch import fetch as fetch_package
+    from node.run.packages import is_root
+
+    if not is_root(root):
+        raise CommandError(f"{clean(root, 80)!r} is no root", "a root has 64 hex digits", "copy it whole", USAGE)
+    known = fetch_package(root, url)
+    if as_json:
+        return print_json(_facts(known))
+    return print_facts([("environment", known.manifest.name), ("root", known.root), ("at", known.path)])
+
+
 @app.command("list", epilog="Examples:  intellect-node env list   |   intellect-node env list --json")
 def list_(as_json: AsJson = False) -> None:
     """Show the environments that run files may name: built-in ones, and packages that are known here."""

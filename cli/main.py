@@ -37,6 +37,7 @@ from cli import (
     top,
     train,
     update,
+    verifiers,
     weights,
     weights_serve,
 )
@@ -109,6 +110,7 @@ app.add_typer(config.app, name="config")
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 app.add_typer(weights.app, name="weights")
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(verifiers.app, name="verifiers")
 
 
 @cache

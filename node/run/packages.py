@@ -39,12 +39,17 @@ def directory() -> Path:
 
 def named(text: str, base: Path) -> Known:
     """The package of a path (relative to `base`) or a root of 64 hex digits, kept here. Raises PackageError."""
-    return by_root(text) if _ROOT.fullmatch(text) else keep(pack(read_source(base / text)))
+    return by_root(text) if is_root(text) else keep(pack(read_source(base / text)))
+
+
+def is_root(text: str) -> bool:
+    """Whether it has the form of a root: 64 lower-case hex digits."""
+    return bool(_ROOT.fullmatch(text))
 
 
 def placed(text: str, base: Path) -> str:
     """The same reference, independent of where the run file lies; a root or nothing stays as it is."""
-    return text if not text or _ROOT.fullmatch(text) else str((base / text).absolute())
+    return text if not text or is_root(text) else str((base / text).absolute())
 
 
 def keep(archive: bytes) -> Known:

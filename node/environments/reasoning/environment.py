@@ -106,7 +106,12 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> ReasoningG
             f"template = {arguments.template!r}",
             f"use 1 to {MAX_PROBLEMS} problems, a seed of up to 31 bits, and template 'plain' or 'chat'",
         )
-    return ReasoningGymEnvironment(arguments, settings, ReasoningGym(), tokenizer)
+    gym = ReasoningGym()
+    try:
+        return ReasoningGymEnvironment(arguments, settings, gym, tokenizer)
+    except EnvironmentFault:
+        gym.close()
+        raise
 
 
 def _settings(config: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The task types that can be scored: one table."""
 
-from node.environments.task_types import code, code_output, instructions, json_schema, judged, math
+from node.environments.task_types import code, code_output, instructions, json_schema, judged, math, reasoning_gym
 from node.environments.task_types.base import TaskType
 
 _CODE = "a Python program that passes tests, run in the sandbox"
@@ -28,6 +28,13 @@ TASK_TYPES = {
             json_schema.read_truth,
             json_schema.SchemaScorer,
             programs=True,
+        ),
+        TaskType(
+            "reasoning_gym",
+            "what a data set of reasoning-gym pays (an extra)",
+            "bounded",
+            reasoning_gym.read_truth,
+            reasoning_gym.open_scorer,
         ),
         TaskType(
             "llm_judgeable_groundtruth_similarity",

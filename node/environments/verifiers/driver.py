@@ -6,10 +6,13 @@ that were sampled so far, and what the package asks for next, or its reward, is 
 v1 trains on: POST /inference/v1/generate, token ids in and out, and GET /v1/models; it listens on the loopback address
 and wants a token. Requests carry the trace's id in X-Session-ID, by which they find their rollout.
 
-In: {"id", "task", "said": [[tokens before it, sampled tokens, finished], ...]}. Out: {"id", "asked": [tokens]}, what
-stands behind all that was said; {"id", "reward"}; or {"id", "wrong": why}. The first line out is {"tasks": [text of each
-prompt]}.
+In: {"id", "task", "said": [[tokens before it, sampled tokens, finished], ...]}. Out: {"id", "asked": [tokens]}, which
+stand behind all that was said; {"id", "reward"}; {"id", "broken": why} where it cannot go on from the last answer; or
+{"id", "wrong": why}. The first line out is {"tasks": [prompts]}.
 """
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# (what it imports is in another environment)
 
 import asyncio
 import itertools
@@ -30,7 +33,11 @@ HARNESS = "intellect_node_harness"
 
 
 class NotExact(Exception):
-    """A package that did not do again what it did before, or does not keep what was said."""
+    """A package that did not do again what it did before."""
+
+
+class Broken(Exception):
+    """A next turn that does not begin with the tokens of the turns before it."""
 
 
 @dataclass
@@ -47,9 +54,11 @@ class Session:
             self.outcome.set_result(outcome)
 
     def asked(self, tokens: list) -> list | None:
-        """The turn that was sampled here, None if it is still to be sampled. Raises NotExact."""
+        """The turn that was sampled here, None if it is still to be sampled. Raises NotExact or Broken."""
+        if self.turn and not self.said[self.turn - 1][2]:
+            raise Broken("the last answer was cut off")
         if tokens[: len(self.tokens)] != self.tokens or (self.turn and len(tokens) == len(self.tokens)):
-            raise NotExact(
+            raise Broken(
                 f"turn {self.turn + 1} does not begin with the tokens of the turns before it: the package or its "
                 "renderer changes what was said"
             )
@@ -96,11 +105,11 @@ class Endpoint:
             raise web.HTTPBadRequest(text="no rollout of this engine's, or no list of token ids")
         try:
             turn = session.asked(tokens)
-        except NotExact as error:
-            session.end(wrong=str(error))
+        except (NotExact, Broken) as error:
+            session.end(**{"broken" if isinstance(error, Broken) else "wrong": str(error)})
             raise web.HTTPBadRequest(text=str(error)) from error
         if turn is None:
-            await asyncio.Event().wait()  # until the rollout is given up: it has said what was wanted of it
+            return await asyncio.get_running_loop().create_future()  # never: the rollout has said what was wanted of it
         said, finished = turn
         # the sampler's own log-probs are the trainer's business; whoever reads these here learns nothing
         logprobs = {"content": [{"token": f"token_id:{token}", "logprob": 0.0} for token in said]}
@@ -115,11 +124,11 @@ class Endpoint:
 
 def checked(body: object) -> list | None:
     """The token ids of a generate request, None if it is none."""
-    tokens = body.get("token_ids") if isinstance(body, dict) else None
+    tokens = body.get("token_ids") if isinstance(body, dict) and isinstance(body.get("sampling_params"), dict) else None
     if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_TOKENS:
         return None
     good = all(type(token) is int and 0 <= token < 1 << 31 for token in tokens)
-    return tokens if good and isinstance(body.get("sampling_params"), dict) else None
+    return tokens if good else None
 
 
 def harness_class() -> type:

@@ -75,9 +75,22 @@ class VerifiersEnvironment:
         return self._replayer.replay([self._rollout(problem, transcript)])[0].asked
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
-        """The package's own reward; 0 for a rollout that was cut off where the package would have gone on."""
+        """The package's own reward; 0 for a rollout that is over where the package would have gone on: after a cut, or
+        an answer (one with marks of the template in it) that the package's renderer would change."""
         rollouts = [self._rollout(problem, one) for problem, one in zip(problems, transcripts, strict=True)]
         return [found.reward or 0.0 for found in self._replayer.replay(rollouts)]
+
+    def check_renderer(self, tokenizer: Tokenizer) -> None:
+        """Raises EnvironmentFault if even a plain answer would be changed by what follows it."""
+        problem = self.problem(0)
+        plain = Turn(self.prompt_tokens(problem), [*tokenizer.encode("1"), min(self._eos)], finished=True)
+        broken = self._replayer.replay([(0, [plain])])[0].broken
+        if broken:
+            raise EnvironmentFault(
+                f"the package {self._taskset!r} cannot be trained on over several turns",
+                broken,
+                "name the renderer of the model's family (renderer = 'qwen3'), or set turns = 1",
+            )
 
     def close(self) -> None:
         self._replayer.close()
@@ -126,10 +139,13 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> VerifiersE
     }
     replayer = Replayer(settings, arguments.seconds)
     try:
-        return VerifiersEnvironment(arguments, replayer, tokenizer)
+        environment = VerifiersEnvironment(arguments, replayer, tokenizer)
+        if arguments.turns > 1:
+            environment.check_renderer(tokenizer)
     except EnvironmentFault:
         replayer.close()
         raise
+    return environment
 
 
 def _config(text: str) -> dict[str, object]:

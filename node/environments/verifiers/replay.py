@@ -32,16 +32,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One of them is None. asked: the tokens after all turns, before what is to be sampled next; reward: it is over."""
+    """One of them is there. asked: the tokens after all turns, before what is to be sampled next; reward: it is over;
+    broken: why it cannot go on from the last answer: that was cut off, or the package would change its tokens."""
 
-    asked: list[int] | None
-    reward: float | None
+    asked: list[int] | None = None
+    reward: float | None = None
+    broken: str = ""
 
 
 class _Reply(msgspec.Struct, frozen=True):
     id: int = -1
     asked: list[int] | None = None
     reward: float | None = None
+    broken: str = ""
     wrong: str = ""
 
 
@@ -96,10 +99,9 @@ class Replayer:
             raise EnvironmentFault(
                 f"a rollout of the package {self._settings['taskset']!r} cannot be used",
                 reply.wrong,
-                "a package must do the same with the same answers, and keep every token of earlier turns: name the "
-                "renderer of the model's family (renderer = 'qwen3'), or correct the package",
+                "a package must do the same with the same answers: correct it, or train on its first turn only",
             )
-        return reply.id, Outcome(reply.asked, reply.reward)
+        return reply.id, Outcome(reply.asked, reply.reward, reply.broken)
 
     def _running(self) -> LineChild:
         if self._child is not None and self._child.alive:

@@ -8,10 +8,11 @@ import pytest
 
 from node.environments.base import one_answer
 from node.environments.errors import DatasetError
+from node.environments.errors import Undecided as Slow
 from node.environments.programs import ProgramRunner
 from node.environments.registry import load_environment
 from node.environments.runtime import needs_runtime
-from node.environments.task_types import code_output, instructions, json_schema, judged
+from node.environments.task_types import code_output, instructions, json_schema, judged, reasoning_gym
 from node.environments.task_types.table import TASK_TYPES
 from node.sandbox import Limits, Undecided
 from protocol.run import EnvironmentSpec
@@ -237,6 +238,49 @@ def test_json_fits_a_schema_or_not() -> None:
 def test_schemas_that_are_not_checked_are_refused(schema: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         json_schema.read_truth({"json_schema": schema}, {})
+
+
+class Gym:
+    """As node.environments.reasoning.process.ReasoningGym. Pays for what stands in the entry."""
+
+    asked = 0
+
+    def score_published(self, dataset: str, row: dict[str, Any], answer: str) -> float:
+        self.asked += 1
+        if answer == "slow":
+            raise Slow("no", "slow", "wait")
+        return 1.0 if answer == row["answer"] else 0.0625  # as chain_sum pays for any answer
+
+    def close(self) -> None:
+        self.asked = 0
+
+
+def test_a_row_of_reasoning_gym_is_paid_by_its_data_set() -> None:
+    gym = Gym()
+    scorer = reasoning_gym.ReasoningScorer(gym)  # type: ignore[arg-type]
+    entry = {"question": "1 + 1", "answer": "2", "metadata": {}}
+    truth = reasoning_gym.read_truth({"dataset_name": "chain_sum", "entry": entry}, {})
+    other = {"reasoning_gym_dataset": "chain_sum", "reasoning_gym_entry": json.dumps(entry)}
+    assert reasoning_gym.read_truth(other, {}) == truth
+    answers = ["2", "so <answer>2</answer>", "3", "2", ""]
+    assert scorer.score([(answer, truth) for answer in answers]) == [1.0, 1.0, 0.0, 1.0, 0.0] and gym.asked == 3
+    assert scorer.score([("slow", truth)] * 2) == [0.0, 0.0] and scorer.gave_up == 2
+    scorer.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "why"),
+    [
+        ({}, "needs dataset_name"),
+        ({"dataset_name": "countdown", "entry": {"answer": "1"}}, "'countdown' are not scored"),
+        ({"dataset_name": "chain_sums", "entry": {"answer": "1"}}, "not scored"),
+        ({"dataset_name": "chain_sum", "entry": "{"}, "not JSON"),
+        ({"dataset_name": "chain_sum", "entry": {"answer": "x" * 300_000}}, "more than"),
+    ],
+)
+def test_rows_of_reasoning_gym_that_cannot_be_scored_are_refused(info: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        reasoning_gym.read_truth(info, {})
 
 
 def test_judges_are_told_what_a_good_answer_is() -> None:
