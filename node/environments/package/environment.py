@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from node.environments.base import Problem, Segment, Tokenizer, Transcript
+from node.environments.base import Determinism, Problem, Segment, Tokenizer, Transcript
 from node.environments.errors import PackageError
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
@@ -39,7 +39,8 @@ class PackageEnvironment:
     ) -> None:
         """Raises PackageError for rows that cannot be used."""
         manifest = package.manifest
-        self.name, self.determinism, self.turns = manifest.name, manifest.determinism, manifest.turns
+        self.name, self.turns = manifest.name, manifest.turns
+        self.determinism: Determinism = manifest.determinism
         self._package = package
         self._scorer = scorer
         self._tokenizer = tokenizer
