@@ -6,7 +6,7 @@ directory, data set) are assets: paths and blob roots.
 """
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -350,8 +350,7 @@ def _leave_out(table: dict[str, Any], path: list[str], plain: Any) -> None:
             del table[name]
         return
     inner: Any = table[name]
-    tables: tuple[dict[str, Any], ...] = inner if isinstance(inner, tuple) else (inner,)
-    for one in tables:
+    for one in cast("tuple[Any, ...]", inner) if isinstance(inner, tuple) else (inner,):
         _leave_out(one, deeper, plain)
 
 

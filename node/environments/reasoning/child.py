@@ -6,13 +6,18 @@ settings, [number, ...]], ["scores", dataset, settings, [[number, answer], ...]]
 that hangs is its parent's to kill. End of input ends the process.
 """
 
+# pyright: reportMissingImports=false
+# (what it imports may be in another environment)
+
 import io
 import json
 import math
 import resource
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 MEMORY_BYTES = 4 * 1024**3
 MADE = 16
@@ -27,9 +32,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print(json.dumps(["ready", version("reasoning-gym")]), file=replies, flush=True)
-    made: dict[str, object] = {}
+    made: dict[str, Any] = {}
 
-    def dataset(name: str, settings: dict[str, object]):  # noqa: ANN202 - the package has no types to name here
+    def dataset(name: str, settings: dict[str, Any]) -> Any:
         key = json.dumps([name, settings])
         if key not in made:
             if len(made) >= MADE:
@@ -37,7 +42,7 @@ def main() -> None:
             made[key] = reasoning_gym.create_dataset(name, **settings)
         return made[key]
 
-    def answer(what: str, name: str, *rest: object) -> list[object]:
+    def answer(what: str, name: str, *rest: Any) -> list[Any]:
         if what == "published":
             score = reasoning_gym.get_score_answer_fn(name)
             return [scored(lambda given, row=row: score(given, row), given) for row, given in rest[0]]
@@ -56,7 +61,7 @@ def main() -> None:
         sys.stdout.truncate(0)
 
 
-def scored(score, text: str) -> float:  # noqa: ANN001
+def scored(score: Callable[[str], Any], text: str) -> float:
     """0..1; 0 where the scorer raises or returns no number. Out of memory ends the process: that decides nothing."""
     try:
         value = float(score(text))

@@ -11,6 +11,9 @@ stand behind all that was said; {"id", "reward"}; {"id", "broken": why} where it
 {"id", "wrong": why}. The first line out is {"tasks": [prompts]}.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# (what it imports is in another environment)
+
 import asyncio
 import itertools
 import json
@@ -106,7 +109,7 @@ class Endpoint:
             session.end(**{"broken" if isinstance(error, Broken) else "wrong": str(error)})
             raise web.HTTPBadRequest(text=str(error)) from error
         if turn is None:
-            await asyncio.Event().wait()  # until the rollout is given up: it has said what was wanted of it
+            return await asyncio.get_running_loop().create_future()  # never: the rollout has said what was wanted of it
         said, finished = turn
         # the sampler's own log-probs are the trainer's business; whoever reads these here learns nothing
         logprobs = {"content": [{"token": f"token_id:{token}", "logprob": 0.0} for token in said]}
@@ -121,11 +124,11 @@ class Endpoint:
 
 def checked(body: object) -> list | None:
     """The token ids of a generate request, None if it is none."""
-    tokens = body.get("token_ids") if isinstance(body, dict) else None
+    tokens = body.get("token_ids") if isinstance(body, dict) and isinstance(body.get("sampling_params"), dict) else None
     if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_TOKENS:
         return None
     good = all(type(token) is int and 0 <= token < 1 << 31 for token in tokens)
-    return tokens if good and isinstance(body.get("sampling_params"), dict) else None
+    return tokens if good else None
 
 
 def harness_class() -> type:
