@@ -72,8 +72,7 @@ class MixEnvironment:
     @property
     def determinism(self) -> Determinism:
         """That of the least dependable part."""
-        places = [LEAST_DEPENDABLE_LAST.index(part.determinism) for part in self._environments.values()]
-        return LEAST_DEPENDABLE_LAST[max(places)]
+        return least_dependable(part.determinism for part in self._environments.values())
 
     @property
     def turns(self) -> int:

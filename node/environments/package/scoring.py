@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from node.environments.package.loaded import LoadedPackage, Row, Turn
 from node.environments.programs import ProgramRunner, Trial, finished
@@ -45,7 +46,8 @@ class Question:
 
     @property
     def key(self) -> bytes:
-        return msgspec.json.encode((self.row, self.turns))
+        """32 bytes to remember it by."""
+        return blake3(msgspec.json.encode((self.row, self.turns))).digest()
 
 
 class PackageScorer:
