@@ -20,9 +20,13 @@ CLASH_SECONDS = 5.0
 """Two claims that are no further apart may have been made without knowing of each other."""
 MOST_HELD = 2
 """Shards of one task that one node may hold at a time: the one at hand, and the next."""
-STRIKES = 3
-"""Leases of one node that somebody else had to take over, or results of it that were refused, since its last accepted
-one; then its claims in this task are heard no more."""
+STRIKES = 3.0
+"""Leases of one node that ran out, or results of it that were refused, since its last accepted one; then its claims in
+this task are heard no more for a while."""
+OF_A_DEATH = 0.25
+"""Of a strike, what the lease of a dead holder counts: most die by no fault, and their shards are soon with others."""
+FORGIVEN_AFTER = 10.0
+"""Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a task."""
 REMEMBERED = 8
 """Nodes that are remembered of one shard to have held it: their late results are told apart from strangers'."""
 
@@ -74,7 +78,7 @@ class Leases:
         self._shards: dict[int, _Shard] = {}
         self._claimed: dict[Address, set[int]] = {}
         self._orders: dict[Address, list[int]] = {}
-        self._strikes: dict[Address, int] = {}
+        self._strikes: dict[Address, tuple[float, float]] = {}
         self._unclaimed: dict[tuple[int, Address], WorkId] = {}
         self._standing: dict[WorkId, Standing] = {}
         self.done: set[int] = set()
@@ -99,16 +103,16 @@ class Leases:
             if alive(held.node) and not (clash and lighter):
                 return False
             if not clash:
-                self._lapsed(held.node)
-        elif held is not None and held.node != node:
-            self._lapsed(held.node)
+                self.taken_over += 1
+                self._strike(held.node, OF_A_DEATH, now)
         elif held is not None:
-            self._strike(node)  # its own lease ran out, and it begins anew
+            self.taken_over += held.node != node  # or its own lease ran out, and it begins anew
+            self._strike(held.node, 1.0, now)
         self._give(state, shard, node, now)
         return True
 
     def _may_claim(self, shard: int, node: Address, now: float) -> bool:
-        if self._strikes.get(node, 0) >= STRIKES:
+        if self.is_barred(node, now):
             return False
         siblings = [self._shards[one] for one in self.spec.siblings(shard) if one in self._shards and one != shard]
         if any(_is_of(state, node, now) for state in siblings):
@@ -124,12 +128,13 @@ class Leases:
         if early is not None:  # its result was faster than its claim
             self._count(state, shard, node, early)
 
-    def _lapsed(self, node: Address) -> None:
-        self.taken_over += 1
-        self._strike(node)
+    def _strike(self, node: Address, weight: float, now: float) -> None:
+        self._strikes[node] = (self._struck(node, now) + weight, now)
 
-    def _strike(self, node: Address) -> None:
-        self._strikes[node] = self._strikes.get(node, 0) + 1
+    def _struck(self, node: Address, now: float) -> float:
+        """The strikes of a node that are not forgiven."""
+        strikes, at = self._strikes.get(node, (0.0, now))
+        return strikes if now - at < FORGIVEN_AFTER * self.spec.lease_seconds else 0.0
 
     # results
 
@@ -168,7 +173,7 @@ class Leases:
             if node is not None:
                 self._strikes.pop(node, None)
         elif state.result is not None and state.result[1] == work:
-            self._strike(state.result[0])
+            self._strike(state.result[0], 1.0, now)
             state.result, state.held, state.free_since = None, None, now
 
     def finished(self, shard: int) -> None:
@@ -237,9 +242,9 @@ class Leases:
             if since is not None and self._may_claim(shard, own, now):
                 yield shard, since
 
-    def is_barred(self, node: Address) -> bool:
-        """Whether its claims are heard no more."""
-        return self._strikes.get(node, 0) >= STRIKES
+    def is_barred(self, node: Address, now: float) -> bool:
+        """Whether its claims are not heard at this time."""
+        return self._struck(node, now) >= STRIKES
 
     @property
     def is_done(self) -> bool:

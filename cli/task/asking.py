@@ -88,6 +88,7 @@ def of_own(bench: Bench, kind: "Kind", part: "Part", first: int, problems: int, 
 
 def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
     """A filter over every row of a data set."""
+    import shutil
     import tempfile
 
     from node.inference.shards import problems_in
@@ -95,11 +96,12 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
     from protocol.tasks import TaskSpec
 
     path = f"data/{'rows.parquet' if data.suffix == '.parquet' else 'rows.jsonl'}"
+    asset = _asset(path, data)
     environment = EnvironmentSpec(name="dataset", args={"path": path, "template": template})
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
         place = Path(folder) / path
         place.parent.mkdir()
-        place.symlink_to(data.resolve())
+        shutil.copyfile(data, place)
         loaded = bench.environment(environment, Path(folder))
         try:
             rows = problems_in(loaded, "all")
@@ -110,7 +112,7 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
         part="all",
         last=rows,
         environment=environment,
-        assets=(_asset(path, data),),
+        assets=(asset,),
         **sizes.fields(),
     )
     return Wish(spec, sizes.policy, {path: data}, data)
@@ -131,14 +133,19 @@ def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
     return Wish(spec, sizes.policy, {SUBJECT: path})
 
 
-def of_package(package: Path, sizes: Sizes) -> Wish:
-    """A review of a proposed environment package."""
+def of_package(package: Path, scratch: Path, sizes: Sizes) -> Wish:
+    """A review of a proposed environment package: a module, a directory or an archive. scratch: where it is packed."""
+    from node.environments.package.archive import pack
+    from node.environments.package.source import read_source
+    from node.state.files import write_whole
     from protocol.tasks import COPIES, TaskSpec
 
-    asset = _asset("package.tar", package)
+    packed = scratch / "package.tar"
+    write_whole(packed, pack(read_source(package)))
+    asset = _asset("package.tar", packed)
     fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce}
     spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=asset.root, assets=(asset,), **fields)
-    return Wish(spec, "", {asset.path: package})
+    return Wish(spec, "", {asset.path: packed})
 
 
 def _asset(path: str, file: Path) -> "Asset":

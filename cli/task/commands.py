@@ -1,6 +1,7 @@
 """The commands of `intellect-node task`. Each asks, waits and tells; what is heavy is imported when it runs."""
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -176,12 +177,12 @@ def judge(
     _carry_out(directory, of_file(Bench(directory), file, sizes), judging(out), wait=wait, as_json=as_json)
 
 
-REVIEW = "Example:  intellect-node task review my_env.tar --out report.json"
+REVIEW = "Example:  intellect-node task review my_env.py --out report.json"
 
 
 @app.command("review", epilog=REVIEW)
 def review(
-    package: Annotated[Path, typer.Argument(help="The archive of a proposed environment package.")],
+    package: Annotated[Path, typer.Argument(help="A proposed environment: a .py module, a directory or a .tar.")],
     state_dir: StateDir = None,
     lease: Lease = 600.0,
     nonce: Nonce = "",
@@ -194,8 +195,9 @@ def review(
     from cli.task.telling import reviewing
 
     directory = chosen_directory(state_dir)
-    wish = of_package(package, Sizes(lease=lease, nonce=nonce))
-    _carry_out(directory, wish, reviewing(out), wait=wait, as_json=as_json)
+    with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
+        wish = of_package(package, Path(folder), Sizes(lease=lease, nonce=nonce))
+        _carry_out(directory, wish, reviewing(out), wait=wait, as_json=as_json)
 
 
 EXPORT = "Example:  intellect-node task export 8d41 --out kept.jsonl --min 0.125 --max 0.5"

@@ -1,4 +1,4 @@
-"""The catalogue of attacks on a sandbox, and how each of them ends in WASI, on every machine.
+"""The catalogue of attacks on a sandbox, and how each of them ends in WASI, on every machine (under `trial.LIMITS`).
 
 The programs are in `guest/attacks.py`. Shown by `intellect-node sandbox check`, played by the tests as root and as
 nobody, measured by benchmarks/sandbox.py.
@@ -32,8 +32,8 @@ ATTACKS: dict[str, Status] = {
     "ten_gigabytes": _RAISED,
     "all_memory": _MEMORY,
     "hidden_memory": _RAISED,
-    "zip_bomb": _MEMORY,
-    "deep_recursion": _RAISED,
+    "zip_bomb": _FUEL,
+    "deep_recursion": _FUEL,
     "deep_objects": Status.CRASHED,
     "raise_limits": _RAISED,
     "secrets_in_environment": Status.OK,
@@ -65,7 +65,7 @@ ATTACKS: dict[str, Status] = {
     "half_a_character": _RAISED,
     "deep_reply": _RAISED,
     "exit_well": Status.EXITED,
-    "forge_replies": Status.EXITED,
+    "forge_replies": Status.OK,
     "leave_marks": Status.OK,
 }
 

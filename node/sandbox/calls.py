@@ -39,11 +39,14 @@ class CallServer:
 
 
 class ForkingServer(CallServer):
-    """For a guest that asks for requests in the middle of its code: `next` returns in a fork that goes on with it."""
+    """For a guest that asks for requests in the middle of its code: `next` returns in a fork that goes on with it.
 
-    def __init__(self, seconds: float, answer_limit: int) -> None:
+    harden: what each fork does first.
+    """
+
+    def __init__(self, seconds: float, answer_limit: int, harden: Callable[[], None]) -> None:
         super().__init__(seconds)
-        self._answer_limit = answer_limit
+        self._answer_limit, self._harden = answer_limit, harden
         self._answer_to = STDOUT
 
     def next(self) -> wire.Request:
@@ -73,6 +76,7 @@ class ForkingServer(CallServer):
             die_with_parent(server)
             _leave_the_servers_pipes()
             self._answer_to = theirs
+            self._harden()
             taken.append(request)
             raise _InFork
         os.close(theirs)

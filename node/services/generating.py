@@ -318,6 +318,5 @@ class Generating(Service):
         )
 
     async def _watch_trainer(self) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat):
-            if self._station.membership.is_trainer(signed.author):
-                self.finished = bool(signed.message.finished)  # type: ignore[union-attr]
+        async for signed in self._station.board.subscribe(Heartbeat, self._station.membership.is_trainer):
+            self.finished = bool(signed.message.finished)

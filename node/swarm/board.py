@@ -126,12 +126,14 @@ class Board:
             nursery.start_soon(self._drain)
             nursery.start_soon(self._catch_up_forever)
 
-    def subscribe(self, kind: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
-        """Every new message of a kind, those already on the board first.
+    def subscribe(
+        self, kind: type[M], by: Callable[[Address], bool] | None = None
+    ) -> trio.MemoryReceiveChannel[Signed[M]]:
+        """Every new message of a kind, those already on the board first. by: whose; None: everybody's.
 
         A slow reader loses the excess, of each author by itself (`counts["lost"]`).
         """
-        reader = Reader[M]()
+        reader = Reader[M](by)
         for signed in self._shelf.messages(kind):
             self._offer(reader, signed)
         self._readers.setdefault(kind, []).append(reader)

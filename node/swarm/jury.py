@@ -107,13 +107,14 @@ class Jury:
     async def run(self) -> None:
         """Listen until cancelled."""
         await self._recall()
+        may_validate = self._membership.may_validate
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
             nursery.start_soon(self._follow, self._board.subscribe(TaskOffered), self._on_offer)
             nursery.start_soon(self._follow, self._board.subscribe(TaskClaimed), self.tasks.claimed)
             nursery.start_soon(self._follow, self._board.subscribe(TaskDone), self.tasks.reported)
             nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self.register.commit)
-            nursery.start_soon(self._follow, self._board.subscribe(Heartbeat), self._on_beat)
+            nursery.start_soon(self._follow, self._board.subscribe(Heartbeat, may_validate), self._on_beat)
             nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
             nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
             nursery.start_soon(self._follow, self._board.subscribe(VerdictIssued), self._on_verdict)

@@ -68,6 +68,11 @@ class TaskStock:
         load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         return self._ready[task.id], load
 
+    async def files(self, task: Task) -> Path:
+        """The directory of the files that a task brings along. Raises TaskUnready."""
+        async with self._turn:
+            return await self._assets(task)
+
     async def release(self, task: Task) -> None:
         """A task is over: its files go; its policy goes when its time comes."""
         self._ready.pop(task.id, None)

@@ -110,7 +110,7 @@ def test_each_fault_has_its_reason(batch: RolloutBatch, reason: Reason) -> None:
     assert Fault(reason, "").outcome is Outcome.SLASH
 
 
-TURNS = msgspec.structs.replace(RUN, rollout=RolloutSpec(max_output_tokens=5, max_environment_tokens=2))
+TURNS = msgspec.structs.replace(RUN, rollout=RolloutSpec(max_output_tokens=5, max_environment_tokens=3))
 PLAYED = SampleRow(0, 0, "p0", [1, 2], [5, EOS, 7, 5, 6, EOS], True, b"", [2, 1, 3])
 
 
@@ -138,7 +138,7 @@ def test_a_rollout_of_turns_passes_whatever_the_environment_says_in_it() -> None
         ({"segments": [7, -4, 3]}, Reason.MALFORMED),
         ({"segments": [1, 1, 1, 1, 1, 0, 1]}, Reason.MALFORMED),
         ({"output": [EOS, 1, EOS, 1, EOS, 1, EOS], "segments": [1] * 7}, Reason.MALFORMED),
-        ({"output": [5, EOS, 7, 7, 7, EOS], "segments": [2, 3, 1]}, Reason.MALFORMED),
+        ({"output": [5, EOS, 7, 7, 7, 7, EOS], "segments": [2, 4, 1]}, Reason.MALFORMED),
         ({"output": [5, 5, EOS, 7, 5, 6, EOS], "segments": [3, 1, 3]}, Reason.MALFORMED),
         ({"segments": [1, 2, 3]}, Reason.TERMINATION),
         ({"output": [EOS, EOS, 7, 5, 6, EOS]}, Reason.TERMINATION),

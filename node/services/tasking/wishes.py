@@ -3,7 +3,9 @@
 Answers are JSON: what was asked for, or `what`, `why` and `remedy` with status 400.
 """
 
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol, cast
 
 import msgspec
 from starlette.requests import Request
@@ -73,11 +75,12 @@ def routes(owner: Owner) -> list[BaseRoute]:
 async def _body(request: Request) -> bytes:
     """At most one byte more than a wish may have, which then is none."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_WISH_BYTES:
-            return body[: MAX_WISH_BYTES + 1]
-    return body
+    async with aclosing(cast(AsyncGenerator[bytes, None], request.stream())) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > MAX_WISH_BYTES:
+                break
+    return body[: MAX_WISH_BYTES + 1]
 
 
 def _error(error: Exception) -> Response:

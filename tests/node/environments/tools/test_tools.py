@@ -57,7 +57,7 @@ PASSAGES = [
     Passage("the dog ate the cat and the mat", "Dogs"),
     Passage("a cat a cat a cat"),
     Passage("nothing here"),
-    Passage("nothing here"),
+    Passage("nothing there"),
     Passage("Größe größe"),
 ]
 
