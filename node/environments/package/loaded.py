@@ -24,7 +24,6 @@ MAX_TOTAL_BYTES = 1 << 30
 MAX_SAID = 64 * 1024
 """Characters that an environment may say in a turn."""
 _ENTRY = "intellect_package"
-_NEEDED = ("prompt", "score")
 
 Turn = dict[str, str]
 """{"role": "assistant" | "user", "content": text}"""
@@ -69,7 +68,8 @@ class LoadedPackage:
             raise
 
     def _check(self) -> None:
-        wanted = [*_NEEDED, *(("step",) if self.manifest.turns > 1 else ())]
+        judged, several = self.manifest.determinism == "judged", self.manifest.turns > 1
+        wanted = ["prompt", *([] if judged else ["score"]), *(["step"] if several else [])]
         missing = [name for name in wanted if name not in self.functions]
         if missing:
             raise _unusable(self.manifest, f"there is no function {missing[0]}", "write it: see docs/environments.md")
