@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from node.environments.base import Problem, Tokenizer, Transcript
+from node.environments.base import Determinism, Problem, Tokenizer, Transcript
 from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
@@ -41,7 +41,8 @@ class PackageEnvironment:
     ) -> None:
         """Raises PackageError for rows that cannot be used."""
         manifest = package.manifest
-        self.name, self.determinism, self.turns = manifest.name, manifest.determinism, manifest.turns
+        self.name, self.turns = manifest.name, manifest.turns
+        self.determinism: Determinism = manifest.determinism
         self._package = package
         self._scorer = scorer
         self._tokenizer = tokenizer

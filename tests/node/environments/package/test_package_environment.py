@@ -243,6 +243,26 @@ def test_a_program_that_cannot_be_told_leaves_its_group_undecided(loaded: Loader
     assert environment.gave_up == 1
 
 
+def test_a_judged_package_leaves_every_reward_to_judges(loaded: Loader) -> None:
+    environment = loaded(NEXT.replace('"exact"', '"judged"'))
+    problem = environment.problem(0)
+    right = said(str(int(problem.prompt[:-3]) + 1))
+    assert environment.score([problem] * 2, [right, right]) == [0.0, 0.0]
+    assert (environment.gave_up, environment.determinism) == (2, "judged")
+
+
+def test_rows_are_bounded_one_by_one_and_together(loaded: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.environments.package.loaded.MAX_TOTAL_BYTES", 1000)
+    with pytest.raises(PackageError, match="more than 1000 bytes"):
+        loaded()
+    monkeypatch.setattr("node.environments.package.loaded.MAX_ROW_BYTES", 10)
+    with pytest.raises(PackageError, match="row 0 is no object of at most 10 bytes"):
+        loaded()
+    monkeypatch.setattr("node.environments.package.loaded.MAX_ROWS", 10)
+    with pytest.raises(PackageError, match="more than 10 rows"):
+        loaded()
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [
