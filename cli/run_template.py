@@ -47,6 +47,8 @@ prompts_per_file = {prompts_per_file}             # problems in one worker's fil
 max_prompt_tokens = {max_prompt_tokens}
 max_output_tokens = {max_output_tokens}
 temperature = {temperature}
+# max_turns = 0                  # where the environment takes turns: most answers in a rollout, 0 for its own
+# max_environment_tokens = 1024  # and what it may say in one
 """
 
 RECIPE = """

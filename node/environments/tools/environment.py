@@ -89,8 +89,7 @@ class ToolEnvironment:
 
 
 def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
-    """Raises EnvironmentFault for arguments that make no sense, DatasetError for bad data, SandboxError where `python`
-    has no interpreter."""
+    """Raises EnvironmentFault for arguments that make no sense, DatasetError for bad data."""
     names = _checked(arguments)
     tools = {name: _tool(name, arguments, assets) for name in names}
     return ToolEnvironment(dataset.load(arguments, assets, tokenizer), tools, tokenizer, arguments)

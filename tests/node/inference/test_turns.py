@@ -1,15 +1,20 @@
 """Rollouts of several turns: what the model is asked, when they end, and what a validator makes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
+from node.calibration.calibrate import exercise_of
+from node.calibration.difficulty import Difficulty
+from node.calibration.measure import hand_over, look_at
 from node.environments.base import Determinism, Problem, Segment, Transcript
 from node.environments.errors import Undecided
+from node.environments.retry import RetryEnvironment
 from node.inference.engine import Completion, Request
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
@@ -17,6 +22,7 @@ from node.inference.produce import produce
 from node.inference.session import Session, torch_engine
 from node.inference.turns import Bounds, Rollout, play
 from node.inference.wire import Inspect, Inspected, Produce, Produced
+from node.training.evaluator import Evaluator
 from node.training.warmstart import IGNORED, Lesson
 from protocol.checks import Reason
 from protocol.disputes import UNDECIDED
@@ -195,6 +201,44 @@ def under(session: Session, rollout: Any) -> Any:
     other = copy.copy(session)
     other.run = msgspec.structs.replace(session.run, rollout=rollout)
     return other
+
+
+def evaluated(session: Session, assets: Path) -> None:
+    evaluator = Evaluator(session.run, assets, torch.device("cpu"))
+    evaluator.evaluate(session.engine.read(str(assets / "model" / "model.safetensors")), 0)
+    evaluator.close()
+
+
+def filtered(session: Session, assets: Path) -> None:
+    difficulty = Difficulty(session.run, assets)
+    assert len(list(difficulty.rates([session.environment.problem(number) for number in range(3)], 4))) == 3
+    difficulty.close()
+
+
+def calibrated(session: Session, assets: Path) -> None:
+    exercise = exercise_of(session.run, session.environment, 8, 0)
+    made = exercise.played(session.engine.generate)
+    work = hand_over(exercise.requests, made, 32, 32)
+    seen = look_at(session.engine, work, 1.0, 32)
+    assert work.tokens == sum(len(one.distances) for one in seen) and max(one.distances.max() for one in seen) < 1e-6
+    session.environment.score(exercise.problems, [one.transcript for one in made])
+
+
+@pytest.mark.parametrize("who", [evaluated, filtered, calibrated])
+def test_whoever_asks_for_answers_plays_all_turns(
+    session: Session, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch, who: Callable[[Session, Path], None]
+) -> None:
+    scored: list[int] = []
+    score = RetryEnvironment.score
+
+    def watched(self: Any, problems: Any, transcripts: Sequence[Transcript]) -> list[float]:
+        scored.extend(map(len, transcripts))
+        return score(self, problems, transcripts)
+
+    monkeypatch.setattr(RetryEnvironment, "score", watched)
+    session.use(ROOT)
+    who(session, tiny_assets)
+    assert 5 in scored and all(length in (1, 3, 5) for length in scored)
 
 
 def test_a_lesson_teaches_answers_and_not_what_was_said_between_them(session: Session) -> None:
