@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
-from node.environments.base import Problem, Segment, Tokenizer, Transcript
-from node.environments.errors import PackageError
+from node.environments.base import Problem, Tokenizer, Transcript
+from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
 from node.environments.package.source import in_run
@@ -44,7 +45,8 @@ class PackageEnvironment:
         self._scorer = scorer
         self._tokenizer = tokenizer
         self._chat = arguments.template == "chat"
-        self._said = Recent[tuple[int, ...], str](_REMEMBERED)
+        self._said = Recent[bytes, str](_REMEMBERED)
+        self._unsure = 0
         problems = [self._problem(item) for item in package.items()]
         held = [is_held_back(problem.problem_id, arguments.held_back_share) for problem in problems]
         self._training = [problem for problem, back in zip(problems, held, strict=True) if not back]
@@ -74,7 +76,7 @@ class PackageEnvironment:
 
     @property
     def gave_up(self) -> int:
-        return self._scorer.gave_up
+        return self._scorer.gave_up + self._unsure
 
     @property
     def faults(self) -> dict[str, int]:
@@ -92,23 +94,31 @@ class PackageEnvironment:
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
-        row = _row(problem)
-        said = self._package.step(row, self._turns(row, transcript))
+        said = self._package.step(_row(problem), self._turns(problem, transcript))
         if said is None:
             return None
-        tokens = (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
-        self._said[tuple(tokens)] = said
-        return tokens
+        self._said[_place(problem, transcript)] = said
+        return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0."""
-        places = [place for place, transcript in enumerate(transcripts) if self._is_complete(transcript)]
-        rows = [_row(problems[place]) for place in places]
-        asked = [Question(row, self._turns(row, transcripts[place])) for row, place in zip(rows, places, strict=True)]
+        asked = {
+            place: question
+            for place, (problem, transcript) in enumerate(zip(problems, transcripts, strict=True))
+            if self._is_complete(transcript) and (question := self._question(problem, transcript))
+        }
         scores = [0.0] * len(problems)
-        for place, reward in zip(places, self._scorer.score(asked), strict=True):
+        for place, reward in zip(asked, self._scorer.score(list(asked.values())), strict=True):
             scores[place] = reward
         return scores
+
+    def _question(self, problem: Problem, transcript: Transcript) -> Question | None:
+        """None, counted, where this machine cannot tell any more what was said."""
+        try:
+            return Question(_row(problem), self._turns(problem, transcript))
+        except Undecided:
+            self._unsure += 1
+            return None
 
     def close(self) -> None:
         self._scorer.close()
@@ -117,18 +127,23 @@ class PackageEnvironment:
         last = transcript[-1].tokens
         return bool(last) and last[-1] in self._tokenizer.eos
 
-    def _turns(self, row: Row, transcript: Transcript) -> list[Turn]:
-        """What was said, as text."""
+    def _turns(self, problem: Problem, transcript: Transcript) -> list[Turn]:
+        """What was said, as text. Raises Undecided."""
         turns: list[Turn] = []
-        for segment in transcript:
-            text = self._tokenizer.decode(segment.tokens) if segment.sampled else self._text(row, segment, turns)
+        for number, segment in enumerate(transcript):
+            decode, before = self._tokenizer.decode, transcript[:number]
+            text = decode(segment.tokens) if segment.sampled else self._text(problem, before, turns)
             turns.append({"role": "assistant" if segment.sampled else "user", "content": text})
         return turns
 
-    def _text(self, row: Row, segment: Segment, turns: list[Turn]) -> str:
-        """What the environment said, without the chat template around it: remembered, or asked for again."""
-        known = self._said.get(tuple(segment.tokens))
-        return known if known is not None else self._package.step(row, turns) or ""
+    def _text(self, problem: Problem, before: Transcript, turns: list[Turn]) -> str:
+        """What the environment said there, without the chat template around it: remembered, or asked for again.
+
+        By what was said before, never by its tokens: two texts may have the same tokens, and which of them this machine
+        saw last is its own affair.
+        """
+        known = self._said.get(_place(problem, before))
+        return known if known is not None else self._package.step(_row(problem), turns) or ""
 
 
 def load(
@@ -149,6 +164,12 @@ def load(
     except BaseException:
         scorer.close()
         raise
+
+
+def _place(problem: Problem, transcript: Transcript) -> bytes:
+    """Names what was said so far of a problem."""
+    said = problem.problem_id, [segment.tokens for segment in transcript]
+    return blake3(msgspec.msgpack.encode(said)).digest()
 
 
 def _row(problem: Problem) -> Row:
