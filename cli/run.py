@@ -87,6 +87,7 @@ def show(
 @app.command(
     "new",
     epilog="Examples:  intellect-node run new my-run.toml --model models/qwen --dataset train.jsonl   |   "
+    "intellect-node run new mine.toml --model models/qwen --package my_env.py   |   "
     "intellect-node run new big.toml --like intellect2 --model models/qwq --dataset math.parquet",
 )
 def new(
@@ -96,6 +97,9 @@ def new(
     environment: Annotated[
         str, typer.Option(help="What to train on where there is no data file: see `env list`.")
     ] = "sort",
+    package: Annotated[
+        str | None, typer.Option(help="An environment package instead: its path, relative to the file, or its root.")
+    ] = None,
     like: Annotated[Kind, typer.Option(help="Sizes and recipe to start from.")] = Kind.small,
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
@@ -114,6 +118,8 @@ def new(
     kind = "dataset" if dataset else environment
     if kind not in BUILTIN:
         raise CommandError(f"there is no environment {kind!r}", _nearest(kind, BUILTIN), "choose one of them", USAGE)
+    if dataset and package:
+        raise CommandError("data or a package?", "a package has its own problems", "give one of the two", USAGE)
     if BUILTIN[kind].data and not dataset:
         raise CommandError("which data?", f"the environment {kind!r} reads a file", "give --dataset FILE", USAGE)
     start = file.parent / model
@@ -125,6 +131,7 @@ def new(
         environment=kind,
         dataset=dataset,
         recipe=recipe,
+        package=package,
         chat=not start.is_dir() or has_chat_template(start),
     )
     file.parent.mkdir(parents=True, exist_ok=True)

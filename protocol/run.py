@@ -70,6 +70,18 @@ class EnvironmentSpec(Section, frozen=True):
     parts: tuple[EnvironmentPart, ...] = ()
     reward: str = ""
 
+    def own_rewards(self) -> dict[str, str]:
+        """Setting -> import path of each reward function that is its owner's own, in the parts of a mix, too."""
+        own = {"environment.reward": self.reward}
+        own |= {f"environments.reward of {part.title}": part.reward for part in self.parts}
+        return {setting: path for setting, path in own.items() if path}
+
+    @property
+    def for_desks_only(self) -> bool:
+        """Whether it would run code on members' machines that is neither the program's nor a sandboxed package."""
+        names = {self.name, *(part.name for part in self.parts)}
+        return bool(self.own_rewards()) or not DESK_ENVIRONMENTS.isdisjoint(names)
+
     @property
     def titles(self) -> list[str]:
         """The labels under which its problems appear in metrics."""
@@ -290,11 +302,9 @@ class RunSpec(RunSections, frozen=True):
 
     def own_code(self) -> dict[str, str]:
         """Setting -> import path of each function that the run brings along."""
-        environment, evaluated = self.environment, self.evaluation.environments
-        rewards = {"environment.reward": environment.reward}
-        rewards |= {f"environments.reward of {part.title}": part.reward for part in environment.parts}
-        rewards |= {f"evaluation.environments.reward of {one.title}": one.reward for one in evaluated}
-        return self.recipe.own_code() | {setting: path for setting, path in rewards.items() if path}
+        evaluated = self.evaluation.environments
+        rewards = {f"evaluation.environments.reward of {one.title}": one.reward for one in evaluated if one.reward}
+        return self.recipe.own_code() | self.environment.own_rewards() | rewards
 
     def _check_for_a_swarm(self) -> None:
         for name in self.desk_environments():

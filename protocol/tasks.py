@@ -134,7 +134,11 @@ class TaskSpec(Section, frozen=True):
             ("tokens", 0 <= min(self.max_prompt_tokens, self.max_output_tokens), "limits are not negative"),
             ("tokens", max(self.max_prompt_tokens, self.max_output_tokens) <= 1 << 20, "limits are at most 1048576"),
             ("nonce", len(self.nonce) <= MAX_NAME, f"at most {MAX_NAME} characters"),
-            ("environment", not (self.environment and self.environment.reward), "own functions stay at a desk"),
+            (
+                "environment",
+                not (self.environment and self.environment.for_desks_only),
+                "must not be one for desks only",
+            ),
             ("assets", len(self.assets) <= 16, "a task has at most 16 files"),
         ]
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
 from node.environments.errors import DatasetError
-from node.environments.mix import LEAST_DEPENDABLE_LAST
+from node.environments.mix import least_dependable
 from node.environments.names import nearest
 from node.environments.programs import ProgramRunner
 from node.environments.prompts import check_template, encode_prompt, read_prompt
@@ -86,7 +86,7 @@ class DatasetEnvironment(OneTurn):
         self._runner = runner
         tasks = sorted({problem.task for problem in (*training, *held_back)})
         self._scorers: dict[str, Scorer] = {task: TASK_TYPES[task].open(runner) for task in tasks}
-        self.determinism: Determinism = max((TASK_TYPES[t].determinism for t in tasks), key=LEAST_DEPENDABLE_LAST.index)
+        self.determinism: Determinism = least_dependable(TASK_TYPES[task].determinism for task in tasks)
         self.left_out = left_out
         """rows that the solve-rate range or other_tasks = "skip" kept out"""
         self.size = len(training)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from node.sandbox.attacks import ATTACKS, breach
 from node.sandbox.base import Call, Limits, Outcome, Sandbox, Status
 
-LIMITS = Limits(fuel=1_000_000_000, memory_mib=128, output_bytes=1 << 16, seconds=20.0)
+LIMITS = Limits(fuel=500_000_000, memory_mib=128, output_bytes=1 << 16, seconds=20.0)
 _TIMED = 20
 
 

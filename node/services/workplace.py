@@ -101,7 +101,9 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         station = self.station
         members = station.membership.addresses
         place = self.directory / "tmp" / "tasks"
-        return TaskStock(station.run, station.blobs, self.policies, station.shelf, members, place)
+        stock = TaskStock(station.run, station.blobs, self.policies, station.shelf, members, place)
+        station.jury.tasks.follow(stock.heed)
+        return stock
 
     @cached_property
     def leaves(self) -> Leaves:

@@ -33,7 +33,8 @@ WorkId = bytes
 
 class Task(msgspec.Struct):
     """One task as this node knows it. sequence: of its last offer; open: its owner waits for results; opened: when it
-    was heard of; reports: of shards whose result is no rollout file, by shard, the first of each holder."""
+    was heard of; gathered: shards whose results its owner has; reports: of shards whose result is no rollout file, by
+    shard, the first of each holder."""
 
     id: TaskId
     spec: TaskSpec
@@ -44,6 +45,7 @@ class Task(msgspec.Struct):
     backlog: bool
     sequence: int = -1
     open: bool = True
+    gathered: frozenset[int] = frozenset()
     reports: dict[int, tuple[Address, TaskDone]] = {}
 
     @property
@@ -165,7 +167,8 @@ class TaskBook:
 
     def _update(self, task: Task, message: TaskOffered) -> None:
         task.sequence, task.open = message.sequence, message.open
-        for shard in unpack_groups(message.done, task.spec.shards) or ():
+        task.gathered = frozenset(unpack_groups(message.done, task.spec.shards) or ())
+        for shard in task.gathered:
             task.leases.finished(shard)
 
     def _is_alive(self, node: Address) -> bool:

@@ -56,6 +56,7 @@ class TaskStock:
         self._members = members
         self._directory = directory
         self._ready: dict[TaskId, ShardOrder] = {}
+        self._over: list[Path] = []
         self._turn = trio.Lock()
 
     async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
@@ -73,11 +74,13 @@ class TaskStock:
         async with self._turn:
             return await self._assets(task)
 
-    async def release(self, task: Task) -> None:
-        """A task is over: its files go; its policy goes when its time comes."""
-        self._ready.pop(task.id, None)
-        self._shelf.let_go(task.policy_root)
-        await trio.to_thread.run_sync(shutil.rmtree, self._place(task), True)
+    def heed(self, task: Task) -> None:
+        """Something has become of a task. Of one that is over the policy goes when its time comes, the files when room
+        is made for others'."""
+        if not task.open and self._ready.pop(task.id, None):
+            self._over.append(self._place(task))
+            if not any(order.policy_root == task.policy_root for order in self._ready.values()):
+                self._shelf.let_go(task.policy_root)
 
     async def _policy(self, task: Task) -> HeldPolicy:
         root = task.policy_root
@@ -94,6 +97,8 @@ class TaskStock:
     async def _assets(self, task: Task) -> Path:
         if not task.spec.assets:
             return self._run.assets
+        while self._over:
+            await trio.to_thread.run_sync(shutil.rmtree, self._over.pop(), True)
         place = self._place(task)
         if sum(asset.size for asset in task.spec.assets) > MOST_ASSET_BYTES:
             raise TaskUnready(f"{task.title} cannot be worked on", "its files are larger than 1 GiB", "split them")

@@ -5,6 +5,7 @@ import pytest
 
 from protocol.identity import NodeKey
 from protocol.run import EnvironmentSpec, RolloutSpec, RunSpec
+from protocol.sections import EnvironmentPart
 from protocol.tasks import (
     MAX_SPEC_BYTES,
     TaskError,
@@ -25,6 +26,10 @@ NODES = [NodeKey(bytes([n]) * 32).address for n in range(1, 8)]
 
 def spec(**changes: object) -> TaskSpec:
     return TaskSpec(**{"kind": "filter", "policy": POLICY, "last": 100, "samples": 8, **changes})  # type: ignore[arg-type]
+
+
+def mixed(*parts: EnvironmentPart) -> EnvironmentSpec:
+    return EnvironmentSpec(name="mix", parts=parts)
 
 
 def test_shards_cover_every_problem_once() -> None:
@@ -70,6 +75,9 @@ def test_a_task_has_one_encoding_and_so_one_id() -> None:
         ({"nonce": "n" * 200}, "nonce"),
         ({"version": 2}, "version"),
         ({"environment": EnvironmentSpec(name="sort", reward="my.module:score")}, "environment"),
+        ({"environment": EnvironmentSpec(name="verifiers")}, "environment"),
+        ({"environment": mixed(EnvironmentPart(name="sort", reward="my.module:score"))}, "environment"),
+        ({"environment": mixed(EnvironmentPart(name="verifiers"))}, "environment"),
         ({"kind": "judge", "copies": 3, "subject": POLICY}, "assets"),
     ],
 )

@@ -4,13 +4,14 @@ Its code runs in the sandbox only, at workers, validators and trainer alike. It 
 tokens are this module's business.
 """
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
-from node.environments.base import Problem, Tokenizer, Transcript
+from node.environments.base import Determinism, Problem, Tokenizer, Transcript
 from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
@@ -40,13 +41,13 @@ class PackageEnvironment:
     ) -> None:
         """Raises PackageError for rows that cannot be used."""
         manifest = package.manifest
-        self.name, self.determinism, self.turns = manifest.name, manifest.determinism, manifest.turns
+        self.name, self.turns = manifest.name, manifest.turns
+        self.determinism: Determinism = manifest.determinism
         self._package = package
         self._scorer = scorer
         self._tokenizer = tokenizer
         self._chat = arguments.template == "chat"
         self._said = Recent[bytes, str](_REMEMBERED)
-        self._unsure = 0
         problems = [self._problem(item) for item in package.items()]
         held = [is_held_back(problem.problem_id, arguments.held_back_share) for problem in problems]
         self._training = [problem for problem, back in zip(problems, held, strict=True) if not back]
@@ -76,7 +77,7 @@ class PackageEnvironment:
 
     @property
     def gave_up(self) -> int:
-        return self._scorer.gave_up + self._unsure
+        return self._scorer.gave_up
 
     @property
     def faults(self) -> dict[str, int]:
@@ -94,31 +95,24 @@ class PackageEnvironment:
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
-        said = self._package.step(_row(problem), self._turns(problem, transcript))
-        if said is None:
+        said = self._reply(problem, transcript, self._turns(problem, transcript))
+        if not said:
             return None
-        self._said[_place(problem, transcript)] = said
         return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0."""
-        asked = {
-            place: question
-            for place, (problem, transcript) in enumerate(zip(problems, transcripts, strict=True))
-            if self._is_complete(transcript) and (question := self._question(problem, transcript))
-        }
+        asked: dict[int, Question] = {}
+        for place, (problem, transcript) in enumerate(zip(problems, transcripts, strict=True)):
+            if self._is_complete(transcript):
+                try:
+                    asked[place] = Question(_row(problem), self._turns(problem, transcript))
+                except Undecided:
+                    self._scorer.gave_up += 1
         scores = [0.0] * len(problems)
         for place, reward in zip(asked, self._scorer.score(list(asked.values())), strict=True):
             scores[place] = reward
         return scores
-
-    def _question(self, problem: Problem, transcript: Transcript) -> Question | None:
-        """None, counted, where this machine cannot tell any more what was said."""
-        try:
-            return Question(_row(problem), self._turns(problem, transcript))
-        except Undecided:
-            self._unsure += 1
-            return None
 
     def close(self) -> None:
         self._scorer.close()
@@ -130,20 +124,23 @@ class PackageEnvironment:
     def _turns(self, problem: Problem, transcript: Transcript) -> list[Turn]:
         """What was said, as text. Raises Undecided."""
         turns: list[Turn] = []
-        for number, segment in enumerate(transcript):
-            decode, before = self._tokenizer.decode, transcript[:number]
-            text = decode(segment.tokens) if segment.sampled else self._text(problem, before, turns)
-            turns.append({"role": "assistant" if segment.sampled else "user", "content": text})
+        for place, segment in enumerate(transcript):
+            if segment.sampled:
+                turns.append({"role": "assistant", "content": self._tokenizer.decode(segment.tokens)})
+            else:
+                turns.append({"role": "user", "content": self._reply(problem, transcript[:place], turns)})
         return turns
 
-    def _text(self, problem: Problem, before: Transcript, turns: list[Turn]) -> str:
-        """What the environment said there, without the chat template around it: remembered, or asked for again.
+    def _reply(self, problem: Problem, before: Transcript, turns: list[Turn]) -> str:
+        """What the package says behind `before`, whose text is `turns`; empty: nothing. Raises Undecided.
 
-        By what was said before, never by its tokens: two texts may have the same tokens, and which of them this machine
-        saw last is its own affair.
+        Remembered by all that it follows from: two texts may have the same tokens, and the one that the package
+        meant here must not depend on what it said elsewhere.
         """
-        known = self._said.get(_place(problem, before))
-        return known if known is not None else self._package.step(_row(problem), turns) or ""
+        place = _place(problem, before)
+        if place not in self._said:
+            self._said[place] = self._package.step(_row(problem), turns) or ""
+        return self._said[place]
 
 
 def load(
@@ -167,9 +164,11 @@ def load(
 
 
 def _place(problem: Problem, transcript: Transcript) -> bytes:
-    """Names what was said so far of a problem."""
-    said = problem.problem_id, [segment.tokens for segment in transcript]
-    return blake3(msgspec.msgpack.encode(said)).digest()
+    """32 bytes that name a problem and all that was said so far."""
+    hasher = blake3(problem.problem_id.encode())
+    for segment in transcript:
+        hasher.update(struct.pack(f"<?I{len(segment.tokens)}i", segment.sampled, len(segment.tokens), *segment.tokens))
+    return hasher.digest()
 
 
 def _row(problem: Problem) -> Row:

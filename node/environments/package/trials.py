@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.environments.package.loaded import LoadedPackage, Row, Turn
-from node.environments.package.scoring import PackageScorer, Question
+from node.environments.package.scoring import FLOOR, PackageScorer, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,10 @@ def play(package: LoadedPackage, scorer: PackageScorer, row: Row, answers: Seque
         if said is None:
             break
         turns.append({"role": "user", "content": said})
+    told = tuple((turn["role"], turn["content"]) for turn in turns)
+    if package.manifest.determinism == "judged":
+        return Played(told, FLOOR)
     faults, gave_up = scorer.faults.total(), scorer.gave_up
     reward = scorer.score([Question(row, turns)])[0]
-    told = tuple((turn["role"], turn["content"]) for turn in turns)
     fault = scorer.complaint if scorer.faults.total() > faults else ""
     return Played(told, reward, fault, scorer.gave_up > gave_up)

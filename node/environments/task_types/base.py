@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+from blake3 import blake3
+
 from node.environments.base import Determinism
 from node.environments.programs import ProgramRunner
 
@@ -12,6 +15,11 @@ Truth = tuple[str, ...]
 Question = tuple[str, Truth]
 """A complete answer, and the truth of its problem."""
 Row = Mapping[str, Any]
+
+
+def key_of(question: Question) -> bytes:
+    """32 bytes to remember a question by: answers and truths may be long."""
+    return blake3(msgspec.json.encode(question)).digest()
 
 
 class Scorer(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
-from node.environments.task_types.base import Question, Row, Truth
+from node.environments.task_types.base import Question, Row, Truth, key_of
 from node.environments.task_types.comparison import same_output, same_value
 from node.recent import Recent
 from node.sandbox import Outcome, Status, Undecided
@@ -113,7 +113,7 @@ class CodeScorer:
 
     def __init__(self, runner: ProgramRunner) -> None:
         self._runner = runner
-        self._known = Recent[Question, float](_REMEMBERED)
+        self._known = Recent[bytes, float](_REMEMBERED)
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
@@ -122,14 +122,14 @@ class CodeScorer:
     def _score(self, source: str | None, truth: Truth) -> float:
         if source is None:
             return 0.0
-        question = (source, truth)
-        if question not in self._known:
+        key = key_of((source, truth))
+        if key not in self._known:
             passed = self._passes(source, msgspec.json.decode(truth[0], type=list[Case]))
             if passed is None:
                 self.gave_up += 1
                 return 0.0
-            self._known[question] = float(passed)
-        return self._known[question]
+            self._known[key] = float(passed)
+        return self._known[key]
 
     def _passes(self, source: str, tests: Sequence[Case]) -> bool | None:
         """None if this machine cannot tell. The first test that fails decides."""

@@ -4,13 +4,13 @@ The schema's patterns are regular expressions of a stranger on text of another, 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from node.environments.guests import guest
 from node.environments.names import nearest
 from node.environments.programs import ProgramRunner
-from node.environments.task_types.base import Question, Row, Truth, said
+from node.environments.task_types.base import Question, Row, Truth, key_of, said
 from node.recent import Recent
 from node.sandbox import Sandbox, Status, Undecided
 
@@ -71,29 +71,30 @@ class SchemaScorer:
     def __init__(self, runner: ProgramRunner) -> None:
         self._runner = runner
         self._sandbox: Sandbox | None = None
-        self._known = Recent[Question, float](_REMEMBERED)
+        self._known = Recent[bytes, float](_REMEMBERED)
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
         asked = [(json_in(answer), truth) for answer, truth in questions]
-        new = list(dict.fromkeys(question for question in asked if question[0] and question not in self._known))
+        keys = [key_of(question) for question in asked]
+        new = {key: q for key, q in zip(keys, asked, strict=True) if q[0] and key not in self._known}
         undecided = self._ask(new)
-        self.gave_up += sum(question in undecided for question in asked)
-        return [self._known.get(question, 0.0) for question in asked]
+        self.gave_up += sum(key in undecided for key in keys)
+        return [self._known.get(key, 0.0) for key in keys]
 
-    def _ask(self, questions: Sequence[Question]) -> set[Question]:
-        """Learns the answers; returns those that this machine could not find."""
+    def _ask(self, questions: Mapping[bytes, Question]) -> set[bytes]:
+        """Learns the answers; returns the keys of those that this machine could not find."""
         if not questions:
             return set()
         if self._sandbox is None:
             self._sandbox = self._runner.open(_ENTRY, guest(_ENTRY))
-        outcomes = self._sandbox.call_all("fits", [(json.loads(truth[0]), text) for text, truth in questions])
-        undecided: set[Question] = set()
-        for question, outcome in zip(questions, outcomes, strict=True):
+        outcomes = self._sandbox.call_all("fits", [(json.loads(truth[0]), text) for text, truth in questions.values()])
+        undecided: set[bytes] = set()
+        for key, outcome in zip(questions, outcomes, strict=True):
             if isinstance(outcome, Undecided):
-                undecided.add(question)
+                undecided.add(key)
             else:
-                self._known[question] = float(outcome.status is Status.OK and outcome.value is True)
+                self._known[key] = float(outcome.status is Status.OK and outcome.value is True)
         return undecided
 
     def close(self) -> None:

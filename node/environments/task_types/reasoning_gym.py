@@ -12,7 +12,7 @@ from node.environments.programs import ProgramRunner
 from node.environments.reasoning.environment import score_row
 from node.environments.reasoning.process import ReasoningGym
 from node.environments.reasoning.table import refusal
-from node.environments.task_types.base import Question, Row, Truth
+from node.environments.task_types.base import Question, Row, Truth, key_of
 from node.recent import Recent
 
 MAX_ENTRY = 256 * 1024
@@ -43,21 +43,22 @@ class ReasoningScorer:
 
     def __init__(self, gym: ReasoningGym) -> None:
         self._gym = gym
-        self._known = Recent[Question, float](_REMEMBERED)
+        self._known = Recent[bytes, float](_REMEMBERED)
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
         return [self._score(question) for question in questions]
 
     def _score(self, question: Question) -> float:
-        if question not in self._known:
+        key = key_of(question)
+        if key not in self._known:
             answer, (dataset, entry) = question
             try:
-                self._known[question] = score_row(self._gym, dataset, json.loads(entry), answer)
+                self._known[key] = score_row(self._gym, dataset, json.loads(entry), answer)
             except Undecided:
                 self.gave_up += 1
                 return 0.0
-        return self._known[question]
+        return self._known[key]
 
     def close(self) -> None:
         self._gym.close()

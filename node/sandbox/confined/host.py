@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
+from node.parent import die_with_parent
 from node.sandbox import wire
 from node.sandbox.base import Status
 from node.sandbox.calls import STDIN, STDOUT, CallServer, gather, killed
@@ -55,30 +56,33 @@ class ConfinedServer(CallServer):
 
     def __init__(self, load: wire.Load, directory: Path) -> None:
         super().__init__(load.seconds)
-        self._load, self._directory = load, directory
+        self._load = load
+        self._readable = [*walls.stdlib_directories(), directory]
+        self._path = [str(directory), *(path for path in sys.path if _is_stdlib(path))]
 
     def ask(self, request: wire.Request) -> wire.Ending:
         """One call, in a fork. Raises OSError where this machine cannot fork."""
         hear, reply = os.pipe()
         wires = _Wires(_memory_file(request.stdin), _memory_file(), _memory_file(), hear, reply)
         try:
+            server = os.getpid()
             child = os.fork()
             if child == 0:
-                self._call(request, wires)
+                self._call(request, wires, server)
             os.close(reply)
             return self._heard(child, wires, request.fuel)
         finally:
             wires.close()
 
-    def _call(self, request: wire.Request, wires: _Wires) -> NoReturn:
+    def _call(self, request: wire.Request, wires: _Wires, server: int) -> NoReturn:
         """The fork: behind the walls, then import, call, reply."""
         code = 70
         try:
+            die_with_parent(server)
             for number, descriptor in enumerate((wires.stdin, wires.stdout, wires.stderr)):
                 os.dup2(descriptor, number)
-            readable = [*walls.stdlib_directories(), self._directory]
-            _leave_only_the_guest(self._directory)
-            walls.confine(readable, self._load.memory_mib, self._load.output_bytes, request.fuel, wires.reply)
+            _leave_only_the_guest(self._path)
+            walls.confine(self._readable, self._load.memory_mib, self._load.output_bytes, request.fuel, wires.reply)
             loop.tell(wires.reply, b"!")  # the walls stand: what comes from here on is the guest's
             loop.tell(wires.reply, _answer(self._load.entry, request.body))
             code = 0
@@ -141,19 +145,21 @@ def _answer(entry: str, request: bytes) -> bytes:
     return loop.answer(module, request)
 
 
-def _leave_only_the_guest(directory: Path) -> None:
+def _leave_only_the_guest(path: list[str]) -> None:
     """Modules of ours and of others are not for the guest to import; its own and Python's are."""
+    gc.disable()
     own = {name for name in sys.modules if name.partition(".")[0] in ("node", "protocol", "msgspec")}
     for name in own:
         del sys.modules[name]
-    sys.path[:] = [str(directory), *(path for path in sys.path if "lib-dynload" in path or _is_stdlib(path))]
+    sys.path[:] = path
     sys.argv[:] = [""]
     os.environ.clear()
     os.chdir("/")
 
 
 def _is_stdlib(path: str) -> bool:
-    return Path(path).resolve() in walls.stdlib_directories()
+    place = Path(path).resolve()
+    return place.name == "lib-dynload" or place in walls.stdlib_directories()
 
 
 def _memory_file(content: bytes = b"") -> int:

@@ -85,8 +85,9 @@ class Guest:
 
     def _could_have_memory(self) -> bool:
         """Whether the host can still give all that the guest may have: else a MemoryError may have been the host's."""
+        left = (self._load.memory_mib << 20) - self._system.memory_size
         try:
-            mmap.mmap(-1, self._load.memory_mib << 20).close()
+            mmap.mmap(-1, max(left, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         except (OSError, MemoryError):
             return False
         return True

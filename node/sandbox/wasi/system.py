@@ -68,6 +68,11 @@ class System:
     def attach(self, memory: Memory) -> None:
         self._memory = GuestMemory(self._store, memory)
 
+    @property
+    def memory_size(self) -> int:
+        """Bytes that the guest has by now."""
+        return self._memory.size
+
     # fuel
 
     def fill(self, fuel: int) -> None:

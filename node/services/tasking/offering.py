@@ -80,7 +80,10 @@ class Offering(Service):
         async with trio.open_nursery() as nursery:
             while True:
                 for id, own in list(self._own.items()):
-                    await self._tend(id, own, nursery)
+                    try:
+                        await self._tend(id, own, nursery)
+                    except OSError as error:  # a full disk passes
+                        log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
                 await trio.sleep(LOOK_EVERY)
 
     def status(self) -> dict[str, Any]:
@@ -197,10 +200,10 @@ class Offering(Service):
         await self._station.board.post(message)
 
     async def _close(self, own: _Own, *, cancelled: bool = False) -> None:
+        await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
         own.open = False
         own.works.clear()
-        await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
-        if own.spec.policy:
+        if own.spec.policy and not any(one.open and one.spec.policy == own.spec.policy for one in self._own.values()):
             self._station.shelf.let_go(bytes.fromhex(own.spec.policy))
         await self._say(own)
         what = "cancelled" if cancelled else "done"
@@ -227,8 +230,8 @@ class Offering(Service):
                 await gather(self._station, own.folder, work)
             own.done.add(shard)
             own.works.pop(work.id, None)
-        except IntellectError as error:  # somebody may have it later
-            log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=shard, why=error.why)
+        except (IntellectError, OSError) as error:  # somebody may have it later; a full disk passes
+            log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=shard, why=str(error))
             await trio.sleep(LOOK_EVERY)
         finally:
             own.busy.discard(shard)
@@ -247,8 +250,8 @@ class Offering(Service):
         try:
             await gather_report(self._station, own.folder, node, report)
             own.done.add(report.shard)
-        except IntellectError as error:
-            log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=report.shard, why=error.why)
+        except (IntellectError, OSError) as error:
+            log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=report.shard, why=str(error))
             await trio.sleep(LOOK_EVERY)
         finally:
             own.busy.discard(report.shard)

@@ -19,6 +19,7 @@ from node.services.generating import EngineChild
 from node.services.station import Station
 from node.services.tasking.reviewing import PACKAGE, review_package
 from node.services.workplace import Workplace
+from node.swarm.hearing import is_cut_off, voices
 from node.swarm.taskbook import Task
 from node.tasks.sharing import EngineShare
 from node.tasks.stock import TaskStock
@@ -36,6 +37,8 @@ HEARD_IN = 2.0
 """Seconds in which the own claim comes back from the board."""
 PRODUCE_DEADLINE = 600.0
 PAUSE_AFTER_FAILURE = 5.0
+REMIND_EVERY = 30.0
+MOST_REMINDERS = 16
 
 
 class TaskWork(Service):
@@ -54,7 +57,8 @@ class TaskWork(Service):
         self._turns = turns
         self._scratch = scratch
         self._said: dict[bytes, bool] = {}
-        self._released: set[bytes] = set()
+        self._committed: dict[tuple[bytes, int], float] = {}
+        """(task, shard) of own results that the owner may not have, and when they were said last."""
         self.counts = {"claimed": 0, "committed": 0, "lost": 0, "failed": 0}
         self.units = 0
         self.seconds = 0.0
@@ -65,7 +69,7 @@ class TaskWork(Service):
 
     async def run(self) -> None:
         while True:
-            await self._release_what_is_over()
+            await self._remind()
             found = await self._find()
             if found is None:
                 await trio.sleep(POLL)
@@ -88,7 +92,7 @@ class TaskWork(Service):
         """A shard to do now: one that is ours already (from before a restart), or a free one."""
         now = trio.current_time()
         for task in self._book.tasks():
-            if not task.open or self._station.jury.distrust.is_set():
+            if not task.open or self._station.jury.distrust.is_set() or self._is_cut_off():
                 continue
             mine = task.leases.held(self._own, now)
             free = task.leases.choose(self._own, self._candidates(task), now, self._is_alive)
@@ -96,6 +100,10 @@ class TaskWork(Service):
                 if not await self._was_said(task, shard):
                     return task, shard
         return None
+
+    def _is_cut_off(self) -> bool:
+        """What is made unheard would be late."""
+        return is_cut_off(voices(self._station.board, self._station.membership), trio.current_time())
 
     def _candidates(self, task: Task) -> list[Address]:
         """Workers that are alive and meet what the task requires; this node if it does."""
@@ -159,6 +167,7 @@ class TaskWork(Service):
             return
         commitment = await commit(self._station, task.id, shard, produced)
         self._said[slot_name(task.id, shard)] = True
+        self._committed[task.id, shard] = trio.current_time()
         self.counts["committed"] += 1
         self.units += produced.units
         log.info("task.committed", task=task.id.hex()[:16], shard=shard, root=commitment.file_root.hex())
@@ -180,9 +189,16 @@ class TaskWork(Service):
     def _holds(self, task: Task, shard: int) -> bool:
         return task.leases.holds(shard, self._own, trio.current_time())
 
-    async def _release_what_is_over(self) -> None:
-        """What a closed task needed is let go, once."""
-        for task in self._book.tasks():
-            if not task.open and task.id not in self._released:
-                self._released.add(task.id)
-                await self._stock.release(task)
+    async def _remind(self) -> None:
+        """Say again what the owner does not have after a while: it may have been away for longer than boards keep."""
+        now, journal, said = trio.current_time(), self._station.journal, 0
+        for (id, shard), at in list(self._committed.items()):
+            task = self._book.find(id)
+            if task is None or not task.open or shard in task.gathered:
+                del self._committed[id, shard]
+            elif now - at > REMIND_EVERY and said < MOST_REMINDERS:
+                said += 1
+                self._committed[id, shard] = now
+                raw = await journal.do(journal.said, "commitment", slot_name(id, shard))
+                if raw is not None:
+                    await self._station.board.post_raw(raw)

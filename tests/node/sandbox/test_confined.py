@@ -1,6 +1,8 @@
 """The native sandbox: the same interface, the kernel's walls, and honesty about what the kernel lacks."""
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,16 @@ def test_each_way_to_end_has_its_name(
     sandbox: ProcessSandbox, function: str, arguments: list[object], status: Status
 ) -> None:
     assert sandbox.call(function, *arguments).status is status
+
+
+def test_nothing_of_a_closed_sandbox_is_left(confined: Opener) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("intellect-node-sandbox-*"))
+    one = confined(SOURCE)
+    process = one._process
+    assert process is not None and set(Path(tempfile.gettempdir()).glob("intellect-node-sandbox-*")) > before
+    one.close()
+    assert process.returncode == 0
+    assert set(Path(tempfile.gettempdir()).glob("intellect-node-sandbox-*")) == before
 
 
 def test_an_entry_that_does_not_load_is_named(confined: Opener) -> None:

@@ -166,16 +166,7 @@ def _status_of_fork(pid: int) -> str:
     return status
 
 
-def test_a_process_that_was_killed_is_started_again(wasi: Opener) -> None:
-    one = wasi(SOURCE)
-    process = one._process
-    assert process is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert one.call("count").value == 1
-
-
-def test_a_process_that_is_killed_within_a_call_gives_no_outcome(wasi: Opener) -> None:
+def test_a_process_that_is_killed_within_a_call_gives_no_outcome_and_is_started_again(wasi: Opener) -> None:
     one = wasi(SOURCE)
     process = one._process
     assert process is not None
@@ -201,12 +192,10 @@ def test_a_host_without_memory_gives_no_outcome(wasi: Opener) -> None:
     ("source", "why"),
     [
         ("import nothing", "ModuleNotFoundError"),
-        ("def f(:", "SyntaxError"),
         ("while True: pass", "out of fuel"),
         ("x = bytearray(1 << 30)", "out of memory"),
         ("import os; os._exit(0)", "exited"),
         ("while True: print('x' * 1000)", "too long"),
-        ("import os; os.abort()", "crashed"),
     ],
 )
 def test_an_entry_that_does_not_load_is_named_with_its_reason(wasi: Opener, source: str, why: str) -> None:

@@ -104,6 +104,14 @@ def test_a_package_that_does_not_load_is_an_error(old: str, new: str, says: str)
         checked(SINGLE.replace(old, new))
 
 
+def test_a_judged_package_needs_no_score_and_decides_nothing() -> None:
+    judged = SINGLE.replace('class = "exact"', 'class = "judged"')
+    assert checked(judged.replace("def score", "def unused"), most=2).good
+    assert "no function score" in str(
+        pytest.raises(PackageError, checked, SINGLE.replace("def score", "def unused")).value
+    )
+
+
 def test_one_row_is_not_enough_for_a_run() -> None:
     single = SINGLE.replace(
         "for country, capital in CAPITALS.items()]", "for country, capital in [*CAPITALS.items()][:1]]"

@@ -25,12 +25,13 @@ from protocol.run import Asset
 from protocol.statements import Outcome
 from protocol.tasks import TaskSpec
 from tests.attacks.validators.court import POOL
-from tests.node.services.tasking.town import LEASE, Town, ToyEngine, fast_clock, offer_of, score_of, spec
+from tests.node.services.tasking.town import LEASE, Town, ToyEngine, at_once, offer_of, score_of, spec
 
 
 @pytest.fixture
-def clock() -> MockClock:
-    return fast_clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    return MockClock(autojump_threshold=0)
 
 
 @asynccontextmanager
@@ -218,5 +219,5 @@ async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock
         assert paid[town.workers[0].key.address] == units == 8 * 4 * 2
         judged = int(town.run.pay.judging * 32 * town.run.pay.judged_share)
         assert paid[town.seats[0].key.address] == 2 * judged
-        assert not taken and not intake._open
+        assert not taken and not intake._open and not intake._taken
         assert not [s for s in town.trainer.board.messages(VerdictIssued) if len(s.message.checked) == 0]

@@ -1,7 +1,7 @@
 """A swarm in memory that does tasks: a trainer who offers, workers, validators; engines that make small real files.
 
 Boards, juries, leases, judges, offers and what is gathered are the real ones; engines, policies and the chain are
-doubles. Time runs fast, and not by jumps: files are read in threads.
+doubles. Time jumps: what would be done in a thread is done at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import trio
-from trio.testing import MockClock
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request, ShardOrder
 from node.network.memory import MemoryHub
@@ -44,14 +43,14 @@ from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, RecordingJ
 
 POLICY = bytes([7]) * 32
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (2, 3, 4))
-SPEED = 40.0
-"""Seconds of the swarm in one of ours."""
 SHARD_SECONDS = 2.0
 LEASE = 40.0
 
 
-def fast_clock() -> MockClock:
-    return MockClock(rate=SPEED)
+async def at_once(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+    """In place of a thread, whose seconds a jumping clock would not wait for."""
+    await trio.lowlevel.checkpoint()
+    return work(*arguments)
 
 
 class Files:
@@ -92,9 +91,6 @@ class Stock:
     async def files(self, task: Task) -> Path:
         await trio.lowlevel.checkpoint()
         return Path(f"/{self._number}")
-
-    async def release(self, task: Task) -> None:
-        await trio.lowlevel.checkpoint()
 
 
 def score_of(number: int, sample: int) -> float:
