@@ -29,6 +29,7 @@ from node.front import Front
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
+from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit
 from node.preflight.listening import announced, choose_listen, remember_port, without_peer
@@ -225,13 +226,13 @@ class Daemon:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership)
-                    ledger = await self._follow_pool(nursery, member, chain, contact, state.path)
+                    ledger = await self._follow_pool(nursery, member, chain, state.path)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     check_requirements(run.spec, role, hardware)
                     station = take_station(member, run, pool.threshold, journal, self.progress, pool.reward_per_unit)
                     self.status.work_for(station)
                     own = (self.config, role, hardware, chain, member, station)
-                    place = Workplace(*own, self.crew, contact, state.path, ledger, front.web, self.children)
+                    place = Workplace(*own, self.crew, state.path, ledger, front.web, self.children)
                     await self._serve(nursery, place)
             finally:
                 await self._leave(chain, number, member.membership)
@@ -253,27 +254,27 @@ class Daemon:
     ) -> AbstractAsyncContextManager[Member]:
         config = self.config
         announce = [without_peer(config.announce)] if config.announce else []
+        relay = RelayLimits(rate=config.relay_limit, rate_each=config.relay_limit / 2)
         return open_member(
             key,
             domain,
             pool,
-            Libp2pNetwork(key, listen, announce=announce),
+            Libp2pNetwork(key, listen, announce=announce, relay=relay),
             blobs,
             quota=config.store_quota,
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
             sources=[parse_source(text) for text in config.http_sources],
         )
 
-    async def _follow_pool(
-        self, nursery: trio.Nursery, member: Member, chain: ChainClient, contact: str, directory: Path
-    ) -> Ledger:
+    async def _follow_pool(self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         own, membership = member.key.address, member.membership
         self.progress.enter("peers", "reading from the chain who else is in the pool")
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
-        lease = Lease(chain, member.pool, membership, contact, self.progress)
+        lease = Lease(chain, member.pool, membership, lambda: member.network.contacts()[0], self.progress)
         events = Events(follower, membership, self.progress)
-        for service in (events, Stake(chain, own), lease, Reach(member, contact, self.progress)):
+        reach = Reach(member, self.progress, self.config.relay)
+        for service in (events, Stake(chain, own), lease, reach):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)
         return events.ledger

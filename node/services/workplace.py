@@ -30,7 +30,7 @@ from protocol.messages import PolicyAnnounced
 
 
 class Workplace(msgspec.Struct, frozen=True, dict=True):
-    """contact: where others reach this node; directory: its state; crew: the services that run; ledger: what became of
+    """directory: its state; crew: the services that run; ledger: what became of
     the pool's work on chain; web: where HTTP is served; starter: how child processes are started."""
 
     config: NodeConfig
@@ -40,11 +40,14 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     member: Member
     station: Station
     crew: Crew
-    contact: str
     directory: Path
     ledger: Ledger
     web: HttpHost
     starter: Starter
+
+    def contact(self) -> str:
+        """Where others reach this node now."""
+        return self.member.network.contacts()[0]
 
     @property
     def scratch(self) -> Path:
