@@ -77,6 +77,8 @@ class NodeConfig(BaseSettings):
     """bytes per second of blobs that are fetched; 0: no limit"""
     upload_slots: int = Field(default=4, ge=1, le=64)
     """answers with pieces that are sent at once; the others wait their turn"""
+    bootnodes: tuple[str, ...] = ()
+    """multiaddrs ending in /p2p/PEER that are dialled whatever the chain says, besides the network profile's"""
     relay: RelayOffer = "auto"
     """whether this node carries connections between members who cannot; auto: while it can be dialled"""
     relay_limit: float = Field(default=32 * 1024**2, gt=0)

@@ -22,6 +22,7 @@ from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.blobs.transfer import Report
 from node.network.interface import Network
+from node.network.redial import parse_bootnode
 from node.swarm.board import Board
 from node.swarm.dialback import DialBack
 from node.swarm.membership import Membership
@@ -78,13 +79,16 @@ async def open_member(
     limits: Limits | None = None,
     sources: Sequence[HttpSource] = (),
     report: Report | None = None,
+    bootnodes: Sequence[str] = (),
 ) -> AsyncIterator[Member]:
     """A member that is on the network until the block ends, and not yet listening.
 
     directory: of its blobs, `quota` bytes at most; sources: HTTP sources that are asked before the swarm;
-    report: told how far each fetch is. Raises PortInUse, ListenFailed.
+    report: told how far each fetch is; bootnodes: multiaddrs that are dialled whatever the chain says. Raises
+    PortInUse, ListenFailed, BadContact.
     """
-    membership = Membership(key.address, network, pool.manager, pool.validators)
+    boot = {contact.member: text for text in bootnodes for contact in [parse_bootnode(text)]}
+    membership = Membership(key.address, network, pool.manager, pool.validators, boot)
     store = await trio.to_thread.run_sync(BlobStore, directory, quota)
     exchange = BlobExchange(network, store, limits, report)
     door = BlobDoor(store, exchange, HttpBlobs(store), sources, lambda: announced_gateways(membership))

@@ -13,6 +13,7 @@ from node.config import RelayOffer
 from node.member import Member
 from node.network.redial import CIRCUIT
 from node.progress import ProgressRecord
+from node.recent import Recent
 from node.services.base import Service
 from node.swarm.dialback import Look
 from protocol.errors import IntellectError
@@ -20,15 +21,16 @@ from protocol.identity import Address
 
 log = structlog.get_logger()
 ASKED = 3
-FIRST = 3.0
-"""Seconds that connections have to come up."""
+FIRST = 1.0
+"""Seconds from the first connection to the first round; until anybody has tried, the wait for the next one doubles."""
 AGAIN = (60.0, 900.0)
 """Seconds until the next round, where nobody could dial this node, and where most could."""
-SETTLE_EVERY = 5.0
+SETTLE_EVERY = 2.0
+MAX_REFUSED = 1024
 RELAYS = 2
 """That a node nobody can dial reserves: one may go."""
-RETRY = 60.0
-"""Seconds before a member that would not carry us is asked again."""
+RETRY = (2.0, 120.0)
+"""Seconds before a member that would not carry us is asked again: at first, and at most."""
 REMEDY = "forward a port to it and give --announce, or let members carry it: intellect-node doctor"
 
 
@@ -48,7 +50,8 @@ class Reach(Service):
         self.seen: tuple[str, int] | None = None
         self._due: dict[Address, float] = {}
         """When each reservation is to be renewed."""
-        self._refused: dict[Address, float] = {}
+        self._refused: Recent[Address, tuple[float, float]] = Recent(MAX_REFUSED, refresh=True)
+        """Until when a member is left alone, and for how long it was."""
 
     @property
     def hidden(self) -> bool:
@@ -57,12 +60,15 @@ class Reach(Service):
 
     async def run(self) -> None:
         self._network.offer_relay(self._offer == "on")
-        await trio.sleep(FIRST)
+        while not self._network.connected():  # noqa: ASYNC110 - the network has no event for it
+            await trio.sleep(FIRST)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._settle_always)
+            unknown = FIRST
             while True:
+                await trio.sleep(AGAIN[1] if self.way == "direct" else AGAIN[0] if self.tried else unknown)
+                unknown = min(2 * unknown, AGAIN[0])
                 await self.ask_around()
-                await trio.sleep(AGAIN[0] if self.hidden or not self.tried else AGAIN[1])
 
     async def _settle_always(self) -> None:
         while True:
@@ -134,7 +140,8 @@ class Reach(Service):
     async def _reserve(self) -> None:
         now, direct = trio.current_time(), self._network.connected() - self._network.relayed()
         self._due = {relay: due for relay, due in self._due.items() if relay in direct}
-        willing = [one for one in sorted(direct) if self._refused.get(one, 0.0) <= now and one not in self._due]
+        left_alone = {one for one, (until, _) in self._refused.items() if until > now}
+        willing = sorted(direct - left_alone - self._due.keys())
         random.shuffle(willing)
         for relay in [*[relay for relay, due in self._due.items() if due <= now], *willing]:
             if relay in self._due or len(self._due) < RELAYS:
@@ -146,6 +153,8 @@ class Reach(Service):
         except IntellectError as error:
             log.debug("reach.relay_refused", peer=relay, why=error.why)
             self._due.pop(relay, None)
-            self._refused[relay] = now + RETRY
+            pause = min(2 * self._refused[relay][1], RETRY[1]) if relay in self._refused else RETRY[0]
+            self._refused[relay] = (now + pause, pause)
         else:
+            self._refused.pop(relay, None)
             self._due[relay] = now + seconds / 2
