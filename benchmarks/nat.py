@@ -35,7 +35,7 @@ from protocol.statements import Domain
 
 SKIPPED = 77
 NOBODY = Address("0x" + "0" * 40)
-POOL: Any = SimpleNamespace(id=1, manager=NOBODY, validators=())
+POOL: Any = SimpleNamespace(id=1, manager=NOBODY, validators=(), bootnodes=())
 BEAT = 1.0
 PATIENCE = 90.0
 MIB = 1024**2

@@ -39,7 +39,12 @@ from protocol.statements import Domain
 KEY, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 DOMAIN = Domain(31337, OTHER.address)
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
-POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
+POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
+    "id": 4,
+    "manager": KEY.address,
+    "validators": (OTHER.address,),
+    "bootnodes": (),
+}
 SECTIONS = (
     "schema_version node network run stake pay swarm work training contributions verdicts audit slashed network_stats "
     "board processes restarts services last_error events"

@@ -20,8 +20,35 @@ from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
-FIELDS: Any = dict.fromkeys(PoolInfo.__struct_fields__, 0)
-POOL = PoolInfo(**FIELDS | {"id": 4, "manager": OWN.address, "validators": (OTHER.address,), "run_root": b"\x01" * 32})
+POOL = PoolInfo(
+    id=4,
+    run_root=b"\x01" * 32,
+    requirement_root=bytes(32),
+    manager=OWN.address,
+    opener=OWN.address,
+    window=5,
+    epoch_seconds=60,
+    lease_seconds=600,
+    started_at=1_900_000_000,
+    stopped_at=0,
+    paused=False,
+    ended=False,
+    has_work=True,
+    invited=False,
+    attested=False,
+    max_units_per_epoch=1_000,
+    reward_per_unit=10**18,
+    slash_amount=50 * 10**18,
+    escrow=10**24,
+    reserved=0,
+    bond=10**21,
+    run_uri="",
+    bootnodes=(),
+    threshold=1,
+    validators_from=0,
+    validators=(OTHER.address,),
+    proposed=(),
+)
 LABEL = "31337:0xabc:4"
 SILENT = RpcUnreachable({"http://rpc": "refused"})
 
