@@ -14,13 +14,14 @@ BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-contracts lint format install clean
+.PHONY: help demo test test-contracts test-verifiers lint format install clean
 
 help:
 	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
 	@echo "make test    all tests"
 	@echo "make lint    ruff and pyright"
 	@echo "make test-contracts  Solidity: rebuild, tests, slither, mutants (ARGS=\"build forge slither\")"
+	@echo "make test-verifiers  packages of verifiers v1: installs it (566 MB) in a place of its own, and tests against it"
 	@echo "make clean   remove the environment and what the demo left"
 
 demo: $(VENV)/.ready-train
@@ -31,6 +32,10 @@ test: $(VENV)/.ready-dev
 
 test-contracts: $(VENV)/.ready-dev
 	@$(BIN)/python -m contracts.verify $(ARGS)
+
+test-verifiers: $(VENV)/.ready-dev
+	@$(BIN)/intellect-node verifiers install
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/node/environments/test_verifiers.py $(ARGS)
 
 lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff check .

@@ -7,11 +7,12 @@ import os
 import socket as sockets
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from cli.daemon_status import DaemonStatus, parse_status
-from cli.errors import NETWORK, CommandError
+from cli.errors import NETWORK, RUN, USAGE, CommandError
 from node.config import api_socket_path
 
 MAX_ANSWER = 8 * 1024 * 1024
@@ -49,6 +50,29 @@ def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
     except httpx.TransportError as error:
         raise _no_daemon(str(error)) from None
     return read_answer(answer)
+
+
+def ask(socket: Path, method: str, path: str, body: bytes | None = None, timeout: float = 60.0) -> dict[str, Any]:
+    """What a daemon answers to a request of its owner, as JSON; raises CommandError in the daemon's own words."""
+    transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
+    try:
+        with httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client:
+            answer = client.request(method, path, content=body)
+            told = answer.json() if answer.content[:MAX_ANSWER] else {}
+    except httpx.TransportError as error:
+        raise _no_daemon(str(error)) from None
+    except ValueError:
+        told = {}
+    if answer.status_code == httpx.codes.OK and isinstance(told, dict):
+        return told
+    if answer.status_code == httpx.codes.BAD_REQUEST:
+        raise CommandError(str(told.get("what")), str(told.get("why")), str(told.get("remedy")), RUN)
+    raise CommandError(
+        "this node does not do that",
+        f"HTTP {answer.status_code} for {method} {path}",
+        "tasks are offered at the node of the pool's trainer: name its --state-dir",
+        USAGE,
+    )
 
 
 async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus | None:

@@ -232,6 +232,44 @@ class ErrorPart(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
+class TaskPart(msgspec.Struct, frozen=True):
+    """A task of the swarm. done: shards whose results were accepted; held: shard -> who has it now; gathered, path: at
+    its owner only."""
+
+    id: str = ""
+    kind: str = ""
+    open: bool = False
+    step: int = -1
+    problems: int = 0
+    samples: int = 0
+    shards: int = 0
+    done: int = 0
+    held: dict[str, str] = {}
+    taken_over: int = 0
+    seconds: float = 0.0
+    gathered: int = 0
+    path: str = ""
+
+
+class TaskWorkPart(msgspec.Struct, frozen=True):
+    """A worker's part in tasks. lost: shards that somebody else had taken over when they were done."""
+
+    claimed: int = 0
+    committed: int = 0
+    lost: int = 0
+    failed: int = 0
+    units: int = 0
+    seconds: float = 0.0
+
+
+class TasksPart(msgspec.Struct, frozen=True):
+    """known: every task that the node has heard of; own: those that it offers."""
+
+    known: list[TaskPart] = []
+    work: TaskWorkPart | None = None
+    own: list[TaskPart] = []
+
+
 class DaemonStatus(msgspec.Struct, frozen=True):
     """The whole answer."""
 
@@ -246,6 +284,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     training: TrainingPart | None = None
     verdicts: VerdictsPart | None = None
     audit: AuditPart | None = None
+    tasks: TasksPart = TasksPart()
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}
     processes: list[ProcessPart] = []

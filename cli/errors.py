@@ -38,6 +38,7 @@ _CODES = {
     "TrainingError": RUN,
     "DatasetError": RUN,
     "EnvironmentFault": RUN,
+    "SandboxError": RUN,
     "PolicyUnknown": NETWORK,
     "WeightsDiskError": CONFIGURATION,
     "WeightsError": RUN,

@@ -21,6 +21,7 @@ from cli import (
     devnet,
     difficulty,
     doctor,
+    env,
     join,
     keys,
     leave,
@@ -28,12 +29,15 @@ from cli import (
     peers,
     report,
     run,
+    sandbox,
     service,
     status,
     stop,
+    task,
     top,
     train,
     update,
+    verifiers,
     weights,
     weights_serve,
 )
@@ -94,6 +98,8 @@ app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
 app.add_typer(run.app, name="run")
+app.add_typer(env.app, name="env")
+app.add_typer(task.app, name="task")
 app.command("audit", epilog=audit.EXAMPLES)(audit.command)
 app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.command)
 app.add_typer(devnet.app, name="devnet")
@@ -103,6 +109,8 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 app.add_typer(weights.app, name="weights")
+app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(verifiers.app, name="verifiers")
 
 
 @cache

@@ -16,7 +16,7 @@ from cli.runtext import leaves, toml_value
 if TYPE_CHECKING:
     from node.hardware import Hardware
     from node.run.file import CompiledRun
-    from node.run.problems import RunFacts
+    from node.run.problems import PartFacts, RunFacts
     from protocol.run import RunSpec
 
 _MEASURED = ("verification.decision.honest.", "verification.decision.cheating.", "verification.decision.crossed.")
@@ -87,6 +87,7 @@ def show(
 @app.command(
     "new",
     epilog="Examples:  intellect-node run new my-run.toml --model models/qwen --dataset train.jsonl   |   "
+    "intellect-node run new mine.toml --model models/qwen --package my_env.py   |   "
     "intellect-node run new big.toml --like intellect2 --model models/qwq --dataset math.parquet",
 )
 def new(
@@ -96,6 +97,9 @@ def new(
     environment: Annotated[
         str, typer.Option(help="What to train on where there is no data file: see `env list`.")
     ] = "sort",
+    package: Annotated[
+        str | None, typer.Option(help="An environment package instead: its path, relative to the file, or its root.")
+    ] = None,
     like: Annotated[Kind, typer.Option(help="Sizes and recipe to start from.")] = Kind.small,
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
@@ -114,6 +118,8 @@ def new(
     kind = "dataset" if dataset else environment
     if kind not in BUILTIN:
         raise CommandError(f"there is no environment {kind!r}", _nearest(kind, BUILTIN), "choose one of them", USAGE)
+    if dataset and package:
+        raise CommandError("data or a package?", "a package has its own problems", "give one of the two", USAGE)
     if BUILTIN[kind].data and not dataset:
         raise CommandError("which data?", f"the environment {kind!r} reads a file", "give --dataset FILE", USAGE)
     start = file.parent / model
@@ -125,6 +131,7 @@ def new(
         environment=kind,
         dataset=dataset,
         recipe=recipe,
+        package=package,
         chat=not start.is_dir() or has_chat_template(start),
     )
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -197,6 +204,8 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
     if own := run.own_code():
         brought = ", ".join(f"{setting} = {path}" for setting, path in own.items())
         found.append(f"{brought}: code of its own, so it can be trained at a desk, but no swarm takes it")
+    if desk := run.desk_environments():
+        found.append(f"environment {', '.join(desk)}: it can be trained at a desk, but no swarm takes it")
     rules = run.verification
     if narrowed := [pattern for pattern in rules.engines if pattern not in rules.admitted]:
         found.append(
@@ -206,6 +215,8 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
     for part in facts.parts:
         if part.held_back < 32:
             found.append(f"{part.label}: only {part.held_back} held-back problems; evaluations will be noisy")
+        if part.determinism == "judged":
+            found.append(f"{part.label}: rewards are opinions of judges, so no verdict of a validator checks them")
         if part.problems < rollout.prompts_per_step:
             found.append(f"{part.label}: a step asks more problems than there are ({part.problems})")
     if rollout.temperature != 1.0 and run.recipe.name not in ("intellect2",):
@@ -251,6 +262,7 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
             )
             for part in facts.parts
         ),
+        *(("verdicts", f"{part.label}: {_dependence(part)}") for part in facts.parts),
         *(
             ("evaluation", f"{one.label}: {min(one.held_back, run.evaluation.problems):,} held-back problems")
             for one in facts.evaluated
@@ -275,6 +287,19 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
     for name, text in rows:
         table.add_row(f"[dim]{name}[/]", escape(text))
     console().print(table)
+
+
+_DEPENDENCE = {
+    "exact": "exact, from the answer alone",
+    "bounded": "bounded, from the answer and from limits that are counted alike everywhere",
+    "judged": "judged, so validators leave them open until judges have scored them",
+}
+
+
+def _dependence(part: "PartFacts") -> str:
+    """What verdicts on an environment depend on, in words."""
+    turns = f", {part.turns} turns" if part.turns > 1 else ""
+    return _DEPENDENCE[part.determinism] + turns + (f"; package {part.package}" if part.package else "")
 
 
 def _filters(run: "RunSpec") -> str:

@@ -25,8 +25,9 @@ held_back_share = 0.05          # of the problems, for evaluation; never trained
 
 TASK = """
 [environment]
-name = {environment}
-args = {{ digits = 4 }}
+{source} = {environment}
+args = {args}
+# reward = "my_rewards:score"   # a function in my_rewards.py beside this file scores instead; at a desk, not in a swarm
 
 # Several environments instead, drawn by weight:
 # [[environments]]
@@ -46,6 +47,8 @@ prompts_per_file = {prompts_per_file}             # problems in one worker's fil
 max_prompt_tokens = {max_prompt_tokens}
 max_output_tokens = {max_output_tokens}
 temperature = {temperature}
+# max_turns = 0                  # where the environment takes turns: most answers in a rollout, 0 for its own
+# max_environment_tokens = 1024  # and what it may say in one
 """
 
 RECIPE = """
@@ -59,6 +62,8 @@ grad_clip = {grad_clip}
 updates_per_step = {updates_per_step}            # optimiser steps that one batch is split into
 {extra}max_staleness = {max_staleness}               # versions between the policy that made a token and the learner
 seed = 0
+# loss = "my_losses:clipped"    # functions of your own, beside this file, at a desk: docs/environments.md
+# advantage = "my_losses:ranks"
 # target_reward = 0.8           # stop when ten evaluations in a row average this
 
 [filters]
@@ -69,6 +74,9 @@ keep_surplus = true             # verified groups wait for the next batch while 
 [evaluation]
 problems = 128
 every = {every}
+# [[evaluation.environments]]   # scored on besides, never trained on: name or package, args, dataset
+# name = "reverse"
+# label = "backwards"
 """
 
 LENGTH = """
@@ -126,6 +134,14 @@ TEMPLATES = {
     False: 'template = "plain"              # the prompt as it stands; "chat" needs a tokenizer with a chat template',
 }
 """By whether the tokenizer has a chat template."""
+ARGUMENTS = {
+    "retry": {"digits": 4, "tries": 2},
+    "reasoning_gym": {"dataset": "chain_sum"},
+    "verifiers": {"taskset": "my_taskset", "turns": 1},
+}
+"""By environment; the others sort digits or are packages."""
+TEMPLATED = ("reasoning_gym", "package")
+"""Whose arguments say how the model is asked."""
 KINDS = {"small": SMALL, "large": LARGE, "intellect2": INTELLECT2}
 
 
@@ -138,14 +154,23 @@ def template(
     environment: str,
     dataset: str | None,
     recipe: str | None,
+    package: str | None = None,
     chat: bool = True,
 ) -> str:
-    """The text of a new run file. kind: a key of KINDS; chat: whether the model's tokenizer has a chat template."""
+    """The text of a new run file. kind: a key of KINDS; package: an environment's, instead of its name; chat: whether
+    the model's tokenizer has a chat template."""
     values = KINDS[kind] | ({"recipe": recipe} if recipe else {})
     filled = {key: value if key in ("targets", "extra") else toml_value(value) for key, value in values.items()}
     place = {"name": toml_value(name), "model": toml_value(model), "dataset": toml_value(dataset)}
     problems = DATASET if environment == "dataset" else TASK
     parts = [HEAD, problems, ROLLOUT, RECIPE, LENGTH if "targets" in values else "", LIMITS]
     text = "".join(parts[:1]).format(file=file, **place)
-    text += problems.format(environment=toml_value(environment), template_line=TEMPLATES[chat], **place)
+    place |= {"source": "package" if package else "name", "environment": toml_value(package or environment)}
+    args = toml_value(_arguments("package" if package else environment, chat))
+    text += problems.format(args=args, template_line=TEMPLATES[chat], **place)
     return text + "".join(part.format(**filled) for part in parts[2:])
+
+
+def _arguments(environment: str, chat: bool) -> dict[str, object]:
+    template: dict[str, object] = {"template": "chat" if chat else "plain"} if environment in TEMPLATED else {}
+    return ARGUMENTS.get(environment, {} if template else {"digits": 4}) | template

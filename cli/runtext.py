@@ -21,12 +21,14 @@ def render_run(run: "RunFile") -> str:
 
 def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
     """The same run with paths that do not depend on where its file lies. base: the file's directory."""
+    from node.run import packages
     from node.run.own_code import placed
 
     def environment(one: Any) -> Any:
         dataset = getattr(one, "dataset", None)
         moved = {"dataset": str(base / dataset)} if dataset else {}
-        return msgspec.structs.replace(one, reward=placed(one.reward, base), **moved)
+        package = packages.placed(one.package, base)
+        return msgspec.structs.replace(one, package=package, reward=placed(one.reward, base), **moved)
 
     def environments(several: Any) -> Any:
         return tuple(environment(one) for one in several)

@@ -62,6 +62,8 @@ from node.services.policies import Following
 from node.services.settling import Settling
 from node.services.station import take_station
 from node.services.tallying import Tallying
+from node.services.tasking.offering import Offering
+from node.services.tasking.working import TaskWork
 from node.services.training.service import Training
 from node.services.workplace import Workplace
 from node.state.directory import StateDir
@@ -83,9 +85,9 @@ ONE_SIGNAL = 0.5
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Engine, Following, Generating, Paying, Settling),
+    "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),
-    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Training),
+    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 
@@ -241,7 +243,8 @@ class Daemon:
                     station = take_station(member, run, pool.threshold, journal, self.progress, pool.reward_per_unit)
                     self.status.work_for(station)
                     own = (self.config, role, hardware, chain, member, station)
-                    place = Workplace(*own, self.crew, state.path, ledger, front.web, self.children)
+                    doors = (front.web, self.children, front.control)
+                    place = Workplace(*own, self.crew, state.path, ledger, *doors)
                     await self._serve(nursery, place)
             finally:
                 await self._leave(chain, number, member.membership, state.path)

@@ -27,13 +27,14 @@ class Front:
         self._status = status
         self._directory = directory
         self.web = HttpHost()
+        self.control = ApiServer(api_socket_path(directory), status)
         self.page: str | None = None
         """Its URL, where it is served."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Raises AddressUnusable and StateError before it reports started."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(ApiServer(api_socket_path(self._directory), self._status).run)
+            await nursery.start(self.control.run)
             await nursery.start(self.web.run)
             if self._config.page:
                 await self._open_page(self._config.page, nursery)

@@ -77,7 +77,7 @@ _NOT_REPLAYED = "one accuses a group of a forged turn that the other could not r
 
 def _could_not_replay(other: VerdictIssued, accusing: VerdictIssued, groups: int) -> bool:
     """Whether the accused fault is in what the environment said, and the other verdict leaves that group undecided."""
-    if accusing.verdict.reason != Reason.FORGED_TURN or not 0 <= accusing.group < groups:
+    if accusing.verdict.reason != Reason.FORGED_TURN or not 0 <= accusing.group < groups or _objective(other):
         return False
     rewards = _rewards(other, groups)
     return not rewards or rewards[accusing.group] == UNDECIDED
@@ -180,10 +180,11 @@ def resolve(
 def _sides(
     rechecks: Mapping[Address, VerdictIssued], groups: int, tolerance: float
 ) -> list[dict[Address, VerdictIssued]]:
-    """Re-checks that agree with each other, side by side; hearsay takes no side."""
+    """Re-checks that agree with each other, side by side; hearsay takes no side, nor does who could not replay a turn
+    that another calls forged."""
     sides: list[dict[Address, VerdictIssued]] = []
     for author, message in sorted(rechecks.items()):
-        if hearsay(message):
+        if hearsay(message) or any(_could_not_replay(message, other, groups) for other in rechecks.values()):
             continue
         for side in sides:
             if all(compare(message, other, groups, tolerance) is None for other in side.values()):

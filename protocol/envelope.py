@@ -62,7 +62,7 @@ def binding(subject: ProofSubject, k: int, rows: int) -> bytes:
     content = b"".join((place, address_bytes(subject.node), subject.policy_root, tokens))
     if not subject.segments:
         return blake3(content, derive_key_context=_BINDING).digest()
-    said = struct.pack(f"<{len(subject.segments)}I", *subject.segments)
+    said = struct.pack(f"<{len(subject.segments)}i", *subject.segments)
     return blake3(content + said, derive_key_context=_BINDING_OF_TURNS).digest()
 
 

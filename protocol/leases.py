@@ -7,23 +7,33 @@ is an argument. Everybody keeps such a table from what was heard, so two honest 
 follows is hearsay (`protocol.checks.HEARSAY`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from itertools import islice
 
 import msgspec
 
 from protocol.identity import Address
-from protocol.tasks import TaskId, TaskSpec, weight
+from protocol.tasks import TaskId, TaskSpec, rank, weight
 
 CLASH_SECONDS = 5.0
 """Two claims that are no further apart may have been made without knowing of each other."""
 MOST_HELD = 2
 """Shards of one task that one node may hold at a time: the one at hand, and the next."""
-STRIKES = 3
-"""Leases of one node that somebody else had to take over, or results of it that were refused, since its last accepted
-one; then its claims in this task are heard no more."""
+STRIKES = 3.0
+"""Leases of one node that ran out, or results of it that were refused, since its last accepted one; then its claims in
+this task are heard no more for a while."""
+OF_A_DEATH = 0.25
+"""Of a strike, what the lease of a dead holder counts: most die by no fault, and their shards are soon with others."""
+FORGIVEN_AFTER = 10.0
+"""Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a task."""
 REMEMBERED = 8
 """Nodes that are remembered of one shard to have held it: their late results are told apart from strangers'."""
+
+PATIENCE_SECONDS = 3.0
+"""That each node which should rather do a free shard has to claim it, before the next one may."""
+LOOKED_AT = 64
+"""Free shards among which a node looks for one to claim: those that suit it best."""
 
 WorkId = bytes
 
@@ -67,7 +77,8 @@ class Leases:
         self._opened = opened
         self._shards: dict[int, _Shard] = {}
         self._claimed: dict[Address, set[int]] = {}
-        self._strikes: dict[Address, int] = {}
+        self._orders: dict[Address, list[int]] = {}
+        self._strikes: dict[Address, tuple[float, float]] = {}
         self._unclaimed: dict[tuple[int, Address], WorkId] = {}
         self._standing: dict[WorkId, Standing] = {}
         self.done: set[int] = set()
@@ -92,16 +103,16 @@ class Leases:
             if alive(held.node) and not (clash and lighter):
                 return False
             if not clash:
-                self._lapsed(held.node)
-        elif held is not None and held.node != node:
-            self._lapsed(held.node)
+                self.taken_over += 1
+                self._strike(held.node, OF_A_DEATH, now)
         elif held is not None:
-            self._strike(node)  # its own lease ran out, and it begins anew
+            self.taken_over += held.node != node  # or its own lease ran out, and it begins anew
+            self._strike(held.node, 1.0, now)
         self._give(state, shard, node, now)
         return True
 
     def _may_claim(self, shard: int, node: Address, now: float) -> bool:
-        if self._strikes.get(node, 0) >= STRIKES:
+        if self.is_barred(node, now):
             return False
         siblings = [self._shards[one] for one in self.spec.siblings(shard) if one in self._shards and one != shard]
         if any(_is_of(state, node, now) for state in siblings):
@@ -117,12 +128,13 @@ class Leases:
         if early is not None:  # its result was faster than its claim
             self._count(state, shard, node, early)
 
-    def _lapsed(self, node: Address) -> None:
-        self.taken_over += 1
-        self._strike(node)
+    def _strike(self, node: Address, weight: float, now: float) -> None:
+        self._strikes[node] = (self._struck(node, now) + weight, now)
 
-    def _strike(self, node: Address) -> None:
-        self._strikes[node] = self._strikes.get(node, 0) + 1
+    def _struck(self, node: Address, now: float) -> float:
+        """The strikes of a node that are not forgiven."""
+        strikes, at = self._strikes.get(node, (0.0, now))
+        return strikes if now - at < FORGIVEN_AFTER * self.spec.lease_seconds else 0.0
 
     # results
 
@@ -161,7 +173,7 @@ class Leases:
             if node is not None:
                 self._strikes.pop(node, None)
         elif state.result is not None and state.result[1] == work:
-            self._strike(state.result[0])
+            self._strike(state.result[0], 1.0, now)
             state.result, state.held, state.free_since = None, None, now
 
     def finished(self, shard: int) -> None:
@@ -180,6 +192,11 @@ class Leases:
 
     def holds(self, shard: int, node: Address, now: float) -> bool:
         return shard in self._shards and self._holds(self._shards[shard], node, now)
+
+    def pending(self, now: float) -> list[int]:
+        """The shards that somebody holds and of which no result is here."""
+        nodes = list(self._claimed)
+        return [shard for node in nodes for shard in self.held(node, now)]
 
     def held(self, node: Address, now: float) -> list[int]:
         """The shards that a node holds and has no result of."""
@@ -205,13 +222,29 @@ class Leases:
             state.orphaned = now
         return state.orphaned
 
-    def is_barred(self, node: Address) -> bool:
-        """Whether its claims are heard no more."""
-        return self._strikes.get(node, 0) >= STRIKES
+    def choose(
+        self, own: Address, others: Sequence[Address], now: float, alive: Callable[[Address], bool]
+    ) -> int | None:
+        """The free shard that `own` should claim now, None if there is none or others come first. others: live members
+        that meet what the task requires."""
+        for shard, since in islice(self._free(own, now, alive), LOOKED_AT):
+            if now >= since + PATIENCE_SECONDS * rank(self.task, shard, own, others):
+                return shard
+        return None
 
-    def may_claim(self, shard: int, node: Address, now: float) -> bool:
-        """Whether a free shard could be this node's."""
-        return self._may_claim(shard, node, now)
+    def _free(self, own: Address, now: float, alive: Callable[[Address], bool]) -> Iterable[tuple[int, float]]:
+        """What `own` could claim and since when, what suits it best first."""
+        if own not in self._orders:
+            shards = range(self.spec.shards)
+            self._orders[own] = sorted(shards, key=lambda shard: weight(self.task, shard, own))
+        for shard in self._orders[own]:
+            since = self.free_since(shard, now, alive)
+            if since is not None and self._may_claim(shard, own, now):
+                yield shard, since
+
+    def is_barred(self, node: Address, now: float) -> bool:
+        """Whether its claims are not heard at this time."""
+        return self._struck(node, now) >= STRIKES
 
     @property
     def is_done(self) -> bool:

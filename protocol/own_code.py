@@ -6,6 +6,9 @@ run, so what was trained with stands in the run by its hash. Nobody else's machi
 
 import re
 
+DESK_ENVIRONMENTS = frozenset({"verifiers"})
+"""Environments whose code comes from neither the program nor the run: what a member would run, nobody can tell."""
+
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*){0,2}:[A-Za-z_]\w*", re.ASCII)
 
 

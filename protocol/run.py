@@ -6,7 +6,7 @@ directory, data set) are assets: paths and blob roots.
 """
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -27,7 +27,7 @@ from protocol.engines import (
     standing_for,
 )
 from protocol.errors import ProtocolError
-from protocol.own_code import is_import_path
+from protocol.own_code import DESK_ENVIRONMENTS, is_import_path
 from protocol.recipe import Recipe
 from protocol.sections import (
     Alarms,
@@ -69,6 +69,18 @@ class EnvironmentSpec(Section, frozen=True):
     args: dict[str, int | float | str] = {}
     parts: tuple[EnvironmentPart, ...] = ()
     reward: str = ""
+
+    def own_rewards(self) -> dict[str, str]:
+        """Setting -> import path of each reward function that is its owner's own, in the parts of a mix, too."""
+        own = {"environment.reward": self.reward}
+        own |= {f"environments.reward of {part.title}": part.reward for part in self.parts}
+        return {setting: path for setting, path in own.items() if path}
+
+    @property
+    def for_desks_only(self) -> bool:
+        """Whether it would run code on members' machines that is neither the program's nor a sandboxed package."""
+        names = {self.name, *(part.name for part in self.parts)}
+        return bool(self.own_rewards()) or not DESK_ENVIRONMENTS.isdisjoint(names)
 
     @property
     def titles(self) -> list[str]:
@@ -276,21 +288,32 @@ class RunSpec(RunSections, frozen=True):
         for asset in self.assets:
             check_asset_path(asset.path)
         if not desk:
-            self._check_without_own_code()
+            self._check_for_a_swarm()
         try:
             self.verification.decision.check()
         except DecisionError as error:
             raise RunError(f"unusable run: {error.what}", error.why, error.remedy) from None
 
+    def desk_environments(self) -> list[str]:
+        """The environments in it that only a desk has."""
+        environment = self.environment
+        named = [environment.name, *(one.name for one in (*environment.parts, *self.evaluation.environments))]
+        return sorted(DESK_ENVIRONMENTS.intersection(named))
+
     def own_code(self) -> dict[str, str]:
         """Setting -> import path of each function that the run brings along."""
-        environment, evaluated = self.environment, self.evaluation.environments
-        rewards = {"environment.reward": environment.reward}
-        rewards |= {f"environments.reward of {part.title}": part.reward for part in environment.parts}
-        rewards |= {f"evaluation.environments.reward of {one.title}": one.reward for one in evaluated}
-        return self.recipe.own_code() | {setting: path for setting, path in rewards.items() if path}
+        evaluated = self.evaluation.environments
+        rewards = {f"evaluation.environments.reward of {one.title}": one.reward for one in evaluated if one.reward}
+        return self.recipe.own_code() | self.environment.own_rewards() | rewards
 
-    def _check_without_own_code(self) -> None:
+    def _check_for_a_swarm(self) -> None:
+        for name in self.desk_environments():
+            raise RunError(
+                "this run can be trained at a desk only",
+                f"the environment {name!r} runs packages that members have from wherever they like, and that need not "
+                "do the same twice",
+                "make an environment package of it, which members have by its hash (intellect-node env new)",
+            )
         for setting, path in self.own_code().items():
             raise RunError(
                 "this run can be trained at a desk only",
@@ -337,8 +360,7 @@ def _leave_out(table: dict[str, Any], path: list[str], plain: Any) -> None:
             del table[name]
         return
     inner: Any = table[name]
-    tables: tuple[dict[str, Any], ...] = inner if isinstance(inner, tuple) else (inner,)
-    for one in tables:
+    for one in cast("tuple[Any, ...]", inner) if isinstance(inner, tuple) else (inner,):
         _leave_out(one, deeper, plain)
 
 

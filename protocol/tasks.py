@@ -26,12 +26,14 @@ Part = Literal["training", "held_out", "all"]
 Device = Literal["any", "cpu", "cuda"]
 
 MAX_SPEC_BYTES = 8 * 1024
-MAX_SHARDS = 8192
+MAX_SHARDS = 4096
 MAX_SHARD_SIZE = 256
 MAX_SHARD_SAMPLES = 8192
 MAX_NAME = 128
 COPIES = 3
 """How many nodes do the same of a judge or review task, each by itself."""
+SUBJECT = "subject.arrow"
+"""The path of the file that is judged, among a judge task's assets."""
 ANYBODY = Address("0x0000000000000000000000000000000000000000")
 """Stands for the node in the seeds of a task."""
 _RENDEZVOUS = "intellect-node task rendezvous v1"
@@ -126,13 +128,22 @@ class TaskSpec(Section, frozen=True):
             ("shards", sizes and self.shards <= MAX_SHARDS, f"at most {MAX_SHARDS}: make each larger"),
             ("policy", is_root(self.policy) or self.kind == "review", "must be the root of a policy, 64 hex digits"),
             ("subject", is_root(self.subject) == pinned, "must be a root, 64 hex digits, to judge or review"),
+            ("assets", self.kind != "judge" or self._has_subject(), f"must hold what is judged as {SUBJECT}"),
             ("lease_seconds", 1 <= self.lease_seconds <= 86_400, "must be 1 to 86400"),
             ("temperature", self.temperature == 0 or 0.01 <= self.temperature <= 10, "must be 0 or 0.01 to 10"),
             ("tokens", 0 <= min(self.max_prompt_tokens, self.max_output_tokens), "limits are not negative"),
             ("tokens", max(self.max_prompt_tokens, self.max_output_tokens) <= 1 << 20, "limits are at most 1048576"),
             ("nonce", len(self.nonce) <= MAX_NAME, f"at most {MAX_NAME} characters"),
+            (
+                "environment",
+                not (self.environment and self.environment.for_desks_only),
+                "must not be one for desks only",
+            ),
             ("assets", len(self.assets) <= 16, "a task has at most 16 files"),
         ]
+
+    def _has_subject(self) -> bool:
+        return any((asset.path, asset.root) == (SUBJECT, self.subject) for asset in self.assets)
 
 
 def is_root(text: str) -> bool:

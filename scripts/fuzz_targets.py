@@ -111,7 +111,7 @@ def rollout(data: bytes) -> None:
     fault = (
         checks.check_identity(batch, COMMITMENT)
         or checks.check_groups(batch, RUN)
-        or checks.check_form(batch, RUN, 16)
+        or checks.check_form(batch, RUN, 16, turns=3)
         or checks.check_units(batch, COMMITMENT)
         or checks.check_draw(batch, expected)
         or checks.check_termination(batch, RUN, frozenset({8}), [6])
@@ -213,6 +213,11 @@ SAMPLES = tuple(
     for i in range(2)
 )
 FILE = encode(RolloutBatch(RolloutHeader(1, NODE, "00" * 32, 0, freshness="00" * 32), SAMPLES))
+IN_TURNS = RolloutBatch(
+    RolloutHeader(1, NODE, "00" * 32, 0, freshness="00" * 32),
+    tuple(msgspec.structs.replace(row, output=[3, 8, 4, 5, 6, 7, 5, 8], segments=[2, 2, 4]) for row in SAMPLES),
+)
+FILE_IN_TURNS = encode(IN_TURNS)
 REPORT = encode_report(
     Report(ReportHeader("00" * 32, "00" * 32), tuple(ReportRow(0, i, 0.5, [-0.25] * 6) for i in range(2)))
 )
@@ -280,7 +285,7 @@ MESSAGES: tuple[messages.Message, ...] = (
 TARGETS = {
     "proof": Target(proof, (PROOFS[: 2 + 2 * K],)),
     "envelope": Target(envelope, (SEALED,)),
-    "rollout": Target(rollout, (FILE,)),
+    "rollout": Target(rollout, (FILE, FILE_IN_TURNS)),
     "report": Target(report, (REPORT,)),
     "message": Target(message, tuple(messages.seal(KEY, DOMAIN, one) for one in MESSAGES)),
     "payload": Target(payload, tuple(msgspec.msgpack.encode(one) for one in MESSAGES)),

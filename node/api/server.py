@@ -1,13 +1,17 @@
-"""The control socket: GET /status (JSON), /metrics (Prometheus text), /livez, over a Unix socket of mode 0600."""
+"""The control socket: GET /status (JSON), /metrics (Prometheus text), /livez, over a Unix socket of mode 0600.
+
+Services open what is theirs beside it (`mount`): who may open the socket may do what the node's owner may.
+"""
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from node.api.metrics import Status, metrics_routes
 from node.errors import StateError
@@ -21,12 +25,20 @@ class ApiServer:
     def __init__(self, path: Path, status: Status) -> None:
         self._path = path
         self._status = status
+        self._routes: list[BaseRoute] = [Route("/status", self._answer), *metrics_routes(status)]
+        self._listener: Listener | None = None
+
+    def mount(self, routes: Sequence[BaseRoute]) -> None:
+        """Serve these too, at once or as soon as it runs."""
+        self._routes.extend(routes)
+        if self._listener is not None:
+            self._listener.mount(routes)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        listener = Listener(self._bind())
-        listener.mount([Route("/status", self._answer), *metrics_routes(self._status)])
+        self._listener = Listener(self._bind())
+        self._listener.mount(self._routes)
         try:
-            await listener.run(task_status=task_status)
+            await self._listener.run(task_status=task_status)
         finally:
             self._path.unlink(missing_ok=True)
 

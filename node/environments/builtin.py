@@ -27,12 +27,13 @@ class Module(Protocol):
 @dataclass(frozen=True, slots=True)
 class Builtin:
     """name: in run files; about: one line for people; module: where `Arguments` and `load` are; data: the argument
-    that names a data file of the run, empty if it reads none."""
+    that names a data file of the run, empty if it reads none; more: arguments that may name further ones."""
 
     name: str
     about: str
     module: str
     data: str = ""
+    more: tuple[str, ...] = ()
 
     @property
     def offered(self) -> Module:
@@ -45,8 +46,13 @@ BUILTIN = {
         Builtin("sort", "put digits into ascending order", "node.environments.sort"),
         Builtin("reverse", "write digits backwards", "node.environments.reverse"),
         Builtin("retry", "put digits into ascending order, in several tries", "node.environments.retry"),
+        Builtin("tools", "a dataset, with tools to call", "node.environments.tools.environment", "path", ("corpus",)),
         Builtin(
             "dataset", "rows of a JSONL or parquet file, as INTELLECT-2 published", "node.environments.dataset", "path"
+        ),
+        Builtin("reasoning_gym", "a data set of reasoning-gym (an extra)", "node.environments.reasoning.environment"),
+        Builtin(
+            "verifiers", "a package of verifiers v1 (an extra; at a desk)", "node.environments.verifiers.environment"
         ),
     )
 }

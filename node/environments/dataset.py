@@ -1,47 +1,48 @@
 """`dataset`: problems from a file in the form of the INTELLECT-2 dataset (JSONL or parquet).
 
-Columns: prompt, task_type, verification_info (a JSON string or an object), problem_id, and optionally a
-solve rate. Parsing is strict: a row that is not what it should be stops the run with its file and line.
-Which problems are held back follows from their ids, so every node agrees.
+Columns: prompt, task_type, verification_info (an object, its JSON or its Python repr, or null), problem_id, and
+optionally a solve rate. Parsing is strict: a row that is not what it should be stops the run with its file and line.
+Which problems are held back follows from their ids, so every node agrees. What task types there are: `task_types`.
 """
 
+import ast
 import difflib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from blake3 import blake3
 
-from node.environments.base import (
-    Determinism,
-    Environment,
-    OneTurn,
-    Problem,
-    Tokenizer,
-    Transcript,
-    last_answer,
-)
+from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
 from node.environments.errors import DatasetError
-from node.environments.math_scorer import MathScorer, final_answer
+from node.environments.mix import least_dependable
+from node.environments.names import nearest
+from node.environments.programs import ProgramRunner
+from node.environments.prompts import check_template, encode_prompt, read_prompt
+from node.environments.runtime import opener_for
+from node.environments.split import is_held_back, numbered
+from node.environments.task_types.base import Scorer
+from node.environments.task_types.table import TASK_TYPES
+from node.sandbox import Limits
 
 MAX_FILE_BYTES = 8 * 1024**3
-MAX_ROW_BYTES = 1024**2
+MAX_ROW_BYTES = 4 * 1024**2
 MAX_ROWS = 5_000_000
 MAX_ROW_GROUP_BYTES = 2 * 1024**3
-MAX_TRUTHS = 8
-_HELD_BACK_CONTEXT = "intellect-node held-back problems v1"
-_SUPPORTED = ("verifiable_math",)
+MAX_ID = 256
+MAX_REPR_CHARACTERS = 256 * 1024
+MAX_REPR_DEPTH = 32
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """path: below the run's assets; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation;
     solve_rate_field, solve_rate_min, solve_rate_max: keep only rows in the range (no field: keep all);
-    other_tasks: 'error' or 'skip' for rows of task types that cannot be scored."""
+    other_tasks: 'error' or 'skip' for rows of task types that cannot be scored; fuel: instructions that a program which
+    is an answer may use for each test; memory_mib: its memory."""
 
     path: str
     template: str = "plain"
@@ -50,28 +51,30 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     solve_rate_min: float = 0.0
     solve_rate_max: float = 1.0
     other_tasks: str = "error"
+    fuel: int = Limits().fuel
+    memory_mib: int = Limits().memory_mib
 
 
 class _Row(msgspec.Struct, frozen=True):
     """Columns beyond these are ignored: published datasets carry many."""
 
-    prompt: str
+    prompt: str | list[dict[str, Any]]
     task_type: str
-    verification_info: str | dict[str, Any]
-    problem_id: str
+    problem_id: str | int
+    verification_info: str | dict[str, Any] | None = None
 
 
 class DatasetEnvironment(OneTurn):
-    """`verifiable_math` rows: reward 1 if the answer is complete and equals a ground truth, else 0."""
+    """Rewards are those of each row's task type. What was cut off at the length limit is no answer and scores 0."""
 
     name = "dataset"
-    determinism: Determinism = "bounded"
 
     def __init__(
         self,
         training: Sequence[Problem],
         held_back: Sequence[Problem],
         tokenizer: Tokenizer,
+        runner: ProgramRunner,
         *,
         chat: bool,
         left_out: int = 0,
@@ -80,45 +83,46 @@ class DatasetEnvironment(OneTurn):
         self._held_back = held_back
         self._tokenizer = tokenizer
         self._chat = chat
-        self._scorer = MathScorer()
+        self._runner = runner
+        tasks = sorted({problem.task for problem in (*training, *held_back)})
+        self._scorers: dict[str, Scorer] = {task: TASK_TYPES[task].open(runner) for task in tasks}
+        self.determinism: Determinism = least_dependable(TASK_TYPES[task].determinism for task in tasks)
         self.left_out = left_out
         """rows that the solve-rate range or other_tasks = "skip" kept out"""
         self.size = len(training)
         self.held_back = len(held_back)
 
     def problem(self, number: int) -> Problem:
-        return self._training[_checked(number, self.size)]
+        return numbered(self._training, number)
 
     def held_back_problem(self, number: int) -> Problem:
-        return self._held_back[_checked(number, self.held_back)]
+        return numbered(self._held_back, number)
 
     @property
     def gave_up(self) -> int:
-        return self._scorer.gave_up
+        return sum(scorer.gave_up for scorer in self._scorers.values())
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
-        return (self._tokenizer.encode_chat if self._chat else self._tokenizer.encode)(problem.prompt)
+        return encode_prompt(problem, self._tokenizer, chat=self._chat)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
-        """What was cut off at the length limit is no answer and scores 0."""
-        outputs = list(map(last_answer, transcripts))
-        complete = [i for i, output in enumerate(outputs) if output and output[-1] in self._tokenizer.eos]
-        answers = [(i, final_answer(self._tokenizer.decode(outputs[i]))) for i in complete]
-        given = [(i, answer) for i, answer in answers if answer is not None]
-        right = self._scorer.match([(answer, problems[i].answer) for i, answer in given])
-        scores = [0.0] * len(outputs)
-        for (i, _), matches in zip(given, right, strict=True):
-            scores[i] = float(matches)
+        answers = [self._complete(last_answer(transcript)) for transcript in transcripts]
+        scores = [0.0] * len(answers)
+        for task, scorer in self._scorers.items():
+            given = [(i, answer) for i, answer in enumerate(answers) if problems[i].task == task and answer is not None]
+            rewards = scorer.score([(answer, problems[i].answer) for i, answer in given]) if given else []
+            for (i, _), reward in zip(given, rewards, strict=True):
+                scores[i] = reward
         return scores
 
+    def _complete(self, output: Sequence[int]) -> str | None:
+        """The text of an answer that ended by itself."""
+        return self._tokenizer.decode(output) if output and output[-1] in self._tokenizer.eos else None
+
     def close(self) -> None:
-        self._scorer.close()
-
-
-def _checked(number: int, size: int) -> int:
-    if not 0 <= number < size:
-        raise IndexError(f"problem {number} of {size}")
-    return number
+        for scorer in self._scorers.values():
+            scorer.close()
+        self._runner.close()
 
 
 def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
@@ -138,6 +142,7 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
             f"solve rates from {arguments.solve_rate_min:g} to {arguments.solve_rate_max:g}",
             "use 0 <= solve_rate_min <= solve_rate_max <= 1",
         )
+    limits = _limits(arguments)
     training: list[Problem] = []
     held_back: list[Problem] = []
     seen: set[str] = set()
@@ -158,17 +163,25 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
             + (f", {left_out} rows filtered out" if left_out else ""),
             "add rows, widen the solve-rate range, or change held_back_share",
         )
-    return DatasetEnvironment(training, held_back, tokenizer, chat=arguments.template == "chat", left_out=left_out)
+    chat, runner = arguments.template == "chat", ProgramRunner(opener_for(assets), limits)
+    return DatasetEnvironment(training, held_back, tokenizer, runner, chat=chat, left_out=left_out)
 
 
-def is_held_back(problem_id: str, share: float) -> bool:
-    """Whether the hash of the id falls into the lowest `share` of all hashes."""
-    digest = blake3(problem_id.encode(), derive_key_context=_HELD_BACK_CONTEXT).digest(8)
-    return int.from_bytes(digest, "little") < share * 2**64
+def _limits(arguments: Arguments) -> Limits:
+    try:
+        return Limits(fuel=arguments.fuel, memory_mib=arguments.memory_mib)
+    except ValueError as error:
+        raise DatasetError("the dataset's arguments are wrong", str(error), "correct [environment.args]") from None
 
 
-def _bad(path: Path, line: int, why: str) -> DatasetError:
-    return DatasetError("the dataset cannot be used", f"{path}, line {line}: {why}", "correct or remove the row")
+def runs_programs(path: Path) -> bool:
+    """Whether a data file has rows whose answers are programs. Raises DatasetError."""
+    programs = {name for name, task in TASK_TYPES.items() if task.programs}
+    return any(raw.get("task_type") in programs for _, raw in read_rows(path))
+
+
+def _bad(path: Path, line: int, why: str, remedy: str = "correct or remove the row") -> DatasetError:
+    return DatasetError("the dataset cannot be used", f"{path}, line {line}: {why}", remedy)
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -223,15 +236,24 @@ def _problem(raw: dict[str, Any], path: Path, line: int, arguments: Arguments) -
         row = msgspec.convert(raw, _Row, strict=True)
     except msgspec.ValidationError as error:
         raise _bad(path, line, str(error)) from None
-    if not row.prompt or not row.problem_id or len(row.problem_id) > 256:
-        raise _bad(path, line, "prompt or problem_id is empty or too long")
-    if row.task_type not in _SUPPORTED:
+    problem_id = str(row.problem_id)
+    if not 0 < len(problem_id) <= MAX_ID:
+        raise _bad(path, line, "problem_id is empty or too long")
+    task = TASK_TYPES.get(row.task_type)
+    if task is None:
         if arguments.other_tasks == "skip":
             return None
-        raise _bad(path, line, f"task_type {row.task_type[:80]!r} cannot be scored (only {', '.join(_SUPPORTED)})")
+        why = f"task_type {row.task_type[:80]!r} cannot be scored; {nearest(row.task_type, TASK_TYPES)}"
+        raise _bad(path, line, why, "correct the row, or set other_tasks = 'skip' in the environment's arguments")
     if not _in_solve_range(raw, path, line, arguments):
         return None
-    return Problem(row.problem_id, row.prompt, _truths(row, path, line))
+    try:
+        before, prompt = read_prompt(row.prompt)
+        problem = Problem(problem_id, prompt, task.truth(_info(row.verification_info), raw), task.name, before)
+        check_template(problem, chat=arguments.template == "chat")
+    except ValueError as error:
+        raise _bad(path, line, str(error)) from None
+    return problem
 
 
 def _in_solve_range(raw: dict[str, Any], path: Path, line: int, arguments: Arguments) -> bool:
@@ -247,15 +269,33 @@ def _in_solve_range(raw: dict[str, Any], path: Path, line: int, arguments: Argum
     return arguments.solve_rate_min <= rate <= arguments.solve_rate_max
 
 
-def _truths(row: _Row, path: Path, line: int) -> tuple[str, ...]:
-    info = row.verification_info
-    if isinstance(info, str):
-        try:
-            info = json.loads(info)
-        except (ValueError, RecursionError) as error:
-            raise _bad(path, line, f"verification_info is not JSON: {error}") from None
-    truth = info.get("ground_truth") if isinstance(info, dict) else None
-    truths = truth if isinstance(truth, list) else [truth]
-    if not 0 < len(truths) <= MAX_TRUTHS or not all(isinstance(t, str) and 0 < len(t) <= 1024 for t in truths):
-        raise _bad(path, line, "verification_info needs ground_truth: a string, or a list of up to 8, none too long")
-    return tuple(str(t) for t in truths)
+def _info(written: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The row's verification_info; what was written as JSON, as a Python repr or not at all, too. Raises ValueError."""
+    if not isinstance(written, str):
+        return written or {}
+    try:
+        info = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        info = _literal(written, str(error)[:120])
+    if not isinstance(info, dict | None):
+        raise ValueError("verification_info is no object")
+    return info or {}
+
+
+def _literal(text: str, why: str) -> Any:
+    """The value of a Python repr of plain values."""
+    depth = max(_depths(text), default=0)
+    if not text.lstrip().startswith("{") or len(text) > MAX_REPR_CHARACTERS or depth > MAX_REPR_DEPTH:
+        raise ValueError(f"verification_info is not JSON: {why}")
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError(f"verification_info is neither JSON ({why}) nor the repr of plain values") from None
+
+
+def _depths(text: str) -> Iterable[int]:
+    """Brackets open at each place, those in strings too: an upper bound of the nesting that a parser would meet."""
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        yield depth

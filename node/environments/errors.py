@@ -1,14 +1,13 @@
 """What can be wrong with an environment or its data."""
 
+from node.sandbox.errors import Undecided
 from protocol.errors import IntellectError
+
+__all__ = ["DatasetError", "EnvironmentFault", "PackageError", "Undecided"]
 
 
 class EnvironmentFault(IntellectError):
     """An environment that cannot be loaded: unknown name, bad arguments, missing scorer."""
-
-
-class Undecided(EnvironmentFault):
-    """This machine cannot tell, for want of time, memory or a part of it; another may. Never held against anybody."""
 
 
 class DatasetError(EnvironmentFault):

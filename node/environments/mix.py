@@ -4,7 +4,7 @@ The number that the draw names chooses the environment (by weight) and the probl
 "<label>/<id>", so rewards can be told apart afterwards. Everything else is the environments' own business.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,6 +21,11 @@ environments of up to a billion problems)."""
 
 
 LEAST_DEPENDABLE_LAST: tuple[Determinism, ...] = ("exact", "bounded", "judged")
+
+
+def least_dependable(kinds: Iterable[Determinism]) -> Determinism:
+    """Of several, what verdicts on all of them together depend on."""
+    return max(kinds, key=LEAST_DEPENDABLE_LAST.index)
 
 
 class Part(Protocol):
@@ -67,8 +72,7 @@ class MixEnvironment:
     @property
     def determinism(self) -> Determinism:
         """That of the least dependable part."""
-        places = [LEAST_DEPENDABLE_LAST.index(part.determinism) for part in self._environments.values()]
-        return LEAST_DEPENDABLE_LAST[max(places)]
+        return least_dependable(part.determinism for part in self._environments.values())
 
     @property
     def turns(self) -> int:

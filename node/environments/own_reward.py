@@ -15,7 +15,8 @@ _WANTED = "a finite number"
 
 
 class Row(TypedDict):
-    """answer: whatever the environment's own scorer compares with (for mathematics: right answers, any of them)."""
+    """answer: whatever the environment's own scorer compares with: for mathematics right answers, any of them; for a
+    package its row as JSON."""
 
     problem_id: str
     prompt: str

@@ -12,6 +12,8 @@ from node.environments.guests import guest
 from node.sandbox import Call, Limits, Outcome, Sandbox, Status, Undecided
 
 MAX_SOURCE = 256 * 1024
+TOTAL = 16
+"""Times the fuel of one trial that all trials of a program may use together."""
 Opener = Callable[[Mapping[str, bytes], str, Limits], Sandbox]
 """(files, entry module, limits) -> a sandbox that has loaded it."""
 _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -46,11 +48,25 @@ class ProgramRunner:
         self._limits = limits
         self._sandbox: Sandbox | None = None
 
-    def run(self, source: str, tests: Sequence[Trial]) -> Iterator[Outcome | Undecided]:
-        """One outcome for each test, as they come. A caller who has seen enough takes no more of them."""
+    def run(self, source: str, trials: Sequence[Trial]) -> Iterator[Outcome | Undecided]:
+        """One outcome for each trial, as they come. A caller who has seen enough takes no more of them.
+
+        All together may use TOTAL times what one may; after that, the rest is out of fuel.
+        """
         if self._sandbox is None:
-            self._sandbox = self._opener({f"{_ENTRY}.py": guest(_ENTRY)}, _ENTRY, self._limits)
-        return self._sandbox.run([_call(source, test) for test in tests])
+            self._sandbox = self.open(_ENTRY, guest(_ENTRY))
+        left = TOTAL * self._limits.fuel
+        for trial in trials:
+            if left <= 0:
+                yield Outcome(Status.OUT_OF_FUEL, error="the trials before used up what all may use together")
+                continue
+            for outcome in self._sandbox.run([_call(source, trial, min(left, self._limits.fuel))]):
+                left -= outcome.fuel if isinstance(outcome, Outcome) else 0
+                yield outcome
+
+    def open(self, entry: str, text: bytes) -> Sandbox:
+        """A sandbox of its own for another module, under the same limits."""
+        return self._opener({f"{entry}.py": text}, entry, self._limits)
 
     def close(self) -> None:
         if self._sandbox is not None:
@@ -58,7 +74,7 @@ class ProgramRunner:
             self._sandbox = None
 
 
-def _call(source: str, test: Trial) -> Call:
-    if test.function:
-        return Call("call", (source, test.function, list(test.arguments)), test.stdin.encode())
-    return Call("run", (source,), test.stdin.encode())
+def _call(source: str, trial: Trial, fuel: int) -> Call:
+    if trial.function:
+        return Call("call", (source, trial.function, list(trial.arguments)), trial.stdin.encode(), fuel)
+    return Call("run", (source,), trial.stdin.encode(), fuel)

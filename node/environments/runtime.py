@@ -6,6 +6,7 @@ The interpreter is a file of the run (`RUNTIME`), or the user's own copy of it, 
 from collections.abc import Mapping
 from pathlib import Path
 
+from node.environments.builtin import BUILTIN
 from node.environments.programs import Opener
 from node.sandbox import Limits, Sandbox
 
@@ -13,12 +14,32 @@ RUNTIME = "python.wasm"
 """Its path among a run's assets."""
 
 
-def opener_for(assets: Path | None = None) -> Opener:
-    """Opens sandboxes with the interpreter of a run, else the user's. Raises SandboxError where there is none."""
+def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
+    """Opens sandboxes with the interpreter of a run, else the user's. Raises SandboxError where there is none.
+
+    optimised: whether the compiler takes its time for fast code; outcomes are the same.
+    """
 
     def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
         from node.sandbox import find_runtime, open_wasi
+        from node.sandbox.wasi.settings import Settings
 
-        return open_wasi(files, entry, limits, find_runtime(assets))
+        return open_wasi(files, entry, limits, find_runtime(assets), settings=Settings(optimised=optimised))
 
     return opened
+
+
+def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mapping[str, Path]) -> bool:
+    """Whether a built-in environment runs programs. files: asset -> file; raises DatasetError for a bad one."""
+    if name == "tools":
+        from node.environments.tools.environment import calls_python
+
+        if calls_python(args):
+            return True
+    row = BUILTIN.get(name)
+    data = files.get(str(args.get(row.data, ""))) if row and row.data else None
+    if data is None:
+        return False
+    from node.environments.dataset import runs_programs
+
+    return runs_programs(data)

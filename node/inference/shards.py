@@ -14,11 +14,9 @@ from node.inference.opinions import load_opinions
 from node.inference.wire import ShardOrder
 from protocol.errors import ProtocolError
 from protocol.run import RunSpec
-from protocol.tasks import Part, TaskId, TaskSpec, decode_task, run_of_shard, shard_seed, task_id
+from protocol.tasks import SUBJECT, Part, TaskId, TaskSpec, decode_task, run_of_shard, shard_seed, task_id
 
 KEPT = 3
-SUBJECT = "subject.arrow"
-"""The file that is judged, among a judge task's assets."""
 
 
 @dataclass(frozen=True, slots=True)

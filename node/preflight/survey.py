@@ -33,6 +33,7 @@ from node.preflight.peers import visit
 from node.preflight.ports import check_announced, check_listen, is_public
 from node.preflight.provider import look
 from node.preflight.rpc import check_rpc
+from node.preflight.sandbox import check_sandbox
 from node.preflight.settings import check_settings
 from node.preflight.stake import check_gas, check_pool, check_stake
 from node.preflight.versions import check_versions
@@ -90,6 +91,7 @@ class Survey:
         self._node = next((parse_address(one.data["address"]) for one in keys if one.data.get("address")), NOBODY)
         return [
             check_versions(),
+            check_sandbox(),
             *check_settings(default_home() / "config.toml", os.environ),
             check_lock(self._directory, joining=self._scope.joining),
             *keys,

@@ -10,8 +10,10 @@ import structlog
 import trio
 
 from node.blobs.interface import Blobs
+from node.environments.runtime import RUNTIME
 from node.errors import RunFileError
-from node.run.file import CompiledRun
+from node.run.file import CompiledRun, describe_file
+from node.sandbox import SandboxError, find_runtime
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, Asset, RunSpec, decode_run, encode_run
@@ -38,7 +40,7 @@ async def obtain_run(root: bytes, blobs: Blobs, sources: Sources, directory: Pat
     spec = decode_run(await trio.to_thread.run_sync(path.read_bytes))
     assets = directory / root.hex()[:16]
     for asset in spec.assets:
-        await _place(asset, blobs, sources, assets)
+        await place_asset(asset, blobs, sources, assets)
     log.info("run.obtained", name=spec.name, root=root.hex()[:16], files=len(spec.assets))
     return Run(spec, root, encode_run(spec), assets)
 
@@ -66,9 +68,25 @@ def image_limit(spec: RunSpec) -> int:
     return 2 * model + (1 << 20)
 
 
-async def _place(asset: Asset, blobs: Blobs, sources: Sources, directory: Path) -> None:
+async def place_asset(asset: Asset, blobs: Blobs, sources: Sources, directory: Path) -> None:
+    """Put a file of a run or task into `directory`, asking for it until somebody has it."""
+    own = await trio.to_thread.run_sync(_own_interpreter, asset)
+    if own is not None:
+        await trio.to_thread.run_sync(_link, own, directory / asset.path)
+        return
     path = await _insist(blobs, bytes.fromhex(asset.root), sources, asset.size, asset.size)
     await trio.to_thread.run_sync(_link, path, directory / asset.path)
+
+
+def _own_interpreter(asset: Asset) -> Path | None:
+    """This user's copy of the sandbox's interpreter, where the asset is just that: it need not be fetched again."""
+    if asset.path != RUNTIME:
+        return None
+    try:
+        path = find_runtime()
+    except SandboxError:
+        return None
+    return path if describe_file(path).root.hex() == asset.root else None
 
 
 async def _insist(blobs: Blobs, root: bytes, sources: Sources, max_size: int, size: int) -> Path:

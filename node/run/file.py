@@ -12,51 +12,24 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from node.environments.builtin import BUILTIN
-from node.environments.registry import check_arguments
 from node.errors import RunFileError
+from node.run.environments import (
+    EnvironmentTable,
+    EvaluationTable,
+    WeightedTable,
+    compile_environment,
+    compile_evaluation,
+)
 from node.run.keys import unknown_keys
 from node.run.own_code import compiled
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.recipe import Recipe
-from protocol.run import Asset, EnvironmentSpec, EvaluationSpec, RunError, RunSections, RunSpec, encode_run
-from protocol.sections import EnvironmentPart, EvaluationEnvironment, Section
+from protocol.run import Asset, RunError, RunSections, RunSpec, encode_run
 from protocol.toploc import most_points
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
 MAX_RUN_FILE = 256 * 1024
-
-
-class EnvironmentTable(Section, frozen=True):
-    """[environment]. reward: a function of one's own, MODULE:FUNCTION, that scores instead, at a desk."""
-
-    name: str
-    args: dict[str, int | float | str] = {}
-    reward: str = ""
-
-
-class WeightedTable(Section, frozen=True):
-    """[[environments]]: dataset: its own data file; the rest as in protocol.sections.EnvironmentPart."""
-
-    name: str
-    weight: float = 1.0
-    label: str = ""
-    args: dict[str, int | float | str] = {}
-    dataset: str | None = None
-    reward: str = ""
-
-
-class EvaluationTable(EvaluationSpec, frozen=True):
-    """[evaluation]. environments: [[evaluation.environments]], tables like [[environments]] without a weight."""
-
-    environments: tuple["EvaluatedTable", ...] = ()  # type: ignore[assignment] - as written, not as the run has it
-
-
-class EvaluatedTable(EvaluationEnvironment, frozen=True):
-    """One of [[evaluation.environments]]. dataset: its own data file."""
-
-    dataset: str | None = None
 
 
 class RunFile(RunSections, frozen=True, kw_only=True):
@@ -136,10 +109,10 @@ def compile_run(path: Path, run_file: RunFile | None = None, *, desk: bool = Fal
     """
     run_file = run_file or load_run_file(path)
     files = _model_files(path.parent / run_file.model)
-    environment = _environment(run_file, path, files)
+    environment = compile_environment(run_file, path, files)
     sections = run_file.sections() | {
         "recipe": _recipe(run_file.recipe, path, files),
-        "evaluation": _evaluation(run_file, path, files),
+        "evaluation": compile_evaluation(run_file, path, files),
     }
     spec = RunSpec(name=run_file.name, environment=environment, assets=tuple(_assets(files)), **sections)
     try:
@@ -150,65 +123,10 @@ def compile_run(path: Path, run_file: RunFile | None = None, *, desk: bool = Fal
     return CompiledRun(spec, encoded, describe(encoded).root, files)
 
 
-def _environment(run_file: RunFile, path: Path, files: dict[str, Path]) -> EnvironmentSpec:
-    """The environment with the asset names of its data; puts those into `files`."""
-    if run_file.environment is not None:
-        one = run_file.environment
-        args = _with_data(one.name, one.args, run_file.dataset, path, files)
-        return EnvironmentSpec(name=one.name, args=args, reward=compiled(one.reward, path, files))
-    parts = tuple(
-        EnvironmentPart(
-            name=one.name,
-            weight=one.weight,
-            label=one.label,
-            args=_with_data(one.name, one.args, one.dataset or run_file.dataset, path, files),
-            reward=compiled(one.reward, path, files),
-        )
-        for one in run_file.environments
-    )
-    return EnvironmentSpec(name="mix", parts=parts)
-
-
-def _evaluation(run_file: RunFile, path: Path, files: dict[str, Path]) -> EvaluationSpec:
-    """The section with the asset names of its environments' data; puts those into `files`."""
-    written = run_file.evaluation
-    environments = tuple(
-        EvaluationEnvironment(
-            name=one.name,
-            label=one.label,
-            args=_with_data(one.name, one.args, one.dataset or run_file.dataset, path, files),
-            reward=compiled(one.reward, path, files),
-        )
-        for one in written.environments
-    )
-    return EvaluationSpec(problems=written.problems, every=written.every, environments=environments)
-
-
 def _recipe(recipe: Recipe, path: Path, files: dict[str, Path]) -> Recipe:
     """The recipe with its own functions by their modules; puts those into `files`."""
     own = {name: getattr(recipe, name) for name in ("loss", "advantage") if getattr(recipe, name)}
     return msgspec.structs.replace(recipe, **{name: compiled(text, path, files) for name, text in own.items()})
-
-
-def _with_data(
-    name: str, args: dict[str, int | float | str], dataset: str | None, path: Path, files: dict[str, Path]
-) -> dict[str, int | float | str]:
-    """The arguments, checked, with the data file's asset name where the environment reads one."""
-    key = BUILTIN[name].data if name in BUILTIN else ""
-    if key and dataset is not None:
-        data = path.parent / dataset
-        if not data.is_file():
-            raise RunFileError(f"no data set at {data}", f"`dataset` in {path} names it", "correct the path")
-        asset = f"data/{data.name}"
-        if files.setdefault(asset, data).resolve() != data.resolve():
-            raise RunFileError(f"two data sets are called {data.name}", f"{path} names both", "rename one of them")
-        args = {**args, key: asset}
-    elif key:
-        raise RunFileError("no data set", f"{path} has no `dataset` for the environment {name!r}", "name the file")
-    problem = check_arguments(name, args)
-    if problem:
-        raise RunFileError(f"unusable run file {path}", *problem)
-    return args
 
 
 def describe_file(path: Path) -> BlobInfo:

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError, safe_open
 
-from node.environments.base import Environment, Problem
+from node.environments.base import Determinism, Environment, Problem
+from node.environments.package.source import asset_name
 from node.environments.registry import check_prompt, check_prompts, load_environment
 from node.errors import RunFileError
 from node.inference.tokenizer import LocalTokenizer
@@ -27,13 +28,17 @@ from protocol.toploc import most_points
 
 
 class PartFacts(msgspec.Struct, frozen=True):
-    """One environment. problems, held_back: how many; left_out: rows that filters kept out; share: of the draws."""
+    """One environment. problems, held_back: how many; left_out: rows that filters kept out; share: of the draws;
+    determinism: what verdicts on it depend on; turns: most answers of a rollout; package: its root, if it is one."""
 
     label: str
     problems: int
     held_back: int
     left_out: int
     share: float
+    determinism: Determinism = "exact"
+    turns: int = 1
+    package: str = ""
 
 
 class RunFacts(msgspec.Struct, frozen=True):
@@ -94,8 +99,7 @@ def _evaluated(run: RunSpec, settings: EvaluationEnvironment, assets: Path, toke
         for number in range(min(environment.held_back, run.evaluation.problems)):
             problem = _asked(run, environment.held_back_problem(number))
             check_prompt(environment, problem, run.rollout.max_prompt_tokens)
-        left_out = getattr(environment, "left_out", 0)
-        return PartFacts(settings.title, environment.size, environment.held_back, left_out, 0.0)
+        return _fact(run, settings.title, settings.name, environment, 0.0)
 
 
 def _asked(run: RunSpec, problem: Problem) -> Problem:
@@ -108,12 +112,27 @@ def _asked(run: RunSpec, problem: Problem) -> Problem:
 
 def _facts(run: RunSpec, environment: Environment) -> list[PartFacts]:
     parts: dict[str, Environment] = getattr(environment, "parts", {environment.name: environment})
-    weights = {part.title: part.weight for part in run.environment.parts} or {environment.name: 1.0}
-    total = sum(weights.values())
+    named = {part.title: part for part in run.environment.parts}
+    total = sum(part.weight for part in named.values())
     return [
-        PartFacts(label, one.size, one.held_back, getattr(one, "left_out", 0), weights[label] / total)
+        _fact(run, label, named[label].name, one, named[label].weight / total)
+        if named
+        else _fact(run, label, run.environment.name, one, 1.0)
         for label, one in parts.items()
     ]
+
+
+def _fact(run: RunSpec, label: str, name: str, environment: Environment, share: float) -> PartFacts:
+    return PartFacts(
+        label=label,
+        problems=environment.size,
+        held_back=environment.held_back,
+        left_out=getattr(environment, "left_out", 0),
+        share=share,
+        determinism=environment.determinism,
+        turns=environment.turns,
+        package=next((asset.root for asset in run.assets if asset.path == asset_name(name)), ""),
+    )
 
 
 def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:

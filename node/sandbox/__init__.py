@@ -6,7 +6,7 @@ the same on every machine, and a confined native Python (`confined`), faster and
 
 from node.sandbox.base import Call, Limits, Outcome, Sandbox, Status
 from node.sandbox.errors import RuntimeMissing, SandboxError, Undecided
-from node.sandbox.opening import open_wasi
+from node.sandbox.opening import open_confined, open_wasi
 from node.sandbox.runtime import find_runtime
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "Status",
     "Undecided",
     "find_runtime",
+    "open_confined",
     "open_wasi",
 ]

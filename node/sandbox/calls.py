@@ -1,13 +1,13 @@
 """The process around a sandbox: one fork for each call, so that each begins in the same state.
 
-The state is a process in which the module stands ready. It forks when a request comes; the fork answers into a pipe of
-its own and ends. Here only forks, deadlines and pipes are known, not what is being called.
+Here only requests, forks, deadlines and pipes are known, not what is being called.
 """
 
 import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from node.parent import die_with_parent
@@ -22,87 +22,117 @@ class CallServer:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._answer_to: int | None = None
 
-    @property
-    def in_call(self) -> bool:
-        """Whether this process is the fork of a call."""
-        return self._answer_to is not None
-
-    def next(self) -> wire.Request:
-        """Returns in a fresh fork for every request, and never in the process that called it."""
+    def serve(self, ask: Callable[[wire.Request], wire.Ending | bytes]) -> None:
+        """Until the node is gone. ask: an ending, or a frame that holds one; OSError where no fork can be had."""
         wire.write(STDOUT, wire.encode(wire.READY))
         while True:
             try:
                 request = wire.decode(wire.read(STDIN), wire.Request)
             except wire.Closed:
-                os._exit(0)
-            mine, theirs = os.pipe()
-            server = os.getpid()
+                return
             try:
-                child = os.fork()
+                answer = ask(request)
             except OSError as error:
-                os.close(mine), os.close(theirs)
-                wire.write(STDOUT, wire.encode(wire.Ending("", error=f"this machine cannot fork: {error}")))
-                continue
-            if child == 0:
-                die_with_parent(server)
-                self._become_call(theirs)
-                return request
-            os.close(theirs)
-            wire.write(STDOUT, self._await(child, mine))
+                answer = wire.Ending("", error=f"this machine cannot fork: {error}")
+            wire.write(STDOUT, answer if isinstance(answer, bytes) else wire.encode(answer))
+
+
+class ForkingServer(CallServer):
+    """For a guest that asks for requests in the middle of its code: `next` returns in a fork that goes on with it.
+
+    harden: what each fork does first.
+    """
+
+    def __init__(self, seconds: float, answer_limit: int, harden: Callable[[], None]) -> None:
+        super().__init__(seconds)
+        self._answer_limit, self._harden = answer_limit, harden
+        self._answer_to = STDOUT
+
+    def next(self) -> wire.Request:
+        """Returns in a fresh fork for every request, and never in the process that called it."""
+        taken: list[wire.Request] = []
+        try:
+            self.serve(lambda request: self._fork(request, taken))
+        except _InFork:
+            return taken[0]
+        os._exit(0)
 
     def answer(self, ending: wire.Ending) -> NoReturn:
         """Say how it ended, and end: the call, or the loading if there was no call yet."""
-        wire.write(STDOUT if self._answer_to is None else self._answer_to, wire.encode(ending))
+        wire.write(self._answer_to, wire.encode(ending))
         os._exit(0)
 
-    def _become_call(self, answer_to: int) -> None:
-        """Nothing of the server's pipes is left to the fork."""
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, STDIN)
-        os.dup2(null, STDOUT)
-        os.close(null)
-        self._answer_to = answer_to
+    def _fork(self, request: wire.Request, taken: list[wire.Request]) -> bytes | wire.Ending:
+        mine, theirs = os.pipe()
+        server = os.getpid()
+        try:
+            child = os.fork()
+        except OSError:
+            os.close(mine)
+            os.close(theirs)
+            raise
+        if child == 0:
+            die_with_parent(server)
+            _leave_the_servers_pipes()
+            self._answer_to = theirs
+            self._harden()
+            taken.append(request)
+            raise _InFork
+        os.close(theirs)
+        return self._await(child, mine)
 
-    def _await(self, child: int, pipe: int) -> bytes:
+    def _await(self, child: int, pipe: int) -> bytes | wire.Ending:
         """The call's answer as a frame, or why there is none. Ends and reaps the fork."""
         try:
-            frame = _whole(pipe, self._seconds)
+            frame = gather(pipe, self._seconds, self._answer_limit)
         except TimeoutError:
             os.kill(child, signal.SIGKILL)
-            frame = wire.encode(wire.Ending("", error=f"it took more than {self._seconds:g} s"))
+            os.waitpid(child, 0)
+            return wire.Ending("", error=f"it took more than {self._seconds:g} s")
         finally:
             os.close(pipe)
         _, status = os.waitpid(child, 0)
-        if frame:
-            return frame
-        return wire.encode(wire.Ending("", error=f"its process ended: {_told(status)}"))
+        whole = len(frame) == 4 + int.from_bytes(frame[:4], "little")
+        return frame if whole else wire.Ending("", error=f"its process ended: {killed(status)}")
 
 
-def _whole(pipe: int, seconds: float) -> bytes:
-    """Everything up to the end; empty where it is no whole frame. Raises TimeoutError.
+def gather(pipe: int, seconds: float, most: int) -> bytes:
+    """Everything up to the end of the pipe, or a little over `most` bytes. Raises TimeoutError.
 
-    Where the node is gone, this process ends, and the fork with it.
+    Where the node is gone, this process ends.
     """
     until = time.monotonic() + seconds
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     poll.register(STDIN, 0)
     data = bytearray()
-    while True:
+    while len(data) <= most:
         ready = dict(poll.poll(max(until - time.monotonic(), 0) * 1000))
         if not ready:
             raise TimeoutError
         if STDIN in ready:
-            os._exit(0)
+            raise SystemExit
         part = os.read(pipe, _CHUNK)
         if not part:
-            return bytes(data) if len(data) == 4 + int.from_bytes(data[:4], "little") else b""
+            break
         data += part
+    return bytes(data)
 
 
-def _told(status: int) -> str:
+def killed(status: int) -> str:
+    """A wait status in words."""
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+class _InFork(BaseException):
+    """Leads the fork out of the server's loop."""
+
+
+def _leave_the_servers_pipes() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, STDIN)
+    os.dup2(null, STDOUT)
+    os.close(null)

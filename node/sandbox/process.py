@@ -16,6 +16,7 @@ from node.sandbox.runtime import child_environment
 START_SECONDS = 60.0
 GRACE_SECONDS = 10.0
 """What the process around a call has, beyond the call's own wall clock, to say that it killed it."""
+END_SECONDS = 5.0
 MAX_REQUEST = 16 << 20
 AGAIN = "try again; if it stays so, look at the machine's memory and load (intellect-node doctor)"
 
@@ -55,9 +56,17 @@ class ProcessSandbox:
 
     def close(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()  # it tidies up, and ends
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
     def _call(self, call: Call) -> Outcome:
         body = json.dumps([call.function, list(call.arguments)]).encode()
@@ -108,6 +117,7 @@ class ProcessSandbox:
             wire.write(process.stdin.fileno(), data, seconds)  # type: ignore[union-attr]
             return wire.decode(wire.read(process.stdout.fileno(), seconds), wire.Ending)  # type: ignore[union-attr]
         except (TimeoutError, wire.Closed) as error:
+            process.kill()
             self.close()
             why = f"no answer in {seconds:g} s" if isinstance(error, TimeoutError) else "its process ended"
             raise _undecided(why) from None

@@ -33,6 +33,20 @@ def outcome(ending: wire.Ending) -> Outcome:
     return Outcome(status, value, error, ending.fuel, ending.printed, ending.complained)
 
 
+def replied(reply: bytes) -> wire.Ending:
+    """What the loop inside said (`guest/loop.py`)."""
+    kind, text = reply[:1], reply[1:]
+    match kind:
+        case b"v":
+            return wire.Ending(Status.OK, reply=text)
+        case b"m":
+            return wire.Ending(Status.OUT_OF_MEMORY, error="MemoryError")
+        case b"x":
+            return wire.Ending(Status.EXITED, code=int(text[:3]) if text[:3].isdigit() else 1)
+        case _:
+            return wire.Ending(Status.RAISED, error=text[:2000].decode("utf-8", "replace"))
+
+
 def decode_reply(text: bytes) -> Any:
     """Raises MalformedReply: no JSON, no UTF-8, NaN or infinity, too deep, integers without end."""
     depth = deepest = 0

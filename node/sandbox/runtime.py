@@ -26,6 +26,7 @@ SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 SIZE = 26_267_204
 """CPython 3.12.0 for WASI with its standard library inside (VMware's webassembly-language-runtimes; PSF licence)."""
 INSTALL = "intellect-node sandbox install"
+BY_HAND = "intellect-node sandbox install --file PATH"
 COMPILE_SECONDS = 600
 OPTIMISED_KIND, PLAIN_KIND = "optimised", "plain"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +77,7 @@ def compiled(runtime: Path, settings: Settings = OPTIMISED) -> Path:
     Several processes at once: one compiles, the others wait. Raises RuntimeMissing.
     """
     directory = _private_directory()
-    target = directory / f"{SHA256[:16]}-{_key(settings)}.cwasm"
+    target = directory / _compiled_name(settings)
     if not target.exists():
         with _alone(directory):
             if not target.exists():
@@ -84,6 +85,11 @@ def compiled(runtime: Path, settings: Settings = OPTIMISED) -> Path:
                 _compile(runtime, target, settings)
     _check_owner(target)
     return target
+
+
+def is_compiled(settings: Settings = OPTIMISED) -> bool:
+    """Whether `compiled` would answer at once. Raises RuntimeMissing without wasmtime."""
+    return (cache_directory() / _compiled_name(settings)).exists()
 
 
 def install(source: bytes) -> Path:
@@ -114,9 +120,9 @@ def _wrong(path: Path) -> RuntimeMissing:
     )
 
 
-def _key(settings: Settings) -> str:
+def _compiled_name(settings: Settings) -> str:
     try:
-        return settings.key
+        return f"{SHA256[:16]}-{settings.key}.cwasm"
     except PackageNotFoundError:
         raise RuntimeMissing(
             "the sandbox cannot run", "the package wasmtime is not installed", "install intellect-node[train]"
@@ -184,5 +190,6 @@ def _compile(runtime: Path, target: Path, settings: Settings) -> None:
 
 def child_environment() -> dict[str, str]:
     """For our own processes around a sandbox: nothing of the node's environment, which holds secrets."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
-    return kept | {"PYTHONPATH": str(_ROOT), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random")}
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH", "PYTHONHASHSEED") if name in os.environ}
+    packages = [path for path in sys.path if path.endswith("-packages")]
+    return kept | {"PYTHONPATH": os.pathsep.join([str(_ROOT), *packages])}

@@ -6,7 +6,6 @@ same leaves, so validators can audit each other and the trainer. What this node 
 where `Paying` puts it on chain.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -48,7 +47,7 @@ class Duties:
         self._policies: deque[Leaf] = deque(maxlen=WAITING)
         self._most_steps = self._run.recipe.max_staleness + BURST
         self._steps = self._most_steps
-        self._opened = trio.current_time()  # nobody here knows what was accepted before
+        self._opened = self._station.clock.monotonic()  # nobody here knows what was accepted before
         self._listeners: list[Counted] = []
         station.jury.register.follow(self._wait_for)
 
@@ -143,7 +142,7 @@ class Duties:
         if clock.fork is not None:
             self._policies.clear()
         while self._policies and clock.find(self._policies[0].policy_root) is not None:
-            if self._steps < 1.0 and trio.current_time() >= self._opened + BACKLOG_SECONDS:
+            if self._steps < 1.0 and self._station.clock.monotonic() >= self._opened + BACKLOG_SECONDS:
                 break
             self._steps = max(self._steps - 1.0, 0.0)
             found.append(self._policies.popleft())
@@ -151,7 +150,9 @@ class Duties:
 
     async def _count(self, node: Address, leaf: Leaf) -> None:
         if node == self._own:
-            await self._journal.do(self._journal.earn, leaf, time.time(), self._station.run.root, self._step(leaf))
+            await self._journal.do(
+                self._journal.earn, leaf, self._station.clock.wall(), self._station.run.root, self._step(leaf)
+            )
         self._tell(node, work_id(commitment_of(self._station.pool, node, leaf)), leaf.units)
 
     def _step(self, leaf: Leaf) -> int | None:

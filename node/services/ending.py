@@ -30,9 +30,8 @@ class Ending(Service):
         return cls(place.station)
 
     async def run(self) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat):
-            if self._station.membership.is_trainer(signed.author):
-                self._hear(signed.message)
+        async for signed in self._station.board.subscribe(Heartbeat, self._station.membership.is_trainer):
+            self._hear(signed.message)
 
     def _hear(self, beat: Heartbeat) -> None:
         if beat.finished and not self.over:

@@ -17,16 +17,17 @@ from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
 from node.services.base import Service
+from node.services.committing import commit
 from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.hearing import is_cut_off, voices
 from node.swarm.register import Work, WorkId
+from node.tasks.sharing import EngineShare
 from node.weights.keeper import HeldPolicy
 from protocol.checks import reason_name
 from protocol.errors import IntellectError
-from protocol.messages import Heartbeat, RolloutCommitted
-from protocol.statements import WorkCommitment, sign
+from protocol.messages import Heartbeat
 from protocol.work import most_files
 
 log = structlog.get_logger()
@@ -53,14 +54,22 @@ class Generating(Service):
 
     name = "generating"
 
-    def __init__(self, station: Station, engine: EngineChild, scratch: Path, gauge: CapacityGauge) -> None:
+    def __init__(
+        self,
+        station: Station,
+        engine: EngineChild,
+        scratch: Path,
+        gauge: CapacityGauge,
+        turns: EngineShare | None = None,
+    ) -> None:
         self._station = station
         self._journal = station.journal
         self._engine = engine
         self._scratch = scratch
         self._gauge = gauge
+        self._turns = turns or EngineShare()
         self._informative = 1.0
-        self.rate = Rate()
+        self.rate = Rate(clock=station.clock.monotonic)
         self.last_reward: float | None = None
         self.waiting: str | None = None
         self.finished = False
@@ -81,7 +90,7 @@ class Generating(Service):
         run = place.station.run
         place.engine.check_permitted(run.spec.verification)
         machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
-        return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine))
+        return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine), place.turns)
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
@@ -140,24 +149,24 @@ class Generating(Service):
                 self._producing = 0
 
     def _is_cut_off(self) -> bool:
-        return is_cut_off(voices(self._station.board, self._station.membership), trio.current_time())
+        return is_cut_off(voices(self._station.board, self._station.membership), self._station.clock.monotonic())
 
     async def _wait_for_a_voice(self, policy: HeldPolicy) -> None:
         """While neither the trainer nor a validator is heard nothing more is made: it would be stale once they are.
 
         Then what was missed comes first; and the time that passed unheard is nobody's lack of rollouts.
         """
-        began = trio.current_time()
-        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime())
+        began = self._station.clock.monotonic()
+        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime(self._station.clock.wall()))
         log.warning("worker.cut_off", step=policy.step)
         self._station.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
         while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
             await trio.sleep(HEARING_POLL)
-        log.warning("worker.reconnected", seconds=round(trio.current_time() - began, 1))
+        log.warning("worker.reconnected", seconds=round(self._station.clock.monotonic() - began, 1))
         self.waiting = None
         with trio.move_on_after(CATCHING_UP):
             await self._station.shelf.newer_than(policy.step)
-        self._arrived_at += trio.current_time() - began
+        self._arrived_at += self._station.clock.monotonic() - began
 
     async def _next_policy(self) -> HeldPolicy:
         """The newest policy, once this worker's share of its rollouts is not yet made.
@@ -170,12 +179,13 @@ class Generating(Service):
             self._note_arrival(policy)
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             patience = max(SHORTEST_PATIENCE, 2 * self._interval)
-            waited = trio.current_time() - self._arrived_at
+            waited = self._station.clock.monotonic() - self._arrived_at
             fork = self._station.jury.policies.fork
             if fork is not None:
                 self.waiting = f"the trainer contradicted itself: {fork.what}"
             wanted = min(self._share() + math.floor(waited / patience), most_files(self._station.run.spec))
-            if not self.finished and made < wanted and fork is None:
+            self._turns.rollouts_wanted = not self.finished and made < wanted and fork is None
+            if self._turns.rollouts_wanted:
                 return policy
             with trio.move_on_after(30.0 if self.finished else patience - waited % patience + 0.01):
                 await self._station.shelf.newer_than(policy.step)
@@ -186,7 +196,7 @@ class Generating(Service):
             return
         if self._first_step < 0:
             self._first_step = policy.step
-        now = trio.current_time()
+        now = self._station.clock.monotonic()
         if self._arrived_step >= 0:
             took = (now - self._arrived_at) / (policy.step - self._arrived_step)
             self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
@@ -199,7 +209,7 @@ class Generating(Service):
         trainer has one batch in hand while the next is being made, and neither waits for the other.
         """
         run = self._station.run.spec
-        workers = max(1, len(self._station.membership.table.live(trio.current_time(), "worker")))
+        workers = max(1, len(self._station.membership.table.live(self._station.clock.monotonic(), "worker")))
         share = math.ceil(run.rollout.files_per_step * self._refill() / workers)
         ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
         return 2 * share if ahead else share
@@ -223,43 +233,20 @@ class Generating(Service):
         produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self._gauge.note(produced.units, produced.seconds)
+        self._turns.rollout_took(produced.seconds)
         self.generate_seconds += produced.seconds
         self._informative = 0.7 * self._informative + 0.3 * produced.informative
         return produced
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
-        path = Path(produced.path)
-        info = await self._station.blobs.add(path)
-        path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
-        commitment = WorkCommitment(
-            self._station.pool, self._station.key.address, policy.root, index, info.root, produced.units
-        )
-        message = RolloutCommitted(
-            pool=self._station.pool,
-            commitment=commitment,
-            signature=sign(self._station.key, self._station.domain, commitment),
-            size=info.size,
-        )
-        raw = self._station.board.sealed(message)
-        slot = policy.root + index.to_bytes(8, "big")
-        await self._journal.do(
-            self._journal.commit_file,
-            slot,
-            raw,
-            info.root,
-            policy.root,
-            index,
-            produced.units,
-            time.time(),
-            self._station.run.root,
-            policy.step,
-        )
-        await self._station.board.post_raw(raw)
+        commitment = await commit(self._station, policy.root, index, produced, policy.step)
         self.units += produced.units
         await self._count()
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
-        log.info("rollout.committed", step=policy.step, index=index, root=info.root.hex(), units=produced.units)
+        log.info(
+            "rollout.committed", step=policy.step, index=index, root=commitment.file_root.hex(), units=produced.units
+        )
 
     async def _repeat_promises(self) -> None:
         """After a restart: say again what was committed last; the files are still in the store."""
@@ -305,7 +292,7 @@ class Generating(Service):
     def _tell_of_pay(self, work: Work) -> None:
         commitment, price = work.commitment, self._station.price
         worth = f", worth {tokens(commitment.units * price)} tokens" if price else ""
-        text = f"file {commitment.index + 1} for policy {work.step} was accepted: {commitment.units:,} units{worth}"
+        text = f"{work.title} was accepted: {commitment.units:,} units{worth}"
         self._station.progress.contributed("accepted", text)
 
     async def _recall(self) -> None:
@@ -325,12 +312,11 @@ class Generating(Service):
         await self._journal.do(self._journal.note_reasons, work.commitment.file_root, named)
         details = sorted({vote.detail for vote in votes.values() if vote.detail})
         why = named + (f" ({details[0]})" if details else "")
-        self._station.progress.tell("refused", f"file {work.commitment.index + 1} for policy {work.step}: {why}")
+        self._station.progress.tell("refused", f"{work.title}: {why}")
         log.warning(
             "rollout.refused", root=work.commitment.file_root.hex(), reasons=sorted(reasons), details=details[:3]
         )
 
     async def _watch_trainer(self) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat):
-            if self._station.membership.is_trainer(signed.author):
-                self.finished = bool(signed.message.finished)  # type: ignore[union-attr]
+        async for signed in self._station.board.subscribe(Heartbeat, self._station.membership.is_trainer):
+            self.finished = bool(signed.message.finished)

@@ -1,6 +1,5 @@
 """This node's heartbeat: who it is, where it is, and what its services say of themselves."""
 
-import time
 from collections.abc import Callable
 from typing import Self
 
@@ -31,9 +30,9 @@ class Beating(Service):
 
     async def run(self) -> None:
         while True:
-            live = len(self._station.membership.table.live(trio.current_time()))
+            live = len(self._station.membership.table.live(self._station.clock.monotonic()))
             interval = heartbeat_interval(live + 1, self._shortest)
-            await self._station.board.post(self.message(time.time_ns() // 1_000_000, interval))
+            await self._station.board.post(self.message(int(1000 * self._station.clock.wall()), interval))
             await trio.sleep(interval)
 
     def message(self, sequence: int, interval: float) -> Heartbeat:

@@ -1,6 +1,5 @@
 """The pool's jury, as a service: every member counts verdicts, watches lots and hears disputes by itself."""
 
-import time
 from typing import Any, Self
 
 import trio
@@ -10,6 +9,7 @@ from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.contributions import Contributions
 from node.swarm.power import describe_audit
+from node.swarm.taskbook import describe_task
 
 LOOK_AGAIN = 5.0
 """Seconds between two looks at what the clock may have decided."""
@@ -20,7 +20,7 @@ class Counting(Service):
 
     def __init__(self, station: Station) -> None:
         self._station = station
-        self._contributions = Contributions(station.jury.register, station.jury.ballots, time.time)
+        self._contributions = Contributions(station.jury.register, station.jury.ballots, station.clock.wall)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -35,7 +35,8 @@ class Counting(Service):
     def status(self) -> dict[str, Any]:
         station = self._station
         audit = describe_audit(station.jury, station.membership, station.run.spec.audit)
-        return {"audit": audit, "contributions": self._contributions.status()}
+        tasks = [describe_task(task, station.clock.monotonic()) for task in station.jury.tasks.tasks()]
+        return {"audit": audit, "contributions": self._contributions.status(), "tasks": {"known": tasks}}
 
     async def _count(self) -> None:
         async for id in self._station.jury.watch():
@@ -44,4 +45,5 @@ class Counting(Service):
     async def _count_by_the_clock(self) -> None:
         while True:
             await trio.sleep(LOOK_AGAIN)
+            self._station.jury.look_at_results()
             self._contributions.look_again()

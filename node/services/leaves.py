@@ -99,12 +99,12 @@ class Leaves:
         """One worker's leaves, in order; what could not be had is asked for again and again, the newest first."""
         missing: Recent[tuple[int, bytes, bytes], tuple[WorkPublished, float]] = Recent(MISSING)
         while True:
-            message, since = None, trio.current_time()
+            message, since = None, self._station.clock.monotonic()
             with trio.move_on_after(RETRY_PAUSE if missing else float("inf")):
                 message = await work.receive()
             if message is None:
                 message, since = missing.popitem()[1]
-            if not await self._fetch(node, message) and trio.current_time() - since < GIVE_UP:
+            if not await self._fetch(node, message) and self._station.clock.monotonic() - since < GIVE_UP:
                 key = (message.epoch, message.root, message.leaves_root)
                 missing[key] = (message, since)
                 missing.move_to_end(key, last=False)

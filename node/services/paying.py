@@ -5,7 +5,6 @@ when the chain can show that this epoch was never committed. Leaves are shown ag
 since validators take for invented what they cannot have.
 """
 
-import time
 from typing import Protocol, Self
 
 import structlog
@@ -98,7 +97,7 @@ class Paying(Service):
         """The files that go under this epoch: no more than the pool can pay at this moment, the others later; none that
         are so old that validators have forgotten them."""
         pool = await self._treasury.pool(self._station.pool)
-        now = time.time()
+        now = self._station.clock.wall()
         waiting = await self._journal.do(self._journal.unpaid_files, now, now - pool.window - pool.epoch_seconds)
         free = pool.escrow // pool.reward_per_unit if pool.reward_per_unit else 2**32 - 1
         files: list[Leaf] = []

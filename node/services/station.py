@@ -1,11 +1,12 @@
 """What a node's services are given: the run that they work for, and the doors to everybody else."""
 
-import time
 from collections import deque
 
 import msgspec
+import trio
 
 from node.blobs.interface import Blobs
+from node.clock import Clock, Seconds
 from node.member import Member
 from node.progress import ProgressRecord
 from node.run.assets import Run
@@ -23,7 +24,8 @@ KEPT_POLICIES_EXTRA = 3
 class Station(msgspec.Struct):
     """A node's place in the swarm: who it is, what it holds, whom it can talk to.
 
-    progress: where services say how far they are and what happened; price: wei for a unit of work, 0 if unknown.
+    progress: where services say how far they are and what happened; price: wei for a unit of work, 0 if
+    unknown; clock: what time it is.
     """
 
     key: NodeKey
@@ -39,6 +41,7 @@ class Station(msgspec.Struct):
     jury: Jury
     progress: ProgressRecord = msgspec.field(default_factory=ProgressRecord)
     price: int = 0
+    clock: Clock = Clock()
 
 
 def take_station(
@@ -48,32 +51,35 @@ def take_station(
     journal: Journal,
     progress: ProgressRecord | None = None,
     price: int = 0,
+    clock: Clock | None = None,
 ) -> Station:
-    """A member's place in a run. quorum: validators that must agree."""
+    """A member's place in a run. quorum: validators that must agree; clock: this machine's, unless another is given."""
+    clock = clock or Clock()
     keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
     shelf = PolicyShelf(keep, member.stock.store)
-    jury = Jury(member.board, member.membership, run.spec, member.pool, quorum, journal)
+    jury = Jury(member.board, member.membership, run.spec, member.pool, quorum, journal, clock.monotonic)
     own = (member.key, member.domain, member.pool)
     shared = (member.board, member.blobs, journal, member.membership)
-    return Station(*own, run, *shared, shelf, quorum, jury, progress or ProgressRecord(), price)
+    return Station(*own, run, *shared, shelf, quorum, jury, progress or ProgressRecord(), price, clock)
 
 
 class Rate:
-    """Tokens per second over the last `window` seconds."""
+    """Tokens per second over the last `window` seconds of the clock."""
 
-    def __init__(self, window: float = 15.0) -> None:
+    def __init__(self, window: float = 15.0, clock: Seconds = trio.current_time) -> None:
         self._window = window
+        self._clock = clock
         self._events: deque[tuple[float, int]] = deque()
 
     def add(self, tokens: int) -> None:
-        self._events.append((time.monotonic(), tokens))
+        self._events.append((self._clock(), tokens))
 
     @property
     def per_second(self) -> float:
-        horizon = time.monotonic() - self._window
+        horizon = self._clock() - self._window
         while self._events and self._events[0][0] < horizon:
             self._events.popleft()
         if not self._events:
             return 0.0
-        span = max(time.monotonic() - self._events[0][0], 1.0)
+        span = max(self._clock() - self._events[0][0], 1.0)
         return sum(tokens for _, tokens in self._events) / span

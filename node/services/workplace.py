@@ -3,11 +3,14 @@
 What only some need is made when the first of them asks for it: a trainer has no engine, a worker no learner.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import trio
+from starlette.routing import BaseRoute
 
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
@@ -23,15 +26,24 @@ from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
 from node.state.tally import Tally
+from node.tasks.sharing import EngineShare
+from node.tasks.stock import TaskStock
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
 from protocol.messages import PolicyAnnounced
 
 
+class Control(Protocol):
+    """The part of node.api that services open."""
+
+    def mount(self, routes: Sequence[BaseRoute]) -> None: ...
+
+
 class Workplace(msgspec.Struct, frozen=True, dict=True):
     """directory: its state; crew: the services that run; ledger: what became of
-    the pool's work on chain; web: where HTTP is served; starter: how child processes are started."""
+    the pool's work on chain; web: where HTTP is served; starter: how child processes are started; control: the socket
+    by which its owner speaks to the node, None where there is none."""
 
     config: NodeConfig
     role: Role
@@ -44,6 +56,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     ledger: Ledger
     web: HttpHost
     starter: Starter
+    control: Control | None = None
 
     def contact(self) -> str:
         """Where others reach this node now."""
@@ -79,6 +92,21 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             repeat=station.board.post_raw,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
         )
+
+    @cached_property
+    def turns(self) -> EngineShare:
+        """Who may use the engine next: rollouts, or a task."""
+        return EngineShare()
+
+    @cached_property
+    def stock(self) -> TaskStock:
+        """What the engine needs for tasks."""
+        station = self.station
+        members = station.membership.addresses
+        place = self.directory / "tmp" / "tasks"
+        stock = TaskStock(station.run, station.blobs, self.policies, station.shelf, members, place)
+        station.jury.tasks.follow(stock.heed)
+        return stock
 
     @cached_property
     def leaves(self) -> Leaves:

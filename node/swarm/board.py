@@ -14,6 +14,7 @@ import structlog
 import trio
 from blake3 import blake3
 
+from node.clock import Seconds
 from node.network.budget import Budgets
 from node.recent import Recent
 from node.swarm.allowance import MUTED, Allowance
@@ -90,14 +91,23 @@ class CatchUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Board:
-    """Post, receive and remember the messages of one pool."""
+    """Post, receive and remember the messages of one pool. clock: monotonic seconds."""
 
-    def __init__(self, wire: Wire, key: NodeKey, domain: Domain, pool: int, authority: Authority) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        key: NodeKey,
+        domain: Domain,
+        pool: int,
+        authority: Authority,
+        clock: Seconds = trio.current_time,
+    ) -> None:
         self._wire = wire
         self._key = key
         self._domain = domain
         self._pool = pool
         self._authority = authority
+        self._clock = clock
         self._shelf = Shelf()
         self._allowance = Allowance()
         self._asked = Budgets(*ASKED)
@@ -116,12 +126,14 @@ class Board:
             nursery.start_soon(self._drain)
             nursery.start_soon(self._catch_up_forever)
 
-    def subscribe(self, kind: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
-        """Every new message of a kind, those already on the board first.
+    def subscribe(
+        self, kind: type[M], by: Callable[[Address], bool] | None = None
+    ) -> trio.MemoryReceiveChannel[Signed[M]]:
+        """Every new message of a kind, those already on the board first. by: whose; None: everybody's.
 
         A slow reader loses the excess, of each author by itself (`counts["lost"]`).
         """
-        reader = Reader[M]()
+        reader = Reader[M](by)
         for signed in self._shelf.messages(kind):
             self._offer(reader, signed)
         self._readers.setdefault(kind, []).append(reader)
@@ -148,7 +160,7 @@ class Board:
         """Keep these for good, so that whoever comes later finds them: what shows that a validator lied."""
         for raw in envelopes:
             try:
-                self._shelf.pin(_name(raw), open_envelope(self._domain, self._pool, raw), trio.current_time())
+                self._shelf.pin(_name(raw), open_envelope(self._domain, self._pool, raw), self._clock())
             except ProtocolError as error:
                 self._refuse(error)
 
@@ -211,7 +223,7 @@ class Board:
 
     def _spends(self, publisher: Address, kind: type[Message] | None) -> bool:
         """Charge a member for a message of its own, or (None) for anything else; False if it is too much."""
-        now = trio.current_time()
+        now = self._clock()
         if self._allowance.own(publisher, kind, now) if kind else self._allowance.other(publisher, now):
             return True
         self.counts[f"over_budget.{kind.__name__ if kind else 'else'}"] += 1
@@ -267,7 +279,7 @@ class Board:
 
     def _take(self, signed: Signed[Message], by: Address) -> bool:
         """Keep a message and tell it to who subscribed; False if it is no news."""
-        now = trio.current_time()
+        now = self._clock()
         if not self._shelf.put(_name(signed.raw), signed, now, direct=by == signed.author):
             return False
         self.heard[signed.author] = now
@@ -315,7 +327,7 @@ class Board:
 
     def _unwanted(self) -> list[bytes]:
         """What was refused a moment ago."""
-        while self._refused and next(iter(self._refused.values())) < trio.current_time() - REFUSED_FOR:
+        while self._refused and next(iter(self._refused.values())) < self._clock() - REFUSED_FOR:
             self._refused.popitem(last=False)
         return list(self._refused)
 
@@ -327,7 +339,7 @@ class Board:
             name = _name(raw)
             if self._shelf.seen(name) or name in self._refused:
                 continue
-            if refused >= MAX_REFUSED or not self._allowance.handed(peer, trio.current_time()):
+            if refused >= MAX_REFUSED or not self._allowance.handed(peer, self._clock()):
                 self.counts["over_budget.handed"] += 1
                 return
             try:
@@ -335,13 +347,13 @@ class Board:
                 self._authorise(signed)
             except ProtocolError as error:
                 self._refuse(error)
-                self._refused[name] = trio.current_time()
+                self._refused[name] = self._clock()
                 refused += 1
             else:
                 self.counts["caught_up"] += self._take(signed, by=peer)
 
     async def _answer_catch_up(self, asker: Address, data: bytes) -> bytes:
-        if not self._asked.take(asker, 1, trio.current_time()):
+        if not self._asked.take(asker, 1, self._clock()):
             self.counts["over_budget.asked"] += 1
             return msgspec.msgpack.encode([])
         asked = decode_msgpack(data, CatchUp, limit=16 * MAX_KNOWN, error=MalformedMessage, what="bad catch-up")

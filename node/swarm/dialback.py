@@ -13,6 +13,7 @@ import trio
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from node.clock import Seconds
 from node.network.errors import PeerMisbehaved
 from node.network.interface import Network
 from node.network.redial import parse_contact
@@ -43,8 +44,15 @@ class DialBack:
     """Asks and answers. contact_of: a member's multiaddr, None of who is no member; dial: whether a port of a host
     accepts a connection."""
 
-    def __init__(self, network: Network, contact_of: Callable[[Address], str | None], dial: Dial | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        contact_of: Callable[[Address], str | None],
+        dial: Dial | None = None,
+        clock: Seconds = trio.current_time,
+    ) -> None:
         self._network = network
+        self._clock = clock
         self._contact_of = contact_of
         self._dial = dial or accepts
         self._tried = Recent[Address, float](ASKERS, refresh=True)
@@ -71,7 +79,7 @@ class DialBack:
                 return MISSED  # an address of its own network, of which we are none
             if claimed != self._announced(asker):
                 return UNTRIED
-        now = trio.current_time()
+        now = self._clock()
         if now - self._tried.get(asker, -PAUSE) < PAUSE:
             return UNTRIED
         self._tried[asker] = now

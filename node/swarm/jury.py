@@ -12,6 +12,7 @@ import msgspec
 import structlog
 import trio
 
+from node.clock import Seconds
 from node.recent import Recent
 from node.state.journal import Journal
 from node.swarm.ballots import Ballots, Dispute, FileState, Quarantined
@@ -54,26 +55,37 @@ Early = Signed[VerdictIssued] | tuple[Signed[VerdictIssued], Signed[VerdictIssue
 
 
 class Jury:
-    """One per node. journal: remembers who is not believed, with the evidence, over a restart."""
+    """One per node. journal: remembers who is not believed, with the evidence, over a restart; clock: monotonic
+    seconds."""
 
     def __init__(
-        self, board: Board, membership: Membership, run: RunSpec, pool: int, quorum: int, journal: Journal
+        self,
+        board: Board,
+        membership: Membership,
+        run: RunSpec,
+        pool: int,
+        quorum: int,
+        journal: Journal,
+        clock: Seconds = trio.current_time,
     ) -> None:
         self._board = board
         self._journal = journal
+        self._clock = clock
         self._judged = trio.Event()
         self._membership = membership
         self._pool = pool
         own = membership.own
         self._may_raise = membership.is_trainer(own) or membership.may_validate(own)
-        self.policies = PolicyClock(trio.current_time)
-        self.tasks = TaskBook(lambda node: membership.is_silent(node, trio.current_time()), trio.current_time)
-        self.register = Register(run, self.policies, trio.current_time, self.tasks)
-        self.ballots = Ballots(run, quorum, self.register, self.validators, trio.current_time)
+        self.policies = PolicyClock(clock)
+        self.tasks = TaskBook(lambda node: membership.is_silent(node, clock()), clock)
+        self.register = Register(run, self.policies, clock, self.tasks)
+        self.ballots = Ballots(run, quorum, self.register, self.validators, clock)
         self.lots = LotBook(run, pool, self.policies)
         self.distrust = trio.Event()
         """Set once the trainer has signed two things that cannot both be true; `policies.fork` says which."""
         self.ballots.on_quarantine = self._tell
+        self._results: Recent[WorkId, Work] = Recent(REMEMBERED)
+        """Of tasks, that the pool has not decided about."""
         self.register.follow(self._on_work)
         self.register.follow_rivals(lambda _, rival: self._on_work(rival))
         self._watchers: list[trio.MemorySendChannel[WorkId]] = []
@@ -83,7 +95,7 @@ class Jury:
 
     def validators(self) -> list[Address]:
         """The validators that are alive at this moment."""
-        live = self._membership.table.live(trio.current_time())
+        live = self._membership.table.live(self._clock())
         return [address for address in live if self._membership.is_validator(address)]
 
     def watch(self) -> trio.MemoryReceiveChannel[WorkId]:
@@ -95,13 +107,14 @@ class Jury:
     async def run(self) -> None:
         """Listen until cancelled."""
         await self._recall()
+        may_validate = self._membership.may_validate
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
             nursery.start_soon(self._follow, self._board.subscribe(TaskOffered), self._on_offer)
             nursery.start_soon(self._follow, self._board.subscribe(TaskClaimed), self.tasks.claimed)
             nursery.start_soon(self._follow, self._board.subscribe(TaskDone), self.tasks.reported)
             nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self.register.commit)
-            nursery.start_soon(self._follow, self._board.subscribe(Heartbeat), self._on_beat)
+            nursery.start_soon(self._follow, self._board.subscribe(Heartbeat, may_validate), self._on_beat)
             nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
             nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
             nursery.start_soon(self._follow, self._board.subscribe(VerdictIssued), self._on_verdict)
@@ -151,17 +164,20 @@ class Jury:
         if self.tasks.offered(signed) is not None:
             self.register.task_offered()
 
-    def note_task_work(self, work: Work) -> FileState:
-        """What the pool thinks of a shard's result now; its task's leases are told. Some of it only time decides."""
-        state = self.ballots.state(work.id)
-        if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
-            accepted = state is FileState.ACCEPTED
-            self.tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
-        return state
+    def look_at_results(self) -> None:
+        """Tell the leases of tasks what the pool thinks of results by now: some of it only time decides."""
+        for work in list(self._results.values()):
+            state = self.ballots.state(work.id)
+            if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
+                del self._results[work.id]
+                accepted = state is FileState.ACCEPTED
+                self.tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
 
     def _on_work(self, work: Work) -> None:
         """A commitment is work now: what was said of it before counts."""
         self.lots.committed(work)
+        if work.task is not None and not work.rival:
+            self._results[work.id] = work
         for early in list(self._early.values()):
             for one in early.pop(work.id, ()):
                 if isinstance(one, Signed):
@@ -191,8 +207,8 @@ class Jury:
             return
         disputes = self.ballots.add(signed)
         self._punish(self.lots.verdict(work, signed))
-        if work.task is not None:
-            self.note_task_work(work)
+        if work.id in self._results:
+            self.look_at_results()
         self._notify(work.id)
         for dispute in disputes[:1]:
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 import trio
 
+from node.clock import Seconds
 from node.swarm.board import Board
 from node.swarm.neighbours import choose
 from protocol.checks import reason_name
@@ -44,8 +45,8 @@ class SlashRecord(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """The table of members, and the rights that the pool gives. bootnodes: who is dialled whatever the chain says; that
-    gives them no other right."""
+    """The table of members, and the rights that the pool gives. clock: monotonic seconds; bootnodes: who is dialled
+    whatever the chain says, which gives them no other right."""
 
     def __init__(
         self,
@@ -53,8 +54,10 @@ class Membership:
         contacts: Contacts,
         trainer: Address,
         validators: tuple[Address, ...],
+        clock: Seconds = trio.current_time,
         bootnodes: Mapping[Address, str] | None = None,
     ) -> None:
+        self._clock = clock
         self.table = Members()
         self.slashed: list[SlashRecord] = []
         self.own = own
@@ -102,7 +105,7 @@ class Membership:
 
     def addresses(self) -> list[Address]:
         """The other members, the ones heard of lately first."""
-        now = trio.current_time()
+        now = self._clock()
         members = [member for member in self.table.all() if member.gone is None and member.address != self.own]
         members.sort(key=lambda member: now - (member.seen_at or -1e9))
         return [member.address for member in members]
@@ -170,7 +173,7 @@ class Membership:
         """Take heartbeats from the board until cancelled."""
         async for signed in board.subscribe(Heartbeat):
             beat = signed.message
-            if self.table.beat(signed.author, beat, trio.current_time()):
+            if self.table.beat(signed.author, beat, self._clock()):
                 self.moved(signed.author, beat)
 
     def moved(self, node: Address, beat: Heartbeat) -> None:

@@ -1,6 +1,7 @@
 """A subscriber's channel, with room for every author: one that floods loses its own messages, not the others'."""
 
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Generic
 
 import trio
@@ -15,16 +16,23 @@ ROOM_EACH = 1024
 
 
 class Reader(Generic[M]):
-    """One subscription. The channel is first in, first out, so its length says which authors are unread."""
+    """One subscription. The channel is first in, first out, so its length says which authors are unread.
 
-    def __init__(self) -> None:
+    by: whose messages are wanted; None: everybody's.
+    """
+
+    def __init__(self, by: Callable[[Address], bool] | None = None) -> None:
+        self._by = by
         self._send, self.channel = trio.open_memory_channel[Signed[M]](ROOM)
         self._authors: deque[Address] = deque()
         self._unread: Counter[Address] = Counter()
 
     def offer(self, signed: Signed[M]) -> bool:
         """False if there is no room for it. Raises BrokenResourceError when nobody reads any more."""
-        self._note_read()
+        if self._by is not None and not self._by(signed.author):
+            return True
+        if len(self._authors) >= ROOM_EACH:  # before that nobody can have filled its room
+            self._note_read()
         if self._unread[signed.author] >= ROOM_EACH:
             return False
         try:

@@ -6,6 +6,7 @@ and nowhere else. Pure; clock and liveness are arguments.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import structlog
@@ -32,7 +33,8 @@ WorkId = bytes
 
 class Task(msgspec.Struct):
     """One task as this node knows it. sequence: of its last offer; open: its owner waits for results; opened: when it
-    was heard of; reports: of shards whose result is no rollout file, by shard, the first of each holder."""
+    was heard of; gathered: shards whose results its owner has; reports: of shards whose result is no rollout file, by
+    shard, the first of each holder."""
 
     id: TaskId
     spec: TaskSpec
@@ -43,6 +45,7 @@ class Task(msgspec.Struct):
     backlog: bool
     sequence: int = -1
     open: bool = True
+    gathered: frozenset[int] = frozenset()
     reports: dict[int, tuple[Address, TaskDone]] = {}
 
     @property
@@ -164,8 +167,28 @@ class TaskBook:
 
     def _update(self, task: Task, message: TaskOffered) -> None:
         task.sequence, task.open = message.sequence, message.open
-        for shard in unpack_groups(message.done, task.spec.shards) or ():
+        task.gathered = frozenset(unpack_groups(message.done, task.spec.shards) or ())
+        for shard in task.gathered:
             task.leases.finished(shard)
 
     def _is_alive(self, node: Address) -> bool:
         return not self._is_silent(node)
+
+
+def describe_task(task: Task, now: float) -> dict[str, Any]:
+    """A task for /status."""
+    spec, leases = task.spec, task.leases
+    holders = {shard: leases.holder(shard, now) for shard in leases.pending(now)}
+    return {
+        "id": task.id.hex(),
+        "kind": spec.kind,
+        "open": task.open,
+        "step": spec.step,
+        "problems": spec.problems,
+        "samples": spec.samples,
+        "shards": spec.shards,
+        "done": len(leases.done),
+        "held": {str(shard): holder for shard, holder in sorted(holders.items()) if holder},
+        "taken_over": leases.taken_over,
+        "seconds": round(now - task.opened, 1),
+    }

@@ -1,8 +1,8 @@
 """A start model for small runs: a tiny Qwen3 with a character tokenizer, taught a little by example.
 
 `python -m node.training.warmstart --out DIR --seed S` writes a model directory in Hugging Face form that
-solves `sort` now and then: enough for reinforcement learning to have something to reinforce. Real runs
-start from a real model and do not need this. Progress goes to stdout as one JSON object per line.
+solves `sort` now and then (with `--tries N`, `retry`): enough for reinforcement learning to have something to
+reinforce. Real runs start from a real model and do not need this. Progress goes to stdout as one JSON object per line.
 """
 
 import argparse
@@ -120,6 +120,11 @@ class Lesson:
             said.append(Segment(replied, sampled=False))
 
 
+def at_once(problem: Problem, so_far: Transcript) -> str:
+    """The right answer."""
+    return problem.answer[0]
+
+
 def warm_start(
     out: Path,
     model: Any,
@@ -127,7 +132,7 @@ def warm_start(
     *,
     seed: int,
     target: float,
-    solution: Solution = lambda problem, so_far: problem.answer[0],
+    solution: Solution = at_once,
     learning_rate: float = 1e-3,
     batch_size: int = 64,
     max_steps: int = 2000,
@@ -182,11 +187,18 @@ def mean_reward(
     return float(np.mean(environment.score(problems, [rollout.transcript for rollout in rollouts])))
 
 
+def with_a_slip(problem: Problem, so_far: Transcript) -> str:
+    """Every other problem is got wrong first: its digits as they stand. So there are second tries to learn from."""
+    digits = problem.prompt[:-1]
+    return digits if not so_far and int(digits[-1]) % 2 else problem.answer[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the model directory to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--digits", type=int, default=4, help="digits of the sort task")
+    parser.add_argument("--tries", type=int, default=1, help="answers to one problem; more than 1: the task is retry")
     parser.add_argument("--target", type=float, default=0.25, help="sampled accuracy at which to stop")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -196,9 +208,18 @@ def main() -> None:
 
     model = create_model(arguments.out, SORT_ALPHABET, arguments.seed)
     settings: EnvironmentSettings = EnvironmentSpec(name="sort", args={"digits": arguments.digits})
+    if arguments.tries > 1:
+        settings = EnvironmentSpec(name="retry", args={"digits": arguments.digits, "tries": arguments.tries})
     environment = load_environment(settings, arguments.out.parent, LocalTokenizer(arguments.out))
     accuracy = warm_start(
-        arguments.out, model, environment, seed=arguments.seed, target=arguments.target, report=report
+        arguments.out,
+        model,
+        environment,
+        seed=arguments.seed,
+        target=arguments.target,
+        solution=with_a_slip if arguments.tries > 1 else at_once,
+        max_output_tokens=16 * arguments.tries,
+        report=report,
     )
     report({"done": True, "accuracy": accuracy, "parameters": sum(p.numel() for p in model.parameters())})
 

@@ -41,6 +41,7 @@ class PolicyShelf:
         self._pins = pins
         self._held: dict[int, HeldPolicy] = {}
         self._referred: frozenset[bytes] = frozenset()
+        self._wanted: set[bytes] = set()
         self._changed = trio.Event()
 
     @property
@@ -64,17 +65,30 @@ class PolicyShelf:
         """How many policies stay."""
         return self._keep
 
+    def hold(self, root: bytes) -> None:
+        """Keep a policy, here or to come, however many are newer: somebody works with it."""
+        self._wanted.add(root)
+
+    def let_go(self, root: bytes) -> None:
+        """Keep it no longer than any other."""
+        self._wanted.discard(root)
+        self._drop_old()
+
     def put(self, policy: HeldPolicy) -> None:
-        """Add one; the oldest goes when there are too many."""
+        """Add one; the oldest that nobody works with goes when there are too many."""
         if policy.step in self._held:
             return
         self._held[policy.step] = policy
         self._pins.pin(policy.manifest.image_root)
-        for step in sorted(self._held)[: -self._keep]:
-            self._pins.unpin(self._held.pop(step).manifest.image_root)
+        self._drop_old()
         self._keep_what_is_referred_to()
         self._changed.set()
         self._changed = trio.Event()
+
+    def _drop_old(self) -> None:
+        for step in sorted(self._held)[: -self._keep]:
+            if self._held[step].root not in self._wanted:
+                self._pins.unpin(self._held.pop(step).manifest.image_root)
 
     def make_room(self) -> bool:
         """Let go of the oldest policy, or at last of what is kept for others only; False if there is nothing left."""

@@ -109,6 +109,24 @@ def test_a_new_run_file_asks_for_a_chat_template_only_where_there_is_one(model: 
     assert 'template = "chat"' in file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--environment", "retry"], 'args = { "digits" = 4, "tries" = 2 }'),
+        (["--environment", "reasoning_gym"], 'args = { "dataset" = "chain_sum", "template" = "plain" }'),
+        (["--package", "mine.py"], 'package = "mine.py"\nargs = { "template" = "plain" }'),
+    ],
+)
+def test_a_new_run_file_has_arguments_that_its_environment_takes(model: Path, flags: list[str], line: str) -> None:
+    """The model has no chat template."""
+    from node.run.file import load_run_file
+
+    file = model / "new.toml"
+    assert main(["run", "new", str(file), *flags]) == 0
+    assert line in file.read_text() and load_run_file(file).environment is not None
+    assert main(["run", "new", str(file), "--package", "a.py", "--dataset", "d.jsonl", "--force"]) == 2
+
+
 @pytest.fixture
 def sorting(model: Path) -> Path:
     """A run file that can be run, beside its model."""

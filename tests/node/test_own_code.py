@@ -25,6 +25,14 @@ def test_the_function_is_that_of_the_asset_and_not_of_an_installed_module(assets
     assert json.dumps(3) == "3"
 
 
+def test_a_module_may_define_dataclasses(assets: Path) -> None:
+    """They look their own module up by its name."""
+    write(
+        assets, "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: 'int' = 3\ndef f():\n    return A().x\n"
+    )
+    assert load_function("mine:f", assets)() == 3
+
+
 def test_an_edited_source_is_loaded_anew(assets: Path) -> None:
     write(assets, "def f():\n    return 1\n")
     assert load_function("mine:f", assets)() == 1

@@ -46,8 +46,8 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "bootnodes": (),
 }
 SECTIONS = (
-    "schema_version node network run stake pay swarm work training contributions verdicts audit slashed network_stats "
-    "board processes restarts services last_error events"
+    "schema_version node network run stake pay swarm work training contributions verdicts audit tasks slashed "
+    "network_stats board processes restarts services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -107,7 +107,7 @@ async def crew_of(place: Workplace) -> Crew:
     [
         (
             "worker",
-            ["tallying", "jury", "heartbeat", "ending", "engine", "policies", "generating", "paying", "settling"],
+            "tallying jury heartbeat ending engine policies generating tasks paying settling".split(),
         ),
         (
             "validator",
@@ -124,7 +124,10 @@ async def crew_of(place: Workplace) -> Crew:
                 "settling",
             ],
         ),
-        ("trainer", ["tallying", "jury", "heartbeat", "ending", "paying", "settling", "clearing", "training"]),
+        (
+            "trainer",
+            ["tallying", "jury", "heartbeat", "ending", "paying", "settling", "clearing", "offers", "training"],
+        ),
     ],
 )
 async def test_every_role_can_be_opened_and_is_what_its_row_says(role: Role, names: list[str], tmp_path: Path) -> None:
@@ -153,6 +156,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "paying",
             "settling",
             "clearing",
+            "offers",
             "training",
         ]
         assert crew.beat()["gateway"] == "http://example.org:80"

@@ -15,6 +15,7 @@ from protocol.checks import (
     check_sampling,
     check_staleness,
     check_termination,
+    check_turn,
     check_units,
     parse_proofs,
     subject_of,
@@ -107,6 +108,55 @@ def test_an_honest_file_passes() -> None:
 def test_each_fault_has_its_reason(batch: RolloutBatch, reason: Reason) -> None:
     assert verdict(batch) is reason
     assert Fault(reason, "").outcome is Outcome.SLASH
+
+
+TURNS = msgspec.structs.replace(RUN, rollout=RolloutSpec(max_output_tokens=5, max_environment_tokens=3))
+PLAYED = SampleRow(0, 0, "p0", [1, 2], [5, EOS, 7, 5, 6, EOS], True, b"", [2, 1, 3])
+
+
+def in_turns(**change: object) -> Reason:
+    batch = RolloutBatch(HEADER, (msgspec.structs.replace(PLAYED, **change),))
+    fault = check_form(batch, TURNS, 10, turns=3) or check_termination(batch, TURNS, frozenset({EOS}))
+    return fault.reason if fault else Reason.NONE
+
+
+def test_a_rollout_of_turns_passes_whatever_the_environment_says_in_it() -> None:
+    assert in_turns() is Reason.NONE
+    assert in_turns(output=[5, EOS, EOS, 5, 6, EOS]) is Reason.NONE, "templates put end tokens behind what users say"
+    assert in_turns(output=[5, EOS, 7, 5, 6, 5], finished=False) is Reason.NONE
+    assert RolloutBatch(HEADER, (PLAYED,)).units == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"segments": [2, 1]}, Reason.MALFORMED),
+        ({"segments": [6]}, Reason.MALFORMED),
+        ({"segments": [2, 1, 2]}, Reason.MALFORMED),
+        ({"segments": [2, 1, 4]}, Reason.MALFORMED),
+        ({"segments": [2, 0, 4]}, Reason.MALFORMED),
+        ({"segments": [7, -4, 3]}, Reason.MALFORMED),
+        ({"segments": [1, 1, 1, 1, 1, 0, 1]}, Reason.MALFORMED),
+        ({"output": [EOS, 1, EOS, 1, EOS, 1, EOS], "segments": [1] * 7}, Reason.MALFORMED),
+        ({"output": [5, EOS, 7, 7, 7, 7, EOS], "segments": [2, 4, 1]}, Reason.MALFORMED),
+        ({"output": [5, 5, EOS, 7, 5, 6, EOS], "segments": [3, 1, 3]}, Reason.MALFORMED),
+        ({"segments": [1, 2, 3]}, Reason.TERMINATION),
+        ({"output": [EOS, EOS, 7, 5, 6, EOS]}, Reason.TERMINATION),
+        ({"output": [5, 5, 7, 5, 6, EOS]}, Reason.TERMINATION),
+        ({"output": [5, EOS, 7, EOS, 6, EOS]}, Reason.TERMINATION),
+        ({"output": [5, EOS, 7, 5], "segments": [2, 1, 1], "finished": False}, Reason.TERMINATION),
+        ({"finished": False}, Reason.TERMINATION),
+    ],
+)
+def test_turns_that_do_not_add_up_or_do_not_end_are_faults(change: dict, reason: Reason) -> None:
+    assert in_turns(**change) is reason
+
+
+def test_the_environment_must_have_said_what_the_file_says() -> None:
+    assert check_turn(PLAYED, 0, [7], [7]) is None and check_turn(PLAYED, 1, None, None) is None
+    for said, replayed in (([7], [8]), ([7], [7, 7]), ([7], None), (None, [7])):
+        fault = check_turn(PLAYED, 0, said, replayed)
+        assert fault is not None and (fault.reason, fault.outcome) == (Reason.FORGED_TURN, Outcome.SLASH)
 
 
 @pytest.mark.parametrize("reason", [Reason.ACTIVATIONS, Reason.SAMPLING, Reason.STALE, Reason.UNAVAILABLE, Reason.GAP])

@@ -83,6 +83,28 @@ def test_an_objective_and_a_statistical_fault_contradict_each_other() -> None:
     assert kind(ACCUSED, said(Outcome.SLASH, Reason.UNITS, ())) is None
 
 
+FORGED = said(Outcome.SLASH, Reason.FORGED_TURN, (), group=2, rewards=b"")
+UNABLE = said(rewards=reward_tags(REWARDS, SIZE, {2}))
+
+
+def test_who_could_not_replay_a_turn_contradicts_nobody_who_could() -> None:
+    assert kind(said(), FORGED) is Conflict.CONTRADICTION
+    assert kind(UNABLE, FORGED) is Conflict.UNSEEN
+    assert kind(said(rewards=reward_tags(REWARDS, SIZE, {1})), FORGED) is Conflict.CONTRADICTION, "another group"
+    unable_to_accept = said(Outcome.REJECT, Reason.SAMPLING, group=0, rewards=UNABLE.rewards)
+    assert kind(unable_to_accept, FORGED) is Conflict.UNSEEN
+    assert kind(SUSPICION, FORGED) is Conflict.CONTRADICTION
+    assert kind(ACCUSED, FORGED) is None and kind(FORGED, FORGED) is None
+
+
+def test_who_could_not_replay_a_turn_takes_no_side_and_is_never_wrong() -> None:
+    found = resolve({A: UNABLE}, {A: UNABLE, B: FORGED, C: FORGED}, 3, GROUPS, TOLERANCE)
+    assert found is not None and found.ruling is Ruling.REJECTED and not found.wrong
+    liar = resolve({A: UNABLE, C: said()}, {A: UNABLE, B: FORGED, C: said()}, 3, GROUPS, TOLERANCE)
+    assert liar is not None and liar.ruling is Ruling.UNRESOLVED, "two that differ, and one that cannot tell"
+    assert not liar.wrong
+
+
 def test_the_majority_of_the_rechecks_decides_and_names_who_was_wrong() -> None:
     first = {A: ACCUSED, B: said()}
     ruling = resolve(first, {A: ACCUSED, B: said(), C: said()}, 3, GROUPS, TOLERANCE)

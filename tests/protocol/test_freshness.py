@@ -24,6 +24,12 @@ def respond(body: bytes = BODY, **place) -> str:
     return answer(key, len(body), lambda offset, length: body[offset : offset + length])
 
 
+def test_who_said_what_is_part_of_the_content() -> None:
+    cuts = ([], [1, 1, 2], [2, 1, 1])
+    turns = [msgspec.structs.replace(ROWS[0], output=[3, 4, 5, 6], segments=segments) for segments in cuts]
+    assert len({content_digest([row]) for row in turns}) == 3
+
+
 def test_the_same_policy_gives_the_same_answer() -> None:
     assert respond() == respond()
     assert len(respond()) == 64

@@ -1,7 +1,7 @@
 """Who may do a shard, until when, and whose result counts."""
 
 from protocol.identity import Address, NodeKey
-from protocol.leases import CLASH_SECONDS, MOST_HELD, STRIKES, Leases, Standing
+from protocol.leases import CLASH_SECONDS, FORGIVEN_AFTER, MOST_HELD, STRIKES, Leases, Standing
 from protocol.tasks import TaskSpec, weight
 
 TASK = bytes(32)
@@ -117,13 +117,14 @@ def test_a_hoarder_holds_two_shards_at_most_and_is_soon_heard_no_more() -> None:
                 break
         for shard in range(8):
             table.claim(shard, A, now, alive)
-    assert table.is_barred(A) and delayed <= (STRIKES + 1) * LEASE
+    assert table.is_barred(A, now) and delayed <= (STRIKES + 1) * LEASE
     assert not table.claim(7, A, now, alive)
+    assert not table.is_barred(A, now + FORGIVEN_AFTER * LEASE)  # a bad hour is forgiven, with what it may cost again
 
 
 def test_an_accepted_result_clears_strikes() -> None:
     table = leases()
-    for shard in range(STRIKES - 1):
+    for shard in range(int(STRIKES) - 1):
         table.claim(shard, A, 0.0, alive)
         table.claim(shard, B, 100.0 + shard, alive)
     table.claim(5, A, 200.0, alive)
@@ -131,7 +132,16 @@ def test_an_accepted_result_clears_strikes() -> None:
     table.decided(5, b"done", accepted=True, now=201.0)
     table.claim(6, A, 300.0, alive)
     table.claim(6, C, 400.0, alive)
-    assert not table.is_barred(A)
+    assert not table.is_barred(A, 401.0)
+
+
+def test_nodes_that_died_three_times_may_go_on() -> None:
+    table = leases()
+    for shard in range(4):
+        table.claim(shard, A, 100.0 * shard, alive)
+        table.claim(shard, B, 100.0 * shard + 20.0, dead)
+        table.commit(shard, B, b"%d" % shard)
+    assert table.taken_over == 4 and not table.is_barred(A, 400.0)
 
 
 def test_no_node_does_two_copies_of_the_same() -> None:

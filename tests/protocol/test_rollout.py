@@ -37,6 +37,26 @@ def test_a_file_says_what_was_put_in() -> None:
     assert batch().units == 12
 
 
+def in_turns() -> RolloutBatch:
+    first, *others = batch().rows
+    row = msgspec.structs.replace(first, output=[4, 5, 6, 7, 8], segments=[2, 1, 2])
+    return msgspec.structs.replace(batch(), rows=(row, *others))
+
+
+def test_segments_are_a_column_of_files_that_have_some() -> None:
+    """Files of single answers stay what they were, byte for byte: nodes of before refuse any other."""
+    assert decode(encode(in_turns()), 6) == in_turns()
+    assert in_turns().units == 12 + 2 and list(in_turns().rows[0].sampled) == [4, 5, 7, 8]
+    assert b"segments" in encode(in_turns()) and b"segments" not in encode(batch())
+    assert encode(batch()) == stream(rollout._ROLLOUT, columns(), header=msgspec.json.encode(batch().header))
+
+
+def test_a_column_of_segments_that_says_nothing_is_refused() -> None:
+    schema = rollout._ROLLOUT.append(rollout._SEGMENTS)
+    with pytest.raises(MalformedRollout, match="segments"):
+        decode(stream(schema, [*columns(), [[]] * 6], header=msgspec.json.encode(batch().header)), 6)
+
+
 def test_a_report_says_what_was_put_in() -> None:
     report = Report(ReportHeader("aa" * 32, "bb" * 32), (ReportRow(0, 0, 1.0, [-0.5, -0.25]),))
     assert decode_report(encode_report(report), 1) == report

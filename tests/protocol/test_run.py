@@ -35,6 +35,10 @@ def evaluated(*environments: EvaluationEnvironment) -> EvaluationSpec:
     return EvaluationSpec(environments=environments)
 
 
+def mixed(*parts: EnvironmentPart) -> EnvironmentSpec:
+    return EnvironmentSpec(name="mix", parts=parts)
+
+
 RUN = RunSpec(name="sort", environment=EnvironmentSpec(name="sort", args={"digits": 4}))
 FULL = RunSpec(
     name="everything",
@@ -108,6 +112,14 @@ def test_younger_settings_inside_a_section_are_in_the_bytes_where_they_say_somet
         ({"recipe": Recipe(loss="../mine:loss")}, "recipe.loss"),
         ({"environment": EnvironmentSpec(name="sort", reward="mine:score")}, "environment.reward = 'mine:score' is"),
         ({"environment": EnvironmentSpec(name="sort", reward="mine")}, "environment.reward"),
+        ({"environment": mixed(EnvironmentPart(name="sort", reward="mine:score"))}, "environments.reward of sort"),
+        ({"environment": EnvironmentSpec(name="verifiers")}, "'verifiers' runs packages"),
+        ({"environment": mixed(EnvironmentPart(name="verifiers"))}, "'verifiers' runs packages"),
+        ({"evaluation": evaluated(EvaluationEnvironment(name="verifiers"))}, "'verifiers' runs packages"),
+        (
+            {"evaluation": evaluated(EvaluationEnvironment(name="reverse", reward="mine:score"))},
+            "evaluation.environments.reward",
+        ),
         ({"evaluation": evaluated(EvaluationEnvironment(name="sort"))}, "evaluation.environments.label"),
         ({"evaluation": evaluated(*[EvaluationEnvironment(name="reverse")] * 2)}, "evaluation.environments.label"),
         (

@@ -5,6 +5,7 @@ import pytest
 
 from protocol.identity import NodeKey
 from protocol.run import EnvironmentSpec, RolloutSpec, RunSpec
+from protocol.sections import EnvironmentPart
 from protocol.tasks import (
     MAX_SPEC_BYTES,
     TaskError,
@@ -27,6 +28,10 @@ def spec(**changes: object) -> TaskSpec:
     return TaskSpec(**{"kind": "filter", "policy": POLICY, "last": 100, "samples": 8, **changes})  # type: ignore[arg-type]
 
 
+def mixed(*parts: EnvironmentPart) -> EnvironmentSpec:
+    return EnvironmentSpec(name="mix", parts=parts)
+
+
 def test_shards_cover_every_problem_once() -> None:
     task = spec(first=3, last=100, shard_size=16)
     assert task.shards == 7
@@ -36,7 +41,7 @@ def test_shards_cover_every_problem_once() -> None:
 
 
 def test_copies_ask_three_nodes_for_the_same_and_know_each_other() -> None:
-    task = spec(kind="judge", subject=POLICY, copies=3, last=40, shard_size=32)
+    task = spec(kind="review", subject=POLICY, copies=3, last=40, shard_size=32)
     assert task.shards == 6
     assert task.numbers(0) == task.numbers(2) == range(0, 32) and task.numbers(5) == range(32, 40)
     assert list(task.siblings(4)) == [3, 4, 5]
@@ -69,6 +74,11 @@ def test_a_task_has_one_encoding_and_so_one_id() -> None:
         ({"max_output_tokens": -1}, "tokens"),
         ({"nonce": "n" * 200}, "nonce"),
         ({"version": 2}, "version"),
+        ({"environment": EnvironmentSpec(name="sort", reward="my.module:score")}, "environment"),
+        ({"environment": EnvironmentSpec(name="verifiers")}, "environment"),
+        ({"environment": mixed(EnvironmentPart(name="sort", reward="my.module:score"))}, "environment"),
+        ({"environment": mixed(EnvironmentPart(name="verifiers"))}, "environment"),
+        ({"kind": "judge", "copies": 3, "subject": POLICY}, "assets"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, object], field: str) -> None:

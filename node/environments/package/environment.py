@@ -4,13 +4,15 @@ Its code runs in the sandbox only, at workers, validators and trainer alike. It 
 tokens are this module's business.
 """
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
-from node.environments.base import Problem, Segment, Tokenizer, Transcript
-from node.environments.errors import PackageError
+from node.environments.base import Determinism, Problem, Tokenizer, Transcript
+from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
 from node.environments.package.source import in_run
@@ -39,12 +41,13 @@ class PackageEnvironment:
     ) -> None:
         """Raises PackageError for rows that cannot be used."""
         manifest = package.manifest
-        self.name, self.determinism, self.turns = manifest.name, manifest.determinism, manifest.turns
+        self.name, self.turns = manifest.name, manifest.turns
+        self.determinism: Determinism = manifest.determinism
         self._package = package
         self._scorer = scorer
         self._tokenizer = tokenizer
         self._chat = arguments.template == "chat"
-        self._said = Recent[tuple[int, ...], str](_REMEMBERED)
+        self._said = Recent[bytes, str](_REMEMBERED)
         problems = [self._problem(item) for item in package.items()]
         held = [is_held_back(problem.problem_id, arguments.held_back_share) for problem in problems]
         self._training = [problem for problem, back in zip(problems, held, strict=True) if not back]
@@ -92,21 +95,22 @@ class PackageEnvironment:
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
-        row = _row(problem)
-        said = self._package.step(row, self._turns(row, transcript))
-        if said is None:
+        said = self._reply(problem, transcript, self._turns(problem, transcript))
+        if not said:
             return None
-        tokens = (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
-        self._said[tuple(tokens)] = said
-        return tokens
+        return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0."""
-        places = [place for place, transcript in enumerate(transcripts) if self._is_complete(transcript)]
-        rows = [_row(problems[place]) for place in places]
-        asked = [Question(row, self._turns(row, transcripts[place])) for row, place in zip(rows, places, strict=True)]
+        asked: dict[int, Question] = {}
+        for place, (problem, transcript) in enumerate(zip(problems, transcripts, strict=True)):
+            if self._is_complete(transcript):
+                try:
+                    asked[place] = Question(_row(problem), self._turns(problem, transcript))
+                except Undecided:
+                    self._scorer.gave_up += 1
         scores = [0.0] * len(problems)
-        for place, reward in zip(places, self._scorer.score(asked), strict=True):
+        for place, reward in zip(asked, self._scorer.score(list(asked.values())), strict=True):
             scores[place] = reward
         return scores
 
@@ -117,18 +121,26 @@ class PackageEnvironment:
         last = transcript[-1].tokens
         return bool(last) and last[-1] in self._tokenizer.eos
 
-    def _turns(self, row: Row, transcript: Transcript) -> list[Turn]:
-        """What was said, as text."""
+    def _turns(self, problem: Problem, transcript: Transcript) -> list[Turn]:
+        """What was said, as text. Raises Undecided."""
         turns: list[Turn] = []
-        for segment in transcript:
-            text = self._tokenizer.decode(segment.tokens) if segment.sampled else self._text(row, segment, turns)
-            turns.append({"role": "assistant" if segment.sampled else "user", "content": text})
+        for place, segment in enumerate(transcript):
+            if segment.sampled:
+                turns.append({"role": "assistant", "content": self._tokenizer.decode(segment.tokens)})
+            else:
+                turns.append({"role": "user", "content": self._reply(problem, transcript[:place], turns)})
         return turns
 
-    def _text(self, row: Row, segment: Segment, turns: list[Turn]) -> str:
-        """What the environment said, without the chat template around it: remembered, or asked for again."""
-        known = self._said.get(tuple(segment.tokens))
-        return known if known is not None else self._package.step(row, turns) or ""
+    def _reply(self, problem: Problem, before: Transcript, turns: list[Turn]) -> str:
+        """What the package says behind `before`, whose text is `turns`; empty: nothing. Raises Undecided.
+
+        Remembered by all that it follows from: two texts may have the same tokens, and the one that the package
+        meant here must not depend on what it said elsewhere.
+        """
+        place = _place(problem, before)
+        if place not in self._said:
+            self._said[place] = self._package.step(_row(problem), turns) or ""
+        return self._said[place]
 
 
 def load(
@@ -149,6 +161,14 @@ def load(
     except BaseException:
         scorer.close()
         raise
+
+
+def _place(problem: Problem, transcript: Transcript) -> bytes:
+    """32 bytes that name a problem and all that was said so far."""
+    hasher = blake3(problem.problem_id.encode())
+    for segment in transcript:
+        hasher.update(struct.pack(f"<?I{len(segment.tokens)}i", segment.sampled, len(segment.tokens), *segment.tokens))
+    return hasher.digest()
 
 
 def _row(problem: Problem) -> Row:

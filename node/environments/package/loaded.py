@@ -19,10 +19,11 @@ from node.sandbox import Undecided as NoOutcome
 
 MAX_ROWS = 1_000_000
 MAX_ROW_BYTES = 256 * 1024
+MAX_TOTAL_BYTES = 1 << 30
+"""Of all rows and prompts."""
 MAX_SAID = 64 * 1024
 """Characters that an environment may say in a turn."""
 _ENTRY = "intellect_package"
-_NEEDED = ("prompt", "score")
 
 Turn = dict[str, str]
 """{"role": "assistant" | "user", "content": text}"""
@@ -67,7 +68,8 @@ class LoadedPackage:
             raise
 
     def _check(self) -> None:
-        wanted = [*_NEEDED, *(("step",) if self.manifest.turns > 1 else ())]
+        judged, several = self.manifest.determinism == "judged", self.manifest.turns > 1
+        wanted = ["prompt", *([] if judged else ["score"]), *(["step"] if several else [])]
         missing = [name for name in wanted if name not in self.functions]
         if missing:
             raise _unusable(self.manifest, f"there is no function {missing[0]}", "write it: see docs/environments.md")
@@ -78,7 +80,12 @@ class LoadedPackage:
 
     def items(self) -> Iterator[Item]:
         """Every row with its prompt, in order, read in slices. Raises PackageError."""
-        return self._file_items() if self._made is None else self._made_items(self._made)
+        total = 0
+        for item in self._file_items() if self._made is None else self._made_items(self._made):
+            total += len(msgspec.json.encode((item.row, item.prompt)))
+            if total > MAX_TOTAL_BYTES:
+                raise _unusable(self.manifest, f"its rows have more than {MAX_TOTAL_BYTES} bytes", "make fewer")
+            yield item
 
     def _made_items(self, count: int) -> Iterator[Item]:
         number, most = 0, self.manifest.limits.output_bytes // 8

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from node.environments.package.loaded import LoadedPackage, Row, Turn
 from node.environments.programs import ProgramRunner, Trial, finished
@@ -45,7 +46,8 @@ class Question:
 
     @property
     def key(self) -> bytes:
-        return msgspec.json.encode((self.row, self.turns))
+        """32 bytes to remember it by."""
+        return blake3(msgspec.json.encode((self.row, self.turns))).digest()
 
 
 class PackageScorer:
@@ -57,9 +59,17 @@ class PackageScorer:
         self._known = Recent[bytes, float](_REMEMBERED)
         self.gave_up = 0
         self.faults: Counter[str] = Counter()
+        self.complaint = ""
+        """of the last fault, in words"""
 
     def score(self, questions: Sequence[Question]) -> list[float]:
-        """One reward for each, 0 to 1. Equal questions are asked once: they have one answer."""
+        """One reward for each, 0 to 1. Equal questions are asked once: they have one answer.
+
+        Of a judged package, judges say what it is: here, nothing is decided.
+        """
+        if self._package.manifest.determinism == "judged":
+            self.gave_up += len(questions)
+            return [FLOOR] * len(questions)
         new = {question.key: question for question in questions if question.key not in self._known}
         scores = dict(zip(new, self._ask(list(new.values())), strict=True))
         found = [scores[q.key] if q.key in scores else self._known[q.key] for q in questions]
@@ -114,7 +124,9 @@ class PackageScorer:
         return FLOOR
 
     def _fault(self, outcome: Outcome, otherwise: str) -> None:
-        self.faults[otherwise if outcome.status is Status.OK else str(outcome.status)] += 1
+        what = otherwise if outcome.status is Status.OK else str(outcome.status)
+        self.faults[what] += 1
+        self.complaint = f"{what}: {outcome.error or repr(outcome.value)[:80]}"
 
 
 def _did(outcomes: Sequence[Outcome | Undecided]) -> list[dict[str, Any]] | None:

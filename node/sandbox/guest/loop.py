@@ -31,13 +31,17 @@ def main() -> None:
 
 def serve(module: object, channel: int) -> None:
     """One request: read, call, reply."""
+    tell(channel, answer(module, b"".join(iter(lambda: os.read(channel, 1 << 20), b""))))
+
+
+def answer(module: object, request: bytes) -> bytes:
+    """The reply to a request; without a function the module is only loaded."""
     try:
-        function, arguments = json.loads(b"".join(iter(lambda: os.read(channel, 1 << 20), b"")))
-        value = getattr(module, function)(*arguments)
-        reply = b"v" + json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        function, arguments = json.loads(request)
+        value = getattr(module, function)(*arguments) if function else None
+        return b"v" + json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
     except BaseException as error:
-        reply = failure(error)
-    tell(channel, reply)
+        return failure(error)
 
 
 def failure(error: BaseException) -> bytes:
@@ -68,4 +72,5 @@ def tell(channel: int, reply: bytes) -> None:
         view = view[os.write(channel, view) :]
 
 
-main()
+if __name__ == "__main__":
+    main()

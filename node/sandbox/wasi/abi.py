@@ -10,6 +10,7 @@ class Errno(IntEnum):
     FAULT = 21
     INVAL = 28
     ISDIR = 31
+    MFILE = 33
     NOENT = 44
     NOTDIR = 54
     NOTSUP = 58

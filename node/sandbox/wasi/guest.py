@@ -9,6 +9,7 @@ from wasmtime import Engine, Func, Linker, Memory, Module, Store, Trap, TrapCode
 from node.sandbox import guest as guest_modules
 from node.sandbox import wire
 from node.sandbox.base import Status
+from node.sandbox.replies import replied
 from node.sandbox.wasi.channel import Channel, Exited, Finished, GuestEnd, TooLong
 from node.sandbox.wasi.files import make_tree
 from node.sandbox.wasi.system import CHANNEL_NAME, DIRECTORY, System
@@ -67,16 +68,8 @@ class Guest:
         return self._replied() if self._channel.reply else self._ending(Status.EXITED, code=code)
 
     def _replied(self) -> wire.Ending:
-        kind, text = self._channel.reply[:1], self._channel.reply[1:]
-        match kind:
-            case b"v":
-                return self._ending(Status.OK, reply=text)
-            case b"m":
-                return self._ending(Status.OUT_OF_MEMORY, error="MemoryError")
-            case b"x":
-                return self._ending(Status.EXITED, code=int(text[:3]) if text[:3].isdigit() else 1)
-            case _:
-                return self._ending(Status.RAISED, error=text[:2000].decode("utf-8", "replace"))
+        said = replied(self._channel.reply)
+        return self._ending(said.status, said.reply, said.error, said.code)
 
     def _trapped(self, trap: Trap) -> wire.Ending:
         if trap.trap_code == TrapCode.OUT_OF_FUEL:
@@ -85,15 +78,16 @@ class Guest:
             return wire.Ending("", error="the native stack was too small")
         return self._ending(Status.CRASHED, error=str(trap.trap_code.name if trap.trap_code else trap.message))
 
-    def _ending(self, status: Status, reply: bytes = b"", error: str = "", code: int = 0) -> wire.Ending:
+    def _ending(self, status: str, reply: bytes = b"", error: str = "", code: int = 0) -> wire.Ending:
         channel = self._channel
         printed, complained = bytes(channel.printed), bytes(channel.complained)
         return wire.Ending(status, reply, error, code, self._system.used, printed, complained)
 
     def _could_have_memory(self) -> bool:
         """Whether the host can still give all that the guest may have: else a MemoryError may have been the host's."""
+        left = (self._load.memory_mib << 20) - self._system.memory_size
         try:
-            mmap.mmap(-1, self._load.memory_mib << 20).close()
+            mmap.mmap(-1, max(left, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         except (OSError, MemoryError):
             return False
         return True

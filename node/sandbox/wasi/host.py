@@ -9,7 +9,8 @@ import resource
 from pathlib import Path
 
 from node.sandbox import wire
-from node.sandbox.calls import STDIN, CallServer
+from node.sandbox.calls import STDIN, ForkingServer
+from node.sandbox.confined import walls
 from node.sandbox.wasi.engine import load_module
 from node.sandbox.wasi.guest import Guest
 from node.sandbox.wasi.settings import STACK_BYTES
@@ -23,11 +24,11 @@ def main() -> None:
         load = wire.decode(wire.read(STDIN), wire.Load)
     except wire.Closed:
         return
-    server = CallServer(load.seconds)
+    server = ForkingServer(load.seconds, 2 * load.output_bytes + (1 << 16), walls.second_line)
     server.answer(_run(load, server))
 
 
-def _run(load: wire.Load, server: CallServer) -> wire.Ending:
+def _run(load: wire.Load, server: ForkingServer) -> wire.Ending:
     try:
         _limit(load.memory_mib)
         if not _stack_is_enough(STACK_BYTES + (8 << 20)):
@@ -35,7 +36,9 @@ def _run(load: wire.Load, server: CallServer) -> wire.Ending:
         guest = Guest(*load_module(Path(load.runtime)), load, server.next)
         gc.freeze()
         return guest.run()
-    except Exception as error:  # noqa: BLE001 - the host's own trouble is never the guest's outcome
+    except MemoryError:
+        return wire.Ending("", error="this machine has no memory left")
+    except Exception as error:  # the host's own trouble is never the guest's outcome
         return wire.Ending("", error=f"{type(error).__name__}: {error}"[:400])
 
 

@@ -68,6 +68,11 @@ class System:
     def attach(self, memory: Memory) -> None:
         self._memory = GuestMemory(self._store, memory)
 
+    @property
+    def memory_size(self) -> int:
+        """Bytes that the guest has by now."""
+        return self._memory.size
+
     # fuel
 
     def fill(self, fuel: int) -> None:
@@ -311,7 +316,7 @@ class System:
 
     def _opened(self, node: Node) -> int:
         if len(self._open) >= MAX_OPEN:
-            raise WasiError(Errno.BADF)
+            raise WasiError(Errno.MFILE)
         descriptor = next(number for number in range(CHANNEL + 1, CHANNEL + 2 + MAX_OPEN) if number not in self._open)
         self._open[descriptor] = OpenFile(node)
         return descriptor

@@ -100,7 +100,7 @@ class Auditing(Service):
         self._witness = Witness(station, books, duties)
         self._pool: PoolInfo | None = None
         self._pool_at = 0.0
-        self._repeated_at = self._forgot_at = trio.current_time()
+        self._repeated_at = self._forgot_at = self._station.clock.monotonic()
         self._cases: Recent[tuple[Address, int, bytes], _Case] = Recent(JUDGED)
         self._votes: dict[Address, Recent[EpochVerdict, bytes]] = {}
         self.refused = 0
@@ -145,8 +145,8 @@ class Auditing(Service):
                 case = self._cases[key] = _Case(entry, (await self._books.block(entry.block)).timestamp)
             if case.done:
                 continue
-            if trio.current_time() >= case.next_check:
-                case.next_check = trio.current_time() + min(max(pool.window / CHECKS, PAUSES[0]), LONGEST)
+            if self._station.clock.monotonic() >= case.next_check:
+                case.next_check = self._station.clock.monotonic() + min(max(pool.window / CHECKS, PAUSES[0]), LONGEST)
                 for fault, why in await self._faults(case, pool, now):
                     await self._sign(case, fault, why)
             await self._carry(case)
@@ -154,9 +154,9 @@ class Auditing(Service):
         await self._forget(pool, now)
 
     async def _known_pool(self) -> PoolInfo:
-        if self._pool is None or trio.current_time() - self._pool_at > POOL_EVERY:
+        if self._pool is None or self._station.clock.monotonic() - self._pool_at > POOL_EVERY:
             self._pool = await self._books.pool(self._station.pool)
-            self._pool_at = trio.current_time()
+            self._pool_at = self._station.clock.monotonic()
         return self._pool
 
     # finding
@@ -245,9 +245,9 @@ class Auditing(Service):
 
     async def _repeat(self) -> None:
         """Say again what is not executed yet: whoever has started since has not heard it."""
-        if trio.current_time() - self._repeated_at < REPEAT_EVERY:
+        if self._station.clock.monotonic() - self._repeated_at < REPEAT_EVERY:
             return
-        self._repeated_at = trio.current_time()
+        self._repeated_at = self._station.clock.monotonic()
         for case in list(self._cases.values()):
             for message in case.own.values() if not case.done else ():
                 await self._station.board.post(message)
@@ -266,8 +266,8 @@ class Auditing(Service):
             signatures = self._signatures(message.verdict)
             if len(signatures) < self._station.quorum:
                 continue
-            turn = trio.current_time() + seconds_to_wait(self._station, struct_hash(message.verdict))
-            if trio.current_time() < max(case.due.setdefault(reason, turn), case.next_try):
+            turn = self._station.clock.monotonic() + seconds_to_wait(self._station, struct_hash(message.verdict))
+            if self._station.clock.monotonic() < max(case.due.setdefault(reason, turn), case.next_try):
                 continue
             work = await self._books.work(self._station.pool, entry.node, entry.epoch)
             if work.root != entry.root[:20] or work.voided or not work.units:
@@ -289,7 +289,7 @@ class Auditing(Service):
 
     async def _execute(self, case: _Case, verdict: EpochVerdict, signatures: list[bytes]) -> None:
         case.tried += 1
-        case.next_try = trio.current_time() + RETRY_PAUSE * case.tried
+        case.next_try = self._station.clock.monotonic() + RETRY_PAUSE * case.tried
         given = (verdict.pool, verdict.node, verdict.epoch, verdict.outcome, verdict.reason, signatures)
         try:
             await self._court.invalidate_epoch(*given)
@@ -303,8 +303,8 @@ class Auditing(Service):
         log.warning("epoch.invalidated", node=verdict.node, epoch=verdict.epoch, slashed=slashed)
 
     async def _forget(self, pool: PoolInfo, now: int) -> None:
-        if trio.current_time() - self._forgot_at < FORGET_EVERY:
+        if self._station.clock.monotonic() - self._forgot_at < FORGET_EVERY:
             return
-        self._forgot_at = trio.current_time()
+        self._forgot_at = self._station.clock.monotonic()
         kept = 2 * (pool.window + AGE_IN_EPOCHS * pool.epoch_seconds)
         await self._journal.do(self._journal.forget_work, now - kept)

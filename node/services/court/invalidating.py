@@ -81,7 +81,7 @@ class Invalidating:
 
     def _watch(self, id: WorkId) -> None:
         if id not in self._watched:
-            self._watched[id] = _Watched(trio.current_time() + seconds_to_wait(self._station, id))
+            self._watched[id] = _Watched(self._station.clock.monotonic() + seconds_to_wait(self._station, id))
 
     def _note(self, epoch: ShownEpoch) -> None:
         """What is known to be refused, or may be, stands in an epoch now."""
@@ -95,7 +95,7 @@ class Invalidating:
         if work is None or state is FileState.ACCEPTED or watched.tried >= TRIES:
             self._watched.pop(id, None)
             return
-        if state is FileState.REJECTED and ballots.undisputed(id) and trio.current_time() >= watched.due:
+        if state is FileState.REJECTED and ballots.undisputed(id) and self._station.clock.monotonic() >= watched.due:
             for place in self._leaves.places(work.node, id):
                 await self._invalidate(work, watched, place)
 

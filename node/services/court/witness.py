@@ -5,7 +5,6 @@ unbroken from a block on: a restart of more than a moment, or a time in which no
 came before, nothing is said.
 """
 
-import time
 from typing import Protocol
 
 import msgspec
@@ -62,7 +61,7 @@ class Witness:
         self._new: Recent[WorkId, tuple[Address, int]] = Recent(NEW)
         self._counted: Recent[WorkId, tuple[Address, int]] = Recent(NEW)
         self._record: Record | None = None
-        self._started = self._opened = trio.current_time()
+        self._started = self._opened = self._station.clock.monotonic()
         self._missed = False
         self.now = 0
         """The chain's time, of its newest block; 0 before it was asked."""
@@ -147,7 +146,10 @@ class Witness:
         if self._record is None:
             await self._begin(block)
         told = voices(self._station.board, self._station.membership)
-        if is_cut_off(told, trio.current_time()) and trio.current_time() - self._started > BRIDGED:
+        if (
+            is_cut_off(told, self._station.clock.monotonic())
+            and self._station.clock.monotonic() - self._started > BRIDGED
+        ):
             self._missed = True
         elif self._missed:
             self._missed = False
@@ -158,21 +160,24 @@ class Witness:
         if not record.since and block.number > record.block:
             record.since = block.timestamp
         if not self._missed:
-            record.until, record.wall = self.now, time.time()
+            record.until, record.wall = self.now, self._station.clock.wall()
             await self._journal.do(self._journal.remember, RECORD, msgspec.msgpack.encode(record))
         return block
 
     async def _begin(self, block: Block) -> None:
         kept = await self._journal.do(self._journal.recall, RECORD)
         before = msgspec.msgpack.decode(kept, type=Record) if kept else None
-        if before is not None and max(block.timestamp - before.until, time.time() - before.wall) <= BRIDGED:
+        if (
+            before is not None
+            and max(block.timestamp - before.until, self._station.clock.wall() - before.wall) <= BRIDGED
+        ):
             self._record = before
         else:
             self._begin_anew(block)
 
     def _begin_anew(self, block: Block) -> None:
-        self._record = Record(block.number, 0, block.timestamp, time.time())
-        self._opened = trio.current_time()
+        self._record = Record(block.number, 0, block.timestamp, self._station.clock.wall())
+        self._opened = self._station.clock.monotonic()
         log.info("audit.record_begins", block=block.number)
 
     def has_seen(self, joined: int | None, since: int) -> bool:

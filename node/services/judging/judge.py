@@ -5,7 +5,6 @@ validator's lots. What goes wrong on this side (its engine, its own fetches of p
 worker: such a file waits, and in the end gets no verdict from here. Consequences are `node.services.court`'s.
 """
 
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import structlog
 import trio
 from blake3 import blake3
 
-from node.inference.wire import Inspect, Inspected, LoadPolicy
+from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
 from node.recent import Recent
 from node.services.court.invalidating import Invalidating
 from node.services.court.slashing import OnChainCourt, Slashing
@@ -27,6 +26,7 @@ from node.services.leaves import Leaves
 from node.services.station import Rate, Station
 from node.state.tally import Tally
 from node.swarm.register import Work, WorkId
+from node.tasks.stock import TaskStock
 from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
 from protocol.decision import Level, Standing
@@ -48,6 +48,8 @@ FETCH_TIMEOUT = 30.0
 FETCH_PAUSE = 1.0
 POLICY_TIMEOUT = 30.0
 GAP_POLL = 0.5
+CLAIM_PATIENCE = 8.0
+"""Seconds that the claim may come behind the result of a task's shard."""
 INSPECT_DEADLINE = 300.0
 QUEUE = 64
 READY = 16
@@ -99,10 +101,12 @@ class Validator:
         scratch: Path,
         leaves: Leaves | None = None,
         tally: Tally | None = None,
+        stock: TaskStock | None = None,
     ) -> None:
         self._station = station
         self._engine = engine
         self._policies = policies
+        self._stock = stock
         self._scratch = scratch
         self._audit = station.run.spec.audit
         self._register = station.jury.register
@@ -114,9 +118,9 @@ class Validator:
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
-        own = station.key.address
-        self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board)
-        self.rate = Rate()
+        own, clock = station.key.address, station.clock.monotonic
+        self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
+        self.rate = Rate(clock=station.clock.monotonic)
         tally = tally or Tally(station.journal, station.run.root)
         self.outcomes = tally.part("verdicts")
         self.reasons = tally.part("reasons")
@@ -206,7 +210,8 @@ class Validator:
         already = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
         if already:
             return Candidate(work, already=already)
-        fault = self._register.fault(work) or await self._wait_for_gap(work)
+        fault = await self._wait_for_claim(work) if work.task else self._register.fault(work)
+        fault = fault or await self._wait_for_gap(work)
         if fault:
             return Candidate(work, fault=fault)
         path = await self._deliver(work)
@@ -220,6 +225,13 @@ class Validator:
             while self._register.gap(work):  # noqa: ASYNC110 - any of many messages may close it
                 await trio.sleep(GAP_POLL)
         return self._register.gap(work)
+
+    async def _wait_for_claim(self, work: Work) -> Fault | None:
+        """The result of a shard may overtake its claim."""
+        with trio.move_on_after(CLAIM_PATIENCE):
+            while self._register.fault(work):  # noqa: ASYNC110 - any of many messages may mend it
+                await trio.sleep(GAP_POLL)
+        return self._register.fault(work)
 
     async def _deliver(self, work: Work) -> Path | None:
         """The file, from its worker or whoever has it; None if nobody hands it over in time."""
@@ -291,13 +303,13 @@ class Validator:
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)
             return
-        started = time.monotonic()
+        started = self._station.clock.monotonic()
         lot = await self._lot(work, candidate.recheck)
         path = candidate.path or await self._deliver(work)
         if path is None:
             raise OwnTrouble("the file cannot be had for a second look")
         found = await self._inspect(work, path, lot)
-        seconds = time.monotonic() - started
+        seconds = self._station.clock.monotonic() - started
         self.own_lots.worked(len(found.checked), found.seconds)
         copied = self._register.copied(work)
         if found.reason == Reason.WRONG_IDENTITY and copied:
@@ -307,8 +319,8 @@ class Validator:
         await self._pronounce(work, found, lot, await self._standing(work, found), seconds, candidate.recheck)
 
     async def _lot(self, work: Work, recheck: bool) -> Lot | None:
-        """The groups to recompute, None for all of them."""
-        if recheck:
+        """The groups to recompute, None for all of them: of a task's every one, since its owner needs every score."""
+        if recheck or work.task is not None:
             return None
         history = await self._records.of(work.node)
         suspect = await self._records.is_suspect(work.node)
@@ -323,9 +335,7 @@ class Validator:
 
     async def _inspect(self, work: Work, path: Path, lot: Lot | None) -> Inspected:
         commitment = work.commitment
-        policy = await self._policies.get(commitment.policy_root, POLICY_TIMEOUT)
-        if policy is None:
-            raise OwnTrouble("its policy cannot be fetched")
+        task, load = await self._basis(work)
         order = Inspect(
             policy_root=commitment.policy_root,
             node=commitment.node,
@@ -337,14 +347,26 @@ class Validator:
             report_path=str(self._scratch / f"report-{work.id.hex()[:16]}.arrow"),
             groups=None if lot is None else lot.groups,
             second_look=lot is not None and await self._second_look(work),
+            task=task,
         )
-        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
         try:
             inspected = await self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load)
         except IntellectError as error:
             raise OwnTrouble(f"{error.what}: {error.why}") from error
         assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
         return inspected
+
+    async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:
+        """What the file was made from: a policy, or a task and the policy that it names."""
+        if work.task is not None and self._stock is not None:
+            try:
+                return await self._stock.order(work.task)
+            except IntellectError as error:
+                raise OwnTrouble(f"{error.what}: {error.why}") from error
+        policy = await self._policies.get(work.commitment.policy_root, POLICY_TIMEOUT)
+        if policy is None:
+            raise OwnTrouble("its policy cannot be fetched")
+        return None, LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
 
     async def _standing(self, work: Work, found: Inspected) -> Standing:
         accepted = found.outcome == Outcome.ACCEPT
@@ -392,7 +414,7 @@ class Validator:
             outcome,
             reason,
         )
-        unsigned = self._looked_in_part(verdict, found) or await self._takes_back(verdict, work.id)
+        unsigned = self._looked_in_part(work, verdict, found) or await self._takes_back(verdict, work.id)
         message = VerdictIssued(
             pool=commitment.pool,
             verdict=verdict,
@@ -404,7 +426,7 @@ class Validator:
         )
         if isinstance(found, Inspected):
             self.rate.add(found.tokens)
-            message = await self._with_values(message, found, lot)
+            message = await self._with_values(message, work.groups, found, lot)
         raw = self._station.board.sealed(message)
         slot = "recheck" if recheck else "verdict"
         await self._station.journal.do(self._station.journal.say, slot, work.id, raw)
@@ -422,13 +444,13 @@ class Validator:
             seconds=round(seconds, 3),
         )
 
-    def _looked_in_part(self, verdict: Verdict, found: Inspected | Fault) -> bool:
+    def _looked_in_part(self, work: Work, verdict: Verdict, found: Inspected | Fault) -> bool:
         """Whether this accepts a file of which not every group was recomputed, or not every turn replayed. The contract
         is told 'good' only by who looked at everything: who has said so there can help nobody any more when another lot
         finds the fault."""
         if not isinstance(found, Inspected) or verdict.outcome != Outcome.ACCEPT:
             return False
-        return len(found.checked) < self._station.run.spec.rollout.prompts_per_file or bool(found.unreplayed)
+        return len(found.checked) < work.groups or bool(found.unreplayed)
 
     async def _takes_back(self, verdict: Verdict, id: WorkId) -> bool:
         """Whether this node signed the contrary of `verdict` for the contract before. Acceptance and rejection of one
@@ -441,9 +463,10 @@ class Validator:
         changed = (before.verdict.outcome == Outcome.ACCEPT) != (verdict.outcome == Outcome.ACCEPT)
         return changed and bool(before.signature)
 
-    async def _with_values(self, message: VerdictIssued, found: Inspected, lot: Lot | None) -> VerdictIssued:
+    async def _with_values(
+        self, message: VerdictIssued, groups: int, found: Inspected, lot: Lot | None
+    ) -> VerdictIssued:
         """The verdict with what was recomputed, and the report as a blob if the file is accepted."""
-        groups = self._station.run.spec.rollout.prompts_per_file
         message = msgspec.structs.replace(
             message,
             window=lot.window if lot else -1,
@@ -473,10 +496,12 @@ class Validator:
         if not accepted:
             self.reasons[Reason(reason).name.lower()] += 1
         found = "is good" if accepted else f"is refused: {Reason(reason).name.lower()}"
-        text = f"file {commitment.index + 1} of {commitment.node} for policy {work.step} {found}"
+        text = f"{work.title}, of {commitment.node}, {found}"
         self._station.progress.contributed("verdict", text)
         self.recent.appendleft(
-            Judged(commitment.node, commitment.index, work.step, outcome, reason, detail, time.monotonic())
+            Judged(
+                commitment.node, commitment.index, work.step, outcome, reason, detail, self._station.clock.monotonic()
+            )
         )
 
     # as a service
@@ -490,7 +515,7 @@ class Validator:
         return f"{given} verdicts given; " + (f"{waiting} files wait for one" if waiting else "waits for the next file")
 
     def status(self) -> dict[str, Any]:
-        now = time.monotonic()
+        now = self._station.clock.monotonic()
         recent = []
         for judged in self.recent:
             row = msgspec.structs.asdict(judged)

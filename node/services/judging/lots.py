@@ -6,12 +6,12 @@ from the secret; which rate was used stands in the verdict.
 
 import math
 import secrets
-import time
 
 import msgspec
 import structlog
 import trio
 
+from node.clock import Seconds
 from node.state.journal import Journal
 from node.swarm.board import Board
 from node.swarm.register import WorkId
@@ -47,9 +47,18 @@ class Lot(msgspec.Struct, frozen=True):
 
 
 class OwnLots:
-    """One validator's. Call `prepare` before anything else."""
+    """One validator's. Call `prepare` before anything else. clock: monotonic seconds."""
 
-    def __init__(self, run: RunSpec, pool: int, own: Address, journal: Journal, board: Board) -> None:
+    def __init__(
+        self,
+        run: RunSpec,
+        pool: int,
+        own: Address,
+        journal: Journal,
+        board: Board,
+        clock: Seconds = trio.current_time,
+    ) -> None:
+        self._clock = clock
         self._run = run
         self._audit = run.audit
         self._pool = pool
@@ -111,7 +120,7 @@ class OwnLots:
 
     def arrived(self, node: Address) -> None:
         """A file was committed."""
-        self._arrived.append((time.monotonic(), node))
+        self._arrived.append((self._clock(), node))
 
     def worked(self, groups: int, seconds: float) -> None:
         """The engine recomputed so many groups in so many seconds."""
@@ -122,11 +131,11 @@ class OwnLots:
 
     def load(self) -> Load | None:
         """What arrives and what can be done, groups per second; None before anything was measured."""
-        horizon = time.monotonic() - HORIZON
+        horizon = self._clock() - HORIZON
         self._arrived = [entry for entry in self._arrived if entry[0] >= horizon]
         if self._seconds_per_group is None or not self._arrived:
             return None
-        span = max(time.monotonic() - self._arrived[0][0], 1.0)
+        span = max(self._clock() - self._arrived[0][0], 1.0)
         per_file = self._run.rollout.prompts_per_file
         return Load(
             arriving=len(self._arrived) * per_file / span,

@@ -52,7 +52,7 @@ class Intake:
         self._fresh = fresh
         self._taken_in = taken_in
         self._taken_back = taken_back
-        self._journeys = journeys or Journeys()
+        self._journeys = journeys or Journeys(station.clock.monotonic)
         self._open: dict[WorkId, Work] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._looked_at: Recent[WorkId, None] = Recent(REMEMBERED)
@@ -92,7 +92,7 @@ class Intake:
         while True:
             await trio.sleep(WATCH_POLL)
             for work in list(self._open.values()):
-                waited = trio.current_time() - work.at
+                waited = self._station.clock.monotonic() - work.at
                 if work.id not in self._looked_at:  # its verdicts may have come before it was work
                     self._looked_at[work.id] = None
                     await self._decide(work)

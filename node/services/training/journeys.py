@@ -10,6 +10,7 @@ from statistics import fmean
 
 import trio
 
+from node.clock import Seconds
 from node.recent import Recent
 from node.recipe.pool import Group
 from node.swarm.register import WorkId
@@ -21,23 +22,24 @@ REMEMBERED = 8192
 
 
 class Journeys:
-    """Bounded: the oldest files are forgotten first."""
+    """Bounded: the oldest files are forgotten first. clock: monotonic seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Seconds = trio.current_time) -> None:
+        self._clock = clock
         self._published: Recent[int, float] = Recent(REMEMBERED)
         self._works: Recent[WorkId, dict[str, float]] = Recent(REMEMBERED)
 
     def published(self, step: int) -> None:
-        self._published[step] = trio.current_time()
+        self._published[step] = self._clock()
 
     def reached(self, work: WorkId, stage: str) -> None:
         """A file has come to the end of a stage; only the first time counts."""
-        self._works.setdefault(work, {}).setdefault(stage, trio.current_time())
+        self._works.setdefault(work, {}).setdefault(stage, self._clock())
 
     def means(self, groups: Iterable[Group]) -> dict[str, float]:
         """Mean seconds of each stage over the files of a batch that is being handed over now."""
         spent: dict[str, list[float]] = {stage: [] for stage in STAGES}
-        now = trio.current_time()
+        now = self._clock()
         for work, step in {group.key[0]: group.policy_step for group in groups}.items():
             at: float | None = self._published.get(step)
             ends = {**self._works.get(work, {}), "queue": now}

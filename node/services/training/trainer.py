@@ -4,7 +4,6 @@ Which files may be used is the intake's to say, which groups make a batch node.r
 the policy that made the tokens. Publishing and batching are journaled, so a restart neither repeats nor loses anything.
 """
 
-import time
 from collections import Counter, deque
 from typing import Any
 
@@ -60,7 +59,7 @@ class Trainer:
         self._pool = RolloutPool(self._spec)
         self._used: set[bytes] = set()
         self._tokens = 0
-        self._journeys = Journeys()
+        self._journeys = Journeys(station.clock.monotonic)
         self._intake = Intake(
             station,
             fresh=self._fresh,
@@ -68,7 +67,7 @@ class Trainer:
             taken_back=self._pool.forget,
             journeys=self._journeys,
         )
-        self.rate = Rate(30.0)
+        self.rate = Rate(30.0, station.clock.monotonic)
         self.step = -1
         self.done = False
         self.staleness: Counter[int] = Counter()
@@ -140,9 +139,9 @@ class Trainer:
                 self.ended_by = f"this trainer contradicted itself: {self._station.jury.policies.fork}"
                 break
             metrics = await trio.to_thread.run_sync(self._read_metrics, step)
-            began = trio.current_time()
+            began = self._station.clock.monotonic()
             held = await self._publisher.publish(step, self._spool.policy_path(step))
-            announced = trio.current_time() - began
+            announced = self._station.clock.monotonic() - began
             self._journeys.published(step)
             self._station.shelf.put(held)
             await self._count_time()
@@ -192,7 +191,7 @@ class Trainer:
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""
-        now = time.time()
+        now = self._station.clock.wall()
         if self.began_at is None:
             self.began_at = now
             journal = self._station.journal

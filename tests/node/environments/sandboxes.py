@@ -19,9 +19,9 @@ except BaseException as error:
     print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
     sys.exit(1)
 print("null", flush=True)
-answers = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:
     function, arguments, stdin = json.loads(line)
+    mine, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         printed = io.StringIO()
@@ -29,16 +29,18 @@ for line in sys.stdin:
         try:
             with contextlib.redirect_stdout(printed):
                 value = getattr(module, function)(*arguments)
-            reply = ["ok", value, "", printed.getvalue()]
-            json.dumps(reply, allow_nan=False)
+            reply = json.dumps(["ok", value, "", printed.getvalue()], allow_nan=False)
         except SystemExit as error:
-            reply = ["exited", error.code or 0, "", printed.getvalue()]
+            reply = json.dumps(["exited", error.code or 0, "", printed.getvalue()])
         except BaseException as error:
-            reply = ["raised", None, f"{type(error).__name__}: {error}", printed.getvalue()]
-        answers.write(json.dumps(reply) + "\\n")
-        answers.flush()
+            reply = json.dumps(["raised", None, f"{type(error).__name__}: {error}", printed.getvalue()])
+        os.write(theirs, reply.encode())
         os._exit(0)
-    os.waitpid(child, 0)
+    os.close(theirs)
+    with os.fdopen(mine) as answer:
+        reply = answer.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(reply or json.dumps(["exited", status, "", ""]), flush=True)
 """
 
 

@@ -70,8 +70,8 @@ def test_jsonl_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
 
 
 def test_rows_outside_the_solve_rate_or_of_other_tasks_can_be_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "d.jsonl", [*(row(i) for i in range(100)), row(100, task_type="prime_rl_code", solve_rate=0.5)])
-    with pytest.raises(DatasetError, match="line 101.*prime_rl_code"):
+    write(tmp_path / "d.jsonl", [*(row(i) for i in range(100)), row(100, task_type="kernelbench", solve_rate=0.5)])
+    with pytest.raises(DatasetError, match="line 101.*kernelbench"):
         load("dataset", tmp_path, path="d.jsonl")
     kept = load(
         "dataset", tmp_path, path="d.jsonl", other_tasks="skip", held_back_share=0.3,
@@ -91,11 +91,11 @@ def test_rows_outside_the_solve_rate_or_of_other_tasks_can_be_left_out(tmp_path:
         (row(2, prompt=5), "prompt"),
         (row(2, prompt=""), "empty"),
         (row(2, problem_id="p0"), "second time"),
-        (row(2, verification_info="{"), "not JSON"),
+        (row(2, verification_info="{"), "neither JSON"),
         (row(2, verification_info="{}"), "ground_truth"),
         (row(2, verification_info={"ground_truth": [1]}), "ground_truth"),
         (row(2, task_type="poetry"), "poetry"),
-        ("x" * (1 << 20) + "xx", "longer than"),
+        ("x" * (4 << 20) + "xx", "longer than"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, broken: Any, why: str) -> None:

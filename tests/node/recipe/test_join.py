@@ -52,6 +52,21 @@ def test_groups_carry_label_target_and_what_the_learner_needs() -> None:
     assert groups[0].rows[0].group_key == groups[0].rows[1].group_key != row.group_key
 
 
+def test_length_terms_and_log_probs_are_about_sampled_tokens() -> None:
+    """A row in turns is worth what the same answer in one turn is, whatever the environment said in it."""
+    first, *others = BATCH.rows
+    turns = msgspec.structs.replace(first, output=[7, 8, 8, 8, 7], segments=[1, 3, 1])
+    (plain, *_), (played, *_) = (
+        join(RUN, ROOT, 4, RolloutBatch(BATCH.header, (row, *others)), REPORT) for row in (first, turns)
+    )
+    assert played.samples == plain.samples
+    assert played.rows[0].segments == [1, 3, 1] and played.rows[0].task_reward == plain.rows[0].task_reward
+    for segments in ([1, 3], [1, 3, 2], [5]):
+        broken = msgspec.structs.replace(turns, segments=segments)
+        with pytest.raises(ProtocolError, match="segments"):
+            join(RUN, ROOT, 4, RolloutBatch(BATCH.header, (broken, *others)), REPORT)
+
+
 @pytest.mark.parametrize(
     ("report", "why"),
     [

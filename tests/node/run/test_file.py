@@ -124,3 +124,21 @@ def test_proofs_have_as_many_points_as_a_row_is_good_for(tmp_path: Path, hidden:
     run_file = tmp_path / "run.toml"
     run_file.write_text(f'name = "x"\nmodel = "model"\n[environment]\nname = "sort"\n[verification]\n{said}\n')
     assert load_run_file(run_file).verification.toploc_k == points
+
+
+def test_what_tools_look_through_and_run_with_are_files_of_the_run(run_file: Path) -> None:
+    from node.sandbox import RuntimeMissing, find_runtime
+
+    (run_file.parent / "facts.jsonl").write_text('{"text": "a"}\n')
+    tools = '"tools"\nargs = {{ tools = "{}", corpus = "facts.jsonl" }}\n'
+    plain = run_file.read_text()
+    run_file.write_text(plain.replace('"dataset"', tools.format("search")))
+    spec = compile_run(run_file).spec
+    assert spec.environment.args["corpus"] == "data/facts.jsonl" in [asset.path for asset in spec.assets]
+    assert "python.wasm" not in [asset.path for asset in spec.assets]
+    try:
+        find_runtime()
+    except RuntimeMissing:
+        return
+    run_file.write_text(plain.replace('"dataset"', tools.format("search python")))
+    assert "python.wasm" in [asset.path for asset in compile_run(run_file).spec.assets]

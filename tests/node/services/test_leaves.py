@@ -11,6 +11,7 @@ import trio
 from blake3 import blake3
 
 from node.blobs.errors import BlobTooLarge
+from node.clock import Clock
 from node.services.leaves import Leaves
 from protocol.identity import Address, NodeKey
 from protocol.messages import WorkPublished
@@ -32,6 +33,7 @@ class Swarm:
             jury=SimpleNamespace(validators=lambda: ()),
             board=SimpleNamespace(subscribe=lambda _: self._heard),
             blobs=self,
+            clock=Clock(),
         )
 
     async def fetch(self, root: bytes, sources: object, *, max_size: int, timeout: float) -> Path:

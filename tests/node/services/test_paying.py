@@ -1,11 +1,11 @@
 """A worker's commitments: each accepted file goes on chain once, whatever fails, and is shown until it is paid."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import trio
 
 from node.chain.errors import ChainError, Reverted
+from node.clock import Clock
 from node.services.paying import Paying
 from protocol.messages import WorkPublished
 from protocol.work import Leaf, decode_leaves, merkle_root, tree_of
@@ -63,7 +63,6 @@ class Books:
     """A worker's state directory; the service may start again over it."""
 
     def __init__(self, treasury: Treasury, monkeypatch: Any) -> None:
-        monkeypatch.setattr("node.services.paying.time", SimpleNamespace(time=trio.current_time))
         monkeypatch.setattr("node.services.paying.RETRY_PAUSE", 50.0)
         monkeypatch.setattr(trio.to_thread, "run_sync", self._inline)
         self.treasury, self.journal = treasury, InlineJournal()
@@ -86,6 +85,7 @@ class Books:
     async def live(self, seconds: float) -> None:
         class Station:
             pool, key, journal, board, blobs = POOL, WORKER, self.journal, self.board, self.blobs
+            clock = Clock(wall=trio.current_time)
 
         with trio.move_on_after(seconds):
             await Paying(Station(), self.treasury).run()  # type: ignore[arg-type]

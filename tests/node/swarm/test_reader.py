@@ -47,3 +47,19 @@ async def test_a_reader_that_went_away_is_noticed(reader) -> None:
     reader.channel.close()
     with pytest.raises(trio.BrokenResourceError):
         reader.offer(told(HONEST))
+
+
+async def test_who_wants_only_some_authors_is_not_woken_for_the_others() -> None:
+    reader = Reader[LotsRevealed](HONEST.__eq__)
+    assert reader.offer(told(FLOODER)) and reader.offer(told(HONEST))
+    assert (await reader.channel.receive()).author == HONEST
+    assert reader.channel.statistics().current_buffer_used == 0
+
+
+async def test_what_one_author_may_leave_unread_is_bounded_however_much_was_read_before() -> None:
+    reader = Reader[LotsRevealed]()
+    for _ in range(3 * reader_module.ROOM_EACH):
+        assert reader.offer(told(FLOODER))
+        await reader.channel.receive()
+    heard = [reader.offer(told(FLOODER)) for _ in range(reader_module.ROOM_EACH + 5)]
+    assert heard == [True] * reader_module.ROOM_EACH + [False] * 5

@@ -63,6 +63,18 @@ def test_a_copy_of_our_loss_and_advantage_learns_the_same_and_its_metrics_are_re
     assert said.pop("twice") == 2.0 and said == told
 
 
+def test_the_examples_functions_are_usable(tmp_path: Path) -> None:
+    """Loading them tries them on a few numbers."""
+    from examples import own_functions
+
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "own_functions.py").write_text(Path(own_functions.__file__).read_text())
+    objective = Objective(loss="own_functions:loss", advantage="own_functions:advantage")
+    assert not functions_of(objective, tmp_path).needs_proximal
+    row = {"problem_id": "p", "prompt": "3+4=", "answer": ("7",)}
+    assert [own_functions.score(row, answer) for answer in ("7", "8", "x", "")] == [1.0, 0.5, 0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

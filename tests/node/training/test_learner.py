@@ -75,6 +75,36 @@ def test_packed_samples_do_not_see_each_other(make_learner: Callable[..., Learne
     assert together.numpy() == pytest.approx(alone, abs=1e-5)
 
 
+def in_turns(row: BatchRow) -> BatchRow:
+    """The same sampled tokens, with two of an environment in the middle."""
+    first = len(row.output) // 2
+    if not first:
+        return row
+    output = [*row.output[:first], 3, 1, *row.output[first:]]
+    return msgspec.structs.replace(row, output=output, segments=[first, 2, len(row.output) - first])
+
+
+def test_only_sampled_tokens_are_learnt_from(make_learner: Callable[..., Learner], tiny_assets: Path) -> None:
+    """Of a row in turns the learner has one log-prob per sampled token, packed or padded: the engine's."""
+    learner = make_learner()
+    rows = by_length([in_turns(row) for row in made_up_rows(20)])
+    assert sum(bool(row.segments) for row in rows) > 10
+    with torch.no_grad():
+        together = learner.policy(packed(rows, CPU))[0]
+        assert torch.allclose(together, learner.policy(padded(rows, CPU))[0], atol=1e-5)
+    engine = TorchEngine(tiny_assets / "model")
+    engine.load({name: tensor.detach() for name, tensor in learner.parameters.items()})
+    sequences = [Finished(row.prompt, row.output, row.segments) for row in rows]
+    assert together.numpy() == pytest.approx(
+        np.concatenate([one.logprobs for one in engine.prefill(sequences, 1.0)]), abs=1e-5
+    )
+    plain = made_up_rows()
+    alike, metrics = (make_learner().step(some, 0) for some in (plain, [in_turns(row) for row in plain]))
+    for name in ("trained_tokens", "length_mean", "length_max", "tokens"):
+        assert metrics[name] == alike[name], name
+    assert metrics["fed_tokens"] > alike["fed_tokens"]
+
+
 def test_a_sliding_window_holds_within_a_pack(make_learner: Callable[..., Learner]) -> None:
     learner = make_learner()
     rows = by_length(made_up_rows(12, longest=30))

@@ -128,6 +128,34 @@ def test_what_the_environment_says_goes_through_the_template_and_comes_back_as_t
         assert fresh.score([fresh.problem(0)], [transcript]) == [1.0]
 
 
+def test_two_texts_with_the_same_tokens_are_not_taken_for_each_other(
+    loaded: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Characters.encode
+    monkeypatch.setattr(Characters, "encode", lambda self, text: plain(self, text.replace("~", "")))
+    told = (
+        NEXT[: NEXT.index("def step")]
+        + """
+def step(row, turns):
+    return "no~" if turns[0]["content"] == "x" else "no"
+def score(row, turns):
+    return turns[1]["content"] == "no~"
+"""
+    )
+    environment = loaded(told)
+    problem = environment.problem(0)
+    assert environment.step(problem, said("x")) == environment.step(problem, said("y")) == TOKENS.encode("no")
+    replies = [said("x", "no", "z"), said("y", "no", "z")]
+    assert environment.score([problem] * 2, replies) == [1.0, 0.0]
+
+
+def test_a_turn_that_nobody_can_replay_now_leaves_the_reward_undecided(loaded: Loader) -> None:
+    environment = loaded()
+    environment._package.sandbox.fail_with["step"] = NoOutcome("no", "slow", "wait")  # noqa: SLF001
+    assert environment.score([environment.problem(0)], [said("x", "not x", "y")]) == [0.0]
+    assert environment.gave_up == 1
+
+
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
@@ -213,6 +241,26 @@ def test_a_program_that_cannot_be_told_leaves_its_group_undecided(loaded: Loader
     runner.fail_with["run"] = NoOutcome("no", "slow", "wait")
     assert environment.score([environment.problem(0)] * 2, [said("print(2)"), said("none")]) == [0.0, 0.0]
     assert environment.gave_up == 1
+
+
+def test_a_judged_package_leaves_every_reward_to_judges(loaded: Loader) -> None:
+    environment = loaded(NEXT.replace('"exact"', '"judged"'))
+    problem = environment.problem(0)
+    right = said(str(int(problem.prompt[:-3]) + 1))
+    assert environment.score([problem] * 2, [right, right]) == [0.0, 0.0]
+    assert (environment.gave_up, environment.determinism) == (2, "judged")
+
+
+def test_rows_are_bounded_one_by_one_and_together(loaded: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.environments.package.loaded.MAX_TOTAL_BYTES", 1000)
+    with pytest.raises(PackageError, match="more than 1000 bytes"):
+        loaded()
+    monkeypatch.setattr("node.environments.package.loaded.MAX_ROW_BYTES", 10)
+    with pytest.raises(PackageError, match="row 0 is no object of at most 10 bytes"):
+        loaded()
+    monkeypatch.setattr("node.environments.package.loaded.MAX_ROWS", 10)
+    with pytest.raises(PackageError, match="more than 10 rows"):
+        loaded()
 
 
 @pytest.mark.parametrize(

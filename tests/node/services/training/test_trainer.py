@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import trio
 
+from node.clock import Clock
 from node.metrics.observer import Observer
 from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
@@ -194,6 +195,7 @@ class House:
             progress=ProgressRecord(),
             quorum=1,
             jury=self.swarm,
+            clock=Clock(),
         )
         publisher = SimpleNamespace(publish=self._publish)
         observer = Observer(self.run, self.folder)

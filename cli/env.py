@@ -1,0 +1,253 @@
+"""`intellect-node env`: environments of one's own: write one, check it, publish it, see which there are."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cli.errors import RUN, USAGE, CommandError
+from cli.output import clean, console, print_facts, print_json, quiet_logs
+
+if TYPE_CHECKING:
+    from node.environments.package.check import Report
+    from node.run.packages import Known
+
+SHOWN = 20
+app = typer.Typer(no_args_is_help=True, help="Environments: write one, check it, publish it, see which there are.")
+Package = Annotated[str, typer.Argument(help="A .py module, a directory, a .tar, or the root of one known here.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@app.command(
+    "new",
+    epilog="Examples:  intellect-node env new capitals   |   intellect-node env new guess --kind multi-turn   |   "
+    "intellect-node env new sums --kind code --out envs/sums.py",
+)
+def new(
+    name: Annotated[str, typer.Argument(help="Its name: lower-case letters, digits, '-' and '_'.")],
+    kind: Annotated[str, typer.Option(help="single, multi-turn or code.")] = "single",
+    out: Annotated[Path | None, typer.Option(help="The file to write. Default: NAME.py here.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a working environment in one file, ready to be changed."""
+    from node.environments.names import nearest
+    from node.environments.package.manifest import is_name
+    from node.environments.package.templates import KINDS, template
+
+    if kind not in KINDS:
+        raise CommandError(f"there is no kind {kind!r}", "known are " + ", ".join(KINDS), nearest(kind, KINDS), USAGE)
+    if not is_name(name):
+        why = "it is taken by a built-in one, or has other characters than lower-case letters, digits, '-' and '_'"
+        raise CommandError(f"{name!r} cannot be an environment's name", why, "choose another", USAGE)
+    file = out or Path(f"{name.replace('-', '_')}.py")
+    if file.exists() and not force:
+        raise CommandError(f"{file} is there already", "it may hold work of yours", "name another, or add --force")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(template(kind, name).replace("THIS_FILE", str(file)), encoding="utf-8")
+    if as_json:
+        return print_json({"file": str(file), "name": name, "kind": kind})
+    console().print(f"wrote {file}; next: intellect-node env check {file}", soft_wrap=True, markup=False)
+    return None
+
+
+@app.command(
+    "check",
+    epilog="Examples:  intellect-node env check capitals.py   |   intellect-node env check envs/sums --rows 20 --json",
+)
+def check(
+    package: Package,
+    rows: Annotated[int, typer.Option(min=1, help="Most rows to play, at even distances.")] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Play every row in fresh processes that differ in what must not matter; exit code 6 names what is wrong.
+
+    The golden answer must get 1; nothing, garbage, and answers that attack the grader must get 0.
+    """
+    from node.environments.package.check import check_package
+    from node.environments.package.source import read_source
+    from node.environments.package.ways import all_ways
+
+    known = _kept(package)
+    with quiet_logs(), _progress(quiet=as_json) as progress:
+        report = check_package(read_source(known.path), all_ways(), rows, progress)
+    if as_json:
+        print_json(_as_json(known, report))
+    else:
+        _show(known, report)
+    if report.findings:
+        first = report.findings[0]
+        what = f"{known.manifest.name} is not fit for a run: {len(report.findings)} findings"
+        raise CommandError(what, f"row {first.row}: {clean(first.what, 500)}", first.remedy, RUN)
+    if report.undecided:
+        why = f"{report.undecided} plays took too long, or this machine lacked memory"
+        raise CommandError(f"{known.manifest.name} was not decided", why, "check it on a quieter machine", RUN)
+
+
+@app.command(
+    "publish",
+    epilog="Examples:  intellect-node env publish capitals.py   |   "
+    "intellect-node env publish capitals.py --state-dir ~/nodes/a   |   "
+    "intellect-node env publish capitals.py --mirror /srv/environments",
+)
+def publish(
+    package: Package,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", help="A node that shall hold it, too (not running).")
+    ] = None,
+    mirror: Annotated[
+        Path | None, typer.Option(help="A directory to put it into as ROOT.tar, for a web server.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack an environment, keep it here, and print the root that run files may name. It is not checked: see `check`.
+
+    A run brings its packages along, so that its members need nothing but the run.
+    """
+    from node.state.files import write_whole
+
+    known = _kept(package)
+    if mirror is not None:
+        mirror.mkdir(parents=True, exist_ok=True)
+        write_whole(mirror / f"{known.root}.tar", known.path.read_bytes())
+    if state_dir is not None:
+        _put_into_store(known, state_dir)
+    if as_json:
+        return print_json(_facts(known))
+    print_facts([("environment", known.manifest.name), ("root", known.root), ("bytes", known.size), ("at", known.path)])
+    return console().print(f'in a run file: [environment] package = "{known.root}"', markup=False, soft_wrap=True)
+
+
+@app.command(
+    "fetch",
+    epilog="Example:  intellect-node env fetch 4b68a0fc... --from https://example.org/environments",
+)
+def fetch(
+    root: Annotated[str, typer.Argument(help="64 hex digits.")],
+    url: Annotated[str, typer.Option("--from", help="Where somebody published it with --mirror: a URL.")],
+    as_json: AsJson = False,
+) -> None:
+    """Get a published environment by its root, which proves that it is the one."""
+    from node.run.package_fetch import fetch as fetch_package
+    from node.run.packages import is_root
+
+    if not is_root(root):
+        raise CommandError(f"{clean(root, 80)!r} is no root", "a root has 64 hex digits", "copy it whole", USAGE)
+    known = fetch_package(root, url)
+    if as_json:
+        return print_json(_facts(known))
+    return print_facts([("environment", known.manifest.name), ("root", known.root), ("at", known.path)])
+
+
+@app.command("list", epilog="Examples:  intellect-node env list   |   intellect-node env list --json")
+def list_(as_json: AsJson = False) -> None:
+    """Show the environments that run files may name: built-in ones, and packages that are known here."""
+    from node.environments.builtin import BUILTIN
+    from node.environments.task_types.table import TASK_TYPES
+    from node.run.packages import known
+
+    packages = list(known())
+    if as_json:
+        return print_json(
+            {
+                "built_in": [{"name": row.name, "about": row.about} for row in BUILTIN.values()],
+                "task_types": [
+                    {"name": one.name, "about": one.about, "class": one.determinism} for one in TASK_TYPES.values()
+                ],
+                "packages": [_facts(one) for one in packages],
+            }
+        )
+    _print_table([(row.name, "", row.about) for row in BUILTIN.values()], "built in")
+    _print_table([(one.name, one.determinism, one.about) for one in TASK_TYPES.values()], "task_type in dataset")
+    for one in packages:
+        about = f"{one.manifest.name}  ({one.manifest.determinism}) {clean(one.manifest.about)}"
+        console().print(about, markup=False, soft_wrap=True)
+        console().print(f"  {one.root}", soft_wrap=True)
+    return None
+
+
+def _print_table(rows: list[tuple[str, str, str]], title: str) -> None:
+    """Rows of (name, class, about)."""
+    table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2), show_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, kind, what in rows:
+        table.add_row(name, kind, what)
+    console().print(table)
+
+
+def _kept(package: str) -> "Known":
+    """The package, as this user's copy."""
+    from node.run.packages import named
+
+    return named(package, Path())
+
+
+def _put_into_store(known: "Known", state_dir: Path) -> None:
+    import trio
+
+    from node.run.packages import put_into_store
+
+    trio.run(put_into_store, known, state_dir)
+
+
+def _facts(known: "Known") -> dict[str, Any]:
+    manifest = known.manifest
+    return {
+        "name": manifest.name,
+        "root": known.root,
+        "class": manifest.determinism,
+        "turns": manifest.turns,
+        "about": clean(manifest.about),
+        "bytes": known.size,
+        "path": str(known.path),
+    }
+
+
+def _as_json(known: "Known", report: "Report") -> dict[str, Any]:
+    findings = [{"row": one.row, "what": clean(one.what, 500), "remedy": one.remedy} for one in report.findings]
+    return _facts(known) | {
+        "good": report.good,
+        "rows": report.rows,
+        "checked": report.checked,
+        "ways": list(report.ways),
+        "findings": findings,
+        "undecided": report.undecided,
+        "faults": report.faults,
+    }
+
+
+def _show(known: "Known", report: "Report") -> None:
+    out = console()
+    print_facts(
+        [
+            ("environment", known.manifest.name),
+            ("class", known.manifest.determinism),
+            ("turns", known.manifest.turns),
+            ("root", known.root),
+            ("rows", f"{report.checked:,} of {report.rows:,} played"),
+            ("processes", "; ".join(report.ways)),
+            ("scorer failed", f"{report.faults} times, which is the floor" if report.faults else "never"),
+        ]
+    )
+    for one in report.findings[:SHOWN]:
+        out.print(f"[red]row {one.row}:[/] {escape(clean(one.what, 500))}; {escape(one.remedy)}", soft_wrap=True)
+    if len(report.findings) > SHOWN:
+        out.print(f"and {len(report.findings) - SHOWN} more (--json shows them)")
+    if report.good:
+        out.print("[green]fit for a run[/]")
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(), disable=quiet, transient=True) as shown:
+        task = shown.add_task("rows", total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

@@ -1,0 +1,8 @@
+"""`intellect-node task`: have the swarm generate, filter, evaluate, judge or review something.
+
+Asked for at the node of the pool's trainer, over its control socket; workers do the shards, validators judge them.
+"""
+
+from cli.task.commands import app
+
+__all__ = ["app"]

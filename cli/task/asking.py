@@ -1,0 +1,170 @@
+"""From what a person asks for to a task's specification and the files that it needs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.errors import RUN, USAGE, CommandError
+
+if TYPE_CHECKING:
+    from node.environments.base import Environment
+    from protocol.run import Asset, EnvironmentSpec
+    from protocol.tasks import Kind, Part, TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What every kind of task may be told. 0, or "" for the policy: what fits."""
+
+    policy: str = "newest"
+    samples: int = 1
+    shard_size: int = 16
+    max_output_tokens: int = 0
+    temperature: float = 0.0
+    lease: float = 120.0
+    device: str = "any"
+    nonce: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Of a TaskSpec."""
+        return {
+            "samples": self.samples,
+            "shard_size": self.shard_size,
+            "max_output_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "lease_seconds": self.lease,
+            "device": self.device,
+            "nonce": self.nonce,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """spec: its policy left open; files: asset path -> file on this machine; source: the data set that is filtered."""
+
+    spec: "TaskSpec"
+    policy: str
+    files: dict[str, Path]
+    source: Path | None = None
+
+
+class Bench:
+    """What a node's state directory says of its run. Raises StateError where there is none."""
+
+    def __init__(self, directory: Path) -> None:
+        from node.inference.tokenizer import LocalTokenizer
+        from node.state.reader import StateFiles
+
+        self.files = StateFiles(directory)
+        self.run, self.assets = self.files.run()
+        self.tokenizer = LocalTokenizer(self.assets / "model")
+
+    def environment(self, spec: "EnvironmentSpec", assets: Path) -> "Environment":
+        from node.environments.registry import load_environment
+
+        return load_environment(spec, assets, self.tokenizer)
+
+
+def of_own(bench: Bench, kind: "Kind", part: "Part", first: int, problems: int, sizes: Sizes) -> Wish:
+    """A task over the run's own problems. problems: 0 for all of that part, where they have an end."""
+    from node.inference.shards import problems_in
+    from protocol.tasks import TaskSpec
+
+    environment = bench.environment(bench.run.environment, bench.assets)
+    try:
+        there = problems_in(environment, part)
+    finally:
+        environment.close()
+    last = first + problems if problems else there
+    if not first < last <= there:
+        raise CommandError(
+            "there are not so many problems",
+            f"{part.replace('_', '-')} problems are numbered 0 to {there - 1}, asked for was {first} to {last - 1}",
+            "give --problems, and --first where it should not be 0",
+            USAGE,
+        )
+    return Wish(TaskSpec(kind=kind, part=part, first=first, last=last, **sizes.fields()), sizes.policy, {})
+
+
+def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
+    """A filter over every row of a data set."""
+    import shutil
+    import tempfile
+
+    from node.inference.shards import problems_in
+    from protocol.run import EnvironmentSpec
+    from protocol.tasks import TaskSpec
+
+    path = f"data/{'rows.parquet' if data.suffix == '.parquet' else 'rows.jsonl'}"
+    asset = _asset(path, data)
+    environment = EnvironmentSpec(name="dataset", args={"path": path, "template": template})
+    with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
+        place = Path(folder) / path
+        place.parent.mkdir()
+        shutil.copyfile(data, place)
+        loaded = bench.environment(environment, Path(folder))
+        try:
+            rows = problems_in(loaded, "all")
+        finally:
+            loaded.close()
+    spec = TaskSpec(
+        kind="filter",
+        part="all",
+        last=rows,
+        environment=environment,
+        assets=(asset,),
+        **sizes.fields(),
+    )
+    return Wish(spec, sizes.policy, {path: data}, data)
+
+
+def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
+    """A judgement of every answer in a rollout file that this node holds. root: 64 hex digits, or how they begin."""
+    from protocol.rollout import MAX_FILE_BYTES, decode
+    from protocol.tasks import COPIES, SUBJECT, TaskSpec
+
+    path = _blob(bench, root)
+    rows = decode(path.read_bytes()[: MAX_FILE_BYTES + 1], 65_536).rows
+    asset = _asset(SUBJECT, path)
+    rollout = bench.run.rollout
+    room = 2 * (rollout.max_prompt_tokens + rollout.max_output_tokens) + 2048
+    fields = {**sizes.fields(), "samples": 1, "copies": COPIES, "max_prompt_tokens": room}
+    spec = TaskSpec(kind="judge", last=len(rows), subject=asset.root, assets=(asset,), **fields)
+    return Wish(spec, sizes.policy, {SUBJECT: path})
+
+
+def of_package(package: Path, scratch: Path, sizes: Sizes) -> Wish:
+    """A review of a proposed environment package: a module, a directory or an archive. scratch: where it is packed."""
+    from node.environments.package.archive import pack
+    from node.environments.package.source import read_source
+    from node.state.files import write_whole
+    from protocol.tasks import COPIES, TaskSpec
+
+    packed = scratch / "package.tar"
+    write_whole(packed, pack(read_source(package)))
+    asset = _asset("package.tar", packed)
+    fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce}
+    spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=asset.root, assets=(asset,), **fields)
+    return Wish(spec, "", {asset.path: packed})
+
+
+def _asset(path: str, file: Path) -> "Asset":
+    from protocol.blobs import describe
+    from protocol.run import Asset
+
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read", str(error), "name a file that is there", RUN) from None
+    return Asset(path=path, root=describe(data).root.hex(), size=len(data))
+
+
+def _blob(bench: Bench, root: str) -> Path:
+    from node.errors import StateError
+
+    try:
+        return bench.files.blob(root)
+    except StateError as error:
+        raise CommandError(
+            "the file to judge is not here", error.why, "name the root of an accepted file", RUN
+        ) from None

@@ -1,0 +1,340 @@
+"""The commands of `intellect-node task`. Each asks, waits and tells; what is heavy is imported when it runs."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.errors import USAGE, CommandError
+from cli.output import clean, console, print_json, short
+from cli.places import StateDir, chosen_directory
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cli.task.asking import Wish
+    from cli.task.telling import Maker
+
+app = typer.Typer(
+    name="task",
+    help="Have the swarm generate, filter, evaluate, judge or review something. Asked for at the trainer's node.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Policy = Annotated[str, typer.Option(help="newest, a step, or the beginning of a policy's root.")]
+Samples = Annotated[int, typer.Option(min=1, max=256, help="Answers to each problem.")]
+ShardSize = Annotated[int, typer.Option(min=1, max=256, help="Problems that one worker does at a time.")]
+MostTokens = Annotated[int, typer.Option(min=0, help="Of an answer. 0: the run's limit.")]
+Temperature = Annotated[float, typer.Option(min=0, max=10, help="0: the run's.")]
+Lease = Annotated[float, typer.Option(min=1, max=86_400, help="Seconds after which others may take a shard over.")]
+Device = Annotated[str, typer.Option(help="What workers must compute on: any, cpu or cuda.")]
+Nonce = Annotated[str, typer.Option(help="Any text: the same task with another one draws other random numbers.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result, or leave it to `task export`.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
+Out = Annotated[Path, typer.Option(help="The file to write: JSONL, or parquet by its name.")]
+MaybeOut = Annotated[Path | None, typer.Option(help="Write the result there too, as JSON.")]
+Lowest = Annotated[float, typer.Option("--min", min=0, max=1, help="Least solve rate to keep.")]
+Highest = Annotated[float, typer.Option("--max", min=0, max=1, help="Greatest solve rate to keep.")]
+Problems = Annotated[int, typer.Option(min=0, help="How many problems. 0: all.")]
+First = Annotated[int, typer.Option(min=0, help="Number of the first problem.")]
+
+EVALUATE = "Examples:  intellect-node task evaluate --samples 8   |   intellect-node task evaluate --policy 40 --json"
+
+
+@app.command("evaluate", epilog=EVALUATE)
+def evaluate(
+    state_dir: StateDir = None,
+    problems: Problems = 0,
+    first: First = 0,
+    samples: Samples = 1,
+    policy: Policy = "newest",
+    shard_size: ShardSize = 16,
+    max_output_tokens: MostTokens = 0,
+    temperature: Temperature = 0.0,
+    lease: Lease = 120.0,
+    device: Device = "any",
+    nonce: Nonce = "",
+    out: MaybeOut = None,
+    wait: Wait = True,
+    as_json: Json = False,
+) -> None:
+    """A policy on the run's held-out problems: mean score with its standard error, pass@k."""
+    from cli.task.asking import Bench, Sizes, of_own
+    from cli.task.telling import evaluation
+
+    directory = chosen_directory(state_dir)
+    sizes = Sizes(policy, samples, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
+    wish = of_own(Bench(directory), "evaluate", "held_out", first, problems, sizes)
+    _carry_out(directory, wish, evaluation(out), wait=wait, as_json=as_json)
+
+
+FILTER = (
+    "Examples:  intellect-node task filter rows.jsonl --out kept.jsonl --samples 8 --min 0.125 --max 0.5   |   then in "
+    "the run file: dataset = 'kept.jsonl' and, below [environment.args], solve_rate_field = 'solve_rate'"
+)
+
+
+@app.command("filter", epilog=FILTER)
+def filter_(
+    data: Annotated[Path, typer.Argument(help="A data set of the published form: JSONL or parquet.")],
+    out: Out,
+    state_dir: StateDir = None,
+    samples: Samples = 8,
+    lowest: Lowest = 0.125,
+    highest: Highest = 0.5,
+    template: Annotated[str, typer.Option(help="How the model is asked: plain or chat.")] = "plain",
+    policy: Policy = "newest",
+    shard_size: ShardSize = 64,
+    max_output_tokens: MostTokens = 0,
+    temperature: Temperature = 0.0,
+    lease: Lease = 300.0,
+    device: Device = "any",
+    nonce: Nonce = "",
+    wait: Wait = True,
+    as_json: Json = False,
+) -> None:
+    """Keep the rows of a data set that a policy solves sometimes: the offline filter of INTELLECT-2.
+
+    Every row is answered --samples times; the share that is right becomes its column `solve_rate`.
+    """
+    from cli.task.asking import Bench, Sizes, of_data
+    from cli.task.telling import filtering
+
+    if lowest > highest:
+        raise CommandError("nothing can be kept", f"--min {lowest:g} is above --max {highest:g}", "swap them", USAGE)
+    if out.resolve() == data.resolve():
+        raise CommandError(f"will not overwrite {data}", "--out is the data itself", "name another file", USAGE)
+    directory = chosen_directory(state_dir)
+    sizes = Sizes(policy, samples, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
+    wish = of_data(Bench(directory), data, template, sizes)
+    _carry_out(directory, wish, filtering(data, out, lowest, highest), wait=wait, as_json=as_json)
+
+
+GENERATE = (
+    "Examples:  intellect-node task generate --problems 1000 --samples 4 --out data.parquet   |   "
+    "intellect-node task generate --out data.jsonl --problems 64 --policy 40"
+)
+
+
+@app.command("generate", epilog=GENERATE)
+def generate(
+    out: Out,
+    problems: Annotated[int, typer.Option(min=1, help="How many problems.")],
+    state_dir: StateDir = None,
+    first: First = 0,
+    samples: Samples = 1,
+    policy: Policy = "newest",
+    shard_size: ShardSize = 16,
+    max_output_tokens: MostTokens = 0,
+    temperature: Temperature = 0.0,
+    lease: Lease = 120.0,
+    device: Device = "any",
+    nonce: Nonce = "",
+    wait: Wait = True,
+    as_json: Json = False,
+) -> None:
+    """Answers to the run's problems with the verifiers' scores, and where each comes from: node, policy, signatures."""
+    from cli.task.asking import Bench, Sizes, of_own
+    from cli.task.telling import generating
+
+    directory = chosen_directory(state_dir)
+    bench = Bench(directory)
+    sizes = Sizes(policy, samples, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
+    wish = of_own(bench, "generate", "training", first, problems, sizes)
+    _carry_out(directory, wish, generating(bench.assets / "model", out), wait=wait, as_json=as_json)
+
+
+JUDGE = "Example:  intellect-node task judge 3f09… --policy 40 --out scores.json"
+
+
+@app.command("judge", epilog=JUDGE)
+def judge(
+    file: Annotated[str, typer.Argument(help="Root of an accepted rollout file that this node holds, 64 hex digits.")],
+    state_dir: StateDir = None,
+    policy: Policy = "newest",
+    shard_size: ShardSize = 64,
+    max_output_tokens: MostTokens = 0,
+    temperature: Temperature = 0.0,
+    lease: Lease = 120.0,
+    device: Device = "any",
+    nonce: Nonce = "",
+    out: MaybeOut = None,
+    wait: Wait = True,
+    as_json: Json = False,
+) -> None:
+    """Three nodes judge every answer of a rollout file; the median counts where they agree within a quarter.
+
+    The judge is the policy that is named. Its own tokens are replayed like any others'.
+    """
+    from cli.task.asking import Bench, Sizes, of_file
+    from cli.task.telling import judging
+
+    directory = chosen_directory(state_dir)
+    sizes = Sizes(policy, 1, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
+    _carry_out(directory, of_file(Bench(directory), file, sizes), judging(out), wait=wait, as_json=as_json)
+
+
+REVIEW = "Example:  intellect-node task review my_env.py --out report.json"
+
+
+@app.command("review", epilog=REVIEW)
+def review(
+    package: Annotated[Path, typer.Argument(help="A proposed environment: a .py module, a directory or a .tar.")],
+    state_dir: StateDir = None,
+    lease: Lease = 600.0,
+    nonce: Nonce = "",
+    out: MaybeOut = None,
+    wait: Wait = True,
+    as_json: Json = False,
+) -> None:
+    """Three nodes check a proposed environment package; equal reports of two confirm it."""
+    from cli.task.asking import Sizes, of_package
+    from cli.task.telling import reviewing
+
+    directory = chosen_directory(state_dir)
+    with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
+        wish = of_package(package, Path(folder), Sizes(lease=lease, nonce=nonce))
+        _carry_out(directory, wish, reviewing(out), wait=wait, as_json=as_json)
+
+
+EXPORT = "Example:  intellect-node task export 8d41 --out kept.jsonl --min 0.125 --max 0.5"
+
+
+@app.command("export", epilog=EXPORT)
+def export(
+    task: Annotated[str, typer.Argument(help="How the task's id begins.")],
+    out: Out,
+    state_dir: StateDir = None,
+    lowest: Lowest = 0.125,
+    highest: Highest = 0.5,
+    as_json: Json = False,
+) -> None:
+    """Write the result of a task that is done: of one that was asked for with --no-wait, or once more."""
+    from cli.task.following import named
+    from cli.task.telling import complete, tell
+
+    directory = chosen_directory(state_dir)
+    found = named(directory, task)
+    folder = _folder(found)
+    complete(folder)
+    tell(found, _maker(directory, folder, out, lowest, highest)(folder), as_json=as_json)
+
+
+STATUS = "Examples:  intellect-node task status   |   intellect-node task status 8d41 --json"
+
+
+@app.command("status", epilog=STATUS)
+def status(
+    task: Annotated[str, typer.Argument(help="How the task's id begins. Default: all that the node knows.")] = "",
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Tasks that this node knows: how far each is, who holds which shard, how many were taken over. Any node knows."""
+    import msgspec
+
+    from cli import api
+
+    told = api.get_status(api.socket_of(chosen_directory(state_dir))).tasks
+    own = {one.id: one for one in told.own}
+    tasks = [own.get(one.id, one) for one in told.known]
+    tasks += [one for id, one in own.items() if id not in {known.id for known in told.known}]
+    rows = [msgspec.to_builtins(one) for one in tasks if one.id.startswith(task.lower())]
+    if task and not rows:
+        raise CommandError("no such task", f"none begins with {clean(task, 64)!r}", "leave the id out", USAGE)
+    if as_json:
+        work = msgspec.to_builtins(told.work) if told.work else None
+        print_json({"tasks": rows, "work": work})
+        return
+    console().print(_table(rows) if rows else "no task was offered")
+
+
+CANCEL = "Example:  intellect-node task cancel 8d41"
+
+
+@app.command("cancel", epilog=CANCEL)
+def cancel(
+    task: Annotated[str, typer.Argument(help="How the task's id begins.")],
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Wait for no more results of a task. What was accepted of it is paid, and stays."""
+    from cli.task import following
+
+    directory = chosen_directory(state_dir)
+    found = following.named(directory, task)
+    following.cancel(directory, found["id"])
+    if as_json:
+        print_json({"task": found["id"], "cancelled": True})
+    else:
+        console().print(f"{found['kind']} {found['id'][:8]} is cancelled")
+
+
+def _carry_out(directory: Path, wish: "Wish", make: "Maker", *, wait: bool, as_json: bool) -> None:
+    """Submit, wait with a bar, make the result, tell."""
+    from cli.task.following import submit
+    from cli.task.telling import complete, tell
+
+    id = submit(directory, wish)
+    if not wait:
+        if as_json:
+            print_json({"task": {"id": id, "kind": wish.spec.kind, "shards": wish.spec.shards}, "result": None})
+        else:
+            console().print(f"{wish.spec.kind} {id[:8]}: {wish.spec.shards} shards offered; task status {id[:8]}")
+        return
+    task = _watch(directory, id, wish.spec.shards, quiet=as_json)
+    folder = _folder(task)
+    complete(folder)
+    tell(task, make(folder), as_json=as_json)
+
+
+def _watch(directory: Path, id: str, shards: int, *, quiet: bool) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from cli.task.following import wait
+
+    with Progress(console=Console(stderr=True), disable=quiet and not sys.stderr.isatty()) as progress:
+        bar = progress.add_task(f"task {id[:8]}", total=shards)
+        return wait(directory, id, lambda task: progress.update(bar, completed=task["gathered"]))
+
+
+def _folder(task: dict[str, Any]):  # noqa: ANN202 - its module loads what most commands do not need
+    from node.tasks.records import TaskFolder
+
+    return TaskFolder(Path(task["path"]))
+
+
+def _maker(directory: Path, folder: Any, out: Path, lowest: float, highest: float) -> "Maker":
+    """What a kind of task is made into."""
+    from cli.task import telling
+    from node.state.reader import StateFiles
+
+    spec, files = folder.spec(), StateFiles(directory)
+    if spec.kind == "filter":
+        source = files.blob(spec.assets[0].root) if spec.assets else None
+        return telling.filtering(source, out, lowest, highest)
+    if spec.kind == "generate":
+        return telling.generating(files.run()[1] / "model", out)
+    makers = {"evaluate": telling.evaluation, "judge": telling.judging, "review": telling.reviewing}
+    return makers[spec.kind](out)
+
+
+def _device(name: str) -> str:
+    if name not in ("any", "cpu", "cuda"):
+        raise CommandError(f"no device {clean(name, 20)!r}", "tasks may ask for any, cpu or cuda", "name one", USAGE)
+    return name
+
+
+def _table(rows: list[dict[str, Any]]) -> "Table":
+    from rich.table import Table
+
+    table = Table("task", "kind", "policy", "problems", "shards", "done", "held by", "taken over", "state", box=None)
+    for row in rows:
+        held = ", ".join(f"{shard}: {short(node)}" for shard, node in list(row["held"].items())[:4])
+        state = "open" if row["open"] else "over"
+        figures = [f"{row[name]:,}" for name in ("problems", "shards", "done")]
+        table.add_row(row["id"][:8], row["kind"], str(row["step"]), *figures, held, str(row["taken_over"]), state)
+    return table

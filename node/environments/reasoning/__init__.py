@@ -1,0 +1,1 @@
+"""`reasoning_gym`: problems that the package reasoning-gym makes by number, and its scores. An extra of its own."""

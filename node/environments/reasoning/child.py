@@ -1,0 +1,76 @@
+"""The child that imports reasoning-gym: one JSON line in, one out. Standard library and reasoning-gym only.
+
+`python -P child.py`, with PYTHONHASHSEED=0: some data sets walk over sets of strings. In: ["problems", dataset,
+settings, [number, ...]], ["scores", dataset, settings, [[number, answer], ...]] or ["published", dataset,
+[[row, answer], ...]]. Out: a list, or {"wrong": why}. A scorer that raises scores 0: it does so on every machine. One
+that hangs is its parent's to kill. End of input ends the process.
+"""
+
+# pyright: reportMissingImports=false
+# (what it imports may be in another environment)
+
+import io
+import json
+import math
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+MEMORY_BYTES = 4 * 1024**3
+MADE = 16
+"""Data sets that are kept."""
+
+
+def main() -> None:
+    replies, sys.stdout = sys.stdout, io.StringIO()  # scorers print
+    warnings.simplefilter("ignore")
+    import reasoning_gym
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print(json.dumps(["ready", version("reasoning-gym")]), file=replies, flush=True)
+    made: dict[str, Any] = {}
+
+    def dataset(name: str, settings: dict[str, Any]) -> Any:
+        key = json.dumps([name, settings])
+        if key not in made:
+            if len(made) >= MADE:
+                made.clear()
+            made[key] = reasoning_gym.create_dataset(name, **settings)
+        return made[key]
+
+    def answer(what: str, name: str, *rest: Any) -> list[Any]:
+        if what == "published":
+            score = reasoning_gym.get_score_answer_fn(name)
+            return [scored(lambda given, row=row: score(given, row), given) for row, given in rest[0]]
+        settings, asked = rest
+        problems = dataset(name, settings)
+        if what == "problems":
+            return [[problems[number]["question"], str(problems[number]["answer"])] for number in asked]
+        return [scored(lambda text, n=number: problems.score_answer(text, problems[n]), text) for number, text in asked]
+
+    for line in sys.stdin:
+        try:
+            reply = answer(*json.loads(line))
+        except Exception as error:  # noqa: BLE001 - whatever a data set raises at settings is told
+            reply = {"wrong": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps(reply), file=replies, flush=True)
+        sys.stdout.truncate(0)
+
+
+def scored(score: Callable[[str], Any], text: str) -> float:
+    """0..1; 0 where the scorer raises or returns no number. Out of memory ends the process: that decides nothing."""
+    try:
+        value = float(score(text))
+    except MemoryError:
+        sys.exit(1)
+    except Exception:  # noqa: BLE001
+        return 0.0
+    return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
+
+
+if __name__ == "__main__":
+    main()

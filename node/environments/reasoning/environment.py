@@ -1,0 +1,159 @@
+"""`reasoning_gym`: numbered problems of one data set of reasoning-gym.
+
+Problem n of a seed is the same on every machine that has the pinned version. The last answer counts: what stands
+between <answer> and </answer>, or all of it behind the reasoning. Held-back problems have the numbers behind the
+training problems; a data set of few possible questions may ask one twice.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from node.environments.base import Determinism, OneTurn, Problem, Tokenizer, Transcript, last_answer
+from node.environments.errors import EnvironmentFault, Undecided
+from node.environments.reasoning.process import ReasoningGym
+from node.environments.reasoning.table import FLOORS, refusal
+
+MAX_PROBLEMS = 1 << 24
+MAX_ANSWER_CHARACTERS = 4096
+_WINDOW = 64
+_KEPT = 1 << 14
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """dataset: its name in reasoning-gym; seed, size, held_back: of the problems; template: 'plain' or 'chat';
+    config: the data set's own settings, a JSON object."""
+
+    dataset: str
+    seed: int = 0
+    size: int = 10_000
+    held_back: int = 256
+    template: str = "plain"
+    config: str = "{}"
+
+
+class ReasoningGymEnvironment(OneTurn):
+    name = "reasoning_gym"
+    determinism: Determinism = "bounded"
+
+    def __init__(self, arguments: Arguments, settings: dict[str, Any], gym: ReasoningGym, tokenizer: Tokenizer) -> None:
+        self._dataset = arguments.dataset
+        self._settings = {**settings, "seed": arguments.seed, "size": arguments.size + arguments.held_back}
+        self._gym = gym
+        self._encode = tokenizer.encode_chat if arguments.template == "chat" else tokenizer.encode
+        self._tokenizer = tokenizer
+        self._known: dict[int, tuple[str, str]] = {}
+        self.size = arguments.size
+        self.held_back = arguments.held_back
+        self.gave_up = 0
+        self._made(0)  # settings that the data set does not take are found here
+
+    def problem(self, number: int) -> Problem:
+        return self._made(_checked(number, self.size))
+
+    def held_back_problem(self, number: int) -> Problem:
+        return self._made(self.size + _checked(number, self.held_back))
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        return self._encode(problem.prompt)
+
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+        """What was cut off at the length limit is no answer and scores 0."""
+        return [self._score(problem, last_answer(one)) for problem, one in zip(problems, transcripts, strict=True)]
+
+    def close(self) -> None:
+        self._gym.close()
+
+    def _score(self, problem: Problem, output: Sequence[int]) -> float:
+        answer = answer_in(self._tokenizer.decode(output)) if output and output[-1] in self._tokenizer.eos else ""
+        if not answer:
+            return 0.0
+        number = int(problem.problem_id.rpartition("-")[2])
+        try:
+            return above_floor(self._dataset, self._gym.score(self._dataset, self._settings, number, answer))
+        except Undecided:
+            self.gave_up += 1
+            return 0.0
+
+    def _made(self, number: int) -> Problem:
+        """A problem, with its neighbours: every exchange with another process costs more than a problem."""
+        if number not in self._known:
+            if len(self._known) > _KEPT:
+                self._known.clear()
+            first = number - number % _WINDOW
+            numbers = range(first, min(first + _WINDOW, self.size + self.held_back))
+            self._known.update(zip(numbers, self._gym.problems(self._dataset, self._settings, numbers), strict=True))
+        question, answer = self._known[number]
+        return Problem(f"{self._dataset}-{number}", question, (answer,))
+
+
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> ReasoningGymEnvironment:
+    """Raises EnvironmentFault for a data set that is not scored here, or settings that it does not take."""
+    wrong = refusal(arguments.dataset)
+    if wrong:
+        raise EnvironmentFault("environment 'reasoning_gym' cannot be loaded", *wrong)
+    settings = _settings(arguments.config)
+    good = 1 <= arguments.size and 1 <= arguments.held_back and arguments.size + arguments.held_back <= MAX_PROBLEMS
+    if not good or arguments.template not in ("plain", "chat") or not 0 <= arguments.seed < 1 << 31:
+        raise EnvironmentFault(
+            "environment 'reasoning_gym' cannot be loaded",
+            f"seed = {arguments.seed}, size = {arguments.size}, held_back = {arguments.held_back}, "
+            f"template = {arguments.template!r}",
+            f"use 1 to {MAX_PROBLEMS} problems, a seed of up to 31 bits, and template 'plain' or 'chat'",
+        )
+    gym = ReasoningGym()
+    try:
+        return ReasoningGymEnvironment(arguments, settings, gym, tokenizer)
+    except EnvironmentFault:
+        gym.close()
+        raise
+
+
+def _settings(config: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(config)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict) or {"seed", "size"} & settings.keys():
+        raise EnvironmentFault(
+            "environment 'reasoning_gym' cannot be loaded",
+            f"config = {config[:80]!r} is no JSON object of the data set's own settings",
+            """for example config = '{"max_words": 8}'; seed and size are arguments of the environment""",
+        )
+    return settings
+
+
+def answer_in(text: str) -> str:
+    """The last <answer>...</answer> behind the reasoning, or else all the text there; empty if that is too long."""
+    text = text.rpartition("</think>")[2]
+    tagged = _TAGGED.findall(text)
+    answer = (tagged[-1] if tagged else text).strip()
+    return answer if len(answer) <= MAX_ANSWER_CHARACTERS else ""
+
+
+def above_floor(dataset: str, score: float) -> float:
+    """What a data set pays for any answer whatever is nothing."""
+    return score if score > FLOORS.get(dataset, 0.0) else 0.0
+
+
+def score_row(gym: ReasoningGym, dataset: str, row: dict[str, Any], text: str) -> float:
+    """A published row of task type `reasoning_gym`: `row` is what reasoning-gym made (question, answer, metadata).
+
+    Raises Undecided, and EnvironmentFault for a data set that is not scored here.
+    """
+    wrong = refusal(dataset)
+    if wrong:
+        raise EnvironmentFault(f"rows of {dataset[:80]!r} are not scored", *wrong)
+    answer = answer_in(text)
+    return above_floor(dataset, gym.score_published(dataset, row, answer)) if answer else 0.0
+
+
+def _checked(number: int, size: int) -> int:
+    if not 0 <= number < size:
+        raise IndexError(f"problem {number} of {size}")
+    return number

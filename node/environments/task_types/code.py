@@ -1,0 +1,145 @@
+"""`prime_rl_code`, `verifiable_code`: the answer's last fenced block is a Python program that passes every test.
+
+Tests feed standard input, or call a function. Each runs in a fresh copy of the sandbox; what is expected stays here.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from node.environments.programs import ProgramRunner, Trial, finished, last_block
+from node.environments.task_types.base import Question, Row, Truth, key_of
+from node.environments.task_types.comparison import same_output, same_value
+from node.recent import Recent
+from node.sandbox import Outcome, Status, Undecided
+
+MAX_TESTS = 512
+PYTHON = ("python", "python3", "py")
+_REMEMBERED = 1 << 14
+
+
+class Case(msgspec.Struct, frozen=True):
+    """expected: the text that is printed or, of a function, the JSON value that it returns."""
+
+    expected: Any
+    stdin: str = ""
+    function: str = ""
+    arguments: tuple[Any, ...] = ()
+
+    @property
+    def trial(self) -> Trial:
+        return Trial(self.stdin, self.function, self.arguments)
+
+    def passed(self, outcome: Outcome) -> bool:
+        if self.function:
+            return outcome.status is Status.OK and same_value(outcome.value, self.expected)
+        return finished(outcome) and same_output(outcome.printed.decode(errors="replace"), self.expected)
+
+
+def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+    """The tests as one JSON text."""
+    language = info.get("language", "python")
+    if language not in PYTHON:
+        raise ValueError(f"programs in {str(language)[:40]!r} are not run here, only Python")
+    tests = _tests(info)
+    if not tests:
+        raise ValueError("its list of tests is empty: any program would pass")
+    if len(tests) > MAX_TESTS:
+        raise ValueError(f"it has {len(tests)} tests, {MAX_TESTS} are allowed")
+    return (msgspec.json.encode(tests).decode(),)
+
+
+def _tests(info: Row) -> list[Case]:
+    """Both published forms: a list of cases, or two lists of inputs and outputs, as they are or as a JSON text."""
+    cases = info.get("test_cases")
+    if isinstance(cases, str):
+        cases = _parsed(cases, "test_cases")
+    if isinstance(cases, dict):
+        inputs, outputs = cases.get("inputs"), cases.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise ValueError("test_cases needs as many outputs as inputs")
+        function = cases.get("fn_name") or info.get("fn_name")
+        cases = [{"fn_name": function, "input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+    if not isinstance(cases, list):
+        raise ValueError("verification_info needs test_cases: a list of tests")
+    return [_test(case, place) for place, case in enumerate(cases)]
+
+
+def _test(case: Any, place: int) -> Case:
+    if not isinstance(case, dict) or "input" not in case or "output" not in case:
+        raise ValueError(f"test {place} has no input and output")
+    given, expected = case["input"], case["output"]
+    function = case.get("fn_name") or ""
+    if not isinstance(function, str) or (function and not function.isidentifier()):
+        raise ValueError(f"test {place} calls {str(function)[:40]!r}, which is no function's name")
+    if function:
+        return Case(_value(expected), function=function, arguments=tuple(_arguments(given, place)))
+    return Case(_text(expected), stdin=_text(given))
+
+
+def _arguments(given: Any, place: int) -> list[Any]:
+    """A list of arguments, or text with one JSON value a line."""
+    if isinstance(given, str):
+        return [_parsed(line, f"the input of test {place}") for line in given.split("\n")]
+    if not isinstance(given, list):
+        raise ValueError(f"the input of test {place} is no list of arguments")
+    return given
+
+
+def _value(expected: Any) -> Any:
+    """A JSON value, or the text of one."""
+    try:
+        return json.loads(expected) if isinstance(expected, str) else expected
+    except (ValueError, RecursionError):
+        return expected
+
+
+def _text(value: Any) -> str:
+    """Lines stand as a list in some rows."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _parsed(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not JSON: {str(error)[:120]}") from None
+
+
+class CodeScorer:
+    """1 if every test is passed, else 0. The same program and tests are run once: their outcome is always the same."""
+
+    def __init__(self, runner: ProgramRunner) -> None:
+        self._runner = runner
+        self._known = Recent[bytes, float](_REMEMBERED)
+        self.gave_up = 0
+
+    def score(self, questions: Sequence[Question]) -> list[float]:
+        return [self._score(last_block(answer), truth) for answer, truth in questions]
+
+    def _score(self, source: str | None, truth: Truth) -> float:
+        if source is None:
+            return 0.0
+        key = key_of((source, truth))
+        if key not in self._known:
+            passed = self._passes(source, msgspec.json.decode(truth[0], type=list[Case]))
+            if passed is None:
+                self.gave_up += 1
+                return 0.0
+            self._known[key] = float(passed)
+        return self._known[key]
+
+    def _passes(self, source: str, tests: Sequence[Case]) -> bool | None:
+        """None if this machine cannot tell. The first test that fails decides."""
+        outcomes = self._runner.run(source, [test.trial for test in tests])
+        for test, outcome in zip(tests, outcomes, strict=True):
+            if isinstance(outcome, Undecided):
+                return None
+            if not test.passed(outcome):
+                return False
+        return True
+
+    def close(self) -> None:
+        """The runner is somebody else's."""

@@ -1,0 +1,113 @@
+"""`json_schema`: the answer is JSON that fits a schema (draft 2020-12, without remote references and formats).
+
+The schema's patterns are regular expressions of a stranger on text of another, so they are tried in the sandbox.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from node.environments.guests import guest
+from node.environments.names import nearest
+from node.environments.programs import ProgramRunner
+from node.environments.task_types.base import Question, Row, Truth, key_of, said
+from node.recent import Recent
+from node.sandbox import Sandbox, Status, Undecided
+
+MAX_SCHEMA = 64 * 1024
+MAX_ANSWER = 256 * 1024
+_REMEMBERED = 1 << 14
+_ENTRY = "intellect_schema"
+_VALUES = ("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "uniqueItems")
+_VALUES += ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength")
+_VALUES += ("pattern",)
+_ONE = ("not", "items", "contains", "additionalProperties", "propertyNames")
+_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_SAYING = ("$schema", "$id", "$comment", "$ref", "title", "description", "default", "examples")
+KEYWORDS = (*_VALUES, *_ONE, *_SEVERAL, *_NAMED, *_SAYING)
+
+
+def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+    schema = info.get("json_schema", info.get("schema"))
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the schema is not JSON: {str(error)[:120]}") from None
+    if not isinstance(schema, dict):
+        raise ValueError("verification_info needs json_schema: an object")
+    text = json.dumps(schema)
+    if len(text) > MAX_SCHEMA:
+        raise ValueError(f"the schema has more than {MAX_SCHEMA} characters")
+    for one in _schemas(schema):
+        _check(one)
+    return (text,)
+
+
+def _check(schema: dict[str, Any]) -> None:
+    for key, rule in schema.items():
+        if key not in KEYWORDS:
+            raise ValueError(f"the schema's keyword {key[:80]!r} is not checked here; {nearest(key, KEYWORDS)}")
+        if key == "$ref" and not (isinstance(rule, str) and rule.startswith("#")):
+            raise ValueError(f"the schema refers to {str(rule)[:80]!r}, and nothing is fetched")
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and those inside it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, rule in schema.items():
+        inner = [rule] if key in _ONE else rule if key in _SEVERAL and isinstance(rule, list) else []
+        inner = [*rule.values()] if key in _NAMED and isinstance(rule, dict) else inner
+        for one in inner:
+            yield from _schemas(one)
+
+
+class SchemaScorer:
+    """1 for an answer that fits, else 0; one that runs out of fuel does not."""
+
+    def __init__(self, runner: ProgramRunner) -> None:
+        self._runner = runner
+        self._sandbox: Sandbox | None = None
+        self._known = Recent[bytes, float](_REMEMBERED)
+        self.gave_up = 0
+
+    def score(self, questions: Sequence[Question]) -> list[float]:
+        asked = [(json_in(answer), truth) for answer, truth in questions]
+        keys = [key_of(question) for question in asked]
+        new = {key: q for key, q in zip(keys, asked, strict=True) if q[0] and key not in self._known}
+        undecided = self._ask(new)
+        self.gave_up += sum(key in undecided for key in keys)
+        return [self._known.get(key, 0.0) for key in keys]
+
+    def _ask(self, questions: Mapping[bytes, Question]) -> set[bytes]:
+        """Learns the answers; returns the keys of those that this machine could not find."""
+        if not questions:
+            return set()
+        if self._sandbox is None:
+            self._sandbox = self._runner.open(_ENTRY, guest(_ENTRY))
+        outcomes = self._sandbox.call_all("fits", [(json.loads(truth[0]), text) for text, truth in questions.values()])
+        undecided: set[bytes] = set()
+        for key, outcome in zip(questions, outcomes, strict=True):
+            if isinstance(outcome, Undecided):
+                undecided.add(key)
+            else:
+                self._known[key] = float(outcome.status is Status.OK and outcome.value is True)
+        return undecided
+
+    def close(self) -> None:
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._sandbox = None
+
+
+def json_in(answer: str) -> str:
+    """The answer's JSON: its last fenced block, or else all of it; empty if that is too long."""
+    text = said(answer)
+    opened = text.rfind("```", 0, text.rfind("```")) if text.count("```") > 1 else -1
+    if opened >= 0:
+        text = text[opened + 3 : text.rfind("```")].removeprefix("json")
+    text = text.strip()
+    return text if len(text) <= MAX_ANSWER else ""

@@ -1,0 +1,41 @@
+"""`verifiable_math`: the answer's last box, or all of it, equals one of the ground truths."""
+
+from collections.abc import Sequence
+
+from node.environments.math_scorer import MathScorer, final_answer
+from node.environments.programs import ProgramRunner
+from node.environments.task_types.base import Question, Row, Truth
+
+MAX_TRUTHS = 8
+MAX_TRUTH = 1024
+
+
+def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+    truth = info.get("ground_truth")
+    truths = truth if isinstance(truth, list) else [truth]
+    if not 0 < len(truths) <= MAX_TRUTHS or not all(isinstance(t, str) and 0 < len(t) <= MAX_TRUTH for t in truths):
+        raise ValueError("verification_info needs ground_truth: a string, or a list of up to 8, none too long")
+    return tuple(map(str, truths))
+
+
+class MathematicalScorer:
+    """Computer algebra in a child of its own."""
+
+    def __init__(self) -> None:
+        self._scorer = MathScorer()
+
+    @property
+    def gave_up(self) -> int:
+        return self._scorer.gave_up
+
+    def score(self, questions: Sequence[Question]) -> list[float]:
+        answers = [(final_answer(text), truth) for text, truth in questions]
+        right = iter(self._scorer.match([(answer, truth) for answer, truth in answers if answer is not None]))
+        return [0.0 if answer is None else float(next(right)) for answer, _ in answers]
+
+    def close(self) -> None:
+        self._scorer.close()
+
+
+def open_scorer(runner: ProgramRunner) -> MathematicalScorer:  # noqa: ARG001 - runs no programs
+    return MathematicalScorer()

@@ -1,0 +1,68 @@
+"""`reasoning_gym`: a problem that a data set of reasoning-gym made, scored by it in a process of its own.
+
+Only the data sets that `node.environments.reasoning.table` lets through; the others are refused by name.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from node.environments.errors import Undecided
+from node.environments.programs import ProgramRunner
+from node.environments.reasoning.environment import score_row
+from node.environments.reasoning.process import ReasoningGym
+from node.environments.reasoning.table import refusal
+from node.environments.task_types.base import Question, Row, Truth, key_of
+from node.recent import Recent
+
+MAX_ENTRY = 256 * 1024
+_REMEMBERED = 1 << 14
+
+
+def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+    """(data set, what it made as JSON), under either of the published pairs of names."""
+    dataset = info.get("reasoning_gym_dataset", info.get("dataset_name"))
+    entry: Any = info.get("reasoning_gym_entry", info.get("entry"))
+    if isinstance(entry, str):
+        try:
+            entry = json.loads(entry)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"its entry is not JSON: {str(error)[:120]}") from None
+    if not isinstance(dataset, str) or not isinstance(entry, dict) or "answer" not in entry:
+        raise ValueError("verification_info needs dataset_name, and entry with question, answer and metadata")
+    if wrong := refusal(dataset):
+        raise ValueError(f"rows of {dataset[:80]!r} are not scored: {wrong[0]}")
+    text = json.dumps(entry)
+    if len(text) > MAX_ENTRY:
+        raise ValueError(f"its entry has more than {MAX_ENTRY} characters")
+    return dataset, text
+
+
+class ReasoningScorer:
+    """What the data set pays for the answer, above what it pays for any."""
+
+    def __init__(self, gym: ReasoningGym) -> None:
+        self._gym = gym
+        self._known = Recent[bytes, float](_REMEMBERED)
+        self.gave_up = 0
+
+    def score(self, questions: Sequence[Question]) -> list[float]:
+        return [self._score(question) for question in questions]
+
+    def _score(self, question: Question) -> float:
+        key = key_of(question)
+        if key not in self._known:
+            answer, (dataset, entry) = question
+            try:
+                self._known[key] = score_row(self._gym, dataset, json.loads(entry), answer)
+            except Undecided:
+                self.gave_up += 1
+                return 0.0
+        return self._known[key]
+
+    def close(self) -> None:
+        self._gym.close()
+
+
+def open_scorer(runner: ProgramRunner) -> ReasoningScorer:  # noqa: ARG001 - no programs of the sandbox
+    return ReasoningScorer(ReasoningGym())

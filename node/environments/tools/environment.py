@@ -1,0 +1,137 @@
+"""`tools`: the problems of a `dataset`, with tools that may be called before the final answer is given.
+
+Problems, prompts and scores are those of `dataset`; the answer that counts is the last one. What a tool says is text of
+bounded length, the same on every machine: replayed by validators, learnt from by nobody.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from node.environments import dataset
+from node.environments.base import Determinism, Environment, Problem, Tokenizer, Transcript, last_answer, one_answer
+from node.environments.errors import EnvironmentFault
+from node.environments.names import nearest
+from node.environments.runtime import opener_for
+from node.environments.tools import corpus, python
+from node.environments.tools.base import Tool
+from node.environments.tools.form import how_to_call, parse_call, tell_result
+from node.sandbox import Limits
+
+MOST_CALLS = 64
+KNOWN = (python.NAME, corpus.NAME)
+
+
+class Arguments(dataset.Arguments, frozen=True, forbid_unknown_fields=True):
+    """path and what follows: as in `dataset`; tools: names, with blanks between them; corpus: what `search` looks
+    through, below the run's assets; calls: most of one rollout; result_characters: most of one result; call_fuel: most
+    instructions of one call of `python`; instructions: put before each prompt, {tools} says how tools are called."""
+
+    tools: str = python.NAME
+    corpus: str = ""
+    calls: int = 3
+    result_characters: int = 2000
+    call_fuel: int = 2_000_000_000
+    instructions: str = "{tools}\n\n"
+
+
+class ToolEnvironment:
+    """The problems of another environment, with tools."""
+
+    name = "tools"
+
+    def __init__(
+        self, problems: Environment, tools: Mapping[str, Tool], tokenizer: Tokenizer, arguments: Arguments
+    ) -> None:
+        self._problems = problems
+        self._tools = tools
+        self._tokenizer = tokenizer
+        self._encode = tokenizer.encode_reply if arguments.template == "chat" else tokenizer.encode
+        self._most = arguments.result_characters
+        about = how_to_call([(name, tool.about) for name, tool in tools.items()])
+        self._instructions = arguments.instructions.replace("{tools}", about)
+        self.turns = arguments.calls + 1
+        self.determinism: Determinism = "judged" if problems.determinism == "judged" else "bounded"
+        self.size, self.held_back = problems.size, problems.held_back
+
+    @property
+    def gave_up(self) -> int:
+        return self._problems.gave_up
+
+    def problem(self, number: int) -> Problem:
+        return self._problems.problem(number)
+
+    def held_back_problem(self, number: int) -> Problem:
+        return self._problems.held_back_problem(number)
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        told = self._instructions + problem.prompt
+        return self._problems.prompt_tokens(replace(problem, prompt=told))
+
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
+        call = parse_call(self._tokenizer.decode(last_answer(transcript)), self._tools)
+        if call is None:
+            return None
+        return self._encode(tell_result(self._tools[call.tool].answer(call.text), self._most))
+
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+        """A call that nobody answered any more is no answer."""
+        return self._problems.score(problems, [one_answer(self._final(transcript)) for transcript in transcripts])
+
+    def _final(self, transcript: Transcript) -> list[int]:
+        answer = last_answer(transcript)
+        return [] if parse_call(self._tokenizer.decode(answer), self._tools) else answer
+
+    def close(self) -> None:
+        self._problems.close()
+        for tool in self._tools.values():
+            tool.close()
+
+
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
+    """Raises EnvironmentFault for arguments that make no sense, DatasetError for bad data."""
+    names = _checked(arguments)
+    tools = {name: _tool(name, arguments, assets) for name in names}
+    return ToolEnvironment(dataset.load(arguments, assets, tokenizer), tools, tokenizer, arguments)
+
+
+def calls_python(args: Mapping[str, int | float | str]) -> bool:
+    """Whether a run file's arguments ask for the tool that needs the sandbox's interpreter."""
+    return python.NAME in str(args.get("tools", python.NAME)).split()
+
+
+def _checked(arguments: Arguments) -> list[str]:
+    """The names of the tools."""
+    names = list(dict.fromkeys(arguments.tools.split()))
+    for name in names:
+        if name not in KNOWN:
+            raise _unusable(f"there is no tool {name!r}", nearest(name, KNOWN))
+    if not names or not 1 <= arguments.calls <= MOST_CALLS or not 16 <= arguments.result_characters <= 1 << 20:
+        why = (
+            f"tools = {arguments.tools!r}, calls = {arguments.calls}, result_characters = {arguments.result_characters}"
+        )
+        raise _unusable(why, f"name a tool, allow 1..{MOST_CALLS} calls and results of 16..1048576 characters")
+    if (corpus.NAME in names) != bool(arguments.corpus):
+        raise _unusable("`search` and a corpus belong together", 'set corpus = "..." and tools = "search"')
+    return names
+
+
+def _tool(name: str, arguments: Arguments, assets: Path) -> Tool:
+    if name == corpus.NAME:
+        return corpus.SearchTool(corpus.load_corpus(_corpus_file(arguments, assets)), arguments.result_characters)
+    try:
+        limits = Limits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib)
+    except ValueError as error:
+        raise _unusable(str(error), "change call_fuel or memory_mib") from None
+    return python.PythonTool(opener_for(assets), limits, arguments.result_characters + 1)
+
+
+def _corpus_file(arguments: Arguments, assets: Path) -> Path:
+    path = assets / arguments.corpus
+    if not path.resolve().is_relative_to(assets.resolve()):
+        raise _unusable(f"the corpus {arguments.corpus!r} leaves the run's assets", "correct corpus")
+    return path
+
+
+def _unusable(why: str, remedy: str) -> EnvironmentFault:
+    return EnvironmentFault("environment 'tools' cannot be loaded", why, remedy)

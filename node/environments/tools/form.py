@@ -1,0 +1,41 @@
+"""How a tool is called in plain text, and how its result is told: <python>print(6 * 7)</python>, <result>42</result>.
+
+A call is what an answer *ends* with, after its reasoning, so that code in the middle of an answer is none. Every text
+is either one call or none.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+MAX_CALL = 64 * 1024
+"""Characters between the tags."""
+_CUT = " [cut]"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    tool: str
+    text: str
+
+
+def parse_call(answer: str, tools: Collection[str]) -> ToolCall | None:
+    """The call that an answer ends with; None if it ends with none of these tools', or with one too long or empty."""
+    said = answer.rpartition("</think>")[2].rstrip()
+    for tool in tools:
+        before, opened, text = said.removesuffix(f"</{tool}>").rpartition(f"<{tool}>")
+        if said.endswith(f"</{tool}>") and opened and 0 < len(text.strip()) and len(text) <= MAX_CALL:
+            return ToolCall(tool, text.strip("\n"))
+    return None
+
+
+def tell_result(text: str, most: int) -> str:
+    """What the model is told. most: characters of the result; what cannot be encoded is replaced."""
+    sound = text.encode("utf-8", "replace").decode("utf-8")
+    shown = sound if len(sound) <= most else sound[:most] + _CUT
+    return f"<result>\n{shown.rstrip()}\n</result>"
+
+
+def how_to_call(tools: Collection[tuple[str, str]]) -> str:
+    """Instructions for the model. tools: (name, what it does)."""
+    lines = [f"<{name}>...</{name}> {about}" for name, about in tools]
+    return "You may end an answer with one call of a tool, and will be told its result:\n" + "\n".join(lines)

@@ -1,0 +1,38 @@
+"""The Python tool: each call runs in a fresh copy of the sandbox, by counted instructions, and tells what it prints."""
+
+from node.environments.guests import guest
+from node.environments.programs import Opener
+from node.sandbox import Limits, Outcome, Sandbox, Status
+
+NAME = "python"
+_ENTRY = "intellect_tool"
+
+
+class PythonTool:
+    """Opened when first called. most: characters of a result that are looked at."""
+
+    about = "runs Python and tells what it prints; nothing is kept from one call to the next"
+
+    def __init__(self, opener: Opener, limits: Limits, most: int) -> None:
+        self._opener = opener
+        self._limits = limits
+        self._most = most
+        self._sandbox: Sandbox | None = None
+
+    def answer(self, text: str) -> str:
+        """Raises Undecided."""
+        if self._sandbox is None:
+            self._sandbox = self._opener({f"{_ENTRY}.py": guest(_ENTRY)}, _ENTRY, self._limits)
+        return _told(self._sandbox.call("run", text, self._most))
+
+    def close(self) -> None:
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+
+
+def _told(outcome: Outcome) -> str:
+    """What the model is told: of a call that did not come to its end, only how that was."""
+    if outcome.status is Status.OK and isinstance(outcome.value, str):
+        return outcome.value
+    return f"the call ended early: {outcome.status.value}"

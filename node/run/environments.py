@@ -1,0 +1,140 @@
+"""The environments of a run file: what each table says, with its data and its package among the run's files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, TypedDict
+
+from node.environments.builtin import BUILTIN
+from node.environments.package.source import asset_name
+from node.environments.registry import check_arguments
+from node.environments.runtime import RUNTIME, needs_runtime
+from node.errors import RunFileError
+from node.run import packages
+from node.run.own_code import compiled
+from node.sandbox import find_runtime
+from protocol.run import EnvironmentSpec, EvaluationSpec
+from protocol.sections import EnvironmentPart, EvaluationEnvironment, Section
+
+Arguments = dict[str, int | float | str]
+
+
+class EnvironmentTable(Section, frozen=True):
+    """[environment]. name: of a built-in one; package: of one that the run brings, a path or a root; reward: a function
+    of one's own, MODULE:FUNCTION, that scores instead, at a desk."""
+
+    name: str = ""
+    package: str = ""
+    args: Arguments = {}
+    reward: str = ""
+
+
+class WeightedTable(EnvironmentTable, frozen=True):
+    """[[environments]]: dataset: its own data file; the rest as in protocol.sections.EnvironmentPart."""
+
+    weight: float = 1.0
+    label: str = ""
+    dataset: str | None = None
+
+
+class EvaluatedTable(EnvironmentTable, frozen=True):
+    """One of [[evaluation.environments]]. dataset: its own data file."""
+
+    label: str = ""
+    dataset: str | None = None
+
+
+class EvaluationTable(EvaluationSpec, frozen=True):
+    """[evaluation]. environments: [[evaluation.environments]], tables like [[environments]] without a weight."""
+
+    environments: tuple[EvaluatedTable, ...] = ()  # type: ignore[assignment] - as written, not as the run has it
+
+
+class Named(TypedDict):
+    """What stands in the run of every environment."""
+
+    name: str
+    args: Arguments
+    reward: str
+
+
+class Compiling(Protocol):
+    """The part of a run file that names environments."""
+
+    @property
+    def dataset(self) -> str | None: ...
+    @property
+    def environment(self) -> EnvironmentTable | None: ...
+    @property
+    def environments(self) -> tuple[WeightedTable, ...]: ...
+    @property
+    def evaluation(self) -> EvaluationTable: ...
+
+
+def compile_environment(run: Compiling, path: Path, files: dict[str, Path]) -> EnvironmentSpec:
+    """What the run trains on. path: of the run file; the files that it needs are put into `files`."""
+    if run.environment is not None:
+        return EnvironmentSpec(**_named(run.environment, run.dataset, path, files))
+    parts = tuple(
+        EnvironmentPart(weight=one.weight, label=one.label, **_named(one, one.dataset or run.dataset, path, files))
+        for one in run.environments
+    )
+    return EnvironmentSpec(name="mix", parts=parts)
+
+
+def compile_evaluation(run: Compiling, path: Path, files: dict[str, Path]) -> EvaluationSpec:
+    """What the run is evaluated on beside it, likewise."""
+    written = run.evaluation
+    environments = tuple(
+        EvaluationEnvironment(label=one.label, **_named(one, one.dataset or run.dataset, path, files))
+        for one in written.environments
+    )
+    return EvaluationSpec(problems=written.problems, every=written.every, environments=environments)
+
+
+def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict[str, Path]) -> Named:
+    if bool(table.name) == bool(table.package):
+        raise RunFileError(
+            f"unusable run file {path}",
+            "an environment needs a name or a package, one of the two",
+            'write name = "..." for a built-in one (`intellect-node env list`), package = "FILE" for another',
+        )
+    name = _place_package(table.package, path, files) if table.package else table.name
+    args = _with_data(name, table.args, dataset, path, files)
+    if problem := check_arguments(name, args, packaged=bool(table.package)):
+        raise RunFileError(f"unusable run file {path}", *problem)
+    if table.package or needs_runtime(name, args, files):
+        files[RUNTIME] = find_runtime()
+    return Named(name=name, args=args, reward=compiled(table.reward, path, files))
+
+
+def _place_package(text: str, path: Path, files: dict[str, Path]) -> str:
+    """The package's name; its archive goes into `files`."""
+    package = packages.named(text, path.parent)
+    name = package.manifest.name
+    if files.setdefault(asset_name(name), package.path) != package.path:
+        raise RunFileError(f"two packages are called {name}", f"{path} names both", "rename one of them")
+    return name
+
+
+def _with_data(
+    name: str, args: Mapping[str, int | float | str], dataset: str | None, path: Path, files: dict[str, Path]
+) -> Arguments:
+    """The arguments, with the asset names of the data files that the environment reads."""
+    if name not in BUILTIN or not BUILTIN[name].data:
+        return dict(args)
+    if dataset is None:
+        raise RunFileError("no data set", f"{path} has no `dataset` for the environment {name!r}", "name the file")
+    named = {BUILTIN[name].data: _place_data(dataset, "dataset", path, files)}
+    more = {key: args[key] for key in BUILTIN[name].more if args.get(key)}
+    return {**args, **named, **{key: _place_data(str(file), key, path, files) for key, file in more.items()}}
+
+
+def _place_data(file: str, setting: str, path: Path, files: dict[str, Path]) -> str:
+    """The asset name of a data file, which goes into `files`."""
+    data = path.parent / file
+    if not data.is_file():
+        raise RunFileError(f"no data set at {data}", f"`{setting}` in {path} names it", "correct the path")
+    asset = f"data/{data.name}"
+    if files.setdefault(asset, data).resolve() != data.resolve():
+        raise RunFileError(f"two data sets are called {data.name}", f"{path} names both", "rename one of them")
+    return asset

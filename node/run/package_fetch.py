@@ -1,0 +1,41 @@
+"""A package from a web server that holds it as ROOT.tar (`env publish --mirror`): bounded, and checked by its root."""
+
+import httpx
+
+from node.chain.rpc import certificates
+from node.environments.errors import PackageError
+from node.environments.package.archive import MAX_BYTES, root_of
+from node.run.packages import Known, keep
+
+SECONDS = 30.0
+"""For each answer of the server."""
+
+
+def fetch(root: str, url: str) -> Known:
+    """root: 64 hex digits; url: of the directory. Raises PackageError."""
+    place = f"{url.rstrip('/')}/{root}.tar"
+    try:
+        archive = _content(place)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise _failed(place, str(error) or type(error).__name__, "check --from, or ask another mirror") from None
+    if root_of(archive) != root:
+        raise _failed(place, "what lies there has another root", "ask another mirror")
+    return keep(archive)
+
+
+def _content(place: str) -> bytes:
+    data = bytearray()
+    with (
+        httpx.Client(timeout=SECONDS, verify=certificates(), follow_redirects=True) as http,
+        http.stream("GET", place) as reply,
+    ):
+        reply.raise_for_status()
+        for part in reply.iter_bytes(1 << 16):
+            data += part
+            if len(data) > MAX_BYTES:
+                raise _failed(place, f"it has more than {MAX_BYTES} bytes", "ask another mirror")
+    return bytes(data)
+
+
+def _failed(place: str, why: str, remedy: str) -> PackageError:
+    return PackageError("the environment package could not be fetched", f"{place}: {why}", remedy)

@@ -1,0 +1,97 @@
+"""Environment packages that are known here: this user's own copies, by their roots, and what the nodes here hold.
+
+What was read from a file or a directory is kept as its archive, so that a run can bring it and another run can name it
+by its root alone.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from node.blobs.store import BlobStore
+from node.config import NodeConfig, default_home
+from node.environments.errors import PackageError
+from node.environments.package.archive import MAX_BYTES, pack, root_of, unpack
+from node.environments.package.manifest import Manifest, read_manifest
+from node.environments.package.source import read_source
+from node.state.directory import StateDir
+from node.state.files import write_whole
+
+_ROOT = re.compile(r"[0-9a-f]{64}")
+_STORES = "nodes/*/*/blobs/complete"
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A package and its archive on this disk. root: 64 hex digits; size: bytes."""
+
+    manifest: Manifest
+    root: str
+    path: Path
+    size: int
+
+
+def directory() -> Path:
+    """Where this user's packages lie, each an archive called after its root."""
+    return default_home() / "environments"
+
+
+def named(text: str, base: Path) -> Known:
+    """The package of a path (relative to `base`) or a root of 64 hex digits, kept here. Raises PackageError."""
+    return by_root(text) if is_root(text) else keep(pack(read_source(base / text)))
+
+
+def is_root(text: str) -> bool:
+    """Whether it has the form of a root: 64 lower-case hex digits."""
+    return bool(_ROOT.fullmatch(text))
+
+
+def placed(text: str, base: Path) -> str:
+    """The same reference, independent of where the run file lies; a root or nothing stays as it is."""
+    return text if not text or is_root(text) else str((base / text).absolute())
+
+
+def keep(archive: bytes) -> Known:
+    """Put an archive among this user's packages. Raises PackageError for one that cannot be used."""
+    manifest = read_manifest(unpack(archive))
+    root = root_of(archive)
+    path = directory() / f"{root}.tar"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, archive)
+    return Known(manifest, root, path, len(archive))
+
+
+def by_root(root: str) -> Known:
+    """Raises PackageError where nobody here has it."""
+    for path in (directory() / f"{root}.tar", *sorted(default_home().glob(f"{_STORES}/{root}"))):
+        if path.is_file() and path.stat().st_size <= MAX_BYTES:
+            archive = path.read_bytes()
+            if root_of(archive) == root:
+                return keep(archive)
+    raise PackageError(
+        "the environment package is not here",
+        f"neither {directory()} nor a node of this user has {root[:16]}...",
+        "name its file, or fetch it: intellect-node env fetch ROOT --from URL",
+    )
+
+
+async def put_into_store(package: Known, state_dir: Path) -> None:
+    """Make a node that does not run a holder of the package. Raises StateError, StoreFull."""
+    directory = StateDir(state_dir)
+    try:
+        await BlobStore(state_dir / "blobs", NodeConfig().store_quota).add(package.path)
+    finally:
+        directory.close()
+
+
+def known() -> Iterator[Known]:
+    """This user's packages by name; what cannot be read is left out."""
+    found: list[Known] = []
+    for path in sorted(directory().glob("*.tar")):
+        try:
+            found.append(by_root(path.stem))
+        except PackageError:
+            continue  # damaged or of another version: not a package any more
+    yield from sorted(found, key=lambda one: (one.manifest.name, one.root))

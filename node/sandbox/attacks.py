@@ -1,0 +1,77 @@
+"""The catalogue of attacks on a sandbox, and how each of them ends in WASI, on every machine (under `trial.LIMITS`).
+
+The programs are in `guest/attacks.py`. Shown by `intellect-node sandbox check`, played by the tests as root and as
+nobody, measured by benchmarks/sandbox.py.
+"""
+
+from pathlib import Path
+
+from node.sandbox import guest
+from node.sandbox.base import Outcome, Status
+from node.sandbox.errors import Undecided
+
+ENTRY = "attacks"
+FILES = {f"{ENTRY}.py": Path(guest.__file__ or "").with_name("attacks.py").read_bytes()}
+_RAISED, _FUEL, _MEMORY, _LONG = Status.RAISED, Status.OUT_OF_FUEL, Status.OUT_OF_MEMORY, Status.TOO_LONG
+
+ATTACKS: dict[str, Status] = {
+    "fork_bomb": _RAISED,
+    "thread_bomb": _RAISED,
+    "subprocess_run": _RAISED,
+    "execute": _RAISED,
+    "posix_spawn": _RAISED,
+    "kill_others": _RAISED,
+    "kill_everybody": _RAISED,
+    "trace_parent": _RAISED,
+    "read_parents_memory": _RAISED,
+    "endless_loop": _FUEL,
+    "endless_in_c": _FUEL,
+    "endless_and_deaf": _FUEL,
+    "giant_power": _FUEL,
+    "sleep_for_ever": Status.OK,
+    "ten_gigabytes": _RAISED,
+    "all_memory": _MEMORY,
+    "hidden_memory": _RAISED,
+    "zip_bomb": _FUEL,
+    "deep_recursion": _FUEL,
+    "deep_objects": Status.CRASHED,
+    "raise_limits": _RAISED,
+    "secrets_in_environment": Status.OK,
+    "read_secrets": Status.OK,
+    "read_proc": Status.OK,
+    "read_devices": Status.OK,
+    "look_around": Status.OK,
+    "write_files": Status.OK,
+    "change_own_module": _RAISED,
+    "symlinks": _RAISED,
+    "hard_links": _RAISED,
+    "remove_files": _RAISED,
+    "rename_files": _RAISED,
+    "many_descriptors": _RAISED,
+    "tcp": _RAISED,
+    "udp": _RAISED,
+    "names": _RAISED,
+    "abstract_socket": _RAISED,
+    "system_calls": _RAISED,
+    "other_words": _RAISED,
+    "become_somebody": _RAISED,
+    "change_root": _RAISED,
+    "bad_pointer": _RAISED,
+    "abort": Status.CRASHED,
+    "flood_output": _LONG,
+    "flood_errors": _LONG,
+    "flood_reply": _LONG,
+    "no_number": _RAISED,
+    "half_a_character": _RAISED,
+    "deep_reply": _RAISED,
+    "exit_well": Status.EXITED,
+    "forge_replies": Status.OK,
+    "leave_marks": Status.OK,
+}
+
+
+def breach(outcome: Outcome | Undecided) -> str | None:
+    """What the attacker says it got, None where nothing. A forged reply of its own call is none: what a call returns is
+    the word of who was called."""
+    told = outcome.value if isinstance(outcome, Outcome) and outcome.status is Status.OK else None
+    return told[:200] if isinstance(told, str) else None

@@ -1,0 +1,199 @@
+"""The process around a confined guest: `python -m node.sandbox.confined.host`, frames on standard input and output.
+
+No stranger's code ever runs in it. Every call is a fork that first goes behind the walls and only then imports the
+entry module; what it prints goes to memory files of bounded size, what it replies into a pipe, and how it ended is
+what the kernel says.
+"""
+
+import gc
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from node.parent import die_with_parent
+from node.sandbox import wire
+from node.sandbox.base import Status
+from node.sandbox.calls import STDIN, STDOUT, CallServer, gather, killed
+from node.sandbox.confined import walls
+from node.sandbox.guest import loop
+from node.sandbox.replies import replied
+
+PREPARED = (
+    "bisect collections copy dataclasses datetime decimal fractions functools heapq itertools json math operator "
+    "random re statistics string typing"
+)
+"""Imported once, before any fork."""
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
+LOADING = ""
+"""The function that is called to see whether the entry module loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wires:
+    """What connects a call with the server: memory files for the three streams, a pipe for the reply."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    hear: int
+    reply: int
+
+    def close(self) -> None:
+        for descriptor in (self.stdin, self.stdout, self.stderr):
+            os.close(descriptor)
+
+
+class ConfinedServer(CallServer):
+    """directory: where the files of the entry lie."""
+
+    def __init__(self, load: wire.Load, directory: Path) -> None:
+        super().__init__(load.seconds)
+        self._load = load
+        self._readable = [*walls.stdlib_directories(), directory]
+        self._path = [str(directory), *(path for path in sys.path if _is_stdlib(path))]
+
+    def ask(self, request: wire.Request) -> wire.Ending:
+        """One call, in a fork. Raises OSError where this machine cannot fork."""
+        hear, reply = os.pipe()
+        wires = _Wires(_memory_file(request.stdin), _memory_file(), _memory_file(), hear, reply)
+        try:
+            server = os.getpid()
+            child = os.fork()
+            if child == 0:
+                self._call(request, wires, server)
+            os.close(reply)
+            return self._heard(child, wires, request.fuel)
+        finally:
+            wires.close()
+
+    def _call(self, request: wire.Request, wires: _Wires, server: int) -> NoReturn:
+        """The fork: behind the walls, then import, call, reply."""
+        code = 70
+        try:
+            die_with_parent(server)
+            for number, descriptor in enumerate((wires.stdin, wires.stdout, wires.stderr)):
+                os.dup2(descriptor, number)
+            _leave_only_the_guest(self._path)
+            walls.confine(self._readable, self._load.memory_mib, self._load.output_bytes, request.fuel, wires.reply)
+            loop.tell(wires.reply, b"!")  # the walls stand: what comes from here on is the guest's
+            loop.tell(wires.reply, _answer(self._load.entry, request.body))
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _heard(self, child: int, wires: _Wires, fuel: int) -> wire.Ending:
+        try:
+            reply = gather(wires.hear, self._seconds, self._load.output_bytes + 2)
+        except TimeoutError:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return wire.Ending("", error=f"it took more than {self._seconds:g} s")
+        finally:
+            os.close(wires.hear)
+        if len(reply) > self._load.output_bytes + 1:
+            os.kill(child, signal.SIGKILL)
+        _, status, usage = os.wait4(child, 0)
+        if not reply.startswith(b"!"):
+            return wire.Ending("", error=f"the walls could not be put up: {killed(status)}")
+        slow = usage.ru_utime + usage.ru_stime >= walls.cpu_seconds(fuel)
+        printed, complained = (_content(file, self._load.output_bytes) for file in (wires.stdout, wires.stderr))
+        return _ending(reply[1:], status, slow, printed, complained, self._load.output_bytes)
+
+
+def main() -> None:
+    try:
+        load = wire.decode(wire.read(STDIN), wire.Load)
+    except wire.Closed:
+        return
+    directory = Path(tempfile.mkdtemp(prefix="intellect-node-sandbox-"))
+    try:
+        _serve(load, directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _serve(load: wire.Load, directory: Path) -> None:
+    for name in PREPARED.split():
+        importlib.import_module(name)
+    for path, data in load.files.items():
+        place = directory / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    gc.freeze()
+    server = ConfinedServer(load, directory)
+    loaded = server.ask(wire.Request(b'["", []]', b"", load.load_fuel))
+    if loaded.status != Status.OK:
+        wire.write(STDOUT, wire.encode(loaded))
+        return
+    server.serve(server.ask)
+
+
+def _answer(entry: str, request: bytes) -> bytes:
+    """The reply of a module that is imported now."""
+    try:
+        module = importlib.import_module(entry)
+    except BaseException as error:
+        return loop.failure(error)
+    return loop.answer(module, request)
+
+
+def _leave_only_the_guest(path: list[str]) -> None:
+    """Modules of ours and of others are not for the guest to import; its own and Python's are."""
+    gc.disable()
+    own = {name for name in sys.modules if name.partition(".")[0] in ("node", "protocol", "msgspec")}
+    for name in own:
+        del sys.modules[name]
+    sys.path[:] = path
+    sys.argv[:] = [""]
+    os.environ.clear()
+    os.chdir("/")
+
+
+def _is_stdlib(path: str) -> bool:
+    place = Path(path).resolve()
+    return place.name == "lib-dynload" or place in walls.stdlib_directories()
+
+
+def _memory_file(content: bytes = b"") -> int:
+    descriptor = os.memfd_create("stream")
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _content(descriptor: int, limit: int) -> bytes:
+    return os.pread(descriptor, limit + 1, 0)
+
+
+def _ending(reply: bytes, status: int, slow: bool, printed: bytes, complained: bytes, limit: int) -> wire.Ending:
+    """What the kernel says of the process comes first, then what it replied."""
+    streams = {"printed": printed[:limit], "complained": complained[: max(limit - len(printed), 0)]}
+    if len(printed) + len(complained) > limit or len(reply) > limit:
+        return wire.Ending(Status.TOO_LONG, error=f"more than {limit} bytes", **streams)
+    if os.WIFSIGNALED(status):
+        return _signalled(os.WTERMSIG(status), slow, streams)
+    if os.waitstatus_to_exitcode(status) or not reply:
+        return wire.Ending(Status.EXITED, code=os.waitstatus_to_exitcode(status), **streams)
+    return msgspec.structs.replace(replied(reply), **streams)
+
+
+def _signalled(number: int, slow: bool, streams: dict[str, bytes]) -> wire.Ending:
+    if number == signal.SIGXCPU or (slow and number == signal.SIGKILL):
+        return wire.Ending(Status.OUT_OF_FUEL, **streams)
+    if number in _CRASHES:
+        return wire.Ending(Status.CRASHED, error=signal.Signals(number).name, **streams)
+    return wire.Ending("", error=f"its process was ended by signal {number}")
+
+
+if __name__ == "__main__":
+    main()

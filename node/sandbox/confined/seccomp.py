@@ -1,0 +1,123 @@
+"""seccomp: from now on this process makes only the system calls that Python needs to compute.
+
+An allow-list: whatever is not named fails with EPERM. No processes or threads, no sockets, no signals to anybody, no
+waiting (so that only computing takes time), no descriptors but files. Kernel documentation: seccomp_filter.
+"""
+
+import ctypes
+import errno
+import struct
+from collections.abc import Sequence
+
+from node.sandbox.confined import libc
+
+_MODE_FILTER = 2
+_KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_LOAD, _EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# name -> (x86-64, aarch64); None: it has no such call
+_CALLS: dict[str, tuple[int | None, int | None]] = {
+    "read": (0, 63),
+    "write": (1, 64),
+    "open": (2, None),
+    "close": (3, 57),
+    "stat": (4, None),
+    "fstat": (5, 80),
+    "lstat": (6, None),
+    "lseek": (8, 62),
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "munmap": (11, 215),
+    "brk": (12, 214),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "pread64": (17, 67),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "access": (21, None),
+    "sched_yield": (24, 124),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "dup": (32, 23),
+    "getpid": (39, 172),
+    "exit": (60, 93),
+    "uname": (63, 160),
+    "getcwd": (79, 17),
+    "readlink": (89, None),
+    "getdents64": (217, 61),
+    "gettimeofday": (96, 169),
+    "getrusage": (98, 165),
+    "times": (100, 153),
+    "getuid": (102, 174),
+    "getgid": (104, 176),
+    "geteuid": (107, 175),
+    "getegid": (108, 177),
+    "getppid": (110, 173),
+    "sigaltstack": (131, 132),
+    "gettid": (186, 178),
+    "time": (201, None),
+    "sched_getaffinity": (204, 123),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "exit_group": (231, 94),
+    "openat": (257, 56),
+    "newfstatat": (262, 79),
+    "readlinkat": (267, 78),
+    "faccessat": (269, 48),
+    "getrandom": (318, 278),
+    "statx": (332, 291),
+    "faccessat2": (439, 439),
+}
+_FUTEX, _FCNTL = (202, 98), (72, 25)
+_FUTEX_COMMAND, _FUTEX_WAKE = 0x7F, 1
+_FCNTL_ALLOWED = (0, 1, 2, 3, 1030)
+"""Duplicate, get and set close-on-exec, get flags. Not the owner, to whom signals would go."""
+_SECOND_ARGUMENT = 24
+
+Instruction = tuple[int, int, int, int]
+"""Code, jump if true, jump if false, constant."""
+
+
+def supported() -> bool:
+    return libc.machine() in _AUDIT
+
+
+def confine() -> None:
+    """Needs no_new_privs. Raises OSError where the kernel has no seccomp filters."""
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program(libc.machine()))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
+    libc.prctl(libc.PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), ctypes.byref(header))
+
+
+def program(machine: str) -> list[Instruction]:
+    """The filter for one architecture, as classic BPF."""
+    column = 0 if machine == "x86_64" else 1
+    numbers = [pair[column] for pair in _CALLS.values()]
+    refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+    filtered: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, _AUDIT[machine]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    for number in numbers:
+        if number is not None:
+            filtered += _allow_if_equal([number])
+    filtered += _allow_by_argument(_FUTEX[column], [_FUTEX_WAKE], mask=_FUTEX_COMMAND)
+    filtered += _allow_by_argument(_FCNTL[column], _FCNTL_ALLOWED)
+    return [*filtered, refuse]
+
+
+def _allow_if_equal(values: Sequence[int]) -> list[Instruction]:
+    return [step for value in values for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))]
+
+
+def _allow_by_argument(number: int, values: Sequence[int], mask: int = 0xFFFFFFFF) -> list[Instruction]:
+    """A call whose second argument has one of some values. Loads the call's number again at the end."""
+    inside: list[Instruction] = [(_LOAD, 0, 0, _SECOND_ARGUMENT), (_AND, 0, 0, mask), *_allow_if_equal(values)]
+    inside.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
+    return [(_EQUAL, 0, len(inside), number), *inside]

@@ -1,0 +1,92 @@
+"""One accepted result, from those who have it into the task's folder: file, a report that fits a verdict, record."""
+
+import time
+from pathlib import Path
+
+import trio
+
+from node.services.station import Station
+from node.swarm.register import Work
+from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
+from protocol.errors import IntellectError, ProtocolError
+from protocol.identity import Address
+from protocol.messages import TaskDone, VerdictIssued
+from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES, decode_report
+from protocol.tasks import MAX_SHARD_SAMPLES
+from protocol.values import report_fault
+
+FETCH_TIMEOUT = 30.0
+
+
+async def gather(station: Station, folder: TaskFolder, work: Work) -> None:
+    """Keep the result of a shard. Raises IntellectError where the file, or every report, cannot be had or is none."""
+    votes = station.jury.ballots.accepting(work.id)
+    report = await _report(station, work, votes)
+    commitment = work.commitment
+    file = await station.blobs.fetch(
+        commitment.file_root,
+        [work.node, *votes],
+        max_size=min(work.signed.message.size, MAX_FILE_BYTES),
+        timeout=FETCH_TIMEOUT,
+    )
+    work.delivered = True
+    record = ShardRecord(
+        shard=commitment.index,
+        node=work.node,
+        work=work.id.hex(),
+        file_root=commitment.file_root.hex(),
+        units=commitment.units,
+        signature=work.signed.message.signature.hex(),
+        verdicts=tuple(_recorded(author, vote) for author, vote in votes.items()),
+        at=time.time(),
+    )
+    await trio.to_thread.run_sync(folder.add, record, file, report)
+
+
+async def gather_report(station: Station, folder: TaskFolder, node: Address, done: TaskDone) -> None:
+    """Keep a reviewer's report. Raises IntellectError where it cannot be had."""
+    path = await station.blobs.fetch(done.root, [node], max_size=done.size, timeout=FETCH_TIMEOUT)
+    record = ShardRecord(done.shard, node, "", done.root.hex(), 0, "", (), time.time())
+    await trio.to_thread.run_sync(folder.add, record, path, b"")
+
+
+async def _report(station: Station, work: Work, votes: dict[Address, VerdictIssued]) -> bytes:
+    """The report that decides most groups: what one validator could not score in time another one may have. Empty where
+    nobody could decide about any."""
+    best, most, groups = b"", -1, work.groups
+    if votes and not any(vote.report_root for vote in votes.values()):
+        return b""
+    for author, vote in votes.items():
+        if not vote.report_root:
+            continue
+        try:
+            limit = min(vote.report_size, MAX_REPORT_BYTES)
+            path = await station.blobs.fetch(vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT)
+            data, decided = await trio.to_thread.run_sync(_read, work, vote, path)
+        except IntellectError:
+            continue
+        if decided > most:
+            best, most = data, decided
+        if most == groups:
+            break
+    if most < 0:
+        raise ProtocolError("no report", f"none of {len(votes)} validators hands a fitting one over")
+    return best
+
+
+def _read(work: Work, vote: VerdictIssued, path: Path) -> tuple[bytes, int]:
+    """(a report that is about this file and holds what its author signed, groups in it). Raises ProtocolError."""
+    data = path.read_bytes()
+    report = decode_report(data, MAX_SHARD_SAMPLES)
+    if report.header.file_root != work.commitment.file_root.hex():
+        raise ProtocolError("unusable report", "it is not about this file")
+    size = work.task.spec.samples if work.task else 1
+    fault = report_fault(report, vote, work.groups, size)
+    if fault is not None:
+        raise ProtocolError("unusable report", fault)
+    return data, len({row.group for row in report.rows})
+
+
+def _recorded(author: Address, vote: VerdictIssued) -> VerdictRecord:
+    verdict = vote.verdict
+    return VerdictRecord(author, verdict.outcome, verdict.reason, vote.signature.hex(), vote.report_root.hex())

@@ -1,0 +1,263 @@
+"""The owner's part in tasks: offer them, gather what the jury accepts, say when they are done.
+
+Only the pool's trainer may offer, so this runs at its node. A task and its results lie in the state directory; a
+restart goes on with what is open. Of a shard one result is kept, the first that was accepted: no row is there twice.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import structlog
+import trio
+
+from node.recent import Recent
+from node.services.base import Service
+from node.services.station import Station
+from node.services.tasking.gathering import gather, gather_report
+from node.services.tasking.wishes import TaskWish, WishRefused, routes
+from node.services.workplace import Workplace
+from node.swarm.ballots import FileState
+from node.swarm.register import Work, WorkId
+from node.swarm.taskbook import Task, describe_task
+from node.tasks.records import TaskFolder, folder_of, folders
+from node.weights.keeper import HeldPolicy
+from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.lots import pack_groups
+from protocol.messages import CheckRequested, TaskDone, TaskOffered
+from protocol.tasks import TaskId, TaskSpec, encode_task, task_id
+
+log = structlog.get_logger()
+REPEAT_EVERY = 20.0
+LAST_WORDS = 6
+"""How often it is said again that a task is over."""
+LOOK_EVERY = 0.5
+GATHERERS = 4
+MOST_OPEN = 32
+REMEMBERED = 8192
+
+
+class _Own(msgspec.Struct):
+    """A task of this node. works: results that were heard of and not gathered; said: times that its end was told;
+    busy: shards that are being gathered."""
+
+    folder: TaskFolder
+    spec: TaskSpec
+    encoded: bytes
+    done: set[int]
+    open: bool
+    works: dict[WorkId, Work] = {}
+    said: int = 0
+    repeated: float = -1e9
+    busy: set[int] = set()
+
+
+class Offering(Service):
+    """directory: of the tasks' folders."""
+
+    name = "offers"
+
+    def __init__(self, station: Station, directory: Path) -> None:
+        self._station = station
+        self._directory = directory
+        self._own: dict[TaskId, _Own] = {}
+        self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._limit = trio.CapacityLimiter(GATHERERS)
+        self._sequence = 0
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        service = cls(place.station, place.directory / "tasks")
+        if place.control is not None:
+            place.control.mount(routes(service))
+        return service
+
+    async def run(self) -> None:
+        await self._recall()
+        self._station.jury.register.follow(self._hear)
+        async with trio.open_nursery() as nursery:
+            while True:
+                for id, own in list(self._own.items()):
+                    try:
+                        await self._tend(id, own, nursery)
+                    except OSError as error:  # a full disk passes
+                        log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
+                await trio.sleep(LOOK_EVERY)
+
+    def status(self) -> dict[str, Any]:
+        return {"tasks": {"own": self.tasks()}}
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """What became of the tasks of this node, oldest first."""
+        return [self._described(id, own) for id, own in self._own.items()]
+
+    # what its owner asks for
+
+    async def offer(self, wish: TaskWish) -> TaskId:
+        """Begin a task. Raises WishRefused, ProtocolError for what makes no sense, IntellectError for files that cannot
+        be added."""
+        if sum(own.open for own in self._own.values()) >= MOST_OPEN:
+            raise WishRefused("no further task", f"{MOST_OPEN} are open", "wait for one to end, or cancel one")
+        spec = wish.spec
+        if spec.kind != "review":
+            policy = self._policy(wish.policy)
+            spec = msgspec.structs.replace(spec, policy=policy.root.hex(), step=policy.step)
+            self._keep(policy)
+        spec.check()
+        for asset in spec.assets:
+            info = await self._station.blobs.add(Path(wish.files[asset.path]))
+            if info.root.hex() != asset.root:
+                raise WishRefused(f"{asset.path} has changed", "its bytes are not those that were named", "ask again")
+        encoded = encode_task(spec)
+        id = task_id(encoded)
+        if id not in self._own:
+            await self._station.blobs.add(encoded)
+            await trio.to_thread.run_sync(folder_of(self._directory, id).create, encoded)
+            self._begin(id, folder_of(self._directory, id), spec, encoded, set(), is_open=True)
+        log.info("task.offered", task=id.hex()[:16], kind=spec.kind, shards=spec.shards)
+        self._station.progress.tell("task", f"{spec.kind} of {spec.problems:,} problems offered as {id.hex()[:8]}")
+        return id
+
+    async def cancel(self, id: TaskId) -> None:
+        """Wait for no more results of a task. Raises WishRefused."""
+        own = self._own.get(id)
+        if own is None:
+            raise WishRefused("no such task", id.hex()[:16], "look at: intellect-node task status")
+        if own.open:
+            await self._close(own, cancelled=True)
+
+    def _policy(self, wanted: str) -> HeldPolicy:
+        """wanted: "newest", a step, or the beginning of a root."""
+        shelf = self._station.shelf
+        if wanted in ("", "newest"):
+            found = shelf.newest
+        else:
+            held = shelf.held
+            named = [one for one in held if wanted.isdigit() and one.step == int(wanted)]
+            found = next(iter(named or [one for one in held if one.root.hex().startswith(wanted)]), None)
+        if found is None or self._station.jury.policies.find(found.root) is None:
+            steps = ", ".join(str(one.step) for one in shelf.held) or "none yet"
+            raise WishRefused("the policy is not here", f"this node holds steps {steps}", "name one of them, or wait")
+        return found
+
+    def _keep(self, policy: HeldPolicy) -> None:
+        """Others may need it, and its announcement, for as long as the task is open."""
+        self._station.shelf.hold(policy.root)
+        announced = self._station.jury.policies.announcement(policy.root)
+        if announced is not None:
+            self._station.board.pin([announced.raw])
+
+    # what is heard
+
+    def _hear(self, work: Work) -> None:
+        own = self._own.get(work.task.id) if work.task else None
+        if own is not None and own.open:
+            own.works[work.id] = work
+
+    async def _recall(self) -> None:
+        """The tasks of before a restart."""
+        for folder in await trio.to_thread.run_sync(folders, self._directory):
+            try:
+                state, spec, encoded = folder.state(), folder.spec(), folder.encoded
+            except (IntellectError, OSError) as error:
+                log.warning("task.unreadable", path=str(folder.path), why=str(error))
+                continue
+            is_open = state.closed is None
+            if spec.policy and is_open:
+                self._station.shelf.hold(bytes.fromhex(spec.policy))
+            self._begin(folder.id, folder, spec, encoded, set(folder.done()), is_open=is_open)
+
+    def _begin(
+        self, id: TaskId, folder: TaskFolder, spec: TaskSpec, encoded: bytes, done: set[int], *, is_open: bool
+    ) -> None:
+        said = 0 if is_open else LAST_WORDS
+        self._own[id] = _Own(folder, spec, encoded, done, is_open, works={}, said=said, busy=set())
+
+    # from time to time
+
+    async def _tend(self, id: TaskId, own: _Own, nursery: trio.Nursery) -> None:
+        """Say again what is open; gather what has been accepted; end what is complete."""
+        if own.said >= LAST_WORDS:
+            return
+        if own.open:
+            self._gather_accepted(own, nursery)
+            self._gather_reports(id, own, nursery)
+            if len(own.done) == own.spec.shards:
+                await self._close(own)
+        if trio.current_time() - own.repeated >= REPEAT_EVERY:
+            await self._say(own)
+
+    async def _say(self, own: _Own) -> None:
+        own.repeated = trio.current_time()
+        own.said += not own.open
+        self._sequence = max(self._sequence + 1, time.time_ns() // 1_000_000)
+        done = pack_groups(own.done, own.spec.shards)
+        message = TaskOffered(
+            pool=self._station.pool, sequence=self._sequence, spec=own.encoded, done=done, open=own.open
+        )
+        await self._station.board.post(message)
+
+    async def _close(self, own: _Own, *, cancelled: bool = False) -> None:
+        await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
+        own.open = False
+        own.works.clear()
+        if own.spec.policy and not any(one.open and one.spec.policy == own.spec.policy for one in self._own.values()):
+            self._station.shelf.let_go(bytes.fromhex(own.spec.policy))
+        await self._say(own)
+        what = "cancelled" if cancelled else "done"
+        self._station.progress.tell("task", f"{own.spec.kind} {own.folder.path.name[:8]} is {what}")
+        log.info("task.closed", task=own.folder.path.name[:16], shards=len(own.done), cancelled=cancelled)
+
+    def _gather_accepted(self, own: _Own, nursery: trio.Nursery) -> None:
+        ballots, patience = self._station.jury.ballots, self._station.run.spec.audit.verdict_seconds
+        for id, work in list(own.works.items()):
+            shard, state = work.commitment.index, ballots.state(id)
+            if state is FileState.REJECTED or shard in own.done:
+                del own.works[id]
+            elif state is FileState.ACCEPTED and shard not in own.busy:
+                own.busy.add(shard)
+                nursery.start_soon(self._gather, own, work)
+            elif state is FileState.OPEN and trio.current_time() - work.at > patience / 2 and id not in self._asked:
+                self._asked[id] = None
+                nursery.start_soon(self._ask_again, work)
+
+    async def _gather(self, own: _Own, work: Work) -> None:
+        shard = work.commitment.index
+        try:
+            async with self._limit:
+                await gather(self._station, own.folder, work)
+            own.done.add(shard)
+            own.works.pop(work.id, None)
+        except (IntellectError, OSError) as error:  # somebody may have it later; a full disk passes
+            log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=shard, why=str(error))
+            await trio.sleep(LOOK_EVERY)
+        finally:
+            own.busy.discard(shard)
+
+    async def _ask_again(self, work: Work) -> None:
+        await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
+
+    def _gather_reports(self, id: TaskId, own: _Own, nursery: trio.Nursery) -> None:
+        task = self._station.jury.tasks.find(id)
+        for shard, (node, report) in list(task.reports.items()) if task else ():
+            if shard not in own.done and shard not in own.busy:
+                own.busy.add(shard)
+                nursery.start_soon(self._gather_report, own, node, report)
+
+    async def _gather_report(self, own: _Own, node: Address, report: TaskDone) -> None:
+        try:
+            await gather_report(self._station, own.folder, node, report)
+            own.done.add(report.shard)
+        except (IntellectError, OSError) as error:
+            log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=report.shard, why=str(error))
+            await trio.sleep(LOOK_EVERY)
+        finally:
+            own.busy.discard(report.shard)
+
+    def _described(self, id: TaskId, own: _Own) -> dict[str, Any]:
+        task: Task | None = self._station.jury.tasks.find(id)
+        known = describe_task(task, trio.current_time()) if task else {"id": id.hex(), "kind": own.spec.kind}
+        gathered = {"open": own.open, "gathered": len(own.done), "shards": own.spec.shards}
+        return {**known, **gathered, "path": str(own.folder.path), "problems": own.spec.problems}

@@ -1,0 +1,59 @@
+"""A reviewer's report on a proposed environment package: what `env check` finds, in words that are the same everywhere.
+
+Only the sandbox that runs use is asked, under both settings of its compiler: what another way of running code finds
+depends on the machine, and reports are compared byte by byte. Blocking; the package's code runs in child processes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from node.environments.errors import PackageError
+from node.environments.package.archive import unpack
+from node.environments.package.check import Report, Way, check_package
+from node.environments.runtime import opener_for
+from node.sandbox import SandboxError
+from protocol.blobs import describe
+from protocol.messages import MAX_RESULT_BYTES
+
+ROWS = 64
+PACKAGE = "package.tar"
+"""The path of the reviewed package among a review task's assets."""
+
+
+class NoReview(PackageError):
+    """This machine cannot review packages."""
+
+
+def review_package(path: Path) -> bytes:
+    """The report on an archive, canonical JSON. Raises NoReview where the interpreter is missing or a play was not
+    decided: another machine may tell."""
+    archive = path.read_bytes()
+    told: dict[str, Any] = {"package": describe(archive).root.hex(), "good": False, "findings": []}
+    try:
+        report = check_package(unpack(archive), _ways(), ROWS)
+    except PackageError as error:
+        told["findings"] = [{"row": -1, "what": error.what, "why": error.why}]
+    except SandboxError as error:
+        raise NoReview("the package cannot be reviewed here", error.why, error.remedy) from error
+    else:
+        if report.undecided:
+            why = f"{report.undecided} plays were not decided in time"
+            raise NoReview("the package was not decided here", why, "review it on a quieter machine")
+        told |= _told(report)
+    return msgspec.json.encode(told, order="sorted")[:MAX_RESULT_BYTES]
+
+
+def _told(report: Report) -> dict[str, Any]:
+    return {
+        "good": report.good,
+        "name": report.manifest.name,
+        "rows": report.rows,
+        "checked": report.checked,
+        "findings": [{"row": one.row, "what": one.what, "why": one.remedy} for one in report.findings],
+    }
+
+
+def _ways() -> list[Way]:
+    return [Way("WASI", "wasi", opener_for()), Way("WASI, other settings", "wasi", opener_for(optimised=False))]

@@ -1,0 +1,93 @@
+"""What a node's owner asks for over the control socket: POST /tasks, POST /tasks/ID/cancel, GET /tasks.
+
+Answers are JSON: what was asked for, or `what`, `why` and `remedy` with status 400.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from node.errors import NodeError
+from protocol.errors import IntellectError
+from protocol.tasks import TaskId, TaskSpec
+
+MAX_WISH_BYTES = 64 * 1024
+
+
+class WishRefused(NodeError):
+    """What was asked for cannot be done here and now."""
+
+
+class TaskWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """spec: the task, its policy and step left open; policy: "newest", a step, or the beginning of a root; files: where
+    each of its assets lies on this machine."""
+
+    spec: TaskSpec
+    policy: str = "newest"
+    files: dict[str, str] = {}
+
+
+class Owner(Protocol):
+    """Who carries wishes out."""
+
+    async def offer(self, wish: TaskWish) -> TaskId: ...
+    async def cancel(self, id: TaskId) -> None: ...
+    def tasks(self) -> list[dict[str, Any]]: ...
+
+
+def routes(owner: Owner) -> list[BaseRoute]:
+    async def offer(request: Request) -> Response:
+        body = await _body(request)
+        try:
+            wish = msgspec.json.decode(body, type=TaskWish)
+            missing = [asset.path for asset in wish.spec.assets if asset.path not in wish.files]
+            if missing:
+                raise WishRefused("a file is missing", f"nobody said where {missing[0]} lies", "name it in files")
+            id = await owner.offer(wish)
+        except msgspec.MsgspecError as error:
+            return _refusal("the task cannot be read", str(error), "use: intellect-node task")
+        except (IntellectError, OSError) as error:
+            return _error(error)
+        return JSONResponse({"task": id.hex()})
+
+    async def cancel(request: Request) -> Response:
+        try:
+            await owner.cancel(bytes.fromhex(request.path_params["id"]))
+        except (ValueError, IntellectError) as error:
+            return _error(error)
+        return JSONResponse({"cancelled": True})
+
+    async def show(_: Request) -> Response:
+        return JSONResponse({"tasks": owner.tasks()})
+
+    return [
+        Route("/tasks", offer, methods=["POST"]),
+        Route("/tasks", show, methods=["GET"]),
+        Route("/tasks/{id}/cancel", cancel, methods=["POST"]),
+    ]
+
+
+async def _body(request: Request) -> bytes:
+    """At most one byte more than a wish may have, which then is none."""
+    body = b""
+    async with aclosing(cast(AsyncGenerator[bytes, None], request.stream())) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > MAX_WISH_BYTES:
+                break
+    return body[: MAX_WISH_BYTES + 1]
+
+
+def _error(error: Exception) -> Response:
+    if isinstance(error, IntellectError):
+        return _refusal(error.what, error.why, error.remedy)
+    return _refusal("the task cannot be done", str(error), "correct what was asked for")
+
+
+def _refusal(what: str, why: str, remedy: str) -> Response:
+    return JSONResponse({"what": what, "why": why, "remedy": remedy}, status_code=400)

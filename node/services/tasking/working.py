@@ -1,0 +1,204 @@
+"""The worker's part in tasks: claim a shard, do it, commit to its file (or tell its report); take over what others
+left.
+
+A file is committed like a rollout file, so what becomes of it (verdicts, pay) is followed where those are. Rollouts
+come first on the engine. A shard that somebody else took over meanwhile is dropped: it would earn nothing.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.inference.wire import Produce, Produced
+from node.services.base import Service
+from node.services.committing import commit, slot_name
+from node.services.generating import EngineChild
+from node.services.station import Station
+from node.services.tasking.reviewing import PACKAGE, review_package
+from node.services.workplace import Workplace
+from node.swarm.hearing import is_cut_off, voices
+from node.swarm.taskbook import Task
+from node.tasks.sharing import EngineShare
+from node.tasks.stock import TaskStock
+from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.liveness import MemberState
+from protocol.messages import TaskClaimed, TaskDone
+from protocol.tasks import admits_engine
+
+log = structlog.get_logger()
+POLL = 0.5
+SETTLE = 0.3
+"""Seconds in which another claim on the same shard may be heard, before work begins."""
+HEARD_IN = 2.0
+"""Seconds in which the own claim comes back from the board."""
+PRODUCE_DEADLINE = 600.0
+PAUSE_AFTER_FAILURE = 5.0
+REMIND_EVERY = 30.0
+MOST_REMINDERS = 16
+
+
+class TaskWork(Service):
+    """Does shards of open tasks until cancelled."""
+
+    name = "tasks"
+
+    def __init__(
+        self, station: Station, engine: EngineChild, stock: TaskStock, turns: EngineShare, scratch: Path
+    ) -> None:
+        self._station = station
+        self._own = station.key.address
+        self._book = station.jury.tasks
+        self._engine = engine
+        self._stock = stock
+        self._turns = turns
+        self._scratch = scratch
+        self._said: dict[bytes, bool] = {}
+        self._committed: dict[tuple[bytes, int], float] = {}
+        """(task, shard) of own results that the owner may not have, and when they were said last."""
+        self.counts = {"claimed": 0, "committed": 0, "lost": 0, "failed": 0}
+        self.units = 0
+        self.seconds = 0.0
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        return cls(place.station, place.engine, place.stock, place.turns, place.scratch)
+
+    async def run(self) -> None:
+        while True:
+            await self._remind()
+            found = await self._find()
+            if found is None:
+                await trio.sleep(POLL)
+                continue
+            await self._turns.turn()
+            try:
+                await self._take(*found)
+            except IntellectError as error:
+                self.counts["failed"] += 1
+                log.warning("task.failed", task=found[0].id.hex()[:16], shard=found[1], why=error.why)
+                self._station.progress.trouble(f"a shard of {found[0].title} was not done: {error.why}")
+                await trio.sleep(PAUSE_AFTER_FAILURE)
+
+    def status(self) -> dict[str, Any]:
+        return {"tasks": {"work": {**self.counts, "units": self.units, "seconds": round(self.seconds, 2)}}}
+
+    # which shard
+
+    async def _find(self) -> tuple[Task, int] | None:
+        """A shard to do now: one that is ours already (from before a restart), or a free one."""
+        now = trio.current_time()
+        for task in self._book.tasks():
+            if not task.open or self._station.jury.distrust.is_set() or self._is_cut_off():
+                continue
+            mine = task.leases.held(self._own, now)
+            free = task.leases.choose(self._own, self._candidates(task), now, self._is_alive)
+            for shard in [*mine, *([] if free is None else [free])]:
+                if not await self._was_said(task, shard):
+                    return task, shard
+        return None
+
+    def _is_cut_off(self) -> bool:
+        """What is made unheard would be late."""
+        return is_cut_off(voices(self._station.board, self._station.membership), trio.current_time())
+
+    def _candidates(self, task: Task) -> list[Address]:
+        """Workers that are alive and meet what the task requires; this node if it does."""
+        table = self._station.membership.table
+        live = [table.get(address) for address in table.live(trio.current_time(), "worker")]
+        return [one.address for one in live if one and one.beat and admits_engine(task.spec, one.beat.engine)]
+
+    def _is_alive(self, node: Address) -> bool:
+        """Whether a holder is waited for: until it is dead, which is longer than others would."""
+        member = self._station.membership.table.get(node)
+        gone = (MemberState.DEAD, MemberState.LEFT, MemberState.EVICTED)
+        return member is not None and member.state(trio.current_time()) not in gone
+
+    async def _was_said(self, task: Task, shard: int) -> bool:
+        """Whether this node has committed to a result before: it may not sign another one for the same place."""
+        name = slot_name(task.id, shard)
+        if name not in self._said:
+            journal = self._station.journal
+            self._said[name] = await journal.do(journal.said, "commitment", name) is not None
+        return self._said[name]
+
+    # doing it
+
+    async def _take(self, task: Task, shard: int) -> None:
+        await (self._sample(task, shard) if task.spec.samples_asked else self._review(task, shard))
+
+    async def _review(self, task: Task, shard: int) -> None:
+        """Check a proposed package, and tell what was found."""
+        package = await self._stock.files(task) / PACKAGE
+        if not await self._claim(task, shard):
+            return
+        report = await trio.to_thread.run_sync(review_package, package)
+        info = await self._station.blobs.add(report)
+        done = TaskDone(pool=self._station.pool, task=task.id, shard=shard, root=info.root, size=info.size)
+        await self._station.board.post(done)
+        self._said[slot_name(task.id, shard)] = True
+        self.counts["committed"] += 1
+        log.info("task.reviewed", task=task.id.hex()[:16], shard=shard, report=info.root.hex())
+
+    async def _sample(self, task: Task, shard: int) -> None:
+        order, load = await self._stock.order(task)
+        if not await self._claim(task, shard):
+            return
+        started = trio.current_time()
+        out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.arrow"
+        asked = Produce(
+            policy_root=task.id,
+            node=self._own,
+            pool=self._station.pool,
+            index=shard,
+            out_path=str(out),
+            task=order,
+        )
+        produced = await self._engine.ask(asked, timeout=max(PRODUCE_DEADLINE, task.spec.lease_seconds), policy=load)
+        assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
+        self._turns.task_took(produced.seconds)
+        self.seconds += produced.seconds
+        if task.leases.free_since(shard, trio.current_time(), self._is_alive) is None and not self._holds(task, shard):
+            self.counts["lost"] += 1
+            log.info("task.lost", task=task.id.hex()[:16], shard=shard, seconds=trio.current_time() - started)
+            return
+        commitment = await commit(self._station, task.id, shard, produced)
+        self._said[slot_name(task.id, shard)] = True
+        self._committed[task.id, shard] = trio.current_time()
+        self.counts["committed"] += 1
+        self.units += produced.units
+        log.info("task.committed", task=task.id.hex()[:16], shard=shard, root=commitment.file_root.hex())
+
+    async def _claim(self, task: Task, shard: int) -> bool:
+        """Say that this shard is ours; whether it is, once others had the time to say the same."""
+        if not self._holds(task, shard):
+            now = time.time_ns() // 1_000_000
+            claim = TaskClaimed(pool=self._station.pool, task=task.id, shard=shard, sequence=now)
+            await self._station.board.post(claim)
+            with trio.move_on_after(HEARD_IN):
+                while not self._holds(task, shard):  # noqa: ASYNC110 - the jury hears it in its own time
+                    await trio.sleep(POLL / 10)
+            await trio.sleep(SETTLE)
+        held = self._holds(task, shard)
+        self.counts["claimed"] += held
+        return held
+
+    def _holds(self, task: Task, shard: int) -> bool:
+        return task.leases.holds(shard, self._own, trio.current_time())
+
+    async def _remind(self) -> None:
+        """Say again what the owner does not have after a while: it may have been away for longer than boards keep."""
+        now, journal, said = trio.current_time(), self._station.journal, 0
+        for (id, shard), at in list(self._committed.items()):
+            task = self._book.find(id)
+            if task is None or not task.open or shard in task.gathered:
+                del self._committed[id, shard]
+            elif now - at > REMIND_EVERY and said < MOST_REMINDERS:
+                said += 1
+                self._committed[id, shard] = now
+                raw = await journal.do(journal.said, "commitment", slot_name(id, shard))
+                if raw is not None:
+                    await self._station.board.post_raw(raw)

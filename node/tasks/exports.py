@@ -1,0 +1,249 @@
+"""What a finished task is made into: a data set with provenance, a filtered data set, figures, scores. Blocking.
+
+Works on the owner's machine, from what the daemon has collected (`records`). Rows are in the order of the problems.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from node.environments.dataset import read_rows
+from node.errors import StateError
+from node.inference.opinions import agreed
+from node.state.files import write_whole
+from node.tasks.measures import Measures, measure, solve_rate
+from node.tasks.records import ShardRecord, TaskFolder
+from node.tasks.results import Answer, read_answers, scores_by_problem
+from protocol.tasks import TaskSpec
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text."""
+SOLVE_RATE = "solve_rate"
+ROWS_AT_ONCE = 4096
+_TEXTS = ("problem_id", "prompt", "response")
+_ORIGIN = ("task", "node", "policy_root", "file_root", "work_id", "commitment_signature", "verdicts", "engine")
+_GENERATED = pa.schema(
+    [
+        *((name, pa.string()) for name in _TEXTS),
+        ("score", pa.float64()),
+        ("finished", pa.bool_()),
+        ("prompt_tokens", pa.list_(pa.int32())),
+        ("response_tokens", pa.list_(pa.int32())),
+        ("mean_logprob", pa.float64()),
+        *((name, pa.int64()) for name in ("group", "sample", "shard", "policy_step")),
+        *((name, pa.string()) for name in _ORIGIN),
+    ]
+)
+"""The columns of generated data."""
+
+
+def read_task(folder: TaskFolder) -> Iterator[tuple[ShardRecord, list[Answer]]]:
+    """Every shard that is here, in order. Raises StateError for files that were changed."""
+    for record, file, report in folder.results():
+        try:
+            yield record, read_answers(record, file, report)
+        except Exception as error:
+            raise StateError(
+                f"shard {record.shard} of the task cannot be read", str(error), f"look at {folder.path}"
+            ) from error
+
+
+# evaluate
+
+
+def evaluate(folder: TaskFolder) -> Measures:
+    """A policy's figures on the problems of the task."""
+    spec = folder.spec()
+    scores = scores_by_problem(answer for _, answers in read_task(folder) for answer in answers)
+    return measure(scores, _ks(spec.samples))
+
+
+def _ks(samples: int) -> list[int]:
+    """1, 2, 4 ... as far as the samples go, and their number."""
+    powers = [1 << n for n in range(samples.bit_length()) if 1 << n <= samples]
+    return sorted({*powers, samples})
+
+
+# filter
+
+
+class Filtered(msgspec.Struct, frozen=True):
+    """rows: looked at; kept: written; undecided: without a score, never kept; spread: solve rate -> rows."""
+
+    rows: int
+    kept: int
+    undecided: int
+    spread: dict[str, int]
+
+
+def write_filtered(folder: TaskFolder, source: Path | None, output: Path, lowest: float, highest: float) -> Filtered:
+    """The rows whose solve rate lies in [lowest, highest], each with its rate, as JSONL or parquet (by the name).
+
+    source: the data set that was filtered, whose columns are kept; None: problem ids and rates alone. What is written
+    can be trained on with `solve_rate_field = "solve_rate"`.
+    """
+    scores = scores_by_problem(answer for _, answers in read_task(folder) for answer in answers)
+    rates = {name: solve_rate(found) for name, found in scores.items()}
+    kept = {name for name, rate in rates.items() if rate is not None and lowest <= rate <= highest}
+    bare = ({"problem_id": name, SOLVE_RATE: rate} for name, rate in rates.items() if name in kept)
+    written = _write_rows(_source_rows(source, rates, kept) if source else bare, output)
+    spread: dict[str, int] = {}
+    for rate in sorted(rate for rate in rates.values() if rate is not None):
+        spread[f"{rate:.3g}"] = spread.get(f"{rate:.3g}", 0) + 1
+    return Filtered(len(rates), written, sum(rate is None for rate in rates.values()), spread)
+
+
+def _source_rows(source: Path, rates: Mapping[str, float | None], kept: set[str]) -> Iterator[dict[str, Any]]:
+    for _, row in read_rows(source):
+        name = str(row.get("problem_id"))
+        if name in kept:
+            yield {**row, SOLVE_RATE: rates[name]}
+
+
+# generate
+
+
+def write_generated(folder: TaskFolder, decode: Decode, output: Path) -> int:
+    """Every answer with its score and where it comes from, as parquet or JSONL (by the name); how many rows."""
+    spec = folder.spec()
+    return _write_rows(_generated(folder, spec, decode), output, _GENERATED)
+
+
+def _generated(folder: TaskFolder, spec: TaskSpec, decode: Decode) -> Iterator[dict[str, Any]]:
+    prompts: dict[str, str] = {}
+    for record, answers in read_task(folder):
+        provenance = _provenance(folder, spec, record)
+        for answer in answers:
+            if answer.problem_id not in prompts:
+                prompts[answer.problem_id] = decode(answer.prompt)
+            yield {
+                "problem_id": answer.problem_id,
+                "prompt": prompts[answer.problem_id],
+                "response": decode(answer.output),
+                "score": answer.score,
+                "finished": answer.finished,
+                "prompt_tokens": answer.prompt,
+                "response_tokens": answer.output,
+                "mean_logprob": answer.logprob,
+                "sample": answer.sample,
+                "group": answer.group,
+                "engine": answer.engine,
+                **provenance,
+            }
+
+
+def _provenance(folder: TaskFolder, spec: TaskSpec, record: ShardRecord) -> dict[str, Any]:
+    return {
+        "task": folder.path.name,
+        "shard": record.shard,
+        "node": record.node,
+        "policy_root": spec.policy,
+        "policy_step": spec.step,
+        "file_root": record.file_root,
+        "work_id": record.work,
+        "commitment_signature": record.signature,
+        "verdicts": json.dumps([msgspec.to_builtins(verdict) for verdict in record.verdicts], sort_keys=True),
+    }
+
+
+# judge
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """scores: "group/sample" of the judged file -> agreed score; dropped: groups of which the judges are apart or
+    silent about an answer; judges: who gave an opinion."""
+
+    file_root: str
+    scores: dict[str, float]
+    dropped: tuple[int, ...]
+    judges: tuple[str, ...]
+
+
+def judgement(folder: TaskFolder) -> Judgement:
+    """What the judges of a file agree on."""
+    spec = folder.spec()
+    opinions: dict[str, list[float]] = {}
+    judges: dict[str, None] = {}
+    for record, answers in read_task(folder):
+        judges[record.node] = None
+        for answer in answers:
+            opinions.setdefault(answer.problem_id, []).append(-1.0 if answer.score is None else answer.score)
+    agreements = {name: agreed(found, spec.copies) for name, found in opinions.items()}
+    dropped = {int(name.partition("/")[0]) for name, score in agreements.items() if score is None}
+    scores = {name: score for name, score in agreements.items() if score is not None}
+    scores = {name: score for name, score in scores.items() if int(name.partition("/")[0]) not in dropped}
+    return Judgement(spec.subject, scores, tuple(sorted(dropped)), tuple(judges))
+
+
+# review
+
+
+class Review(msgspec.Struct, frozen=True):
+    """reports: root of a report -> who gave it; confirmed: the report that most reviewers gave alike, if more than half
+    of those asked did."""
+
+    package: str
+    reports: dict[str, tuple[str, ...]]
+    confirmed: Any | None
+
+
+def review(folder: TaskFolder) -> Review:
+    """What the reviewers of a package agree on."""
+    spec = folder.spec()
+    given: dict[str, list[str]] = {}
+    content: dict[str, bytes] = {}
+    for record, report, _ in folder.results():
+        given.setdefault(record.file_root, []).append(record.node)
+        content[record.file_root] = report
+    best = max(given, key=lambda root: len(given[root]), default=None)
+    confirmed = best is not None and len(given[best]) * 2 > spec.copies
+    agreed_report = msgspec.json.decode(content[best]) if best is not None and confirmed else None
+    return Review(spec.subject, {root: tuple(nodes) for root, nodes in given.items()}, agreed_report)
+
+
+# files
+
+
+def _write_rows(rows: Iterable[dict[str, Any]], output: Path, schema: pa.Schema | None = None) -> int:
+    """JSONL, or parquet where the name says so; whole or not at all. schema: of parquet, None: read off all rows."""
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        count = _write_parquet(rows, partial, schema) if output.suffix == ".parquet" else _write_lines(rows, partial)
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def _write_lines(rows: Iterable[dict[str, Any]], path: Path) -> int:
+    count = 0
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(msgspec.json.encode(row) + b"\n")
+            count += 1
+    return count
+
+
+def _write_parquet(rows: Iterable[dict[str, Any]], path: Path, schema: pa.Schema | None) -> int:
+    if schema is None:
+        table = pa.Table.from_pylist(list(rows))
+        pq.write_table(table, path, compression="zstd")
+        return table.num_rows
+    count = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        waiting = iter(rows)
+        while batch := list(islice(waiting, ROWS_AT_ONCE)):
+            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
+    return count
+
+
+def write_json(output: Path, value: msgspec.Struct) -> None:
+    """A small result as JSON, for people."""
+    write_whole(output, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -1,0 +1,112 @@
+"""What an engine needs for a task's shards: the policy that it names, and the files of its environment.
+
+Fetched once, when the task is heard of or first worked on; kept as long as the task is open. Both the worker and the
+validator ask here, so both compute from the same bytes.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from node.blobs.interface import Blobs
+from node.errors import NodeError
+from node.inference.wire import LoadPolicy, ShardOrder
+from node.run.assets import Run, place_asset
+from node.swarm.taskbook import Task
+from node.weights.keeper import HeldPolicy, PolicyShelf
+from protocol.identity import Address
+from protocol.tasks import TaskId
+
+log = structlog.get_logger()
+POLICY_TIMEOUT = 60.0
+ASSET_TIMEOUT = 600.0
+MOST_ASSET_BYTES = 1 << 30
+
+
+class TaskUnready(NodeError):
+    """What a task needs cannot be had now."""
+
+
+class Policies(Protocol):
+    """The part of node.weights that fetches a policy by its root."""
+
+    async def get(self, root: bytes, timeout: float) -> HeldPolicy | None: ...
+
+
+class TaskStock:
+    """run: the node's; members: whom to ask for files; directory: where the files of tasks are placed."""
+
+    def __init__(
+        self,
+        run: Run,
+        blobs: Blobs,
+        policies: Policies,
+        shelf: PolicyShelf,
+        members: Callable[[], Sequence[Address]],
+        directory: Path,
+    ) -> None:
+        self._run = run
+        self._blobs = blobs
+        self._policies = policies
+        self._shelf = shelf
+        self._members = members
+        self._directory = directory
+        self._ready: dict[TaskId, ShardOrder] = {}
+        self._over: list[Path] = []
+        self._turn = trio.Lock()
+
+    async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
+        """What to tell an engine about a task; fetches what is missing. Raises TaskUnready."""
+        policy = await self._policy(task)
+        async with self._turn:
+            if task.id not in self._ready:
+                assets = await self._assets(task)
+                self._ready[task.id] = ShardOrder(task.encoded, str(assets), policy.root)
+        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
+        return self._ready[task.id], load
+
+    async def files(self, task: Task) -> Path:
+        """The directory of the files that a task brings along. Raises TaskUnready."""
+        async with self._turn:
+            return await self._assets(task)
+
+    def heed(self, task: Task) -> None:
+        """Something has become of a task. Of one that is over the policy goes when its time comes, the files when room
+        is made for others'."""
+        if not task.open and self._ready.pop(task.id, None):
+            self._over.append(self._place(task))
+            if not any(order.policy_root == task.policy_root for order in self._ready.values()):
+                self._shelf.let_go(task.policy_root)
+
+    async def _policy(self, task: Task) -> HeldPolicy:
+        root = task.policy_root
+        self._shelf.hold(root)
+        policy = self._shelf.by_root(root) or await self._policies.get(root, POLICY_TIMEOUT)
+        if policy is None:
+            raise TaskUnready(
+                f"{task.title} cannot be worked on",
+                f"its policy {task.spec.policy[:16]} (step {task.spec.step}) was not announced, or cannot be fetched",
+                "wait: it is asked for again; else its owner must offer the task with a policy that somebody holds",
+            )
+        return policy
+
+    async def _assets(self, task: Task) -> Path:
+        if not task.spec.assets:
+            return self._run.assets
+        while self._over:
+            await trio.to_thread.run_sync(shutil.rmtree, self._over.pop(), True)
+        place = self._place(task)
+        if sum(asset.size for asset in task.spec.assets) > MOST_ASSET_BYTES:
+            raise TaskUnready(f"{task.title} cannot be worked on", "its files are larger than 1 GiB", "split them")
+        with trio.move_on_after(ASSET_TIMEOUT):
+            for asset in task.spec.assets:
+                await place_asset(asset, self._blobs, lambda: [task.owner, *self._members()], place)
+            return place
+        raise TaskUnready(f"{task.title} cannot be worked on", "nobody handed its files over", "wait for its owner")
+
+    def _place(self, task: Task) -> Path:
+        return self._directory / task.id.hex()[:32]

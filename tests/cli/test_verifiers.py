@@ -1,0 +1,39 @@
+"""`intellect-node verifiers install`, with a pip that does nothing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from node.environments.verifiers import place
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment that is there already, whose python writes down what it is asked."""
+    monkeypatch.setattr(place, "own_place", lambda: tmp_path)
+    program = tmp_path / "bin" / "python"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\necho progress\ncase "$*" in *nothing*) exit 1;; esac\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_packages_are_installed_beside_a_pinned_verifiers(
+    interpreter: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["verifiers", "install", "./mine", "other==1", "--json"]) == 0
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == [f"-m pip install verifiers=={place.VERSION} ./mine other==1", "-c import verifiers.v1"]
+    out, err = capfd.readouterr()
+    assert json.loads(out)["python"] == str(interpreter) and "progress" in err
+    assert sys.executable not in "".join(asked)
+
+
+def test_what_pip_cannot_install_is_named(interpreter: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verifiers", "install", "nothing"]) == 6
+    assert "nothing" in capfd.readouterr().err

@@ -1,0 +1,119 @@
+"""`env check`: which packages are fit for a run, and what is said of the others."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from node.environments.errors import PackageError
+from node.environments.package.check import Finding, Report, Way, check_package
+from node.environments.package.templates import KINDS, template
+from node.environments.package.ways import _hash_seed
+from node.sandbox import Undecided
+from tests.node.environments.sandboxes import OpenSandbox
+
+WAYS = [Way("here", "pair", OpenSandbox), Way("there", "pair", OpenSandbox)]
+
+
+def checked(code: str, ways: Any = WAYS, most: int = 3) -> Report:
+    return check_package({"environment.py": code.encode()}, ways, most)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_env_new_writes_is_fit_for_a_run(kind: str) -> None:
+    report = checked(template(kind, "mine"))
+    assert report.good and report.manifest.name == "mine" and 1 < report.checked <= 3 < report.rows
+    assert report.ways == ("here", "there") and report.faults == 0
+
+
+def findings(code: str) -> list[Finding]:
+    return checked(code, most=1).findings
+
+
+SINGLE = template("single", "mine")
+RETURN = 'return float(answer == row["capital"].lower())'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('return row["capital"]', 'return "x"', "the golden answer gets 0"),
+        ("def golden", "def gold", "there is no golden answer"),
+        (RETURN, "return 1.0", "an empty answer gets 1"),
+        (RETURN, 'return float("passed" in turns[-1]["content"] or answer == row["capital"].lower())', "reward"),
+        (RETURN, "return 1.5", "the golden answer gets 0: no reward: 1.5"),
+        (RETURN, "raise ValueError('oh')", "the golden answer gets 0: raised: ValueError: oh"),
+        ("return [{", "return [][:1] or [{", None),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_row_and_remedy(old: str, new: str, says: str | None) -> None:
+    assert old in SINGLE
+    found = findings(SINGLE.replace(old, new))
+    assert (not found) if says is None else any(says in one.what and one.remedy for one in found)
+
+
+def test_a_reward_that_differs_between_processes_is_found() -> None:
+    leaky = SINGLE.replace(RETURN, 'return float(answer == row["capital"].lower()) * (hash("x") % 2)')
+    codes = itertools.cycle("1234")
+
+    def seeded(*arguments: Any) -> OpenSandbox:
+        with _hash_seed(next(codes)):
+            return OpenSandbox(*arguments)
+
+    ways = [Way(f"seed {number}", "seeds", seeded) for number in range(4)]
+    found = checked(leaky, ways, most=1).findings
+    assert any("the reward of the golden answer differs: seed" in one.what for one in found)
+
+
+def test_rows_and_turns_that_differ_are_found_and_pairs_are_not_mixed() -> None:
+    place = "import sys\n"
+    moved = place + SINGLE.replace("return [{", "return [{'at': sys.path[0]} | {")
+    assert any("make another row" in one.what for one in checked(moved, most=1).findings)
+    apart = [Way("here", "one", OpenSandbox), Way("there", "other", OpenSandbox)]
+    assert checked(moved, apart, most=1).good
+    turns = template("multi-turn", "mine").replace('return "That', 'return sys.path[0] + "That')
+    found = checked(place + turns, most=1).findings
+    assert any("what was said of" in one.what and "differs" in one.what for one in found)
+
+
+def test_a_scorer_that_raises_on_garbage_is_counted_and_no_mistake() -> None:
+    report = checked(SINGLE.replace("answer = re", "turns[-1]['content'].encode('ascii')\n    answer = re"), most=1)
+    assert report.good and report.faults == 1
+
+
+def test_what_could_not_be_finished_is_not_called_good() -> None:
+    def slow(*arguments: Any) -> OpenSandbox:
+        sandbox = OpenSandbox(*arguments)
+        sandbox.fail_with["score"] = Undecided("no", "slow", "wait")
+        return sandbox
+
+    report = checked(SINGLE, [Way("slow", "one", slow)], most=1)
+    assert not report.findings and report.undecided and not report.good
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("def rows", "def row", "no rows"),
+        ("import re", "import requests", "requests"),
+        ("return f", "return 5 #", "row 0"),
+    ],
+)
+def test_a_package_that_does_not_load_is_an_error(old: str, new: str, says: str) -> None:
+    with pytest.raises(PackageError, match=says):
+        checked(SINGLE.replace(old, new))
+
+
+def test_a_judged_package_needs_no_score_and_decides_nothing() -> None:
+    judged = SINGLE.replace('class = "exact"', 'class = "judged"')
+    assert checked(judged.replace("def score", "def unused"), most=2).good
+    assert "no function score" in str(
+        pytest.raises(PackageError, checked, SINGLE.replace("def score", "def unused")).value
+    )
+
+
+def test_one_row_is_not_enough_for_a_run() -> None:
+    single = SINGLE.replace(
+        "for country, capital in CAPITALS.items()]", "for country, capital in [*CAPITALS.items()][:1]]"
+    )
+    assert "there are 1 rows" in findings(single)[0].what

@@ -1,0 +1,61 @@
+"""What a program printed or returned, and what was expected."""
+
+from typing import Any
+
+import pytest
+
+from node.environments.task_types.comparison import same_output, same_value
+
+DEEP: list[Any] = []
+for _ in range(200):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("a\nb", "a\nb\n", True),
+        (" a  \n\n b\t", "a\nb", True),
+        ("1 2  3", "1 2 3", True),
+        ("0.3333333", "0.33333331", True),
+        ("0.3334", "0.3333", False),
+        ("3.0 x", "3 x", True),
+        ("3.0 x", "3 y", False),
+        ("1\n2", "1 2", False),
+        ("2\n1", "1\n2", False),
+        ("nan", "nan", True),
+        ("nan", "1", False),
+        ("inf", "1e400", False),
+        ("", "", True),
+        ("x", "", False),
+        ("YES", "yes", False),
+    ],
+)
+def test_texts_are_compared_by_lines_and_tokens(printed: str, expected: str, same: bool) -> None:
+    assert same_output(printed, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "same"),
+    [
+        (3, 3, True),
+        (3, 3.0, True),
+        (3, [3], True),
+        ([[3]], [[3]], True),
+        ([3], 3, False),
+        (True, 1, False),
+        (True, True, True),
+        (1, True, False),
+        ("1", 1, False),
+        (None, None, True),
+        (None, 0, False),
+        ([1, 0.3000000001], [1.0, 0.3], True),
+        ({"a": [1]}, {"a": [1.0]}, True),
+        ({"a": 1}, {"b": 1}, False),
+        ([1, 2], [1], False),
+        (10**400, 1.0, False),
+        (DEEP, DEEP, False),
+    ],
+)
+def test_values_are_compared_as_json(value: Any, expected: Any, same: bool) -> None:
+    assert same_value(value, expected) is same

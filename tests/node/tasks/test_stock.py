@@ -1,0 +1,92 @@
+"""What an engine needs for a task is fetched once, kept while the task is open, and let go."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.run.assets import Run
+from node.swarm.taskbook import Task
+from node.tasks.stock import TaskStock, TaskUnready
+from node.weights.keeper import HeldPolicy, PolicyShelf
+from protocol.blobs import describe
+from protocol.identity import Address
+from protocol.leases import Leases
+from protocol.run import Asset, EnvironmentSpec, RunSpec
+from protocol.tasks import TaskSpec, encode_task, task_id
+
+ROWS = b"rows"
+OWNER = Address("0x" + "11" * 20)
+
+
+class Blobs:
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "blob"
+        self._path.write_bytes(ROWS)
+        self.fetched = 0
+
+    async def fetch(self, root: bytes, sources: Any, *, max_size: int, timeout: float, priority: int = 0) -> Path:
+        assert root == describe(ROWS).root and sources[0] == OWNER
+        self.fetched += 1
+        return self._path
+
+
+class Pins:
+    def pin(self, root: bytes) -> None: ...
+    def unpin(self, root: bytes) -> None: ...
+
+
+class Policies:
+    """Fetches any policy but the second."""
+
+    def __init__(self, shelf: PolicyShelf) -> None:
+        self._shelf = shelf
+
+    async def get(self, root: bytes, timeout: float) -> HeldPolicy | None:
+        if root != bytes([2]) * 32:
+            self._shelf.put(policy(root[0]))
+        return self._shelf.by_root(root)
+
+
+def policy(number: int) -> HeldPolicy:
+    root = bytes([number]) * 32
+    manifest: Any = SimpleNamespace(image_root=root, patches=(), anchor=None)
+    return HeldPolicy(number, root, Path(f"/{number}"), manifest)
+
+
+def task(number: int, *assets: Asset) -> Task:
+    spec = TaskSpec(kind="filter", last=4, policy=(bytes([number]) * 32).hex(), assets=assets)
+    encoded = encode_task(spec)
+    id = task_id(encoded)
+    return Task(id, spec, encoded, OWNER, Leases(id, spec, 0.0), 0.0, backlog=False)
+
+
+async def test_a_policy_stays_as_long_as_its_task_and_files_lie_where_the_engine_looks(tmp_path: Path) -> None:
+    shelf, blobs = PolicyShelf(2, Pins()), Blobs(tmp_path)
+    run = Run(RunSpec(name="r", environment=EnvironmentSpec(name="sort")), bytes(32), b"", tmp_path / "assets")
+    stock = TaskStock(run, blobs, Policies(shelf), shelf, list, tmp_path / "tasks")  # type: ignore[arg-type]
+    own = task(1, Asset(path="data/rows.jsonl", root=describe(ROWS).root.hex(), size=4))
+    order, load = await stock.order(own)
+    assert (Path(order.assets_dir) / "data" / "rows.jsonl").read_bytes() == ROWS
+    assert (load.policy_root, load.path, order.policy_root) == (bytes([1]) * 32, "/1", bytes([1]) * 32)
+    for number in range(3, 9):
+        shelf.put(policy(number))
+    assert await stock.order(own) == (order, load) and blobs.fetched == 1 and shelf.count == 3
+    other = task(1)
+    assert (await stock.order(other))[0].assets_dir == str(tmp_path / "assets")
+    own.open = other.open = False
+    stock.heed(own)
+    assert shelf.by_root(bytes([1]) * 32)  # another task works with it
+    stock.heed(other)
+    assert shelf.by_root(bytes([1]) * 32) is None and shelf.count == 2
+    await stock.files(task(4, own.spec.assets[0]))
+    assert not Path(order.assets_dir).exists()  # noqa: ASYNC240 - a test's own disk
+
+
+async def test_a_policy_that_nobody_has_is_said_to_be_missing(tmp_path: Path) -> None:
+    shelf = PolicyShelf(2, Pins())
+    run: Any = None
+    stock = TaskStock(run, Blobs(tmp_path), Policies(shelf), shelf, list, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(TaskUnready, match="cannot be worked on"):
+        await stock.order(task(2))
