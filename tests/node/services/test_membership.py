@@ -22,6 +22,7 @@ from node.services.membership.stake import Stake
 from node.swarm.dialback import Look
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
+from protocol.messages import Heartbeat
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 CONTACT = f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER.peer_id}"
@@ -193,6 +194,40 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
 async def apply(chain: Any, config: NodeConfig, progress: ProgressRecord) -> None:
     pool: Any = SimpleNamespace(epoch_seconds=3600)
     await ensure_participant(chain, OWN, config, Path("nodes/a"), pool, progress)
+
+
+class Contacts:
+    """What a network is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[dict[str, str], set[str]]] = []
+
+    def set_contacts(self, contacts: Any, dialled: Any = None) -> None:
+        self.told.append((dict(contacts), set(dialled)))
+
+
+def beat(at: int, contact: str) -> Heartbeat:
+    return Heartbeat(pool=1, sequence=at, role="worker", state="working", contact=contact, policy_step=0, interval=2.0)
+
+
+def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:
+    contacts = Contacts()
+    members = Membership(OWN.address, contacts, OTHER.address, ())
+    members.joined(OTHER.address, "registered")
+    members.moved(OTHER.address, beat(5, "moved"))
+    members.joined(OTHER.address, "registered")
+    members.moved(OTHER.address, beat(4, "older"))
+    assert [each for each, _ in contacts.told] == [{OTHER.address: "registered"}, {OTHER.address: "moved"}]
+    members.joined(OTHER.address, "registered anew")
+    assert members.contact_of(OTHER.address) == "registered anew"
+    members.moved(OWN.address, beat(9, "a stranger"))
+    assert len(contacts.told) == 3
+
+
+def test_a_bootnode_is_dialled_before_the_chain_has_answered_and_is_no_member() -> None:
+    contacts = Contacts()
+    members = Membership(OWN.address, contacts, OTHER.address, (), bootnodes={OTHER.address: CONTACT})
+    assert contacts.told == [({OTHER.address: CONTACT}, {OTHER.address})] and not members.is_member(OTHER.address)
 
 
 class Surroundings:
