@@ -1,5 +1,6 @@
 """This node's heartbeat: who it is, where it is, and what its services say of themselves."""
 
+from collections.abc import Callable
 from typing import Self
 
 import trio
@@ -12,11 +13,11 @@ from protocol.messages import Heartbeat
 
 
 class Beating(Service):
-    """shortest: seconds between two heartbeats in a small swarm; contact: where others reach this node."""
+    """shortest: seconds between two heartbeats in a small swarm; contact: where others reach this node now."""
 
     name = "heartbeat"
 
-    def __init__(self, station: Station, crew: Crew, role: str, contact: str, shortest: float) -> None:
+    def __init__(self, station: Station, crew: Crew, role: str, contact: Callable[[], str], shortest: float) -> None:
         self._station = station
         self._crew = crew
         self._role = role
@@ -42,7 +43,7 @@ class Beating(Service):
             sequence=sequence,
             role=self._role,
             state=self._crew.state,
-            contact=self._contact,
+            contact=self._contact(),
             policy_step=newest.step if newest else -1,
             interval=interval,
             **self._crew.beat(),
