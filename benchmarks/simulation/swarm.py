@@ -102,7 +102,7 @@ class Swarm:
         if full:
             node = Seat(number, role, self.ether, fetch, self.rules, cheat)
             self.seats.append(node)
-            if number < self.scenario.full and role == "worker":
+            if number < self.scenario.nodes and role == "worker":
                 self.hosts.append(node)
         else:
             host = self.hosts[number % len(self.hosts)]
