@@ -1,7 +1,7 @@
 """A swarm of a thousand nodes for an hour, in minutes: what it says, what it costs each node, what faults do to it.
 
     python -m benchmarks.simulation [--nodes 1000] [--hours 1] [--churn 0.1] [--partition 600] [--cheats 0.1]
-        [--full 16] [--delay 0.04] [--no-work] [--quick] [--json] [--picture FILE.png] [--seed 7]
+        [--full 16] [--delay 0.04] [--policy-seconds 10] [--no-work] [--quick] [--json] [--picture FILE.png] [--seed 7]
 
 What is the product's own code, what a model, and what is shared between the simulated nodes stands in
 `benchmarks/simulation/__init__.py`. --no-work: members only talk, for 10,000 of them.
@@ -38,6 +38,7 @@ def main() -> None:
             "partition": given.partition,
             "churn": given.churn,
             "delay": given.delay,
+            "policy_seconds": given.policy_seconds,
             "cheats": given.cheats,
             "work": not given.no_work,
             "seed": given.seed,
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--full", type=int, default=16, help="nodes that have everything of their own")
     parser.add_argument("--message-ms", type=float, default=4.6, help="CPU per message, its copies included")
     parser.add_argument("--delay", type=float, default=0.04, help="seconds of a hop, the median")
+    parser.add_argument("--policy-seconds", type=float, help="a policy's way; default: the exchange is simulated")
     parser.add_argument("--no-work", action="store_true", help="members only talk")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--picture", type=Path, help="where to draw it (PNG)")
