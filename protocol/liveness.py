@@ -101,6 +101,10 @@ class Members:
     def get(self, address: Address) -> Member | None:
         return self._members.get(address)
 
+    def present(self) -> int:
+        """How many there may be: admitted and not gone, heard of or not."""
+        return sum(member.gone is None for member in self._members.values())
+
     def is_live(self, address: Address, now: float) -> bool:
         """Whether it is healthy or unhealthy."""
         member = self._members.get(address)
