@@ -238,10 +238,10 @@ class Leases:
         return None
 
     def _free(self, own: Address, now: float, alive: Callable[[Address], bool]) -> Iterable[tuple[int, float]]:
-        """What `own` could claim and since when, what suits it best first."""
+        """What `own` could claim and since when: what others have left undone, then what suits it best."""
         if own not in self._orders:
             self._orders[own] = by_weight(self.task, self.spec.shards, own)
-        for shard in self._orders[own]:
+        for shard in sorted(self._orders[own], key=lambda shard: shard not in self._shards):
             if shard in self.done:
                 continue
             since = self.free_since(shard, now, alive)

@@ -185,6 +185,14 @@ def test_a_node_chooses_what_suits_it_best_and_others_may_follow_after_a_while()
     assert table.choose(B, [B], now, alive) == chosen[A]  # or A is not there
 
 
+def test_what_somebody_left_undone_comes_first() -> None:
+    table = leases(last=64, shard_size=1)
+    worst = max(range(64), key=lambda shard: weight(TASK, shard, A))
+    table.claim(worst, B, 0.0, alive)
+    assert table.choose(A, [A], 1.0, alive) != worst
+    assert table.choose(A, [A], 1.0, dead) == worst
+
+
 def test_who_holds_enough_chooses_nothing() -> None:
     table = leases()
     for shard in range(MOST_HELD):
