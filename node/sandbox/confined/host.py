@@ -18,11 +18,10 @@ from typing import NoReturn
 
 import msgspec
 
-from node.parent import die_with_parent
 from node.sandbox import wire
 from node.sandbox.base import Status
 from node.sandbox.calls import STDIN, STDOUT, CallServer, gather, killed
-from node.sandbox.confined import walls
+from node.sandbox.confined import libc, walls
 from node.sandbox.guest import loop
 from node.sandbox.replies import replied
 
@@ -78,7 +77,7 @@ class ConfinedServer(CallServer):
         """The fork: behind the walls, then import, call, reply."""
         code = 70
         try:
-            die_with_parent(server)
+            libc.die_with(server)
             for number, descriptor in enumerate((wires.stdin, wires.stdout, wires.stderr)):
                 os.dup2(descriptor, number)
             _leave_only_the_guest(self._path)
@@ -127,6 +126,7 @@ def _serve(load: wire.Load, directory: Path) -> None:
         place = directory / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
+    walls.prepare()
     gc.freeze()
     server = ConfinedServer(load, directory)
     loaded = server.ask(wire.Request(b'["", []]', b"", load.load_fuel))

@@ -23,6 +23,12 @@ def missing() -> str | None:
     return None
 
 
+def prepare() -> None:
+    """What need not be done again in every fork."""
+    if missing() is None:
+        seccomp.machine_code()
+
+
 def stdlib_directories() -> list[Path]:
     """Where Python's own modules lie, without those of others."""
     return sorted({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")})
