@@ -36,9 +36,10 @@ class Guest:
         linker = Linker(engine)
         self._system.link(linker, module)
         exports: Mapping[str, object] = linker.instantiate(self._store, module).exports(self._store)
-        self._start, memory = exports["_start"], exports["memory"]
-        if not isinstance(self._start, Func) or not isinstance(memory, Memory):
+        start, memory = exports["_start"], exports["memory"]
+        if not isinstance(start, Func) or not isinstance(memory, Memory):
             raise ValueError("the interpreter has no _start or no memory")
+        self._start = start
         self._system.attach(memory)
 
     def run(self) -> wire.Ending:
