@@ -10,7 +10,7 @@ from pathlib import Path
 from node.sandbox.confined import landlock, libc, seccomp
 
 FUEL_PER_SECOND = 10_000_000_000
-"""Of CPU time that a call may take: four times more than what WASI computes with that fuel, at native speed."""
+"""Of CPU time that a call may take: some three times what the same work takes natively (docs/sandbox.md)."""
 MAX_FILES = 64
 
 
