@@ -104,6 +104,24 @@ def test_a_reward_is_the_packages_own_and_what_was_cut_off_scores_nothing(loaded
     assert environment.faults == {}
 
 
+ECHO = NEXT.replace('f"not {turns[-1]', "f\"{row['n'] % 2 and 'No' or 'no'} {turns[-1]").replace(
+    '== str(row["n"] + 1)', '== "y" and turns[1]["content"].startswith(row["n"] % 2 and "No" or "no")'
+)
+
+
+def test_texts_of_equal_tokens_are_never_mistaken_for_each_other(
+    loaded: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a reward would depend on what else a machine has seen."""
+    monkeypatch.setattr(Characters, "encode", lambda self, text: [ord(c) for c in text.lower()])
+    environment = loaded(ECHO.replace("None if score(row, turns) else ", ""))
+    problems = [environment.problem(number) for number in range(6)]
+    assert len({int(problem.prompt[:-3]) % 2 for problem in problems}) == 2
+    told = [environment.step(problem, said("x")) for problem in problems]
+    assert {TOKENS.decode(tokens or []) for tokens in told} == {"no x"}
+    assert environment.score(problems, [said("x", "no x", "y")] * 6) == [1.0] * 6
+
+
 def test_equal_questions_are_asked_once(loaded: Loader) -> None:
     environment = loaded()
     problem = numbered(environment, 3)
