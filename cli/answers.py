@@ -50,6 +50,7 @@ def membership(status: DaemonStatus) -> Lines:
         taken = f", {ether(slashed)} taken by a slash" if slashed else ""
         lines.append(f"stake {ether(int(status.stake.bonded_wei))} tokens bonded{taken}")
     lines += list(_members(status))
+    lines += [_way(status)] if _way(status) else []
     for contact in status.node.contacts[:2]:
         lines += _contact(contact)
     return lines
@@ -70,6 +71,19 @@ def _members(status: DaemonStatus) -> Iterator[str]:
         heard = sum(member.state == "healthy" for member in others)
         direct = sum(member.connected for member in others)
         yield f"{heard} of {len(others)} other members heard, {direct} directly (intellect-node peers)"
+
+
+def _way(status: DaemonStatus) -> str:
+    reach = status.node.reach
+    if reach is None or not reach.way:
+        return ""
+    seen = f" (seen at {reach.seen})" if reach.seen else ""
+    through = f"through {len(reach.relays)} members that carry it"
+    return {
+        "direct": "others can dial this node",
+        "relayed": f"others cannot dial this node{seen}: {through}",
+        "none": f"nobody can dial this node{seen} and nobody carries it: intellect-node doctor",
+    }.get(reach.way, "")
 
 
 def _contact(contact: str) -> Lines:

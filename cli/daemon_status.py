@@ -38,10 +38,14 @@ class EventPart(msgspec.Struct, frozen=True):
 
 
 class ReachPart(msgspec.Struct, frozen=True):
-    """Members that tried to dial this node, and how many got through."""
+    """Members that tried to dial this node, and how many got through; where they see it; how it is reached: direct,
+    relayed (through which members), none, or empty while unknown."""
 
     tried: int = 0
     reached: int = 0
+    seen: str = ""
+    way: str = ""
+    relays: list[str] = []
 
 
 class NodePart(msgspec.Struct, frozen=True):
@@ -121,6 +125,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     seen_seconds_ago: float | None = None
     tokens_per_second: float | None = None
     connected: bool = False
+    way: str = ""
     clock_ahead_seconds: float | None = None
     doing: str = ""
     contact: str = ""

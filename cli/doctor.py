@@ -95,6 +95,9 @@ def ask_daemon(config: "NodeConfig") -> "list[Finding]":
         connected=sum(one.connected for one in others),
         tried=reach.tried if reach else 0,
         reached=reach.reached if reach else 0,
+        way=reach.way if reach else "",
+        seen=reach.seen if reach else "",
+        relays=len(reach.relays) if reach else 0,
         offsets=tuple(one.clock_ahead_seconds for one in others if one.clock_ahead_seconds is not None),
         troubles=[event.text for event in status.events if event.name == "trouble"][-3:],
     )

@@ -30,6 +30,14 @@ class RoleName(StrEnum):
     auto = "auto"
 
 
+class RelayOffer(StrEnum):
+    """When this node carries others."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 class LogLevel(StrEnum):
     """What goes to the log."""
 
@@ -92,6 +100,16 @@ def command(
         list[str] | None,
         typer.Option(help="An HTTP source asked before the swarm: https://HOST:PORT#sha256=... Repeatable."),
     ] = None,
+    bootnode: Annotated[
+        list[str] | None,
+        typer.Option(help="A member to dial whatever the chain says: /ip4/HOST/tcp/PORT/p2p/PEER. Repeatable."),
+    ] = None,
+    relay: Annotated[
+        RelayOffer | None,
+        typer.Option(
+            help="Carry members who cannot dial each other: on, off, or auto (while this node can be dialled)."
+        ),
+    ] = None,
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
@@ -152,6 +170,8 @@ def command(
         gateway_tls=gateway_tls,
         gateway_announce=gateway_announce,
         http_sources=tuple(http_source) if http_source else None,
+        bootnodes=tuple(bootnode) if bootnode else None,
+        relay=relay.value if relay else None,
         engine_command=engine_command,
         auto_setup=auto_setup,
         wait=wait,

@@ -75,7 +75,7 @@ def _cells(member: "MemberPart", status: "DaemonStatus") -> tuple[Text, ...]:
         "" if member.step is None or member.step < 0 else member.step,
         f"{member.tokens_per_second:,.0f}" if member.tokens_per_second else "",
         "" if member.seen_seconds_ago is None else f"{duration(member.seen_seconds_ago)} ago",
-        "this node" if own else "yes" if member.connected else "no",
+        "this node" if own else member.way or "yes" if member.connected else "no",
     )
     state = COLUMNS.index("state")
     return tuple(Text(str(v), style=style_of(member.state) if n == state else "") for n, v in enumerate(values))

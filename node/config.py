@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 Role = Literal["trainer", "worker", "validator", "auto"]
+RelayOffer = Literal["auto", "off", "on"]
 ROLES: tuple[Role, ...] = ("trainer", "worker", "validator")
 WEI = 10**18
 MAX_SOCKET_PATH = 100
@@ -76,6 +77,12 @@ class NodeConfig(BaseSettings):
     """bytes per second of blobs that are fetched; 0: no limit"""
     upload_slots: int = Field(default=4, ge=1, le=64)
     """answers with pieces that are sent at once; the others wait their turn"""
+    bootnodes: tuple[str, ...] = ()
+    """multiaddrs ending in /p2p/PEER that are dialled whatever the chain says, besides the network profile's"""
+    relay: RelayOffer = "auto"
+    """whether this node carries connections between members who cannot; auto: while it can be dialled"""
+    relay_limit: float = Field(default=32 * 1024**2, gt=0)
+    """bytes per second that it carries in all, at most half of that for one member"""
     chain_poll: float = 1.0
     page: str | None = None
     """HOST:PORT where the page is served by HTTP, to whoever can reach it; off by default"""

@@ -18,6 +18,7 @@ from node.blobs.exchange import Limits
 from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
 from node.chain.client import ChainClient
+from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventFollower
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
@@ -29,6 +30,7 @@ from node.front import Front
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
+from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit
 from node.preflight.listening import announced, choose_listen, remember_port, without_peer
@@ -50,7 +52,10 @@ from node.services.jury import Counting
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
+from node.services.membership.peers import Peers
 from node.services.membership.reach import Reach
+from node.services.membership.remembered import forget, recall, remember
+from node.services.membership.returning import Returning
 from node.services.membership.stake import Stake
 from node.services.paying import Paying
 from node.services.policies import Following
@@ -186,7 +191,6 @@ class Daemon:
             self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
-            await chain.connect()
             await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
@@ -200,7 +204,9 @@ class Daemon:
         number = self.config.pool if self.config.pool is not None else profile.pool
         if number is None:
             raise ConfigError("no pool to join", "neither --pool nor the network profile names one", "give --pool N")
-        pool = await chain.pool(number)
+        domain = Domain(profile.chain_id, profile.contracts.swarm)
+        label = f"{domain.chain_id}:{domain.contract}:{number}"
+        pool, answered = await self._find_pool(chain, number, label, state.path)
         self.progress.enter("role", "looking at this machine, for the role that fits it")
         hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         log.info("hardware.found", summary=hardware.summary)
@@ -208,36 +214,54 @@ class Daemon:
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
-        if self.config.preflight:
+        if self.config.preflight and answered:
             await self._admit(chain, pool, role, hardware, listen, state.path)
-        domain = Domain(profile.chain_id, profile.contracts.swarm)
-        label = f"{domain.chain_id}:{domain.contract}:{number}"
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
-        self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
-        await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
+        if answered:
+            self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
+            await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {listen}, then joining pool {number} on chain")
-        async with self._open_member(key, domain, pool, listen, state.path / "blobs") as member:
+        async with self._open_member(key, domain, pool, listen, state.path / "blobs", profile) as member:
             self.status.connect(member)
             contact = member.network.contacts()[0]
             await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
             await journal.do(journal.remember, "network", self.config.network.encode())
-            await chain.join(number, contact)
-            log.info("pool.joined", pool=number, role=role, contact=contact)
-            self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
+            if answered:
+                await chain.join(number, contact)
+                await trio.to_thread.run_sync(remember, state.path, label, pool)
+                log.info("pool.joined", pool=number, role=role, contact=contact)
+                self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership)
-                    ledger = await self._follow_pool(nursery, member, chain, contact, state.path)
+                    ledger = await self._follow_pool(nursery, member, chain, state.path)
+                    if not answered:
+                        returning = Returning(chain, number, lambda: member.network.contacts()[0], self.progress)
+                        await self.crew.start(returning, nursery)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     check_requirements(run.spec, role, hardware)
                     station = take_station(member, run, pool.threshold, journal, self.progress, pool.reward_per_unit)
                     self.status.work_for(station)
                     own = (self.config, role, hardware, chain, member, station)
                     doors = (front.web, self.children, front.control)
-                    place = Workplace(*own, self.crew, contact, state.path, ledger, *doors)
+                    place = Workplace(*own, self.crew, state.path, ledger, *doors)
                     await self._serve(nursery, place)
             finally:
-                await self._leave(chain, number, member.membership)
+                await self._leave(chain, number, member.membership, state.path)
+
+    async def _find_pool(self, chain: ChainClient, number: int, label: str, directory: Path) -> tuple[PoolInfo, bool]:
+        """The pool, and whether the chain told it. A node that was in it when it stopped goes on by what it knows
+        where the chain does not answer; for all others, raises ChainError."""
+        try:
+            await chain.connect()
+            return await chain.pool(number), True
+        except RpcUnreachable as error:
+            pool = await trio.to_thread.run_sync(recall, directory, label)
+            if pool is None:
+                raise
+            log.warning("chain.unreachable", why=error.why)
+            self.progress.trouble("the chain does not answer: going on as the member that this node was")
+            return pool, False
 
     async def _admit(
         self, chain: ChainClient, pool: PoolInfo, role: Role, hardware: Hardware, listen: str, directory: Path
@@ -252,31 +276,33 @@ class Daemon:
             self.progress.trouble(f"{finding.what}; {finding.remedy}")
 
     def _open_member(
-        self, key: NodeKey, domain: Domain, pool: PoolInfo, listen: str, blobs: Path
+        self, key: NodeKey, domain: Domain, pool: PoolInfo, listen: str, blobs: Path, profile: NetworkProfile
     ) -> AbstractAsyncContextManager[Member]:
         config = self.config
         announce = [without_peer(config.announce)] if config.announce else []
+        relay = RelayLimits(rate=config.relay_limit, rate_each=config.relay_limit / 2)
         return open_member(
             key,
             domain,
             pool,
-            Libp2pNetwork(key, listen, announce=announce),
+            Libp2pNetwork(key, listen, announce=announce, relay=relay),
             blobs,
             quota=config.store_quota,
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
             sources=[parse_source(text) for text in config.http_sources],
+            bootnodes=[*config.bootnodes, *profile.bootnodes],
         )
 
-    async def _follow_pool(
-        self, nursery: trio.Nursery, member: Member, chain: ChainClient, contact: str, directory: Path
-    ) -> Ledger:
+    async def _follow_pool(self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
         own, membership = member.key.address, member.membership
         self.progress.enter("peers", "reading from the chain who else is in the pool")
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
-        lease = Lease(chain, member.pool, membership, contact, self.progress)
+        lease = Lease(chain, member.pool, membership, lambda: member.network.contacts()[0], self.progress)
         events = Events(follower, membership, self.progress)
-        for service in (events, Stake(chain, own), lease, Reach(member, contact, self.progress)):
+        reach = Reach(member, self.progress, self.config.relay)
+        peers = Peers(member, directory)
+        for service in (events, peers, Stake(chain, own), lease, reach):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)
         return events.ledger
@@ -319,12 +345,13 @@ class Daemon:
             "read the validators' verdicts (intellect-node status on another member); a slashed node cannot rejoin",
         )
 
-    async def _leave(self, chain: ChainClient, pool: int, membership: Membership) -> None:
+    async def _leave(self, chain: ChainClient, pool: int, membership: Membership, directory: Path) -> None:
         """Tell the chain that this node leaves; a node that cannot is dropped when its heartbeats stop."""
         if membership.evicted.is_set():
             return
         with trio.move_on_after(LEAVE_DEADLINE, shield=True):
             try:
                 await chain.leave(pool)
+                await trio.to_thread.run_sync(forget, directory)
             except IntellectError as error:
                 log.info("pool.not_left", why=error.why)

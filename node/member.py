@@ -21,14 +21,18 @@ from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.blobs.transfer import Report
+from node.network.errors import BadContact
 from node.network.interface import Network
+from node.network.redial import parse_bootnode
 from node.swarm.board import Board
 from node.swarm.dialback import DialBack
 from node.swarm.membership import Membership
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
 
 log = structlog.get_logger()
+MAX_BOOTNODES = 8
+"""Of a pool: each is dialled."""
 
 
 class Stock(msgspec.Struct, frozen=True):
@@ -78,13 +82,16 @@ async def open_member(
     limits: Limits | None = None,
     sources: Sequence[HttpSource] = (),
     report: Report | None = None,
+    bootnodes: Sequence[str] = (),
 ) -> AsyncIterator[Member]:
     """A member that is on the network until the block ends, and not yet listening.
 
     directory: of its blobs, `quota` bytes at most; sources: HTTP sources that are asked before the swarm;
-    report: told how far each fetch is. Raises PortInUse, ListenFailed.
+    report: told how far each fetch is; bootnodes: multiaddrs that are dialled whatever the chain says. Raises
+    PortInUse, ListenFailed, BadContact.
     """
-    membership = Membership(key.address, network, pool.manager, pool.validators)
+    boot = {parse_bootnode(text).member: text for text in bootnodes} | _named_by(pool)
+    membership = Membership(key.address, network, pool.manager, pool.validators, bootnodes=boot)
     store = await trio.to_thread.run_sync(BlobStore, directory, quota)
     exchange = BlobExchange(network, store, limits, report)
     door = BlobDoor(store, exchange, HttpBlobs(store), sources, lambda: announced_gateways(membership))
@@ -93,6 +100,17 @@ async def open_member(
         await nursery.start(network.run)
         yield member
         nursery.cancel_scope.cancel()
+
+
+def _named_by(pool: PoolInfo) -> dict[Address, str]:
+    """The bootnodes that a pool's manager put on chain; one that cannot be read is its mistake, not ours."""
+    found: dict[Address, str] = {}
+    for text in pool.bootnodes[:MAX_BOOTNODES]:
+        try:
+            found[parse_bootnode(text).member] = text
+        except BadContact:
+            log.info("pool.bad_bootnode", text=text[:200])
+    return found
 
 
 def announced_gateways(membership: Membership) -> list[HttpSource]:

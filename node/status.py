@@ -19,7 +19,7 @@ from node.services.base import Crew
 from node.services.station import Station
 from node.swarm.membership import Membership
 from protocol import liveness
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 
 SCHEMA_VERSION = 1
 
@@ -143,10 +143,10 @@ class StatusPage:
         if self._member is None:
             return []
         now, connected = trio.current_time(), self._member.network.connected()
-        table = self._member.membership.table
-        return [self._row(member, now, member.address in connected) for member in table.all()]
+        relayed, table = self._member.network.relayed(), self._member.membership.table
+        return [self._row(member, now, member.address in connected, relayed) for member in table.all()]
 
-    def _row(self, member: liveness.Member, now: float, connected: bool) -> dict[str, Any]:
+    def _row(self, member: liveness.Member, now: float, connected: bool, relayed: frozenset[Address]) -> dict[str, Any]:
         beat = member.beat
         own = self._key is not None and member.address == self._key.address
         return {
@@ -159,6 +159,7 @@ class StatusPage:
             "seen_seconds_ago": round(now - member.seen_at, 1) if member.seen_at is not None else None,
             "tokens_per_second": beat.rate if beat else 0.0,
             "connected": connected or own,
+            "way": "" if own or not connected else "relayed" if member.address in relayed else "direct",
             "clock_ahead_seconds": None if own else _clock_ahead(member, now),
         }
 

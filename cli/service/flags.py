@@ -10,7 +10,13 @@ from cli.errors import USAGE, CommandError
 if TYPE_CHECKING:
     from node.config import NodeConfig
 
-SETTINGS = {"run": "run_file", "provider_key": "provider_key_file", "http_source": "http_sources", "logs": "show_logs"}
+SETTINGS = {
+    "run": "run_file",
+    "provider_key": "provider_key_file",
+    "http_source": "http_sources",
+    "bootnode": "bootnodes",
+    "logs": "show_logs",
+}
 """Flags whose setting has another name."""
 ONLY_BY_HAND = ("detach", "dry_run", "as_json", "logs")
 """Flags that a service does without."""

@@ -34,6 +34,8 @@ log = structlog.get_logger(__name__)
 
 MAX_ACTIVE = 24
 """Sources that are asked at once; more may join by telling us that they fetch the same."""
+MAX_RELAYED = 4
+"""Sources up to which one behind a relay is asked, too."""
 MAX_JOINED = 40
 MAX_CANDIDATES = 1024
 INFO_TIMEOUT = 20.0
@@ -184,15 +186,17 @@ class Transfer:
         return self._download.have if self._download else None
 
     def add(self, sources: Iterable[Address]) -> None:
-        """Use these sources, too: the first for sure, of the others as many as there is room for, at random."""
-        own = self._downloads.network.address
+        """Use these sources, too: the first for sure, of the others as many as there is room for, at random; those
+        that only a relay leads to last, and few of them: what is carried costs somebody else's line."""
+        own, relayed = self._downloads.network.address, self._downloads.network.relayed()
         new = [source for source in dict.fromkeys(sources) if source != own and source not in self._candidates]
         tail = new[1:] if not self._candidates else new
         random.shuffle(tail)
+        tail.sort(key=lambda source: source in relayed)
         for source in new[: len(new) - len(tail)] + tail:
             if len(self._candidates) < MAX_CANDIDATES:
                 self._candidates[source] = None
-                if len(self._contacts) < MAX_ACTIVE:
+                if len(self._contacts) < (MAX_RELAYED if source in relayed else MAX_ACTIVE):
                     self._activate(source)
 
     def listen(self, report: Report) -> None:

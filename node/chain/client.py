@@ -42,6 +42,7 @@ from node.chain.profile import NetworkProfile
 from node.chain.rpc import FallbackProvider
 from node.chain.sender import Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
+from node.chain.span import Span
 from node.chain.translate import EXPECTED, translate
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain, NodeRegistration, WorkCommitment, sign
@@ -49,8 +50,6 @@ from protocol.statements import Domain, NodeRegistration, WorkCommitment, sign
 T = TypeVar("T")
 logger = structlog.get_logger()
 THREADS = 8
-LOG_SPAN = 2_000
-"""Blocks per log query; public endpoints refuse bigger ones."""
 RESCAN = 64
 """Blocks looked at again at each scan for contacts, because the newest ones may be replaced."""
 MEMBER_BATCH = 256
@@ -124,6 +123,7 @@ class ChainClient:
         self._deadline = timeout * len(profile.rpc_urls) * 4
         self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}")
         self._checked = False
+        self._span = Span()
         self._contacts: dict[int, dict[Address, str]] = {}
         self._scanned: dict[int, int] = {}
         self._sender = Sender(
@@ -178,6 +178,11 @@ class ChainClient:
         """Close connections and files. Nothing may be in progress."""
         self._provider.close()
         self._outbox.close()
+
+    @property
+    def log_blocks(self) -> int:
+        """Blocks whose logs the endpoint gives in one answer, as far as is known."""
+        return self._span.blocks
 
     # ---- reads
 
@@ -454,18 +459,19 @@ class ChainClient:
     def _logs(
         self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address] | None = None
     ) -> list[RawLog]:
-        """Endpoints limit blocks and answers differently: a range that is refused is asked for in halves."""
+        """Ranges of the length that the endpoint stands."""
         found: list[RawLog] = []
-        start, span = first, LOG_SPAN
+        start = first
         while start <= last:
-            end = min(start + span - 1, last)
+            end = min(start + self._span.blocks - 1, last)
             try:
-                found += self._log_range(start, end, topics, places or [self.profile.contracts.swarm])
+                part = self._log_range(start, end, topics, places or [self.profile.contracts.swarm])
             except Web3RPCError:
-                if end == start:
+                if not self._span.refused(end - start + 1):
                     raise
-                span = max(1, (end - start + 1) // 2)
                 continue
+            self._span.answered(end - start + 1, len(part))
+            found += part
             start = end + 1
         return found
 

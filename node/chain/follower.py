@@ -23,8 +23,8 @@ from node.chain.errors import ChainError
 from protocol.errors import IntellectError
 from protocol.identity import Address
 
-CHUNK = 1_000
-"""Blocks read per query and committed per transaction."""
+PACE = 0.05
+"""Seconds between two questions for history: a newcomer is one of many that an endpoint serves."""
 KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
 MAX_BACKOFF = 30.0
@@ -98,7 +98,8 @@ class EventStore:
 
 
 class EventFollower:
-    """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read.
+    """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read;
+    `unanswered`: the chain was asked, and did not answer since.
 
     path: a SQLite file, which may be shared with others' tables. Deliveries come from `events`, a bounded
     channel: a slow consumer slows the reading. pool: None follows everything that our contracts tell, else the
@@ -117,6 +118,7 @@ class EventFollower:
     ) -> None:
         self.healthy = False
         self.block: Block | None = None
+        self.unanswered = False
         self._client = client
         self._pool = pool
         self._path = path
@@ -148,15 +150,15 @@ class EventFollower:
             except (ChainError, ContractError) as error:
                 if self.healthy or self.block is None:
                     log.warning("chain.unreachable", why=error.why, pool=self._pool)
-                self.healthy = False
+                self.healthy, self.unanswered = False, True
                 backoff = min(backoff * 2, MAX_BACKOFF)
                 await trio.sleep(backoff)
                 continue
             backoff = self._poll
-            await trio.sleep(0 if behind else self._poll)
+            await trio.sleep(PACE if behind else self._poll)
 
     async def _step(self, store: EventStore) -> bool:
-        """Read one chunk; returns whether there is more to read at once."""
+        """Read what is new; returns whether there is more to read at once."""
         latest = await self._client.block()
         if not await self._undo_replaced(store, latest):
             return False
@@ -166,22 +168,32 @@ class EventFollower:
         if first > target:
             self._reached(latest)
             return False
-        last = min(first + CHUNK - 1, target)
+        while first + self._client.log_blocks <= target - KEPT_BLOCKS:  # so old that it is not replaced any more
+            last = first + self._client.log_blocks - 1
+            if not await self._read_chunk(store, first, last, latest):
+                return True
+            first = last + 1
+            await trio.sleep(PACE)
+        last = min(first + self._client.log_blocks - 1, target)
+        return not await self._read_chunk(store, first, last, latest) or last < target
+
+    async def _read_chunk(self, store: EventStore, first: int, last: int, latest: Block) -> bool:
+        """Keep and deliver the events of some blocks, in one transaction; false if they were replaced meanwhile."""
         topics = [] if self._pool is None else [None, "0x" + pool_topic(self._pool).hex()]
         logs = await self._client.logs(first, last, topics, everything=self._pool is None)
         end = await self._client.block(last)
         if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
-            return True  # replaced between two questions: ask again
+            return False  # between two questions: ask again
         await trio.to_thread.run_sync(store.advance, end, logs)
         self._reached(latest)
         await self._deliver(logs)
-        return last < target
+        return True
 
     def _reached(self, latest: Block) -> None:
         """The chain answered; said before its events are delivered, so that who hears of them can rely on it."""
         if not self.healthy:
             log.info("chain.followed", pool=self._pool, block=latest.number)
-        self.healthy, self.block = True, latest
+        self.healthy, self.unanswered, self.block = True, False, latest
 
     async def _undo_replaced(self, store: EventStore, latest: Block) -> bool:
         """Take back what a reorganisation took out; false while the endpoint only seems to lag."""

@@ -18,6 +18,7 @@ from protocol.identity import parse_address
 LOCAL = "local"
 MAX_PROFILE_BYTES = 64 * 1024
 MAX_RPC_URLS = 16
+MAX_BOOTNODES = 32
 MAX_CONFIRMATIONS = 1_000
 MAX_FEE_GWEI = 1e6
 SHIPPED = Path(__file__).resolve().parent / "networks"
@@ -33,7 +34,8 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     confirmations: blocks on top of an event's or a receipt's before it counts; finality: events are delivered
     up to the chain's block of that name; l1_fees: whether the chain takes a fee for its data beside the gas (OP
     stack); max_fee_gwei: of the chain's coin per gas, the most that is ever paid; window_seconds: of its pools, as a
-    hint for people; deployed_block: where the contracts' logs start; explorer: a URL prefix or None.
+    hint for people; deployed_block: where the contracts' logs start; explorer: a URL prefix or None;
+    bootnodes: multiaddrs of members that are dialled whatever the chain says.
     """
 
     name: str
@@ -48,6 +50,7 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     explorer: str | None = None
     window_seconds: int = 86_400
     deployed_block: int = 0
+    bootnodes: tuple[str, ...] = ()
 
     @property
     def deployed(self) -> bool:
@@ -135,7 +138,7 @@ def read_profile(path: Path) -> NetworkProfile:
 
 def write_profile(path: Path, profile: NetworkProfile) -> None:
     """Write a profile that `read_profile` reads back, replacing the file in one step."""
-    plain = {key: value for key, value in msgspec.to_builtins(profile).items() if value is not None}
+    plain = {key: value for key, value in msgspec.to_builtins(profile).items() if value not in (None, ())}
     contracts = plain.pop("contracts")
     lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
     if profile.deployed:
@@ -149,6 +152,8 @@ def _checked(profile: NetworkProfile) -> NetworkProfile:
     for url in profile.rpc_urls:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise ValueError(f"{url!r} in rpc_urls is not an http(s) URL")
+    if len(profile.bootnodes) > MAX_BOOTNODES:
+        raise ValueError(f"bootnodes must have at most {MAX_BOOTNODES} entries")
     if profile.chain_id <= 0 or profile.deployed_block < 0:
         raise ValueError("chain_id must be positive, deployed_block not negative")
     if not 0 <= profile.confirmations <= MAX_CONFIRMATIONS:

@@ -29,6 +29,17 @@ class ListenFailed(NetworkError):
         )
 
 
+class BadContact(NetworkError):
+    """A multiaddr of a peer that cannot be read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"cannot dial {text[:200]!r}",
+            "it is not of the form /ip4/ADDRESS/tcp/PORT/p2p/PEER",
+            "copy it from `intellect-node status` of the node that it is",
+        )
+
+
 class NotRunning(NetworkError):
     """The network was used before it ran, or after it stopped."""
 

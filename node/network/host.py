@@ -6,7 +6,7 @@ Leaves the library's defects to `hardening`, the bytes of a request to `wire`, b
 
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from functools import lru_cache
 
@@ -282,8 +282,8 @@ class Libp2pNetwork:
         found = (address for each in self._swarm.listeners.values() for address in each.get_addrs())
         return tuple(reachable(str(address)) for address in found)
 
-    def set_contacts(self, contacts: Mapping[Address, str]) -> None:
-        self._redialer.set(contacts)
+    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
+        self._redialer.set(contacts, dialled)
         members = {_id_of(contact.peer_id) for contact in self._redialer.contacts.values()}
         self._strangers = {each: peer for each, peer in self._strangers.items() if peer not in members}
         for member in self._windows.keys() - self._redialer.contacts.keys():

@@ -5,7 +5,7 @@ in `tests/node/network/test_contract.py` run over both. Peers are named by their
 which the transport has authenticated; no other name of a peer appears here.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any, Protocol
 
 import msgspec
@@ -70,8 +70,9 @@ class Network(Protocol):
         """Where it listens, without the peer id, whatever others are told; empty unless running."""
         ...
 
-    def set_contacts(self, contacts: Mapping[Address, str]) -> None:
-        """The members: whom to stay connected with, by multiaddr. Replaces the previous set.
+    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
+        """The members by multiaddr; dialled: whom of them to stay connected with (None: all), the others are dialled
+        when they are asked something. Replaces the previous set.
 
         A contact whose peer id does not belong to its address is ignored. Peers outside this set
         may still connect and ask, within a small budget.

@@ -6,7 +6,7 @@ The hub has switches that a real network lacks: `delay`, `drop`, `partition`, `i
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import structlog
 import trio
@@ -116,7 +116,7 @@ class MemoryNetwork:
     def listening(self) -> tuple[str, ...]:
         return ("/ip4/127.0.0.1/tcp/1",) if self._nursery else ()
 
-    def set_contacts(self, contacts: Mapping[Address, str]) -> None:
+    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
         parsed = {member: parse_contact(member, text) for member, text in contacts.items() if member != self.address}
         self._contacts = {member: contact for member, contact in parsed.items() if contact is not None}
 

@@ -4,7 +4,7 @@ The library has no redial at all. Knows when to dial; `host` knows how.
 """
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from functools import lru_cache
 
 import msgspec
@@ -13,7 +13,7 @@ import trio
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from node.network.errors import PeerUnavailable
+from node.network.errors import BadContact, PeerUnavailable
 from protocol.errors import ProtocolError
 from protocol.identity import Address, PeerId, address_of_peer
 
@@ -63,6 +63,18 @@ def parse_contact(member: Address, text: str) -> Contact | None:
         return None
 
 
+def parse_bootnode(text: str) -> Contact:
+    """A multiaddr ending in /p2p/<peer id>, of whom that says it is. Raises BadContact."""
+    peer_id = text.rpartition("/p2p/")[2]
+    try:
+        contact = parse_contact(address_of_peer(peer_id), text)
+    except ProtocolError:
+        contact = None
+    if contact is None:
+        raise BadContact(text)
+    return contact
+
+
 def _parse_circuit(member: Address, text: str) -> Contact | None:
     """[/ip../tcp/..]/p2p/<relay>/p2p-circuit/p2p/<peer id>."""
     through, _, own = text.partition(CIRCUIT)
@@ -103,6 +115,7 @@ class Redialer:
         self._connected = connected
         self._ping = ping
         self._contacts: dict[Address, Contact] = {}
+        self._dialled: Set[Address] | None = None
         self._loops: dict[Address, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._limit = trio.CapacityLimiter(MAX_DIALS)
@@ -111,8 +124,9 @@ class Redialer:
     def contacts(self) -> Mapping[Address, Contact]:
         return self._contacts
 
-    def set(self, contacts: Mapping[Address, str]) -> None:
-        """Replace the members. Loops of those who stay as they were are left alone."""
+    def set(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
+        """Replace the members, and whom of them to stay connected with (None: all). Loops of those who stay as they
+        were are left alone; who is not dialled any more stays connected until either side ends that."""
         wanted: dict[Address, Contact] = {}
         for member, text in list(contacts.items())[:MAX_CONTACTS]:
             contact = parse_contact(member, text)
@@ -121,9 +135,10 @@ class Redialer:
             elif member != self._own:
                 wanted[member] = contact
         for member, old in self._contacts.items():
-            if wanted.get(member) != old and member in self._loops:
+            unwanted = wanted.get(member) != old or not (dialled is None or member in dialled)
+            if unwanted and member in self._loops:
                 self._loops.pop(member).cancel()
-        self._contacts = wanted
+        self._contacts, self._dialled = wanted, dialled
         self._start_loops()
 
     async def run(self) -> None:
@@ -140,7 +155,7 @@ class Redialer:
         if self._nursery is None:
             return
         for member, contact in self._contacts.items():
-            if member not in self._loops:
+            if member not in self._loops and (self._dialled is None or member in self._dialled):
                 self._loops[member] = trio.CancelScope()
                 self._nursery.start_soon(self._keep, contact, self._loops[member])
 

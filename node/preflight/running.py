@@ -11,7 +11,8 @@ from node.preflight.ports import FORWARD
 
 class Running(msgspec.Struct, frozen=True):
     """phase, text: where it is; others: members besides it, and how many of them it is connected with; tried, reached:
-    members that dialled it, and that got through; offsets: its clock minus each peer's, seconds."""
+    members that dialled it, and that got through; way: direct, relayed, none or empty; seen: where they see it;
+    relays: members that carry it; offsets: its clock minus each peer's, seconds."""
 
     phase: str
     text: str
@@ -19,6 +20,9 @@ class Running(msgspec.Struct, frozen=True):
     connected: int = 0
     tried: int = 0
     reached: int = 0
+    way: str = ""
+    seen: str = ""
+    relays: int = 0
     offsets: tuple[float, ...] = ()
     troubles: Sequence[str] = ()
 
@@ -39,10 +43,14 @@ def _connections(daemon: Running) -> Finding:
 
 
 def _reach(daemon: Running) -> Finding:
-    data = {"tried": daemon.tried, "reached": daemon.reached}
+    data = {"tried": daemon.tried, "reached": daemon.reached, "way": daemon.way, "seen": daemon.seen}
     if not daemon.tried:
-        return ok(
-            "dialled", "no member has tried to dial this node yet (they try addresses of the internet only)", **data
-        )
+        return ok("dialled", "no member has tried to dial this node yet", **data)
     what = f"{daemon.reached} of {daemon.tried} members that tried could dial this node"
+    seen = f", which they see at {daemon.seen}" if daemon.seen else ""
+    if daemon.way == "relayed":
+        carried = f"{what}{seen}; {daemon.relays} of them carry its connections, more slowly than a direct path"
+        return warning("dialled", carried, FORWARD, **data)
+    if daemon.way == "none":
+        return warning("dialled", f"{what}{seen}, and no member carries its connections", FORWARD, **data)
     return ok("dialled", what, **data) if daemon.reached else warning("dialled", what, FORWARD, **data)

@@ -1,5 +1,6 @@
 """This node's heartbeat: who it is, where it is, and what its services say of themselves."""
 
+from collections.abc import Callable
 from typing import Self
 
 import trio
@@ -10,13 +11,16 @@ from node.services.workplace import Workplace
 from protocol.liveness import heartbeat_interval
 from protocol.messages import Heartbeat
 
+STARTING = 60.0
+"""Seconds in which a node hears who is there."""
+
 
 class Beating(Service):
-    """shortest: seconds between two heartbeats in a small swarm; contact: where others reach this node."""
+    """shortest: seconds between two heartbeats in a small swarm; contact: where others reach this node now."""
 
     name = "heartbeat"
 
-    def __init__(self, station: Station, crew: Crew, role: str, contact: str, shortest: float) -> None:
+    def __init__(self, station: Station, crew: Crew, role: str, contact: Callable[[], str], shortest: float) -> None:
         self._station = station
         self._crew = crew
         self._role = role
@@ -28,11 +32,17 @@ class Beating(Service):
         return cls(place.station, place.crew, place.role, place.contact, place.config.heartbeat)
 
     async def run(self) -> None:
+        began = self._station.clock.monotonic()
         while True:
-            live = len(self._station.membership.table.live(self._station.clock.monotonic()))
-            interval = heartbeat_interval(live + 1, self._shortest)
+            interval = heartbeat_interval(self._speakers(began), self._shortest)
             await self._station.board.post(self.message(int(1000 * self._station.clock.wall()), interval))
             await trio.sleep(interval)
+
+    def _speakers(self, began: float) -> int:
+        """How many members share the pool's heartbeats. Who has just started has heard few of them and counts all that
+        the chain names: a pool that starts at once would fill everybody's core with everybody's seconds."""
+        table, now = self._station.membership.table, self._station.clock.monotonic()
+        return 1 + (table.present() if now - began < STARTING else len(table.live(now)))
 
     def message(self, sequence: int, interval: float) -> Heartbeat:
         """The heartbeat of this moment. interval: seconds until the next one."""
@@ -42,7 +52,7 @@ class Beating(Service):
             sequence=sequence,
             role=self._role,
             state=self._crew.state,
-            contact=self._contact,
+            contact=self._contact(),
             policy_step=newest.step if newest else -1,
             interval=interval,
             **self._crew.beat(),

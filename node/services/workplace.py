@@ -41,7 +41,7 @@ class Control(Protocol):
 
 
 class Workplace(msgspec.Struct, frozen=True, dict=True):
-    """contact: where others reach this node; directory: its state; crew: the services that run; ledger: what became of
+    """directory: its state; crew: the services that run; ledger: what became of
     the pool's work on chain; web: where HTTP is served; starter: how child processes are started; control: the socket
     by which its owner speaks to the node, None where there is none."""
 
@@ -52,12 +52,15 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     member: Member
     station: Station
     crew: Crew
-    contact: str
     directory: Path
     ledger: Ledger
     web: HttpHost
     starter: Starter
     control: Control | None = None
+
+    def contact(self) -> str:
+        """Where others reach this node now."""
+        return self.member.network.contacts()[0]
 
     @property
     def scratch(self) -> Path:

@@ -3,7 +3,7 @@
 Feeds the network with the contacts of the members, so that the chain is the only meeting point that a newcomer needs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 import msgspec
@@ -12,6 +12,7 @@ import trio
 
 from node.clock import Seconds
 from node.swarm.board import Board
+from node.swarm.neighbours import choose
 from protocol.checks import reason_name
 from protocol.identity import Address
 from protocol.liveness import Members, MemberState
@@ -23,7 +24,7 @@ log = structlog.get_logger()
 class Contacts(Protocol):
     """The part of node.network that membership needs."""
 
-    def set_contacts(self, contacts: Mapping[Address, str]) -> None: ...
+    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None: ...
 
 
 class SlashRecord(msgspec.Struct, frozen=True):
@@ -44,7 +45,8 @@ class SlashRecord(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """The table of members, and the rights that the pool gives. clock: monotonic seconds."""
+    """The table of members, and the rights that the pool gives. clock: monotonic seconds; bootnodes: who is dialled
+    whatever the chain says, which gives them no other right."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Membership:
         trainer: Address,
         validators: tuple[Address, ...],
         clock: Seconds = trio.current_time,
+        bootnodes: Mapping[Address, str] | None = None,
     ) -> None:
         self._clock = clock
         self.table = Members()
@@ -60,9 +63,16 @@ class Membership:
         self.own = own
         self._network = contacts
         self._trainer = trainer
-        self._validators = frozenset(validators)
+        self._validators = dict.fromkeys(validators)
         self._contacts: dict[Address, str] = {}
+        self._registered: dict[Address, str] = {}
+        """Contacts as the chain has them."""
+        self._placed_at: dict[Address, int] = {}
+        """The sequence of the heartbeat that told a contact."""
+        self._bootnodes = dict(bootnodes or {})
         self.evicted = trio.Event()
+        if self._bootnodes:
+            self._dial()
 
     # rights
 
@@ -80,6 +90,10 @@ class Membership:
     def may_validate(self, address: Address) -> bool:
         """Whether the pool names it a validator, in the pool at this moment or not."""
         return address in self._validators
+
+    def live_validators(self, now: float) -> list[Address]:
+        """Those that are alive: found without a look at everybody else."""
+        return [address for address in self._validators if self.table.is_live(address, now)]
 
     def is_silent(self, address: Address, now: float) -> bool:
         """Whether it is gone, or has missed so many heartbeats that others may do what it had begun."""
@@ -113,14 +127,18 @@ class Membership:
 
     def joined(self, node: Address, contact: str) -> None:
         """A Joined event or a row of the member list."""
+        known = node in self.table and self._registered.get(node) == contact
         self.table.admit(node)
+        if known:
+            return  # a lease was renewed, as most events say; and a heartbeat may have told a newer place
+        self._registered[node] = contact
         if contact:
             self._contacts[node] = contact
         self._dial()
 
     def left(self, node: Address) -> None:
         self.table.remove(node, MemberState.LEFT)
-        self._contacts.pop(node, None)
+        self._forget(node)
         self._dial()
 
     def slash(self, record: SlashRecord) -> None:
@@ -139,13 +157,19 @@ class Membership:
     def evict(self, node: Address) -> None:
         self.table.admit(node)
         self.table.remove(node, MemberState.EVICTED)
-        self._contacts.pop(node, None)
+        self._forget(node)
         if node == self.own:
             self.evicted.set()
         self._dial()
 
+    def _forget(self, node: Address) -> None:
+        for table in (self._contacts, self._registered, self._placed_at):
+            table.pop(node, None)
+
     def _dial(self) -> None:
-        self._network.set_contacts({node: to for node, to in self._contacts.items() if node != self.own})
+        contacts = {node: to for node, to in (self._bootnodes | self._contacts).items() if node != self.own}
+        chosen = choose(self.own, self._trainer, self._validators, contacts)
+        self._network.set_contacts(contacts, chosen | self._bootnodes.keys())
 
     # heartbeats
 
@@ -153,7 +177,14 @@ class Membership:
         """Take heartbeats from the board until cancelled."""
         async for signed in board.subscribe(Heartbeat):
             beat = signed.message
-            fresh = self.table.beat(signed.author, beat, self._clock())
-            if fresh and beat.contact and self._contacts.get(signed.author) != beat.contact:
-                self._contacts[signed.author] = beat.contact
-                self._dial()
+            if self.table.beat(signed.author, beat, self._clock()):
+                self.moved(signed.author, beat)
+
+    def moved(self, node: Address, beat: Heartbeat) -> None:
+        """Where a member says that it is, in its own signed words. A word older than the last one changes nothing."""
+        if not self.is_member(node) or beat.sequence <= self._placed_at.get(node, 0):
+            return
+        self._placed_at[node] = beat.sequence
+        if beat.contact and self._contacts.get(node) != beat.contact:
+            self._contacts[node] = beat.contact
+            self._dial()

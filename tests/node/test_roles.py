@@ -39,7 +39,12 @@ from protocol.statements import Domain
 KEY, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 DOMAIN = Domain(31337, OTHER.address)
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"))
-POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {"id": 4, "manager": KEY.address, "validators": (OTHER.address,)}
+POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
+    "id": 4,
+    "manager": KEY.address,
+    "validators": (OTHER.address,),
+    "bootnodes": (),
+}
 SECTIONS = (
     "schema_version node network run stake pay swarm work training contributions verdicts audit tasks slashed "
     "network_stats board processes restarts services last_error events"
@@ -77,7 +82,7 @@ async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator
         station = take_station(member, run, 1, journal)
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
-        own = (settings, role, hardware, chain, member, station, Crew(), "/ip4/contact", directory)
+        own = (settings, role, hardware, chain, member, station, Crew(), directory)
         async with trio.open_nursery() as nursery:
             web = HttpHost()
             await nursery.start(web.run)
@@ -184,7 +189,7 @@ async def test_a_heartbeat_says_what_the_services_say(role: Role, tmp_path: Path
         crew.state = "working"
         heart = next(service for service in crew.services if isinstance(service, Beating))
         beat = heart.message(17, 2.0)
-        assert (beat.role, beat.state, beat.contact, beat.sequence) == (role, "working", "/ip4/contact", 17)
+        assert (beat.role, beat.state, beat.contact, beat.sequence) == (role, "working", place.contact(), 17)
         assert crew.beat().keys() <= set(Heartbeat.__struct_fields__)
         assert {name: getattr(beat, name) for name in crew.beat()} == crew.beat()
         assert beat.policy_step == -1 and not beat.finished and beat.engine

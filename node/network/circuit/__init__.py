@@ -1,5 +1,5 @@
 """Circuit relay v2: a connection between two members of whom neither can dial the other, carried by a third.
 
-The library's own trusts what a relay says, carries for anybody and ends with the host's first error; only its messages
-are used here, so that the bytes are those of any libp2p.
+The library's own carries for anybody, one circuit for each caller, and is called by any relay; only its messages are
+used here, so that the bytes are those of any libp2p.
 """

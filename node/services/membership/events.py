@@ -30,8 +30,12 @@ class Events(Service):
         nursery.start_soon(self.run)
         await nursery.start(self._follower.run)
         with trio.move_on_after(FIRST_LOOK):
-            while self._follower.block is None:  # noqa: ASYNC110 - asked a few times, once
+            while self._follower.block is None and not self._goes_on_without():  # noqa: ASYNC110 - asked a few times, once
                 await trio.sleep(0.05)
+
+    def _goes_on_without(self) -> bool:
+        """The chain was asked in vain, and what was known of the pool before is more than ourselves."""
+        return self._follower.unanswered and len(self._membership.addresses()) > 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

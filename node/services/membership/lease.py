@@ -1,5 +1,7 @@
 """Membership is a lease: renewed well before it runs out."""
 
+from collections.abc import Callable
+
 import structlog
 import trio
 
@@ -15,7 +17,7 @@ UNKNOWN_LEASE = 20.0
 
 
 class Lease(Service):
-    """contact: where others reach this node, as the chain tells them."""
+    """contact: where others reach this node now, as the chain tells them."""
 
     name = "lease"
 
@@ -24,7 +26,7 @@ class Lease(Service):
         chain: ChainClient,
         pool: int,
         membership: Membership,
-        contact: str,
+        contact: Callable[[], str],
         progress: ProgressRecord | None = None,
     ) -> None:
         self._chain = chain
@@ -41,7 +43,7 @@ class Lease(Service):
                 pause = pool.lease_seconds / RENEWALS_PER_LEASE
                 await trio.sleep(pause)
                 if self._membership.is_member(self._membership.own):
-                    await self._chain.join(self._pool, self._contact)
+                    await self._chain.join(self._pool, self._contact())
             except IntellectError as error:
                 log.warning("lease.not_renewed", why=error.why)
                 self._progress.trouble(f"the membership was not renewed: {error.why}")

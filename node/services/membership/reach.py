@@ -1,4 +1,7 @@
-"""Whether the others can dial this node, asked of a few of them now and again."""
+"""Whether the others can dial this node, asked of a few of them now and again; and what follows from it.
+
+Who can be dialled may carry others. Who cannot lets two members pass calls on, and is reached through them.
+"""
 
 import random
 from typing import Any
@@ -6,53 +9,152 @@ from typing import Any
 import structlog
 import trio
 
+from node.config import RelayOffer
 from node.member import Member
+from node.network.redial import CIRCUIT
 from node.progress import ProgressRecord
+from node.recent import Recent
 from node.services.base import Service
+from node.swarm.dialback import Look
 from protocol.errors import IntellectError
+from protocol.identity import Address
 
 log = structlog.get_logger()
 ASKED = 3
-FIRST = 10.0
-"""Seconds that connections have to come up, and the chain's news to get around."""
+FIRST = 1.0
+"""Seconds from the first connection to the first round; until anybody has tried, the wait for the next one doubles."""
 AGAIN = (60.0, 900.0)
-"""Seconds until the next round, where nobody could dial this node, and where somebody could."""
+"""Seconds until the next round, where nobody could dial this node, and where most could."""
+SETTLE_EVERY = 2.0
+MAX_REFUSED = 1024
+RELAYS = 2
+"""That a node nobody can dial reserves: one may go."""
+RETRY = (2.0, 120.0)
+"""Seconds before a member that would not carry us is asked again: at first, and at most."""
+REMEDY = "forward a port to it and give --announce, or let members carry it: intellect-node doctor"
 
 
 class Reach(Service):
-    """tried: members that dialled in the last round that any did; reached: how many of them got through."""
+    """tried: members that dialled in the last round that any did; reached: how many of them got through; seen: host
+    and port that the last of them sees this node at. offer: when this node is a relay for others."""
 
     name = "reach"
 
-    def __init__(self, member: Member, contact: str, progress: ProgressRecord) -> None:
+    def __init__(self, member: Member, progress: ProgressRecord, offer: RelayOffer = "auto") -> None:
         self._member = member
-        self._contact = contact
+        self._network = member.network
         self._progress = progress
+        self._offer = offer
         self.tried = 0
         self.reached = 0
+        self.seen: tuple[str, int] | None = None
+        self._due: dict[Address, float] = {}
+        """When each reservation is to be renewed."""
+        self._refused: Recent[Address, tuple[float, float]] = Recent(MAX_REFUSED, refresh=True)
+        """Until when a member is left alone, and for how long it was."""
+
+    @property
+    def hidden(self) -> bool:
+        """Most of those who tried could not dial this node; a single word for it can be a neighbour's, or a lie."""
+        return self.tried > 0 and 2 * self.reached <= self.tried
 
     async def run(self) -> None:
-        await trio.sleep(FIRST)
+        self._network.offer_relay(self._offer == "on")
+        while not self._network.connected():  # noqa: ASYNC110 - the network has no event for it
+            await trio.sleep(FIRST)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._settle_always)
+            unknown = FIRST
+            while True:
+                await trio.sleep(AGAIN[1] if self.way == "direct" else AGAIN[0] if self.tried else unknown)
+                unknown = min(2 * unknown, AGAIN[0])
+                await self.ask_around()
+
+    async def _settle_always(self) -> None:
         while True:
-            await self.ask_around()
-            await trio.sleep(AGAIN[1] if self.reached else AGAIN[0])
+            await self.settle()
+            await trio.sleep(SETTLE_EVERY)
 
     def status(self) -> dict[str, Any]:
-        return {"node": {"reach": {"tried": self.tried, "reached": self.reached}}}
+        seen = f"{self.seen[0]}:{self.seen[1]}" if self.seen else ""
+        part = {"tried": self.tried, "reached": self.reached, "seen": seen, "way": self.way}
+        return {"node": {"reach": part | {"relays": sorted(self._held())}}}
+
+    @property
+    def way(self) -> str:
+        """How others reach this node: direct, relayed, none (nobody carries it yet), or empty while unknown."""
+        if not self.tried:
+            return ""
+        return ("relayed" if self._held() else "none") if self.hidden else "direct"
 
     async def ask_around(self) -> None:
-        """One round."""
-        connected = sorted(self._member.network.connected())
-        answers: list[bool] = []
-        for member in random.sample(connected, min(ASKED, len(connected))):  # a choice, not a secret
-            try:
-                answer = await self._member.dialback.ask(member)
-            except IntellectError as error:  # of another version, or gone
-                log.debug("reach.not_asked", peer=member, why=error.why)
-                continue
-            answers += [] if answer is None else [answer]
-        if answers:
-            self.tried, self.reached = len(answers), sum(answers)
-            log.info("reach.known", tried=self.tried, reached=self.reached)
-        if answers and not self.reached:
-            self._progress.trouble(f"{self.tried} members could not dial {self._contact}: intellect-node doctor")
+        """One round, among those with a direct connection: what a relay sees is not where we are."""
+        connected = sorted(self._network.connected() - self._network.relayed())
+        answers = [await self._look(one) for one in random.sample(connected, min(ASKED, len(connected)))]
+        tries = [look for look in answers if look and look.reached is not None]
+        self.seen = next((look.seen for look in answers if look and look.seen), self.seen)
+        if not tries:
+            return
+        was = self.way
+        self.tried, self.reached = len(tries), sum(look.reached is True for look in tries)
+        log.info("reach.known", tried=self.tried, reached=self.reached)
+        if not self.hidden and was in ("relayed", "none"):
+            self._progress.tell("reach", "members can dial this node now")
+        if self.hidden and was in ("", "direct"):
+            at = f", which they see at {self.seen[0]}" if self.seen else ""
+            missed = self.tried - self.reached
+            self._progress.tell("reach", f"{missed} of {self.tried} members cannot dial this node{at}")
+
+    async def _look(self, member: Address) -> Look | None:
+        try:
+            return await self._member.dialback.ask(member, self._direct_address())
+        except IntellectError as error:  # of another version, or gone
+            log.debug("reach.not_asked", peer=member, why=error.why)
+            return None
+
+    def _direct_address(self) -> str:
+        """Where it listens, or what its owner announces: the last of its contacts."""
+        return self._network.contacts()[-1].partition("/p2p/")[0]
+
+    async def settle(self) -> None:
+        """Offer to carry others or not, and be carried or not, as the last round says."""
+        self._network.offer_relay(self._offer == "on" or (self._offer == "auto" and self.way == "direct"))
+        if not self.hidden:
+            self._network.release()
+            self._due.clear()
+            return
+        before = self._held()
+        await self._reserve()
+        after = self._held()
+        if after - before:
+            self._progress.tell("reach", f"reached through {' and '.join(sorted(after))}")
+        if not after and self._network.connected():
+            self._progress.trouble(f"no member carries this node, and none can dial it: {REMEDY}")
+
+    def _held(self) -> set[Address]:
+        """Relays that are in this node's contacts now."""
+        if not any(CIRCUIT in contact for contact in self._network.contacts()):
+            return set()
+        return set(self._due) & self._network.connected()
+
+    async def _reserve(self) -> None:
+        now, direct = trio.current_time(), self._network.connected() - self._network.relayed()
+        self._due = {relay: due for relay, due in self._due.items() if relay in direct}
+        left_alone = {one for one, (until, _) in self._refused.items() if until > now}
+        willing = sorted(direct - left_alone - self._due.keys())
+        random.shuffle(willing)
+        for relay in [*[relay for relay, due in self._due.items() if due <= now], *willing]:
+            if relay in self._due or len(self._due) < RELAYS:
+                await self._reserve_at(relay, now)
+
+    async def _reserve_at(self, relay: Address, now: float) -> None:
+        try:
+            seconds = await self._network.reserve(relay)
+        except IntellectError as error:
+            log.debug("reach.relay_refused", peer=relay, why=error.why)
+            self._due.pop(relay, None)
+            pause = min(2 * self._refused[relay][1], RETRY[1]) if relay in self._refused else RETRY[0]
+            self._refused[relay] = (now + pause, pause)
+        else:
+            self._refused.pop(relay, None)
+            self._due[relay] = now + seconds / 2

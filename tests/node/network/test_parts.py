@@ -5,8 +5,9 @@ import pytest
 from node.blobs.reputation import FIRST_BAN, LONGEST_BAN, Reputation
 from node.network import wire
 from node.network.budget import Budgets, TokenBucket
+from node.network.errors import BadContact
 from node.network.kept import IDLE_SECONDS, MOST_KEPT, KeptStreams
-from node.network.redial import LONGEST_DELAY, Contact, delay_after, parse_contact
+from node.network.redial import LONGEST_DELAY, MAX_CONTACT, Contact, delay_after, parse_bootnode, parse_contact
 from protocol.identity import Address, NodeKey
 
 KEY = NodeKey.generate()
@@ -37,6 +38,43 @@ def test_a_contact_is_read_and_must_belong_to_its_member() -> None:
 )
 def test_a_malformed_contact_is_none(text: str) -> None:
     assert parse_contact(KEY.address, text) is None
+
+
+RELAY = NodeKey.generate()
+TAIL = f"/p2p/{RELAY.peer_id}/p2p-circuit/p2p/{KEY.peer_id}"
+
+
+def test_a_contact_behind_a_relay_names_it_with_or_without_where_it_is() -> None:
+    place = "/ip4/255.255.255.255/tcp/65535"
+    assert len(place + TAIL) <= MAX_CONTACT
+    assert parse_contact(KEY.address, place + TAIL) == Contact(KEY.address, KEY.peer_id, place, RELAY.peer_id)
+    assert parse_contact(KEY.address, TAIL) == Contact(KEY.address, KEY.peer_id, "", RELAY.peer_id)
+    assert parse_contact(RELAY.address, TAIL) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"/ip4/1.2.3.4/tcp/1/p2p/{KEY.peer_id}/p2p-circuit/p2p/{KEY.peer_id}",
+        f"/ip4/1.2.3.4/tcp/1/p2p-circuit/p2p/{KEY.peer_id}",
+        f"/ip4/1.2.3.4/udp/1{TAIL}",
+        f"nonsense{TAIL}",
+        f"{TAIL}/p2p-circuit/p2p/{KEY.peer_id}",
+        f"{TAIL}/tcp/1",
+        f"/p2p/{RELAY.peer_id}/p2p-circuit",
+    ],
+    ids=range(7),
+)
+def test_a_malformed_contact_behind_a_relay_is_none(text: str) -> None:
+    assert parse_contact(KEY.address, text) is None
+
+
+def test_a_bootnode_says_itself_whom_it_is() -> None:
+    text = f"/ip4/10.0.0.1/tcp/4001/p2p/{KEY.peer_id}"
+    assert parse_bootnode(text).member == KEY.address
+    for bad in ("", "/ip4/10.0.0.1/tcp/4001", f"{text}x", "/ip4/10.0.0.1/tcp/1/p2p/nobody"):
+        with pytest.raises(BadContact, match="/ip4/ADDRESS"):
+            parse_bootnode(bad)
 
 
 def test_redial_waits_longer_after_each_failure_up_to_a_limit() -> None:

@@ -283,7 +283,7 @@ def test_a_pool_that_takes_or_pays_nobody_is_named(fields: dict[str, int], level
     [
         ("/ip4/127.0.0.1/tcp/4001", "worker", "failure"),
         ("/ip4/192.168.1.7/tcp/4001", "worker", "warning"),
-        ("/ip4/192.168.1.7/tcp/4001", "validator", "failure"),
+        ("/ip4/192.168.1.7/tcp/4001", "validator", "warning"),
         ("/ip6/::1/tcp/4001", "worker", "failure"),
         ("/ip4/8.8.8.8/tcp/4001", "trainer", "ok"),
         ("/dns4/node.example.org/tcp/4001", "trainer", "ok"),

@@ -10,8 +10,8 @@ import trio
 from contracts.bindings import Joined, Left
 from node.chain.errors import ChainError, RpcUnreachable
 from node.chain.follower import RolledBack
-from node.config import NodeConfig
-from node.network.errors import PeerUnavailable
+from node.config import NodeConfig, RelayOffer
+from node.network.errors import PeerUnavailable, RequestRefused
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
@@ -19,8 +19,10 @@ from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
 from node.services.membership.reach import Reach
 from node.services.membership.stake import Stake
+from node.swarm.dialback import Look
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
+from protocol.messages import Heartbeat
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 CONTACT = f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER.peer_id}"
@@ -102,14 +104,14 @@ async def test_the_lease_is_renewed_three_times_as_often_as_it_runs_out(autojump
     members.joined(OWN.address, "")
     chain: Any = Chain()
     with trio.move_on_after(115):
-        await Lease(chain, 1, members, CONTACT).run()
+        await Lease(chain, 1, members, lambda: CONTACT).run()
     assert [round(second - chain.joined[0]) for second in chain.joined] == [0, 30, 60]
 
 
 async def test_who_is_no_member_any_more_does_not_come_back_by_its_lease(autojump_clock: Any) -> None:
     chain: Any = Chain()
     with trio.move_on_after(100):
-        await Lease(chain, 1, membership(), CONTACT).run()
+        await Lease(chain, 1, membership(), lambda: CONTACT).run()
     assert chain.joined == []
 
 
@@ -194,32 +196,128 @@ async def apply(chain: Any, config: NodeConfig, progress: ProgressRecord) -> Non
     await ensure_participant(chain, OWN, config, Path("nodes/a"), pool, progress)
 
 
-async def test_a_node_that_nobody_can_dial_is_told_so_and_one_member_of_another_version_changes_nothing() -> None:
-    answers: dict[str, bool | None] = {"a": False, "b": None}
+class Contacts:
+    """What a network is told."""
 
-    async def ask(member: str) -> bool | None:
+    def __init__(self) -> None:
+        self.told: list[tuple[dict[str, str], set[str]]] = []
+
+    def set_contacts(self, contacts: Any, dialled: Any = None) -> None:
+        self.told.append((dict(contacts), set(dialled)))
+
+
+def beat(at: int, contact: str) -> Heartbeat:
+    return Heartbeat(pool=1, sequence=at, role="worker", state="working", contact=contact, policy_step=0, interval=2.0)
+
+
+def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:
+    contacts = Contacts()
+    members = Membership(OWN.address, contacts, OTHER.address, ())
+    members.joined(OTHER.address, "registered")
+    members.moved(OTHER.address, beat(5, "moved"))
+    members.joined(OTHER.address, "registered")
+    members.moved(OTHER.address, beat(4, "older"))
+    assert [each for each, _ in contacts.told] == [{OTHER.address: "registered"}, {OTHER.address: "moved"}]
+    members.joined(OTHER.address, "registered anew")
+    assert members.contact_of(OTHER.address) == "registered anew"
+    members.moved(OWN.address, beat(9, "a stranger"))
+    assert len(contacts.told) == 3
+
+
+def test_a_bootnode_is_dialled_before_the_chain_has_answered_and_is_no_member() -> None:
+    contacts = Contacts()
+    members = Membership(OWN.address, contacts, OTHER.address, (), bootnodes={OTHER.address: CONTACT})
+    assert contacts.told == [({OTHER.address: CONTACT}, {OTHER.address})] and not members.is_member(OTHER.address)
+
+
+class Surroundings:
+    """A network and its members, as Reach sees them: who answers what, and who carries."""
+
+    def __init__(self, answers: dict[str, bool | None], relays: frozenset[str] = frozenset()) -> None:
+        self.answers, self.relays = answers, relays
+        self.network = self.dialback = self
+        self.offered: bool | None = None
+        self.reserved: list[str] = []
+
+    async def ask(self, member: str, address: str) -> Look:
         await trio.lowlevel.checkpoint()
-        if member not in answers:
+        if member not in self.answers:
             raise PeerUnavailable(member, "it does not know the protocol")
-        return answers[member]
+        return Look(self.answers[member], ("11.0.0.1", 4001))
 
-    connected = frozenset("abc")
-    member: Any = SimpleNamespace(
-        network=SimpleNamespace(connected=lambda: connected), dialback=SimpleNamespace(ask=ask)
-    )
+    async def reserve(self, relay: str) -> float:
+        await trio.lowlevel.checkpoint()
+        if relay not in self.relays:
+            raise RequestRefused(relay, "it carries nobody")
+        self.reserved.append(relay)
+        return 60.0
+
+    def connected(self) -> frozenset[str]:
+        return frozenset("abc")
+
+    def relayed(self) -> frozenset[str]:
+        return frozenset()
+
+    def contacts(self) -> tuple[str, ...]:
+        return (*(f"/p2p/{relay}/p2p-circuit/p2p/own" for relay in self.reserved[-2:]), CONTACT)
+
+    def release(self) -> None:
+        self.reserved.clear()
+
+    def offer_relay(self, offered: bool) -> None:
+        self.offered = offered
+
+
+def reach_in(around: Surroundings, offer: RelayOffer = "auto") -> tuple[Reach, ProgressRecord]:
     progress = ProgressRecord()
-    reach = Reach(member, CONTACT, progress)
+    return Reach(around, progress, offer), progress  # type: ignore[arg-type]
+
+
+async def test_a_node_that_nobody_can_dial_is_carried_by_two_members_who_are_willing() -> None:
+    reach, progress = reach_in(Surroundings({"a": False, "b": None}, frozenset("abc")))
     await reach.ask_around()
-    assert reach.status() == {"node": {"reach": {"tried": 1, "reached": 0}}}
-    assert [event.name for event in progress.events] == ["trouble"] and CONTACT in progress.events[0].text
-    silent = Reach(SimpleNamespace(network=member.network, dialback=None), CONTACT, progress)  # type: ignore[arg-type]
-    silent._member.network.connected = frozenset
-    await silent.ask_around()
-    assert len(progress.events) == 1
-    member.network.connected = lambda: connected
-    answers["b"] = True
+    assert (reach.tried, reach.reached, reach.way) == (1, 0, "none")
+    await reach.settle()
+    assert reach.way == "relayed" and len(reach._network.reserved) == 2  # type: ignore[attr-defined]
+    assert reach._network.offered is False  # type: ignore[attr-defined]
+    assert [event.name for event in progress.events] == ["reach", "reach"]
+    await reach.settle()
+    assert len(reach._network.reserved) == 2 and len(progress.events) == 2  # type: ignore[attr-defined]
+
+
+async def test_a_reservation_is_renewed_at_half_of_its_time_and_one_that_is_refused_asked_for_later(
+    autojump_clock: Any,
+) -> None:
+    reach, _ = reach_in(Surroundings({"a": False}, frozenset("a")))
     await reach.ask_around()
-    assert (reach.tried, reach.reached) == (2, 1) and len(progress.events) == 1
+    for _ in range(4):
+        await reach.settle()
+        await trio.sleep(10)
+    assert reach._network.reserved == ["a", "a"]  # type: ignore[attr-defined]
+
+
+async def test_a_node_that_nobody_can_dial_or_carries_is_told_what_helps() -> None:
+    reach, progress = reach_in(Surroundings({"a": False}))
+    await reach.ask_around()
+    await reach.settle()
+    assert reach.way == "none" and progress.events[-1].name == "trouble" and "--announce" in progress.events[-1].text
+
+
+@pytest.mark.parametrize(("offer", "offered"), [("auto", True), ("on", True), ("off", False)])
+async def test_who_can_be_dialled_carries_others_unless_its_owner_will_not(offer: RelayOffer, offered: bool) -> None:
+    around = Surroundings({"a": True, "b": True, "c": False})
+    reach, progress = reach_in(around, offer)
+    await reach.ask_around()
+    await reach.settle()
+    assert reach.way == "direct" and around.offered is offered and not progress.events
+
+
+async def test_who_has_heard_nothing_carries_nobody_and_asks_nobody_to_carry_it() -> None:
+    around = Surroundings({}, frozenset("abc"))
+    reach, progress = reach_in(around)
+    await reach.ask_around()
+    await reach.settle()
+    assert reach.way == "" and around.offered is False and not around.reserved and not progress.events
 
 
 async def test_a_chain_that_does_not_answer_is_told_once_and_so_is_its_return(autojump_clock: Any) -> None:

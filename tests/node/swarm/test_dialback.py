@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from node.network.memory import MemoryHub, MemoryNetwork
-from node.swarm.dialback import PAUSE, PROTOCOL, DialBack, accepts
+from node.swarm.dialback import PAUSE, DialBack, accepts
 from protocol.identity import NodeKey
 
 ASKER, MEMBER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
@@ -22,11 +22,13 @@ class Dialler:
         return self.open
 
 
-async def answers(address: str | None, dialler: Dialler, times: int = 1, pause: float = 0.0) -> list[bool | None]:
-    """What a member answers an asker that has announced `address` on chain."""
+async def answers(
+    address: str, dialler: Dialler, times: int = 1, pause: float = 0.0, announced: str | None = None
+) -> list[bool | None]:
+    """What a member answers who asks about `address`, is seen at 127.0.0.1, and has announced another or none."""
     hub = MemoryHub()
     asking, asked = MemoryNetwork(ASKER, hub), MemoryNetwork(MEMBER, hub)
-    contact = f"{address}/p2p/{ASKER.peer_id}" if address else None
+    contact = f"{announced}/p2p/{ASKER.peer_id}" if announced else None
     DialBack(asked, lambda node: contact if node == ASKER.address else None, dialler)
     asker = DialBack(asking, lambda _: None)
     found: list[bool | None] = []
@@ -36,31 +38,52 @@ async def answers(address: str | None, dialler: Dialler, times: int = 1, pause: 
         asking.set_contacts({MEMBER.address: f"/ip4/127.0.0.1/tcp/1/p2p/{MEMBER.peer_id}"})
         for _ in range(times):
             with trio.fail_after(5):
-                found.append(await asker.ask(MEMBER.address))
+                look = await asker.ask(MEMBER.address, address)
+            assert look.seen == ("127.0.0.1", 1)
+            found.append(look.reached)
             await trio.sleep(pause)
         nursery.cancel_scope.cancel()
     return found
 
 
 @pytest.mark.parametrize("open_port", [True, False])
-async def test_a_member_says_whether_it_could_dial(open_port: bool) -> None:
+async def test_a_member_says_whether_it_could_dial_what_was_announced(open_port: bool) -> None:
     dialler = Dialler(open_port)
-    assert await answers("/ip4/8.8.8.8/tcp/4001", dialler) == [open_port]
+    there = "/ip4/8.8.8.8/tcp/4001"
+    assert await answers(there, dialler, announced=there) == [open_port]
     assert dialler.dialled == [("8.8.8.8", 4001)]
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["/ip4/127.0.0.1/tcp/22", "/ip4/192.168.0.1/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip6/::1/tcp/1", None],
-)
-async def test_nobody_looks_into_a_members_own_network(address: str | None) -> None:
+async def test_a_member_dials_where_the_question_comes_from() -> None:
     dialler = Dialler(True)
-    assert await answers(address, dialler) == [None] and dialler.dialled == []
+    assert await answers("/ip4/127.0.0.1/tcp/4001", dialler) == [True]
+    assert dialler.dialled == [("127.0.0.1", 4001)]
+
+
+@pytest.mark.parametrize("address", ["/ip4/192.168.0.1/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip6/::1/tcp/1"])
+async def test_nobody_looks_into_a_members_own_network_and_such_an_address_leads_nowhere(address: str) -> None:
+    dialler = Dialler(True)
+    assert await answers(address, dialler, announced=address) == [False] and dialler.dialled == []
+
+
+@pytest.mark.parametrize(
+    ("address", "announced"),
+    [
+        ("/ip4/8.8.8.8/tcp/4001", None),
+        ("/ip4/8.8.8.8/tcp/4001", "/ip4/8.8.8.8/tcp/4002"),
+        ("/ip4/8.8.8.8/tcp/4001", f"/ip4/8.8.8.8/tcp/4001/p2p/{MEMBER.peer_id}/p2p-circuit"),
+        ("/dns4/localhost/tcp/1", None),
+        ("nonsense", None),
+    ],
+)
+async def test_nobody_makes_a_member_knock_at_other_machines(address: str, announced: str | None) -> None:
+    dialler = Dialler(True)
+    assert await answers(address, dialler, announced=announced) == [None] and dialler.dialled == []
 
 
 async def test_who_asks_too_often_is_not_dialled_again(autojump_clock: Any) -> None:
     dialler = Dialler(True)
-    assert await answers("/ip4/8.8.8.8/tcp/1", dialler, times=3, pause=PAUSE / 2) == [True, None, True]
+    assert await answers("/ip4/127.0.0.1/tcp/1", dialler, times=3, pause=PAUSE / 2) == [True, None, True]
     assert len(dialler.dialled) == 2
 
 
@@ -69,4 +92,4 @@ async def test_a_closed_port_is_not_accepted_and_an_open_one_is() -> None:
     port = listeners[0].socket.getsockname()[1]
     assert await accepts("127.0.0.1", port)
     await listeners[0].aclose()
-    assert not await accepts("127.0.0.1", port) and PROTOCOL.endswith("/1")
+    assert not await accepts("127.0.0.1", port)

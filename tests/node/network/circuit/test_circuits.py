@@ -158,6 +158,19 @@ async def test_who_can_be_dialled_is_though_a_relay_connects_both(real) -> None:
     assert one.address in two.connected()
 
 
+async def test_who_is_not_a_neighbour_is_dialled_when_it_is_asked(real) -> None:
+    one, two = real.make(), real.make()
+    two.serve("/echo/1", _echo, max_request=10)
+    await real.start(one, two)
+    two.set_contacts({one.address: one.contacts()[0]}, set())
+    one.set_contacts({two.address: two.contacts()[0]}, set())
+    await trio.sleep(1.2)  # beyond the redialer's first delay
+    assert not one.connected()
+    assert await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10) == b"x"
+    one.set_contacts({two.address: two.contacts()[0]}, {two.address})
+    assert one.connected() == {two.address}
+
+
 async def test_no_relay_is_asked_through_a_relay(real) -> None:
     relay, one, two = await _three(real)
     await two.reserve(relay.address)

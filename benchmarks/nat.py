@@ -1,0 +1,224 @@
+"""Two nodes behind routers that translate addresses, and public ones: do the two meet, and how fast are bytes?
+
+    python -m benchmarks.nat [--mib 32] [--public 1] [--limit-mib 32] [--json]
+
+Each node is a process in a network namespace of its own, made of the product's parts: network, board, members, blobs,
+the probe and its relays. The chain's part is played here: every node is told the contact that the others registered,
+the private one of the hidden nodes included. Needs root, `ip` and `iptables`; exit code 77 with the reason without.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+import trio
+
+from benchmarks.namespaces import Host, why_not, world
+from node.member import Member, open_member
+from node.network.circuit.rules import Limits
+from node.network.host import Libp2pNetwork
+from node.progress import ProgressRecord
+from node.services.membership.reach import Reach
+from protocol.identity import Address, NodeKey
+from protocol.messages import Heartbeat
+from protocol.statements import Domain
+
+SKIPPED = 77
+NOBODY = Address("0x" + "0" * 40)
+POOL: Any = SimpleNamespace(id=1, manager=NOBODY, validators=(), bootnodes=())
+BEAT = 1.0
+PATIENCE = 90.0
+MIB = 1024**2
+
+
+# one node
+
+
+async def be_node(host: str, directory: str, limit: float) -> None:
+    """A node that does what its stdin says, a line of JSON each, and answers on stdout."""
+    key = NodeKey.generate()
+    network = Libp2pNetwork(key, f"/ip4/{host}/tcp/4001", relay=Limits(rate=limit, rate_each=limit / 2))
+    opened = open_member(key, Domain(1, NOBODY), POOL, network, Path(directory), quota=1 << 32)
+    async with opened as member, trio.open_nursery() as nursery:
+        reach = Reach(member, ProgressRecord())
+        member.membership.joined(key.address, network.contacts()[0])
+        nursery.start_soon(member.listen)
+        nursery.start_soon(reach.run)
+        nursery.start_soon(beat, member)
+        print(json.dumps([key.address, network.contacts()[0]]), flush=True)
+        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+            print(json.dumps(await obey(json.loads(line), member, reach)), flush=True)
+        nursery.cancel_scope.cancel()
+
+
+async def beat(member: Member) -> None:
+    while True:
+        await member.board.post(
+            Heartbeat(
+                pool=1,
+                sequence=time.time_ns() // 1_000_000,
+                role="worker",
+                state="working",
+                contact=member.network.contacts()[0],
+                policy_step=-1,
+                interval=BEAT,
+            )
+        )
+        await trio.sleep(BEAT)
+
+
+async def obey(order: dict[str, Any], member: Member, reach: Reach) -> Any:
+    match order["do"]:
+        case "meet":
+            for address, contact in order["members"].items():
+                member.membership.joined(address, contact)
+            return {}
+        case "add":
+            return (await member.stock.store.add(os.urandom(order["size"]))).root.hex()
+        case "fetch":
+            started, before = time.monotonic(), time.process_time()
+            await member.stock.exchange.fetch(bytes.fromhex(order["root"]), [order["source"]], timeout=PATIENCE)
+            return {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - before}
+    network = member.network
+    heard = [one.address for one in member.membership.table.all() if one.beat and one.address != member.key.address]
+    return {
+        "connected": sorted(network.connected()),
+        "relayed": sorted(network.relayed()),
+        "heard": sorted(heard),
+        "way": reach.way,
+        "seen": reach.seen,
+        "cpu_seconds": time.process_time(),
+    }
+
+
+# all of them
+
+
+class Node:
+    """A node in another process, and how to tell it what to do."""
+
+    def __init__(self, host: Host, directory: Path, limit: float) -> None:
+        arguments = ["--node", host.address, str(directory), str(limit)]
+        command = [*host.prefix, sys.executable, "-m", "benchmarks.nat", *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address, self.contact = "", ""
+
+    def ready(self) -> None:
+        self.address, self.contact = self._answer()
+
+    def tell(self, do: str, **order: Any) -> Any:
+        if self._process.stdin is None:
+            raise RuntimeError("the node has no pipe")
+        self._process.stdin.write(json.dumps({"do": do, **order}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise RuntimeError("a node has ended")
+        return json.loads(line)
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+
+@contextmanager
+def nodes(public: int, limit: float) -> Iterator[tuple[list[Node], list[Node]]]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        hosts = stack.enter_context(world(public, 2))
+        made: list[list[Node]] = []
+        for group in hosts:
+            made.append([Node(host, folder / host.name, limit) for host in group])
+        for node in [*made[0], *made[1]]:
+            stack.callback(node.end)
+        for node in [*made[0], *made[1]]:
+            node.ready()
+        yield made[0], made[1]
+
+
+def measure(mib: int, public: int, limit: float) -> dict[str, Any]:
+    """Let them meet, then move a blob on a direct path and on a relayed one."""
+    with nodes(public, limit) as (open_nodes, (one, two)):
+        everybody = [*open_nodes, one, two]
+        started = time.monotonic()
+        for node in everybody:
+            node.tell("meet", members={other.address: other.contact for other in everybody if other is not node})
+        relayed = _until(lambda: two.address in one.tell("state")["relayed"])
+        gossip = _until(lambda: two.address in one.tell("state")["heard"] and one.address in two.tell("state")["heard"])
+        ways = [node.tell("state")["way"] for node in everybody]
+        states = (one.tell("state"), two.tell("state"))
+        direct = _moved(open_nodes[0], one, mib)
+        through = _moved(two, one, mib, carried_by=open_nodes)
+        return {
+            "public": public,
+            "mib": mib,
+            "relay_limit_mib": limit / MIB,
+            "seconds_to_connect": round(relayed - started, 1),
+            "seconds_to_hear": round(max(gossip, relayed) - started, 1),
+            "ways": ways,
+            "seen": [state["seen"] for state in states],
+            "direct_mb_per_s": direct["mb_per_s"],
+            "relayed_mb_per_s": through["mb_per_s"],
+            "direct_mb_per_cpu_s": direct["mb_per_cpu_s"],
+            "relayed_mb_per_cpu_s": through["mb_per_cpu_s"],
+            "relay_mb_per_cpu_s": through["relay_mb_per_cpu_s"],
+        }
+
+
+def _until(done: Any) -> float:
+    """When it was. Raises TimeoutError."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not after {PATIENCE:g} s")
+        time.sleep(0.1)
+    return time.monotonic()
+
+
+def _moved(source: Node, sink: Node, mib: int, carried_by: list[Node] | None = None) -> dict[str, float]:
+    root = source.tell("add", size=mib * MIB)
+    before = [relay.tell("state")["cpu_seconds"] for relay in carried_by or ()]
+    took = sink.tell("fetch", root=root, source=source.address)
+    spent = sum(relay.tell("state")["cpu_seconds"] for relay in carried_by or ()) - sum(before)
+    size = mib * MIB / 1e6
+    return {
+        "mb_per_s": round(size / took["seconds"], 1),
+        "mb_per_cpu_s": round(size / took["cpu_seconds"], 1),
+        "relay_mb_per_cpu_s": round(size / spent, 1) if spent else 0.0,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=32, help="size of the blob")
+    parser.add_argument("--public", type=int, default=1, help="nodes that everybody can dial, each a relay")
+    parser.add_argument("--limit-mib", type=float, default=32.0, help="MiB/s that a relay carries, half for one member")
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    options = parser.parse_args()
+    if reason := why_not():
+        print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
+        return SKIPPED
+    found = measure(options.mib, options.public, options.limit_mib * MIB)
+    print(json.dumps(found) if options.json else "\n".join(f"{name:22} {value}" for name, value in found.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    if sys.argv[1:2] == ["--node"]:
+        trio.run(be_node, sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    else:
+        sys.exit(main())

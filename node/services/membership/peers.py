@@ -1,0 +1,113 @@
+"""The peer book at work: kept below the state directory, filled by what members say, exchanged with peers.
+
+So a node that comes back dials where the members were last, whatever the chain says or does not say.
+"""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from node.member import Member
+from node.recent import Recent
+from node.services.base import Service
+from node.state.files import write_whole
+from node.swarm.peerbook import MAX_TOLD_BYTES, PeerBook
+from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.messages import Heartbeat
+
+log = structlog.get_logger()
+
+PROTOCOL = "/intellect-node/peers/1"
+NAME = "peers"
+ASK_EVERY = 30.0
+ASK_SECONDS = 10.0
+SAVE_EVERY = 30.0
+ANSWER_PAUSE = 10.0
+"""Seconds between two answers to one peer."""
+MAX_ASKERS = 1024
+EMPTY = b"\x90"
+"""A list of nothing, in msgpack."""
+
+
+class Peers(Service):
+    """directory: the node's state."""
+
+    name = "peers"
+
+    def __init__(self, member: Member, directory: Path) -> None:
+        self._member = member
+        self._path = directory / NAME
+        self._told: Recent[Address, float] = Recent(MAX_ASKERS, refresh=True)
+        membership = member.membership
+        self.book = PeerBook(member.key.address, member.domain, member.pool, membership.is_member)
+        member.network.serve(PROTOCOL, self._answer, max_request=1)
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Ready once what was kept is known."""
+        await self._load()
+        nursery.start_soon(self.run)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen)
+            nursery.start_soon(self._ask_always)
+            nursery.start_soon(self._save_always)
+
+    def status(self) -> dict[str, Any]:
+        return {"node": {"peers_kept": len(self.book)}}
+
+    async def _load(self) -> None:
+        try:
+            data = await trio.to_thread.run_sync(self._path.read_bytes)
+            await self._take(data)
+        except FileNotFoundError:
+            log.debug("peers.none_kept")
+        except (OSError, IntellectError) as error:
+            log.warning("peers.not_read", path=str(self._path), error=repr(error))
+
+    async def _save_always(self) -> None:
+        while True:
+            await trio.sleep(SAVE_EVERY)
+            try:
+                await trio.to_thread.run_sync(write_whole, self._path, self.book.kept(time.time()))
+            except OSError as error:
+                log.warning("peers.not_kept", path=str(self._path), error=repr(error))
+
+    async def _listen(self) -> None:
+        async for signed in self._member.board.subscribe(Heartbeat):
+            self.book.learn(signed, time.time())
+
+    async def _ask_always(self) -> None:
+        while True:
+            if connected := sorted(self._member.network.connected()):
+                await self.ask(random.choice(connected))  # noqa: S311
+            await trio.sleep(ASK_EVERY)
+
+    async def ask(self, peer: Address) -> None:
+        """Take what a peer knows of others."""
+        network = self._member.network
+        try:
+            data = await network.request(peer, PROTOCOL, b"", max_response=MAX_TOLD_BYTES, timeout=ASK_SECONDS)
+            await self._take(data)
+        except IntellectError as error:  # of another version, or gone
+            log.debug("peers.not_asked", peer=peer, why=error.why)
+
+    async def _answer(self, asker: Address, _: bytes) -> bytes:
+        now = trio.current_time()
+        if now - self._told.get(asker, -ANSWER_PAUSE) < ANSWER_PAUSE:
+            return EMPTY
+        self._told[asker] = now
+        return self.book.told(time.time())
+
+    async def _take(self, data: bytes) -> None:
+        """Raises ProtocolError."""
+        for raw in self.book.unknown(data):
+            signed = self.book.read(raw, time.time())
+            if signed is not None:
+                self._member.membership.moved(signed.author, signed.message)
+            await trio.lowlevel.checkpoint()  # a signature each

@@ -1,0 +1,94 @@
+"""Where members are, by their own signed word: what outlasts a restart, and what one member can tell another.
+
+A record is a member's heartbeat as it signed it: it says where it is, when, and nobody else could have said it. Knows
+what to believe and what to hand on; the clock is an argument (Unix seconds).
+"""
+
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from node.recent import Recent
+from protocol.errors import ProtocolError
+from protocol.identity import Address
+from protocol.messages import Heartbeat, Signed, of_kind, open_envelope
+from protocol.statements import Domain
+
+EXPIRES = 24 * 3600.0
+"""Seconds after which a record is worth nothing."""
+AHEAD = 300.0
+"""Seconds that an author's clock may be ahead of ours: a record from further on would never be replaced."""
+MAX_RECORDS = 1024
+MAX_TOLD = 48
+MAX_TOLD_BYTES = 64 * 1024
+MAX_KEPT_BYTES = 2 * 1024**2
+
+
+class PeerBook:
+    """is_member: whose records are kept; anybody can sign as nobody."""
+
+    def __init__(self, own: Address, domain: Domain, pool: int, is_member: Callable[[Address], bool]) -> None:
+        self._own = own
+        self._domain = domain
+        self._pool = pool
+        self._is_member = is_member
+        self._records: Recent[Address, Signed[Heartbeat]] = Recent(MAX_RECORDS, refresh=True)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def learn(self, signed: Signed[Heartbeat], now: float) -> bool:
+        """Keep a record whose author is proven; whether it was news of a member."""
+        known = self._records.get(signed.author)
+        if signed.author == self._own or not self._is_member(signed.author) or not _fresh(signed, now):
+            return False
+        if known is not None and known.message.sequence >= signed.message.sequence:
+            return False
+        self._records[signed.author] = signed
+        return True
+
+    def unknown(self, data: bytes) -> list[bytes]:
+        """The records in what a peer told or a file kept that are not here already. Raises ProtocolError for what is no
+        list of records."""
+        if len(data) > MAX_KEPT_BYTES:
+            raise ProtocolError("malformed list of peers", f"it has {len(data)} bytes")
+        try:
+            records = msgspec.msgpack.decode(data, type=list[bytes])
+        except msgspec.MsgspecError as error:
+            raise ProtocolError("malformed list of peers", str(error)) from error
+        known = {signed.raw for signed in self._records.values()}
+        return [raw for raw in records[:MAX_RECORDS] if raw not in known]
+
+    def read(self, raw: bytes, now: float) -> Signed[Heartbeat] | None:
+        """The record if it is news; None for one that is malformed, forged, stale, a stranger's or older than ours."""
+        try:
+            signed = of_kind(open_envelope(self._domain, self._pool, raw), Heartbeat)
+        except ProtocolError:
+            return None
+        return signed if self.learn(signed, now) else None
+
+    def told(self, now: float) -> bytes:
+        """Some of what is known, for a peer that asks: members chosen by chance, as many as fit."""
+        fresh = [signed.raw for signed in self._records.values() if _fresh(signed, now)]
+        return _list(random.sample(fresh, min(MAX_TOLD, len(fresh))), MAX_TOLD_BYTES)
+
+    def kept(self, now: float) -> bytes:
+        """All of it, for a file."""
+        fresh = [signed.raw for signed in self._records.values() if _fresh(signed, now)]
+        return _list(fresh, MAX_KEPT_BYTES)
+
+
+def _fresh(signed: Signed[Heartbeat], now: float) -> bool:
+    said_at = signed.message.sequence / 1000
+    return now - EXPIRES < said_at < now + AHEAD
+
+
+def _list(records: list[bytes], room: int) -> bytes:
+    fitting: list[bytes] = []
+    for raw in records:
+        room -= len(raw) + 5
+        if room < 5:
+            break
+        fitting.append(raw)
+    return msgspec.msgpack.encode(fitting)

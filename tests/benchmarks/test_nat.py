@@ -1,0 +1,17 @@
+"""Two nodes behind translating routers meet through a third, over the kernel's own address translation."""
+
+import os
+
+import pytest
+
+from benchmarks.namespaces import why_not
+from benchmarks.nat import MIB, measure
+
+
+@pytest.mark.skipif("INTELLECT_NODE_NAT" not in os.environ, reason="20 s: set INTELLECT_NODE_NAT=1")
+def test_two_hidden_nodes_find_out_meet_hear_each_other_and_exchange_a_blob() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    found = measure(2, 1, 32.0 * MIB)
+    assert found["ways"] == ["direct", "relayed", "relayed"]
+    assert [host for host, _ in found["seen"]] == ["11.77.0.100", "11.77.0.101"]
