@@ -15,9 +15,9 @@ from node.environments.package.check import Report, Way, check_package
 from node.environments.runtime import opener_for
 from node.sandbox import SandboxError
 from protocol.blobs import describe
-from protocol.messages import MAX_RESULT_BYTES
 
 ROWS = 64
+TEXT = 500
 PACKAGE = "package.tar"
 """The path of the reviewed package among a review task's assets."""
 
@@ -34,7 +34,7 @@ def review_package(path: Path) -> bytes:
     try:
         report = check_package(unpack(archive), _ways(), ROWS)
     except PackageError as error:
-        told["findings"] = [{"row": -1, "what": error.what, "why": error.why}]
+        told["findings"] = [_finding(-1, error.what, error.why)]
     except SandboxError as error:
         raise NoReview("the package cannot be reviewed here", error.why, error.remedy) from error
     else:
@@ -42,7 +42,7 @@ def review_package(path: Path) -> bytes:
             why = f"{report.undecided} plays were not decided in time"
             raise NoReview("the package was not decided here", why, "review it on a quieter machine")
         told |= _told(report)
-    return msgspec.json.encode(told, order="sorted")[:MAX_RESULT_BYTES]
+    return msgspec.json.encode(told, order="sorted")
 
 
 def _told(report: Report) -> dict[str, Any]:
@@ -51,8 +51,13 @@ def _told(report: Report) -> dict[str, Any]:
         "name": report.manifest.name,
         "rows": report.rows,
         "checked": report.checked,
-        "findings": [{"row": one.row, "what": one.what, "why": one.remedy} for one in report.findings],
+        "findings": [_finding(one.row, one.what, one.remedy) for one in report.findings],
     }
+
+
+def _finding(row: int, what: str, why: str) -> dict[str, Any]:
+    """Bounded: at most 50 of them fit a report many times over."""
+    return {"row": row, "what": what[:TEXT], "why": why[:TEXT]}
 
 
 def _ways() -> list[Way]:

@@ -1,0 +1,64 @@
+"""A report on a package says the same wherever it is written."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from node.environments.errors import PackageError
+from node.environments.package.archive import pack
+from node.environments.package.check import Finding, Report
+from node.environments.package.templates import template
+from node.sandbox import SandboxError
+from node.services.tasking import reviewing
+from node.services.tasking.reviewing import NoReview, review_package
+from protocol.blobs import describe
+
+ARCHIVE = pack({"environment.py": template("single", "capitals").encode()})
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "package.tar"
+    path.write_bytes(ARCHIVE)
+    return path
+
+
+def test_bytes_that_are_no_package_get_a_report_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"no archive")
+    told = msgspec.json.decode(review_package(path))
+    assert not told["good"] and "plain relative path" in told["findings"][0]["why"]
+    assert told["package"] == describe(b"no archive").root.hex()
+
+
+def test_a_report_holds_what_was_found_and_what_could_not_be_told_is_none(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest: Any = type("Manifest", (), {"name": "capitals"})
+    found = Report(manifest, 32, 8, ("WASI",), [Finding(3, "w" * 900, "mend it")])
+    monkeypatch.setattr(reviewing, "check_package", lambda *_: found)
+    told = msgspec.json.decode(review_package(archive))
+    assert (told["rows"], told["checked"], told["good"]) == (32, 8, False)
+    assert told["findings"] == [{"row": 3, "what": "w" * 500, "why": "mend it"}]
+    found.undecided = 1
+    with pytest.raises(NoReview, match="not decided"):
+        review_package(archive)
+
+
+@pytest.mark.parametrize(
+    ("error", "reports"), [(PackageError("p", "w", "r"), True), (SandboxError("no interpreter", "w", "r"), False)]
+)
+def test_a_bad_package_is_a_finding_and_a_missing_interpreter_is_none(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reports: bool
+) -> None:
+    def fail(*_: object) -> Report:
+        raise error
+
+    monkeypatch.setattr(reviewing, "check_package", fail)
+    if reports:
+        assert msgspec.json.decode(review_package(archive))["findings"][0]["what"] == "p"
+    else:
+        with pytest.raises(NoReview):
+            review_package(archive)
