@@ -26,6 +26,7 @@ import msgspec
 import psutil
 
 from cli.api import get_status, socket_of
+from cli.demo.runs import OWN_RUN
 from cli.errors import CommandError
 from node.environments.dataset import read_rows
 from node.tasks.exports import read_task
@@ -47,7 +48,9 @@ class Swarm:
         self.directory = directory
         self.demo = directory / "demo"
         self._log = (directory / "swarm.log").open("w")
-        self._children = [self._start("demo", "--dir", str(self.demo), "--no-view", "--no-cheat", "--steps", "5000")]
+        run = str(write_run(directory))
+        words = ("demo", "--dir", str(self.demo), "--run", run, "--no-view", "--no-cheat", "--steps", "5000")
+        self._children = [self._start(*words)]
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "cli", *words]
@@ -87,6 +90,16 @@ class Swarm:
         for child in self._children:
             child.wait(60)
         self._log.close()
+
+
+def write_run(directory: Path) -> Path:
+    """The demo's own run, without a goal at which it would end, and its start model."""
+    model = directory / "model"
+    subprocess.run([sys.executable, "-m", "node.training.warmstart", "--out", str(model)], check=True)
+    lines = OWN_RUN.read_text().splitlines()
+    path = directory / "run.toml"
+    path.write_text("\n".join(line for line in lines if not line.startswith("target_reward")) + "\n")
+    return path
 
 
 def write_rows(path: Path, count: int) -> None:

@@ -45,7 +45,7 @@ def command(
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(file)
+    compiled = compile_run(file, desk=True)
     check_run(compiled)
     data = next((path for name, path in compiled.files.items() if name.startswith("data/")), None)
     if data is None or compiled.spec.environment.name != "dataset":

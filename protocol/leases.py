@@ -14,7 +14,7 @@ from itertools import islice
 import msgspec
 
 from protocol.identity import Address
-from protocol.tasks import TaskId, TaskSpec, rank, weight
+from protocol.tasks import TaskId, TaskSpec, by_weight, rank, weight
 
 CLASH_SECONDS = 5.0
 """Two claims that are no further apart may have been made without knowing of each other."""
@@ -27,12 +27,14 @@ OF_A_DEATH = 0.25
 """Of a strike, what the lease of a dead holder counts: most die by no fault, and their shards are soon with others."""
 FORGIVEN_AFTER = 10.0
 """Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a task."""
+EARLY = 16
+"""Results of one node that may be heard before their claims."""
 REMEMBERED = 8
 """Nodes that are remembered of one shard to have held it: their late results are told apart from strangers'."""
 
 PATIENCE_SECONDS = 3.0
 """That each node which should rather do a free shard has to claim it, before the next one may."""
-LOOKED_AT = 64
+LOOKED_AT = 8
 """Free shards among which a node looks for one to claim: those that suit it best."""
 
 WorkId = bytes
@@ -79,7 +81,7 @@ class Leases:
         self._claimed: dict[Address, set[int]] = {}
         self._orders: dict[Address, list[int]] = {}
         self._strikes: dict[Address, tuple[float, float]] = {}
-        self._unclaimed: dict[tuple[int, Address], WorkId] = {}
+        self._unclaimed: dict[Address, dict[int, WorkId]] = {}
         self._standing: dict[WorkId, Standing] = {}
         self.done: set[int] = set()
         """Shards whose result was accepted."""
@@ -124,7 +126,7 @@ class Leases:
         self._claimed.setdefault(node, set()).add(shard)
         if node not in state.holders:
             state.holders = [*state.holders, node][-REMEMBERED:]
-        early = self._unclaimed.pop((shard, node), None)
+        early = self._unclaimed.get(node, {}).pop(shard, None)
         if early is not None:  # its result was faster than its claim
             self._count(state, shard, node, early)
 
@@ -144,8 +146,9 @@ class Leases:
             return self._standing[work]
         state = self._shards.get(shard)
         if state is None or node not in state.holders:
-            if len(self._unclaimed) < self.spec.shards:
-                self._unclaimed[shard, node] = work
+            early = self._unclaimed.setdefault(node, {})
+            if len(early) < EARLY:
+                early[shard] = work
             self._standing[work] = Standing.UNCLAIMED
         elif state.result is not None or state.held is None or state.held.node != node:
             self._standing[work] = Standing.LATE
@@ -227,6 +230,8 @@ class Leases:
     ) -> int | None:
         """The free shard that `own` should claim now, None if there is none or others come first. others: live members
         that meet what the task requires."""
+        if self.is_barred(own, now) or len(self.held(own, now)) >= MOST_HELD:
+            return None
         for shard, since in islice(self._free(own, now, alive), LOOKED_AT):
             if now >= since + PATIENCE_SECONDS * rank(self.task, shard, own, others):
                 return shard
@@ -235,9 +240,10 @@ class Leases:
     def _free(self, own: Address, now: float, alive: Callable[[Address], bool]) -> Iterable[tuple[int, float]]:
         """What `own` could claim and since when, what suits it best first."""
         if own not in self._orders:
-            shards = range(self.spec.shards)
-            self._orders[own] = sorted(shards, key=lambda shard: weight(self.task, shard, own))
+            self._orders[own] = by_weight(self.task, self.spec.shards, own)
         for shard in self._orders[own]:
+            if shard in self.done:
+                continue
             since = self.free_since(shard, now, alive)
             if since is not None and self._may_claim(shard, own, now):
                 yield shard, since

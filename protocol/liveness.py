@@ -26,6 +26,9 @@ class MemberState(StrEnum):
     EVICTED = "evicted"
 
 
+LIVE = (MemberState.HEALTHY, MemberState.UNHEALTHY)
+
+
 def heartbeat_interval(members: int, shortest: float = 1.0) -> float:
     """Seconds between two heartbeats of one node so that the swarm's total stays bounded."""
     return max(shortest, members / BEATS_PER_SECOND)
@@ -98,11 +101,19 @@ class Members:
     def get(self, address: Address) -> Member | None:
         return self._members.get(address)
 
+    def present(self) -> int:
+        """How many there may be: admitted and not gone, heard of or not."""
+        return sum(member.gone is None for member in self._members.values())
+
+    def is_live(self, address: Address, now: float) -> bool:
+        """Whether it is healthy or unhealthy."""
+        member = self._members.get(address)
+        return member is not None and member.state(now) in LIVE
+
     def live(self, now: float, role: str | None = None) -> list[Address]:
         """Addresses of the healthy and unhealthy members, of one role if given."""
-        good = (MemberState.HEALTHY, MemberState.UNHEALTHY)
         return [
             member.address
             for member in self._members.values()
-            if member.state(now) in good and member.beat and role in (None, member.beat.role)
+            if member.state(now) in LIVE and member.beat and role in (None, member.beat.role)
         ]

@@ -11,6 +11,9 @@ from node.services.workplace import Workplace
 from protocol.liveness import heartbeat_interval
 from protocol.messages import Heartbeat
 
+STARTING = 60.0
+"""Seconds in which a node hears who is there."""
+
 
 class Beating(Service):
     """shortest: seconds between two heartbeats in a small swarm; contact: where others reach this node now."""
@@ -29,11 +32,17 @@ class Beating(Service):
         return cls(place.station, place.crew, place.role, place.contact, place.config.heartbeat)
 
     async def run(self) -> None:
+        began = self._station.clock.monotonic()
         while True:
-            live = len(self._station.membership.table.live(self._station.clock.monotonic()))
-            interval = heartbeat_interval(live + 1, self._shortest)
+            interval = heartbeat_interval(self._speakers(began), self._shortest)
             await self._station.board.post(self.message(int(1000 * self._station.clock.wall()), interval))
             await trio.sleep(interval)
+
+    def _speakers(self, began: float) -> int:
+        """How many members share the pool's heartbeats. Who has just started has heard few of them and counts all that
+        the chain names: a pool that starts at once would fill everybody's core with everybody's seconds."""
+        table, now = self._station.membership.table, self._station.clock.monotonic()
+        return 1 + (table.present() if now - began < STARTING else len(table.live(now)))
 
     def message(self, sequence: int, interval: float) -> Heartbeat:
         """The heartbeat of this moment. interval: seconds until the next one."""

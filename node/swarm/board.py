@@ -49,6 +49,8 @@ log = structlog.get_logger()
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
 CATCH_UP_EVERY = 2.0
 CATCH_UP_TIMEOUT = 5.0
+NAMED_PER_SECOND = 500.0
+"""Messages of which a question may tell the names, on average: 5 kB/s however large the pool."""
 MAX_CATCH_UP_BYTES = 256 * 1024
 MAX_KNOWN = 2 * MAX_MESSAGES
 MAX_REFUSED = 128
@@ -307,7 +309,11 @@ class Board:
             for peer in fresh or random.sample(list(peers), min(1, len(peers))):  # noqa: S311 - load spreading
                 await self._catch_up(peer)
                 greeted.add(peer)
-            await trio.sleep(CATCH_UP_EVERY if not fresh else 0.2)
+            await trio.sleep(0.2 if fresh else self._pause())
+
+    def _pause(self) -> float:
+        """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
+        return max(CATCH_UP_EVERY, len(self._shelf) / NAMED_PER_SECOND)
 
     async def _catch_up(self, peer: Address) -> None:
         names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]

@@ -95,8 +95,7 @@ class Jury:
 
     def validators(self) -> list[Address]:
         """The validators that are alive at this moment."""
-        live = self._membership.table.live(self._clock())
-        return [address for address in live if self._membership.is_validator(address)]
+        return self._membership.live_validators(self._clock())
 
     def watch(self) -> trio.MemoryReceiveChannel[WorkId]:
         """Works about which something was said. A slow reader loses some: ask about old ones by the clock."""

@@ -63,7 +63,7 @@ class Membership:
         self.own = own
         self._network = contacts
         self._trainer = trainer
-        self._validators = frozenset(validators)
+        self._validators = dict.fromkeys(validators)
         self._contacts: dict[Address, str] = {}
         self._registered: dict[Address, str] = {}
         """Contacts as the chain has them."""
@@ -90,6 +90,10 @@ class Membership:
     def may_validate(self, address: Address) -> bool:
         """Whether the pool names it a validator, in the pool at this moment or not."""
         return address in self._validators
+
+    def live_validators(self, now: float) -> list[Address]:
+        """Those that are alive: found without a look at everybody else."""
+        return [address for address in self._validators if self.table.is_live(address, now)]
 
     def is_silent(self, address: Address, now: float) -> bool:
         """Whether it is gone, or has missed so many heartbeats that others may do what it had begun."""

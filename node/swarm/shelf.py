@@ -12,6 +12,7 @@ from itertools import chain
 import msgspec
 
 from protocol.identity import Address
+from protocol.liveness import MISSED_DEAD, heartbeat_interval
 from protocol.messages import (
     CheckRequested,
     DisputeRaised,
@@ -52,6 +53,7 @@ PER_STEP = 2
 MAX_MESSAGES = 4096
 """Messages that are kept of all authors, heartbeats and announcements aside: those are few by themselves."""
 MAX_AGE = 240.0
+"""Seconds; heartbeats are kept for longer where there are many."""
 MAX_PINNED = 2048
 REMEMBERED = 32_768
 """Messages that are recognised when they come again: an hour of a pool that says nine a second."""
@@ -131,6 +133,7 @@ class Shelf:
     def __init__(self) -> None:
         self._kept: dict[bytes, Kept] = {}
         self._aging: OrderedDict[bytes, Kept] = OrderedDict()
+        self._beats: OrderedDict[bytes, Kept] = OrderedDict()
         self._held: dict[Address, _Held] = {}
         self._policies: dict[Address, dict[int, list[Kept]]] = {}
         self._pinned: OrderedDict[bytes, Kept] = OrderedDict()
@@ -238,11 +241,13 @@ class Shelf:
             self._drop(self._held[self._ranks.most()].oldest_of_all())
 
     def _expire(self, now: float) -> None:
-        while self._aging:
-            oldest = next(iter(self._aging.values()))
-            if oldest.at >= now - MAX_AGE:
-                return
-            self._remove(oldest)
+        for line, most in ((self._aging, MAX_AGE), (self._beats, self._age_of_beats())):
+            while line and (oldest := next(iter(line.values()))).at < now - most:
+                self._remove(oldest)
+
+    def _age_of_beats(self) -> float:
+        """As long as their authors may be alive: in a large pool each speaks seldom, and who comes must find them."""
+        return max(MAX_AGE, MISSED_DEAD * heartbeat_interval(len(self._beats)))
 
     def _drop(self, kept: Kept) -> None:
         self._remove(kept)
@@ -266,7 +271,7 @@ class Shelf:
         if isinstance(message, PolicyAnnounced):
             self._policies.setdefault(author, {}).setdefault(message.step, []).append(kept)
         else:
-            self._aging[kept.name] = kept
+            self._line_of(message)[kept.name] = kept
         if _counts(type(message)):
             self._ranks.change(author, 1)
 
@@ -285,9 +290,13 @@ class Shelf:
             if not steps:
                 del self._policies[author]
         else:
-            del self._aging[kept.name]
+            del self._line_of(message)[kept.name]
         if _counts(type(message)):
             self._ranks.change(author, -1)
+
+    def _line_of(self, message: Message) -> OrderedDict[bytes, Kept]:
+        """Oldest first, what ages alike."""
+        return self._beats if isinstance(message, Heartbeat) else self._aging
 
     def _see(self, name: bytes, signed: Signed[Message]) -> None:
         self._seen[name] = (signed.author, type(signed.message))

@@ -1,7 +1,7 @@
 """Who may do a shard, until when, and whose result counts."""
 
 from protocol.identity import Address, NodeKey
-from protocol.leases import CLASH_SECONDS, FORGIVEN_AFTER, MOST_HELD, STRIKES, Leases, Standing
+from protocol.leases import CLASH_SECONDS, FORGIVEN_AFTER, MOST_HELD, PATIENCE_SECONDS, STRIKES, Leases, Standing
 from protocol.tasks import TaskSpec, weight
 
 TASK = bytes(32)
@@ -93,6 +93,15 @@ def test_a_result_that_overtakes_its_claim_counts_once_the_claim_is_heard() -> N
     assert table.commit(1, B, b"never claimed") is Standing.UNCLAIMED
 
 
+def test_results_without_claims_crowd_out_nobody_elses() -> None:
+    table = leases(last=4096, shard_size=1)
+    for shard in range(4096):
+        table.commit(shard, B, b"%d" % shard)
+    assert table.commit(0, A, b"fast") is Standing.UNCLAIMED
+    table.claim(0, A, 1.0, alive)
+    assert table.standing(b"fast") is Standing.COVERED
+
+
 def test_a_refused_result_frees_the_shard() -> None:
     table = leases()
     table.claim(0, A, 0.0, alive)
@@ -159,6 +168,28 @@ def test_what_the_owner_has_needs_nobody_any_more() -> None:
         table.finished(shard)
     table.finished(99)
     assert table.is_done and not table.claim(3, A, 0.0, alive)
+
+
+def test_a_node_chooses_what_suits_it_best_and_others_may_follow_after_a_while() -> None:
+    table = leases(last=64, shard_size=1)
+    others = [A, B, C]
+    now = 0.5
+    chosen = {node: table.choose(node, others, now, alive) for node in others}
+    for node, shard in chosen.items():
+        assert shard is not None and min(others, key=lambda one: weight(TASK, shard, one)) == node
+    for shard in range(64):
+        if shard != chosen[A]:
+            table.finished(shard)
+    assert table.choose(B, others, now, alive) is None  # the last one is A's for a while
+    assert table.choose(B, others, now + 2 * PATIENCE_SECONDS, alive) == chosen[A]
+    assert table.choose(B, [B], now, alive) == chosen[A]  # or A is not there
+
+
+def test_who_holds_enough_chooses_nothing() -> None:
+    table = leases()
+    for shard in range(MOST_HELD):
+        table.claim(shard, A, 0.0, alive)
+    assert table.choose(A, [A], 1.0, alive) is None
 
 
 def test_a_shard_that_does_not_exist_is_nobodys() -> None:

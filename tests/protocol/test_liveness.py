@@ -61,3 +61,11 @@ def test_eviction_is_final_but_leaving_is_not() -> None:
 def test_intervals_stretch_so_that_the_swarms_traffic_stays_bounded() -> None:
     assert heartbeat_interval(5) == 1.0
     assert 1000 / heartbeat_interval(1000) <= 20
+
+
+def test_a_member_lives_from_its_first_beat_until_it_has_missed_too_many() -> None:
+    members = table()
+    assert not members.is_live(A, 0.0) and not members.is_live(B, 0.0)
+    members.beat(A, BEAT, 100.0)
+    assert members.is_live(A, 110.0) and members.live(110.0) == [A]
+    assert not members.is_live(A, 116.0) and members.live(116.0) == []

@@ -11,6 +11,7 @@ from protocol.tasks import (
     TaskError,
     TaskSpec,
     admits_engine,
+    by_weight,
     decode_task,
     encode_task,
     rank,
@@ -111,7 +112,7 @@ def test_rendezvous_shares_the_shards_out_and_moves_only_those_of_who_leaves() -
     after = [first(shard, NODES[1:]) for shard in range(350)]
     assert min(before.count(node) for node in NODES) > 25
     assert all(old == new for old, new in zip(before, after, strict=True) if old != NODES[0])
-    assert weight(id, 0, NODES[0]) != weight(id, 1, NODES[0])
+    assert by_weight(id, 350, NODES[0]) == sorted(range(350), key=lambda shard: weight(id, shard, NODES[0]))
 
 
 def test_what_a_task_requires_is_read_from_the_engine_that_a_node_names() -> None:

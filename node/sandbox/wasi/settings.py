@@ -1,8 +1,11 @@
 """The compiler's settings that name a compiled interpreter. Light: whoever only looks for one needs no wasmtime."""
 
 import hashlib
+import platform
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 
 STACK_BYTES = 96 << 20
 """For the guest's calls in native frames. So much that the interpreter's own limits come first, at any optimisation."""
@@ -17,8 +20,18 @@ class Settings:
     @property
     def key(self) -> str:
         """Names what makes compiled code unfit for another program. Raises PackageNotFoundError without wasmtime."""
-        text = f"wasmtime {version('wasmtime')} optimised {self.optimised} stack {STACK_BYTES}"
+        text = f"wasmtime {version('wasmtime')} optimised {self.optimised} stack {STACK_BYTES} {_processor()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 OPTIMISED = Settings()
+
+
+@cache
+def _processor() -> str:
+    """What its code generator may use: homes are shared between machines, and compiled code is not for all of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.platform()
+    return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -26,6 +26,8 @@ CHANNEL_NAME = ".channel"
 """What the guest opens in its directory to talk to the host; it gets the descriptor CHANNEL."""
 BEGINNING = 1_600_000_000 * 10**9
 """Nanoseconds since 1970 when the guest's clock begins."""
+FOR_EVER = 10**18
+"""Nanoseconds that all sleeping together takes at most: three decades, so that the clock fits its 64 bits."""
 MAX_OPEN = 256
 _BLOCK = 1 << 16
 READ_ONLY = (
@@ -124,7 +126,7 @@ class System:
         if not waits:
             raise WasiError(Errno.NOTSUP)
         userdata, until = min(((data, self._wake(ns, absolute)) for data, ns, absolute in waits), key=lambda w: w[1])
-        self._slept += max(until - self._now(), 0)
+        self._slept = min(self._slept + max(until - self._now(), 0), FOR_EVER)
         self._memory.write(events, abi.event(userdata))
         self._memory.write(written, abi.SIZE.pack(1))
 
@@ -271,9 +273,7 @@ class System:
         return BEGINNING + self._spent + self.used + self._slept
 
     def _wake(self, nanoseconds: int, absolute: bool) -> int:
-        """When, at most a century from now."""
-        until = nanoseconds if absolute else self._now() + nanoseconds
-        return min(until, self._now() + 10**18)
+        return nanoseconds if absolute else self._now() + nanoseconds
 
     def _random(self, size: int) -> bytes:
         self._drawn += 1

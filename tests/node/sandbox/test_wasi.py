@@ -17,7 +17,7 @@ from node.sandbox.process import ProcessSandbox
 
 Opener = Callable[..., ProcessSandbox]
 SOURCE = """
-import json, os, random, sys, time
+import json, os, random, select, sys, time
 
 calls = 0
 
@@ -40,6 +40,12 @@ def clock():
     while time.time() < begun + 0.01:
         pass
     return [slept, time.gmtime().tm_year]
+
+def sleep_for_ever():
+    before = time.monotonic()
+    for _ in range(30):
+        select.select([], [], [], 9e8)
+    return time.monotonic() > before
 
 def read():
     return sys.stdin.read()
@@ -95,6 +101,11 @@ def test_time_is_counted_and_sleeping_takes_none(sandbox: ProcessSandbox) -> Non
     slept, year = sandbox.call("clock").value
     assert 3600 <= slept < 3601
     assert year == 2020
+
+
+def test_who_sleeps_for_ever_wakes_up(sandbox: ProcessSandbox) -> None:
+    """A clock beyond 64 bits would be this machine's trouble, and the guest undecided at will."""
+    assert sandbox.call("sleep_for_ever").value is True
 
 
 def test_files_are_those_that_were_given_and_nothing_else(sandbox: ProcessSandbox) -> None:

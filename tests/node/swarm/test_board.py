@@ -104,6 +104,22 @@ async def test_what_gossip_lost_is_caught_up(autojump_clock) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_who_keeps_much_asks_more_seldom(autojump_clock, monkeypatch) -> None:
+    monkeypatch.setattr(board_module, "NAMED_PER_SECOND", 4.0)
+    async with trio.open_nursery() as nursery:
+        trainer, worker = await swarm(nursery, MemoryHub(), TRAINER, WORKER)
+        asked = []
+        for kept in (0, 40):
+            for index in range(kept):
+                await worker.board.post(committed(WORKER, index))
+            await trio.sleep(20)
+            before = trainer.network.stats().requests_in
+            await trio.sleep(40)
+            asked.append(trainer.network.stats().requests_in - before)
+        assert asked == [20, 4]
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_latecomer_learns_the_newest_policy_while_the_trainer_is_down(autojump_clock) -> None:
     async with trio.open_nursery() as nursery:
         hub = MemoryHub()
@@ -156,4 +172,16 @@ async def test_a_slashed_member_is_no_longer_heard(autojump_clock) -> None:
         assert trainer.membership.table.get(WORKER.address).state(0.0) is MemberState.EVICTED
         assert len(trainer.membership.slashed) == 1
         assert worker.membership.evicted.is_set()
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_living_validators_are_those_that_the_pool_names_and_that_are_heard(autojump_clock) -> None:
+    async with trio.open_nursery() as nursery:
+        worker, validator = await swarm(nursery, MemoryHub(), WORKER, VALIDATOR)
+        assert worker.membership.live_validators(trio.current_time()) == []
+        await validator.board.post(beat(role="validator"))
+        await worker.board.post(beat(role="validator"))  # which the pool does not say
+        await trio.sleep(1)
+        assert worker.membership.live_validators(trio.current_time()) == [VALIDATOR.address]
+        assert worker.membership.live_validators(trio.current_time() + 60) == []
         nursery.cancel_scope.cancel()

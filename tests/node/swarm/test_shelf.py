@@ -222,7 +222,20 @@ def hold(shelf: Shelf, now: float) -> None:
     assert shelf._ranks.total == sum(shelf._ranks._many.values())
     assert shelf._ranks._most == max(shelf._ranks._many.values(), default=0)
     assert sum(len(held.order) for held in shelf._held.values()) == len(shelf)
-    assert len(shelf._aging) + sum(isinstance(one.signed.message, PolicyAnnounced) for one in kept) == len(shelf)
+    assert len(shelf._aging) + len(shelf._beats) + sum(
+        isinstance(one.signed.message, PolicyAnnounced) for one in kept
+    ) == len(shelf)
     assert len(shelf._pinned) <= 5 and len(shelf._let_go) <= 7 and len(shelf._seen) <= 40
     assert sorted(raw for raw in shelf.share((), 10**6)) == sorted({*shelf._kept, *shelf._pinned})
-    assert all(one.at >= now - 2 * MAX_AGE for one in shelf._aging.values())
+    assert all(one.at >= now - 2 * MAX_AGE for one in [*shelf._aging.values(), *shelf._beats.values()])
+
+
+@pytest.mark.parametrize(("members", "kept"), [(10, 0), (1000, 1000)])
+def test_heartbeats_are_kept_until_the_next_is_overdue_in_a_large_pool(played: Played, members: int, kept: int) -> None:
+    authors = [Address(f"0x{number:040x}") for number in range(members)]
+    for author in authors:
+        played.put(author, beat(1))
+    played.put(WORKER, committed(WORKER, 0), now=390.0)  # 8 intervals of a thousand members are 400 s
+    assert len(played.shelf.messages(Heartbeat)) == kept
+    played.put(WORKER, committed(WORKER, 1), now=410.0)
+    assert played.shelf.messages(Heartbeat) == []

@@ -45,6 +45,8 @@ def test_texts_are_compared_by_lines_and_tokens(printed: str, expected: str, sam
         ([3], 3, False),
         (True, 1, False),
         (True, True, True),
+        (True, 1.0, False),
+        ([3], [[[3]]], False),
         (1, True, False),
         ("1", 1, False),
         (None, None, True),

@@ -14,6 +14,7 @@ import trio
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request, ShardOrder
 from node.network.memory import MemoryHub
+from node.services.generating import EngineChild
 from node.services.judging.judge import Validator
 from node.services.tasking.offering import Offering
 from node.services.tasking.wishes import TaskWish
@@ -36,6 +37,7 @@ from protocol.rollout import (
     encode,
     encode_report,
 )
+from protocol.run import RunSpec
 from protocol.statements import Outcome
 from protocol.tasks import TaskId, TaskSpec, decode_task, encode_task, task_id
 from protocol.values import mean_logprobs, reward_tags
@@ -167,15 +169,22 @@ class ToyEngine:
 
 
 class Town:
-    """quorum: of two validators. engines: of the workers, in their order."""
+    """engines: of the workers, in their order; judge: makes a validator's; run: toy engines heed none."""
 
-    def __init__(self, directory: Path, engines: Sequence[ToyEngine] = (), quorum: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        engines: Sequence[EngineChild] = (),
+        judge: Callable[[], EngineChild] = lambda: ToyEngine(),
+        run: RunSpec | None = None,
+    ) -> None:
         for name in ("blobs", "scratch", "tasks"):
             (directory / name).mkdir()
         self.directory = directory
         self.hub = MemoryHub(delay=0.01)
-        self.run = court_run()
-        self.quorum = quorum
+        self.run = run or court_run()
+        self.quorum = 2
+        self._judge = judge
         self.validator_keys = VALIDATORS[:2]
         self.blobs = Files(directory / "blobs")
         self.engines = list(engines) or [ToyEngine() for _ in WORKERS]
@@ -187,7 +196,7 @@ class Town:
         self.offering = Offering(self.trainer.station, directory / "tasks")
         self.scopes: list[trio.CancelScope] = []
 
-    def _work(self, seat: Seat, engine: ToyEngine) -> TaskWork:
+    def _work(self, seat: Seat, engine: EngineChild) -> TaskWork:
         stock: Any = Stock(self.workers.index(seat))
         return TaskWork(seat.station, engine, stock, EngineShare(), self._scratch(seat))
 
@@ -199,7 +208,7 @@ class Town:
     def _validator(self, number: int) -> Validator:
         seat, none, stock = self.seats[number], None, Stock()
         parts: Any = (none, self.judges[number], self._scratch(seat), none, none, stock)
-        validator = Validator(seat.station, ToyEngine(), *parts)
+        validator = Validator(seat.station, self._judge(), *parts)
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
 

@@ -1,6 +1,6 @@
 """How close the exchange's scheduling comes to the best that any scheme could do, for swarms that fit no machine.
 
-    python -m benchmarks.swarm_simulation [--quick] [--json FILE] [--jobs 2]
+    python -m benchmarks.simulation.exchange [--quick] [--json FILE] [--jobs 2]
 
 The decisions are made by the daemon's own code (`node.blobs.scheduling`); links, latencies and clocks are simulated: an
 uploader shares its link among its slots, a downloader takes what arrives one after another. Peers 0.2 Gbit/s up and
@@ -206,10 +206,10 @@ class Node:
 class Swarm:
     """One origin and N peers that all want the same blob of `size` bytes at time 0."""
 
-    def __init__(self, count: int, size: float, origin_up: float, seed: int) -> None:
+    def __init__(self, count: int, size: float, origin_up: float, seed: int, pieces: int = PIECES) -> None:
         self.clock = Clock()
         self.size = int(size)
-        self.piece = -(-self.size // PIECES)
+        self.piece = -(-self.size // pieces)
         self.left = count
         self._random = random.Random(seed)  # noqa: S311
         pieces = -(-self.size // self.piece)
@@ -287,6 +287,12 @@ class Swarm:
         total = self.nodes[ORIGIN].up + sum(peer.up for peer in peers)
         least = min(peer.down for peer in peers)
         return max(self.size / self.nodes[ORIGIN].up, self.size / least, len(peers) * self.size / total)
+
+
+def fetch_seconds(count: int, size: float, seed: int, pieces: int = PIECES) -> list[float]:
+    """When each of `count` peers has a blob of `size` bytes that one origin of 1 Gbit/s begins with, ascending."""
+    swarm = Swarm(count, size, GBIT, seed, pieces).run()
+    return sorted(peer.finished for peer in swarm.nodes[1:])
 
 
 def measure(case: tuple[int, float, float]) -> dict[str, float]:

@@ -1,0 +1,31 @@
+"""A swarm in one process, under a virtual clock: what is the product's own code here, and what is a model of it.
+
+**The product's own:** board, shelf, allowance, catch-up (`node.swarm.board`), membership, heartbeats, jury (register,
+ballots, lot book, disputes), the worker (`Generating`: its share, when it waits, what it commits to), the validator
+(`Validator`: queues, lots, records, verdicts, slashing), the trainer's intake and pool of groups, every signature and
+every check. The exchange's decisions (`exchange.py`) are those of `node.blobs.scheduling`.
+
+**Modelled:**
+- the clock: `trio.testing.MockClock`, which jumps to the next thing that is due. Messages arrive in ticks of TICK s;
+- links: the scenario's delay one way in the median, log-normal; a blob takes as long as the exchange's simulation says;
+- gossip: a mesh of bounded degree, repaired every EPOCH s; a message goes to every mesh peer but the one it came from,
+  so its copies are counted exactly; it waits at each hop for the CPU (M/D/1 at the load of the last epoch). IHAVE is
+  counted in bytes. Whoever needs more than its core loses the excess;
+- the CPU: so many ms per message as were measured (network-measured.md and decisions 7), and an idle share;
+- engines: seconds per file by the node's class; the learner: seconds per step; checking: seconds per group;
+- the truth: an engine that checks knows which groups were cheated, and sees those that its lot drew;
+- the chain: everybody hears of a join, a leave or a slash after CHAIN s.
+
+**Sampled:** `full` nodes run all of the above. The others publish, relay, generate and commit with keys of their own,
+and read the board of one of the full ones, as if they had heard what it has heard. Their costs are the mesh's.
+
+**Shared:** parsing, signatures and hashes of one message are computed once and not once per node (`shared.py`). The
+product never does that.
+"""
+
+TICK = 0.05
+"""Seconds: messages that arrive within one are handed over together."""
+EPOCH = 30.0
+"""Seconds between two repairs of the mesh, and two looks at the load."""
+CHAIN = 2.0
+"""Seconds from a transaction to everybody's knowledge of it."""

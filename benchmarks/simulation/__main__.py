@@ -1,0 +1,85 @@
+"""A swarm of a thousand nodes for an hour, in minutes: what it says, what it costs each node, what faults do to it.
+
+    python -m benchmarks.simulation [--nodes 1000] [--hours 1] [--churn 0.1] [--partition 600] [--cheats 0.1]
+        [--full 16] [--delay 0.04] [--policy-seconds 10] [--no-work] [--quick] [--json] [--picture FILE.png] [--seed 7]
+
+What is the product's own code, what a model, and what is shared between the simulated nodes stands in
+`benchmarks/simulation/__init__.py`. --no-work: members only talk, for 10,000 of them.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    given = _parser().parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of addresses are walked: the same order every time
+        again = [sys.executable, "-m", "benchmarks.simulation", *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - ourselves
+    import structlog
+
+    from benchmarks.simulation.picture import draw
+    from benchmarks.simulation.report import described, table
+    from benchmarks.simulation.scenario import Costs, Scenario
+    from benchmarks.simulation.simulate import simulate
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    quick = {"nodes": 60, "hours": 0.2, "partition": 120.0, "full": 12} if given.quick else {}
+    scenario = Scenario(
+        **{
+            "nodes": given.nodes,
+            "hours": given.hours,
+            "full": given.full,
+            "partition": given.partition,
+            "churn": given.churn,
+            "delay": given.delay,
+            "policy_seconds": given.policy_seconds,
+            "cheats": given.cheats,
+            "work": not given.no_work,
+            "seed": given.seed,
+            "costs": Costs(message_ms=given.message_ms),
+            **quick,
+        }
+    )
+    began, spent = time.monotonic(), time.process_time()
+    swarm = simulate(scenario)
+    found = described(swarm)
+    found["this computer"] = {
+        "seconds": round(time.monotonic() - began),
+        "CPU seconds": round(time.process_time() - spent),
+        "nodes with everything of their own": len(swarm.seats),
+    }
+    print(f"{scenario.nodes} nodes for {scenario.hours:g} h of swarm time\n")
+    print(table(found))
+    if given.picture:
+        draw(swarm, given.picture)
+    if given.json:
+        print(json.dumps({"nodes": scenario.nodes, "hours": scenario.hours, **found}))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--hours", type=float, default=1.0, help="of swarm time")
+    parser.add_argument("--churn", type=float, default=0.1, help="share that leaves and comes in an hour")
+    parser.add_argument("--partition", type=float, default=600.0, help="seconds for which a third is cut off")
+    parser.add_argument("--cheats", type=float, default=0.1, help="share of the workers")
+    parser.add_argument("--full", type=int, default=16, help="nodes that have everything of their own")
+    parser.add_argument("--message-ms", type=float, default=4.6, help="CPU per message, its copies included")
+    parser.add_argument("--delay", type=float, default=0.04, help="seconds of a hop, the median")
+    parser.add_argument("--policy-seconds", type=float, help="a policy's way; default: the exchange is simulated")
+    parser.add_argument("--no-work", action="store_true", help="members only talk")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--picture", type=Path, help="where to draw it (PNG)")
+    parser.add_argument("--quick", action="store_true", help="60 nodes, 12 minutes")
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The network between the simulated nodes: gossip over the mesh, requests between full ones, and what that costs.
+
+A `Port` is what a board, a membership and a blob exchange see of it: `node.network.interface.Network`, as far as they
+need it.
+"""
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+
+import numpy as np
+import trio
+
+from benchmarks.simulation import EPOCH, TICK
+from benchmarks.simulation.mesh import DEGREE, Mesh
+from benchmarks.simulation.scenario import Scenario
+from node.network.errors import PeerUnavailable, RequestTimedOut
+from protocol.identity import Address
+
+Accept = Callable[[Address, bytes], bool]
+Handler = Callable[[Address, bytes], Awaitable[bytes]]
+FULL_PEERS = 8
+"""Full nodes that a full node is connected with, and asks for what it missed."""
+GOSSIP_WINDOW = 5
+"""Seconds of messages that a router offers each second to DEGREE peers outside of its mesh."""
+BUSIEST = 0.95
+"""Share of a core that messages may take; what is beyond is lost."""
+
+
+class Port:
+    """One node's end. number: its place in the mesh; host: the place of whose board it reads, if it has none."""
+
+    def __init__(self, ether: "Ether", address: Address, number: int) -> None:
+        self.address = address
+        self.number = number
+        self.host: int | None = None
+        self.accept: Accept | None = None
+        self.peers: set[Address] = set()
+        self._ether = ether
+        self._muted: dict[Address, float] = {}
+        self._handlers: dict[str, Handler] = {}
+
+    def connected(self) -> frozenset[Address]:
+        return frozenset(peer for peer in self.peers if self._ether.reaches(self.address, peer))
+
+    def contacts(self) -> tuple[str, ...]:
+        return ()
+
+    def set_contacts(self, contacts: Mapping[Address, str]) -> None:
+        """Who is dialled is the mesh's to say."""
+
+    def mute(self, member: Address, seconds: float) -> None:
+        self._muted[member] = trio.current_time() + seconds
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self._ether.spread(self, data)
+
+    def subscribe(self, topic: str, accept: Accept) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]:
+        """What is accepted is not queued: the board does everything in `accept`."""
+        self.accept = accept
+        self._silent, channel = trio.open_memory_channel[tuple[Address, bytes]](0)
+        return channel
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
+        self._handlers[protocol] = handler
+
+    async def request(self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float) -> bytes:
+        with trio.move_on_after(timeout):
+            return await self._ether.ask(self, peer, protocol, data)
+        raise RequestTimedOut(peer, timeout)
+
+    async def answer(self, asker: Address, protocol: str, data: bytes) -> bytes:
+        return await self._handlers[protocol](asker, data)
+
+    def take(self, publisher: Address, data: bytes) -> bool:
+        """A message arrives for the first time."""
+        if self.accept is None or self._muted.get(publisher, 0.0) > trio.current_time():
+            return False
+        return self.accept(publisher, data)
+
+
+class Ether:
+    """Everybody's messages. places: nodes that there will ever be."""
+
+    def __init__(self, scenario: Scenario, places: int) -> None:
+        self.mesh = Mesh(places, scenario.delay, scenario.seed)
+        self.costs = scenario.costs
+        self._delay = scenario.delay
+        self._random = random.Random(scenario.seed + 1)  # noqa: S311 - a model
+        self._ports: dict[Address, Port] = {}
+        self._full: list[Port] = []
+        self._due: dict[int, list[tuple[Port, Address, bytes]]] = defaultdict(list)
+        self._since, self._published = 0.0, 0
+        self.heard = np.zeros(places)
+        self.copies = np.zeros(places)
+        self.bytes_in = np.zeros(places)
+        self.bytes_ihave = 0.0
+        self.sent: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+        self.lost = self.offered = self.refused = 0
+        self.rate = 0.0
+        self._lost = 0.0
+        self.busy: list[float] = []
+        self.delays: list[float] = []
+
+    # who is there
+
+    def join(self, port: Port, *, full: bool) -> None:
+        self._ports[port.address] = port
+        self.mesh.online[port.number] = True
+        if full:
+            self._full.append(port)
+            for other in self._random.sample(self._full, min(FULL_PEERS + 1, len(self._full))):
+                if other is not port:
+                    port.peers.add(other.address)
+                    other.peers.add(port.address)
+
+    def leave(self, port: Port) -> None:
+        self._ports.pop(port.address, None)
+        self.mesh.online[port.number] = False
+        if port in self._full:
+            self._full.remove(port)
+
+    def cut(self, numbers: set[int]) -> None:
+        """These are an island; none of them: everybody is together again."""
+        self.mesh.island[:] = 0
+        self.mesh.island[list(numbers)] = 1
+        self.mesh.repair()
+
+    def reaches(self, one: Address, other: Address) -> bool:
+        first, second = self._ports.get(one), self._ports.get(other)
+        return bool(first and second and self.mesh.island[first.number] == self.mesh.island[second.number])
+
+    # gossip
+
+    def spread(self, port: Port, data: bytes) -> None:
+        """A node publishes."""
+        if port.address not in self._ports:
+            return
+        times, copies = self.mesh.row(port.number)
+        self._published += 1
+        self.heard += copies > 0
+        self.copies += copies
+        self.bytes_in += copies * (len(data) + self.costs.overhead)
+        now, lost = trio.current_time(), self._lost
+        for other, after in zip(self._full, times[[one.number for one in self._full]].tolist(), strict=True):
+            if other is port or after == math.inf:
+                continue
+            self.offered += 1
+            if lost and self._random.random() < lost:
+                self.lost += 1
+            else:
+                self._due[int((now + after) / TICK) + 1].append((other, port.address, data))
+        if self._published % 50 == 0:
+            self.delays += times[np.isfinite(times) & (times > 0)][:200].tolist()
+
+    def _load(self) -> float:
+        """Share of a core that the messages of the last epoch took, the copies that there are now counted."""
+        return self.costs.idle + self.rate * self.costs.message_ms / 1000 * self._copies_now() / self.costs.copies
+
+    def _copies_now(self) -> float:
+        live = np.flatnonzero(self.mesh.online)
+        return max(1.0, float(np.mean([self.mesh.degree(int(node)) for node in live])) - 1) if len(live) else 1.0
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tend)
+            tick = int(trio.current_time() / TICK)
+            while True:
+                await trio.sleep_until(tick * TICK)
+                for port, publisher, data in self._due.pop(tick, ()):
+                    if port.address in self._ports and not port.take(publisher, data):
+                        self.refused += 1
+                tick += 1
+
+    async def _tend(self) -> None:
+        """The mesh is repaired; who computes more keeps a message for longer."""
+        while True:
+            now = trio.current_time()
+            self.rate = self._published / max(now - self._since, 1.0) if now > self._since else 0.0
+            self._since, self._published = now, 0
+            live = int(self.mesh.online.sum())
+            self.bytes_ihave += (
+                self.rate * GOSSIP_WINDOW * self.costs.ihave * min(DEGREE, max(live - DEGREE, 0)) * EPOCH
+            )
+            needed = self._load()
+            self.busy.append(needed)
+            self._lost = max(0.0, 1 - BUSIEST / needed)
+            load = min(needed, BUSIEST)
+            self.mesh.hop_seconds = self.costs.message_ms / 1000 * (1 + load / (2 * (1 - load)))
+            self.mesh.repair()
+            await trio.sleep(EPOCH)
+
+    # requests
+
+    async def ask(self, asker: Port, peer: Address, protocol: str, data: bytes) -> bytes:
+        await trio.sleep(self._delay)
+        other = self._ports.get(peer)
+        if other is None or not self.reaches(asker.address, peer):
+            raise PeerUnavailable(peer, "it is not connected")
+        body = await other.answer(asker.address, protocol, data)
+        await trio.sleep(self._delay)
+        self.asked["requests"] += 1
+        self.asked["bytes"] += len(data) + len(body)
+        return body

@@ -1,0 +1,192 @@
+"""The nodes: a seat has everything of its own, a lodger speaks for itself and hears what its host has heard."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from blake3 import blake3
+
+from benchmarks.simulation.doubles import (
+    Blobs,
+    Chain,
+    Checker,
+    Generator,
+    InlineJournal,
+    Pins,
+    Policies,
+    Truth,
+    held_policy,
+)
+from benchmarks.simulation.ether import Ether, Port
+from node.clock import Clock
+from node.member import Member, Stock
+from node.progress import ProgressRecord
+from node.recipe.capacity import CapacityGauge, Machine
+from node.run.assets import Run
+from node.services.base import Crew
+from node.services.generating import Generating
+from node.services.heartbeat import Beating
+from node.services.judging.judge import Validator
+from node.services.station import Station, take_station
+from node.swarm.membership import Membership
+from node.weights.keeper import PolicyShelf
+from protocol.identity import Address, NodeKey
+from protocol.messages import M, Message, PolicyAnnounced, Signed, seal
+from protocol.run import RunSpec
+from protocol.statements import Domain
+
+POOL = 1
+EPOCH_BEGAN = 1_800_000_000.0
+"""Unix seconds at the start of the simulation."""
+SHORTEST_BEAT = 1.0
+KEPT_POLICIES = 8
+
+
+def key_of(number: int) -> NodeKey:
+    return NodeKey(blake3(b"simulated node %d" % number).digest())
+
+
+def wall() -> float:
+    return EPOCH_BEGAN + trio.current_time()
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What everybody knows: the run, who trains, who validates, how many must agree."""
+
+    run: RunSpec
+    domain: Domain
+    trainer: Address
+    validators: tuple[Address, ...]
+    quorum: int
+    truth: Truth
+
+
+class Node:
+    """What seats and lodgers have in common. number: its place; fetch: seconds that a policy takes to it."""
+
+    def __init__(self, number: int, role: str, ether: Ether, fetch: float) -> None:
+        self.number = number
+        self.role = role
+        self.fetch = fetch
+        self.key = key_of(number)
+        self.port = Port(ether, self.key.address, number)
+        self.alive = trio.CancelScope()
+        self.cheat: str | None = None
+        self.worker: Generating | None = None
+        self.station: Station
+        self.crew = Crew()
+        self.crew.state = "working"
+        self.came = trio.current_time()
+        self.first_policy: float | None = None
+
+    @property
+    def address(self) -> Address:
+        return self.key.address
+
+    async def beat(self) -> None:
+        await Beating(self.station, self.crew, self.role, "", SHORTEST_BEAT).run()
+
+    async def follow_policies(self) -> None:
+        """Each announced policy is here after `fetch` seconds; whoever is behind fetches the newest only."""
+        newest = self.station.board.subscribe(PolicyAnnounced)
+        async for signed in newest:
+            message = signed.message
+            await trio.sleep(self.fetch)
+            if newest.statistics().current_buffer_used == 0:
+                self.station.shelf.put(held_policy(message.step, message.policy_root))
+                self.first_policy = self.first_policy or trio.current_time()
+
+
+class Seat(Node):
+    """A node with a board, a table of members and a jury of its own."""
+
+    def __init__(self, number: int, role: str, ether: Ether, fetch: float, rules: Rules, cheat: str | None) -> None:
+        super().__init__(number, role, ether, fetch)
+        self.cheat = cheat
+        port: Any = self.port
+        pins: Any = Pins()
+        blobs = Blobs(rules.truth, rules.run, self.address, cheat, number)
+        self.membership = Membership(self.address, port, rules.trainer, rules.validators)
+        self.member = Member(self.key, rules.domain, POOL, port, self.membership, Stock(blobs, pins, pins))
+        run = Run(rules.run, bytes(32), b"", Path("/"))
+        journal = InlineJournal()
+        journal.remember("lot_master", blake3(self.address.encode()).digest())
+        self.station = take_station(self.member, run, rules.quorum, journal, clock=Clock(wall=wall))
+
+    async def listen(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self.member.listen)
+        nursery.start_soon(self.station.jury.run)
+
+    def make_worker(self, seconds: float, folder: Path) -> Generating:
+        return _worker(Generating, self, seconds, folder)
+
+    def make_validator(self, rules: Rules, chain: Chain, seconds: float) -> Validator:
+        engine, policies = Checker(rules.truth, rules.run, seconds), Policies()
+        validator = Validator(self.station, engine, policies, chain, Path("/nonexistent"))  # type: ignore[arg-type]
+        self.crew.services.append(validator)  # type: ignore[arg-type] - it has `beat`
+        return validator
+
+
+class Lodger(Node):
+    """A worker that reads its host's board."""
+
+    def __init__(self, number: int, ether: Ether, fetch: float, rules: Rules, cheat: str | None, host: Seat) -> None:
+        super().__init__(number, "worker", ether, fetch)
+        self.cheat = cheat
+        pins: Any = Pins()
+        voice: Any = Voice(self, host, rules.domain)
+        self.station = msgspec.structs.replace(
+            host.station,
+            key=self.key,
+            board=voice,
+            blobs=Blobs(rules.truth, rules.run, self.address, cheat, number),
+            journal=InlineJournal(),
+            shelf=PolicyShelf(KEPT_POLICIES, pins),
+            progress=ProgressRecord(),
+        )
+
+    def make_worker(self, seconds: float, folder: Path) -> Generating:
+        return _worker(Hearsay, self, seconds, folder)
+
+
+class Hearsay(Generating):
+    """A worker without a jury of its own: it is not told what becomes of its files, nor that the run is over."""
+
+    async def _follow_verdicts(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def _watch_trainer(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Voice:
+    """A lodger's board: it says what it has to say, and reads its host's."""
+
+    def __init__(self, node: Node, host: Seat, domain: Domain) -> None:
+        self._node = node
+        self._host = host
+        self._domain = domain
+
+    @property
+    def heard(self) -> dict[Address, float]:
+        return self._host.station.board.heard
+
+    def subscribe(self, kind: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
+        return self._host.station.board.subscribe(kind)
+
+    def sealed(self, message: Message) -> bytes:
+        return seal(self._node.key, self._domain, message)
+
+    async def post(self, message: Message) -> None:
+        await self.post_raw(self.sealed(message))
+
+    async def post_raw(self, raw: bytes) -> None:
+        await self._node.port.publish("", raw)
+
+
+def _worker(kind: type[Generating], node: Node, seconds: float, folder: Path) -> Generating:
+    gauge = CapacityGauge(node.station.run.spec, Machine(1, 0))
+    node.worker = kind(node.station, Generator(seconds, node.number), folder, gauge)
+    node.crew.services.append(node.worker)
+    return node.worker

@@ -1,0 +1,59 @@
+"""One computer plays everybody, so what is the same for everybody is computed once: parsing, signatures, hashes.
+
+Each is a pure function of a message's bytes: a node that checked for itself would find the same. In force only inside
+`computed_once`, and only for the modules of this process.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+from node.swarm import ballots, board, jury, lotbook, register
+from protocol.errors import ProtocolError
+
+REMEMBERED = 65_536
+
+
+@contextmanager
+def computed_once() -> Iterator[None]:
+    """Inside, boards, juries and registers share the results of pure functions."""
+    parse, authenticate = _once(board.parse_envelope), _once(board.authenticate)
+    names = _once(jury.work_id)
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (board, "parse_envelope", parse),
+        (board, "authenticate", authenticate),
+        (board, "open_envelope", lambda domain, pool, raw: authenticate(domain, parse(pool, raw))),
+        (board, "signer_of", _once(board.signer_of)),
+        (board, "_name", _once(board._name)),
+        *((module, "work_id", names) for module in (ballots, jury, lotbook, register)),
+        (register, "slot_of", _once(register.slot_of)),
+    ]
+    patches = [patch.object(module, name, function) for module, name, function in replaced]
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The results of the last REMEMBERED calls; refusals are results, too."""
+
+    @lru_cache(REMEMBERED)
+    def found(*given: Any) -> tuple[Any, ProtocolError | None]:
+        try:
+            return function(*given), None
+        except ProtocolError as error:
+            return None, error
+
+    def shared(*given: Any) -> Any:
+        result, error = found(*given)
+        if error is not None:
+            raise error
+        return result
+
+    return shared

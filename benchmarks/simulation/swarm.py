@@ -1,0 +1,243 @@
+"""Everybody together: who comes, who goes, who is cut off, who is thrown out, and what is remembered of it."""
+
+import random
+from pathlib import Path
+
+import msgspec
+import trio
+
+from benchmarks.simulation import CHAIN
+from benchmarks.simulation.doubles import Chain, Truth
+from benchmarks.simulation.ether import Ether
+from benchmarks.simulation.learning import Learning
+from benchmarks.simulation.scenario import Scenario
+from benchmarks.simulation.seats import Lodger, Node, Rules, Seat, key_of
+from node.services.judging.judge import Validator
+from node.swarm.membership import SlashRecord
+from protocol.identity import Address
+from protocol.liveness import MemberState
+from protocol.statements import Domain
+
+TRAINER = 0
+START_OVER = 20.0
+"""Seconds over which everybody starts."""
+CUT_OFF = 1 / 3
+KNOWS_ALL = 0.95
+LOOK = 5.0
+"""Seconds between two looks at what is measured by looking."""
+GIVE_UP = 1800.0
+
+
+class Newcomer(msgspec.Struct):
+    """Seconds after its start; None: not yet. members: 95 % of the living are alive to it."""
+
+    members: float | None = None
+    policy: float | None = None
+
+
+class Swarm:
+    """One simulation. fetch: seconds in which a policy comes to each place of the swarm, ascending."""
+
+    def __init__(self, scenario: Scenario, fetch: list[float]) -> None:
+        self.scenario = scenario
+        self._random = random.Random(scenario.seed)  # noqa: S311 - a model
+        places = scenario.nodes + int(1.5 * scenario.nodes * scenario.churn * scenario.hours) + 16
+        self.ether = Ether(scenario, places)
+        self.truth = Truth()
+        validators = tuple(key_of(number).address for number in range(1, scenario.validators + 1))
+        trainer = key_of(TRAINER).address
+        self.rules = Rules(scenario.run(), Domain(31337, trainer), trainer, validators, scenario.quorum, self.truth)
+        self.fetch = fetch
+        self.kinds: dict[Address, str | None] = {}
+        self.nodes: dict[Address, Node] = {}
+        self.hosts: list[Seat] = []
+        self.seats: list[Seat] = []
+        self.members: dict[Address, None] = {}
+        self.learning: Learning | None = None
+        self.validators: list[Validator] = []
+        self.newcomers: list[Newcomer] = []
+        self.slashed: dict[Address, float] = {}
+        self.first_cheat: dict[Address, float] = {}
+        self.cut: tuple[float, float] | None = None
+        self.healed: float | None = None
+        self.waiting: list[tuple[float, int]] = []
+        self.all_live: float | None = None
+        self.came = self.went = 0
+
+    async def run(self) -> None:
+        """Until the scenario's time is over."""
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self.ether.run)
+            await self._open()
+            if self.scenario.churn:
+                self._nursery.start_soon(self._come)
+                self._nursery.start_soon(self._go)
+            if self.scenario.partition:
+                self._nursery.start_soon(self._part)
+            self._nursery.start_soon(self._look)
+            await trio.sleep_until(self.scenario.seconds)
+            self._nursery.cancel_scope.cancel()
+
+    # who is there
+
+    async def _open(self) -> None:
+        scenario = self.scenario
+        full = min(max(scenario.full, scenario.validators + 2), scenario.nodes)
+        made = [self._make(number, full=number < full) for number in range(scenario.nodes)]
+        self.members = {node.address: None for node in made}
+        for seat in self.seats:
+            for member in self.members:
+                seat.membership.table.admit(member)
+        self.ether.mesh.repair()
+        for node in made:
+            self._nursery.start_soon(self._live, node, self._random.uniform(0.0, START_OVER))
+
+    def _make(self, number: int, *, full: bool) -> Node:
+        fetch = self.fetch[self._random.randrange(len(self.fetch))]
+        role = "trainer" if number == TRAINER else "validator" if number <= self.scenario.validators else "worker"
+        cheat = None
+        if role == "worker" and self._random.random() < self.scenario.cheats:
+            cheat = "blatant" if self._random.random() < 0.5 else "subtle"
+        node: Node
+        if full:
+            node = Seat(number, role, self.ether, fetch, self.rules, cheat)
+            self.seats.append(node)
+            if number < self.scenario.nodes and role == "worker":
+                self.hosts.append(node)
+        else:
+            host = self.hosts[number % len(self.hosts)]
+            node = Lodger(number, self.ether, fetch, self.rules, cheat, host)
+            node.port.host = host.number
+        self.nodes[node.address] = node
+        self.kinds[node.address] = cheat
+        self.ether.join(node.port, full=full)
+        return node
+
+    async def _live(self, node: Node, after: float = 0.0) -> None:
+        await trio.sleep(after)
+        node.came = trio.current_time()
+        with node.alive:
+            async with trio.open_nursery() as nursery:
+                if isinstance(node, Seat):
+                    await node.listen(nursery)
+                nursery.start_soon(node.beat)
+                if self.scenario.work:
+                    self._work(node, nursery)
+                await trio.sleep_forever()
+
+    def _work(self, node: Node, nursery: trio.Nursery) -> None:
+        if node.role == "trainer" and isinstance(node, Seat):
+            self.learning = Learning(node.station, self.truth, self.scenario.learner_seconds)
+            nursery.start_soon(self.learning.run)
+        elif node.role == "validator" and isinstance(node, Seat):
+            validator = node.make_validator(self.rules, Chain(self._on_slash), self.scenario.group_seconds)
+            self.validators.append(validator)
+            nursery.start_soon(validator.run)
+        elif isinstance(node, Seat | Lodger):
+            nursery.start_soon(node.follow_policies)
+            nursery.start_soon(node.make_worker(self._file_seconds(), Path("/nonexistent")).run)
+
+    def _file_seconds(self) -> float:
+        shares, seconds = zip(*self.scenario.file_seconds, strict=True)
+        return self._random.choices(seconds, shares)[0]
+
+    # what happens to them
+
+    def _pause(self) -> float:
+        """Until the next one leaves, or comes."""
+        return self._random.expovariate(self.scenario.churn * self.scenario.nodes / 3600)
+
+    async def _come(self) -> None:
+        number = self.scenario.nodes
+        while number < len(self.ether.mesh.online):
+            await trio.sleep(self._pause())
+            node = self._make(number, full=self._random.random() < 0.2)
+            self.members[node.address] = None
+            await trio.sleep(CHAIN)
+            for seat in self.seats:
+                seat.membership.table.admit(node.address)
+            if isinstance(node, Seat):
+                for member in self.members:
+                    node.membership.table.admit(member)
+                self._nursery.start_soon(self._welcome, node)
+            self._nursery.start_soon(self._live, node)
+            number, self.came = number + 1, self.came + 1
+
+    async def _welcome(self, node: Seat) -> None:
+        """How long a newcomer takes to know the others, and the policy."""
+        newcomer, began = Newcomer(), trio.current_time()
+        self.newcomers.append(newcomer)
+        while trio.current_time() - began < GIVE_UP and (newcomer.members is None or newcomer.policy is None):
+            await trio.sleep(1.0)
+            now = trio.current_time()
+            if newcomer.members is None and len(node.membership.table.live(now)) >= KNOWS_ALL * len(self.nodes):
+                newcomer.members = now - began
+            if newcomer.policy is None and (node.first_policy or not self.scenario.work):
+                newcomer.policy = (node.first_policy or now) - began
+
+    async def _go(self) -> None:
+        while True:
+            await trio.sleep(self._pause())
+            free = [node for node in self.nodes.values() if node.role == "worker" and node not in self.hosts]
+            if free:
+                self._remove(self._random.choice(free))
+                self.went += 1
+
+    def _remove(self, node: Node) -> None:
+        """Half of them say on chain that they leave."""
+        node.alive.cancel()
+        self.nodes.pop(node.address, None)
+        self.ether.leave(node.port)
+        if isinstance(node, Seat):
+            self.seats.remove(node)
+        if self._random.random() < 0.5:
+            self.members.pop(node.address, None)
+            for seat in self.seats:
+                seat.membership.table.remove(node.address, MemberState.LEFT)
+
+    def _on_slash(self, node: Address, reason: int) -> None:
+        if node not in self.slashed:
+            self.slashed[node] = trio.current_time()
+            self._nursery.start_soon(self._evict, node, reason)
+
+    async def _evict(self, node: Address, reason: int) -> None:
+        await trio.sleep(CHAIN)
+        record = SlashRecord(node, node, 1, reason, f"slash of {node}", 1, "")
+        for seat in self.seats:
+            seat.membership.slash(record)
+        gone = self.nodes.get(node)
+        if gone is not None and gone not in self.hosts:
+            self._remove(gone)
+
+    async def _part(self) -> None:
+        """A third is cut off, in the middle: neither the trainer nor a validator is among them."""
+        await trio.sleep_until(self.scenario.seconds / 2)
+        hosts = self.hosts[:: round(1 / CUT_OFF)]
+        numbers = {host.number for host in hosts}
+        apart = {node.number for node in self.nodes.values() if node.port.host in numbers} | numbers
+        began = trio.current_time()
+        self.ether.cut(apart)
+        await trio.sleep(self.scenario.partition)
+        self.ether.cut(set())
+        self.cut = began, trio.current_time()
+        while not all(self._is_up_to_date(host) for host in hosts):  # noqa: ASYNC110 - any of many may be the last
+            await trio.sleep(0.5)
+        self.healed = trio.current_time() - self.cut[1]
+
+    def _is_up_to_date(self, host: Seat) -> bool:
+        known = host.station.jury.policies.newest_step
+        return self.learning is None or known >= self.learning.step
+
+    async def _look(self) -> None:
+        while True:
+            await trio.sleep(LOOK)
+            now = trio.current_time()
+            if self.all_live is None and all(
+                len(seat.membership.table.live(now)) >= len(self.nodes) for seat in self.hosts
+            ):
+                self.all_live = now
+            idle = sum(node.worker is not None and node.worker.waiting is not None for node in self.nodes.values())
+            self.waiting.append((now, idle))
+            for node in self.nodes.values():
+                if node.cheat and node.worker and node.worker.units and node.address not in self.first_cheat:
+                    self.first_cheat[node.address] = now

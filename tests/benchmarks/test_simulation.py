@@ -1,0 +1,110 @@
+"""The simulated swarm: the same seed gives the same table, and what it says of a dozen nodes is what they do."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import structlog
+
+from benchmarks.simulation.mesh import LEAST, MOST, Mesh
+from benchmarks.simulation.report import described, table
+from benchmarks.simulation.scenario import Scenario
+from benchmarks.simulation.shared import computed_once
+from benchmarks.simulation.simulate import simulate
+from node.swarm import board
+from protocol.errors import ProtocolError
+
+SMALL = Scenario(
+    nodes=10,
+    full=5,
+    validators=2,
+    hours=0.04,
+    churn=0.0,
+    partition=30.0,
+    cheats=0.4,
+    policy_seconds=3.0,
+    learner_seconds=25.0,
+    file_seconds=((1.0, 12.0),),
+    files_per_step=4,
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    return described(simulate(SMALL))
+
+
+def test_the_same_seed_gives_the_same_table(small: dict[str, Any]) -> None:
+    short = msgspec.structs.replace(SMALL, hours=0.01)
+    first, again = (table(described(simulate(short))) for _ in range(2))
+    assert first == again
+    assert first != table(described(simulate(msgspec.structs.replace(short, seed=8))))
+
+
+def test_a_dozen_nodes_train_and_trust_no_cheat(small: dict[str, Any]) -> None:
+    assert small["training"]["steps"] >= 3
+    assert small["cheats"]["cheated groups trained on"] == 0
+    assert small["cheats"]["of them slashed"] == small["cheats"]["that cheated blatantly"] > 0
+    assert small["cheats"]["honest ones slashed"] == 0
+    assert small["gossip"]["lost, %"] == 0
+
+
+def test_who_is_cut_off_waits_and_comes_back(small: dict[str, Any]) -> None:
+    assert small["partition"]["workers cut off that wait, most"] > 0
+    assert small["partition"]["newest policy known again after, s"] < 30
+    assert small["partition"]["nobody waits any more after, s"] is not None
+
+
+def test_members_that_come_are_known_and_those_that_go_are_not_trusted_for_ever() -> None:
+    talking = msgspec.structs.replace(
+        SMALL, nodes=12, full=4, hours=0.04, churn=20.0, partition=0.0, cheats=0.0, work=False
+    )
+    members = described(simulate(talking))["members"]
+    assert members["came"] > 0 and members["went"] > 0
+    assert members["a newcomer knows 95 % after, s"] < 30
+    assert members["dead but listed as living"] < 0.3
+
+
+def meshed(nodes: int) -> Mesh:
+    mesh = Mesh(nodes, delay=0.05, seed=1)
+    mesh.online[:] = True
+    mesh.repair()
+    return mesh
+
+
+def test_a_mesh_is_bounded_and_brings_a_message_to_everybody_in_degree_less_one_copies() -> None:
+    mesh = meshed(200)
+    degrees = [mesh.degree(node) for node in range(200)]
+    assert LEAST <= min(degrees) and max(degrees) <= MOST
+    times, copies = mesh.row(7)
+    assert np.isfinite(times).all() and times[7] == 0 and 0.05 < times.max() < 1
+    assert copies.sum() == sum(degrees) - 199  # nobody sends it back to who brought it first
+
+
+def test_nothing_crosses_a_cut() -> None:
+    mesh = meshed(60)
+    mesh.island[40:] = 1
+    mesh.repair()
+    times, copies = mesh.row(3)
+    assert np.isfinite(times[:40]).all() and np.isinf(times[40:]).all() and not copies[40:].any()
+
+
+def test_what_is_computed_once_is_refused_every_time_and_only_inside() -> None:
+    before = board.parse_envelope
+    with computed_once():
+        assert board.parse_envelope is not before
+        for _ in range(2):
+            with pytest.raises(ProtocolError):
+                board.parse_envelope(1, b"nonsense")
+    assert board.parse_envelope is before

@@ -1,0 +1,103 @@
+"""A task done by real engines on a tiny model: files, proofs, checks, reports and figures are all real."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from node.environments.base import one_answer
+from node.inference.inspect import inspect
+from node.inference.produce import produce
+from node.inference.session import Session, torch_engine
+from node.inference.wire import Inspect, LoadPolicy, Produce, Reply, Request
+from node.tasks.exports import evaluate
+from node.tasks.results import read_answers
+from protocol.checks import Reason
+from protocol.run import RunSpec
+from protocol.statements import Outcome
+from tests.node.services.tasking.town import POLICY, Town, at_once
+
+
+class InProcess:
+    """An engine child's work, done here and now. other: of another policy than the task names."""
+
+    engine_name = "torch (cpu, float32)"
+
+    def __init__(self, session: Session, other: bytes = POLICY) -> None:
+        self._session = session
+        self._other = other
+        self.made: list[int] = []
+
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+        await trio.sleep(1.0)
+        assert isinstance(request, Produce | Inspect) and request.task is not None
+        if isinstance(request, Inspect):
+            return inspect(self._session.at(request.task, request.index), request)
+        self.made.append(request.index)
+        order = msgspec.structs.replace(request.task, policy_root=self._other)
+        return produce(self._session.at(order, request.index), request)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    return MockClock(autojump_threshold=0)
+
+
+@pytest.fixture(scope="module")
+def session(tiny_assets: Path, tiny_run: RunSpec) -> Session:
+    made = Session(tiny_run, tiny_assets, torch_engine)
+    made.keep(POLICY, str(tiny_assets / "model" / "model.safetensors"))
+    return made
+
+
+@asynccontextmanager
+async def opened(town: Town) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        await town.open(nursery)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_workers_evaluate_a_policy_and_the_figure_is_that_of_a_desk(
+    clock: MockClock, session: Session, tiny_run: RunSpec, tmp_path: Path
+) -> None:
+    engines = [InProcess(session), InProcess(session)]
+    town = Town(tmp_path, engines, judge=lambda: InProcess(session), run=tiny_run)
+    async with opened(town) as nursery:
+        town.start(nursery)
+        id = await town.offer(kind="evaluate", part="held_out", last=12, samples=3, shard_size=2)
+        await town.finish(id)
+        answers = [answer for result in town.folder(id).results() for answer in read_answers(*result)]
+        assert len(answers) == 36 and all(engine.made for engine in engines)
+        problems = {p.problem_id: p for p in map(session.environment.held_back_problem, range(12))}
+        asked = [problems[answer.problem_id] for answer in answers]
+        scores = session.environment.score(asked, [one_answer(answer.output) for answer in answers])
+        assert [answer.score for answer in answers] == scores
+        found = evaluate(town.folder(id))
+        assert found.mean == pytest.approx(sum(scores) / 36) and found.problems == 12
+
+
+async def test_answers_of_another_model_are_refused_and_the_shard_is_done_by_somebody_else(
+    clock: MockClock, session: Session, tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    from tests.cheats.other_weights import OtherWeights
+
+    cheating = OtherWeights(tiny_run, tiny_assets, torch_engine)
+    cheating.keep(POLICY, str(tiny_assets / "model" / "model.safetensors"))
+    town = Town(tmp_path, [InProcess(session), InProcess(cheating)], judge=lambda: InProcess(session), run=tiny_run)
+    async with opened(town) as nursery:
+        id = await town.offer(kind="generate", last=8, samples=2, shard_size=2)
+        town.start(nursery, 1)
+        await town.until(lambda: town.task(id).leases.held(town.workers[1].key.address, trio.current_time()))
+        town.start(nursery, 0)
+        await town.finish(id)
+        assert {record.node for record, _, _ in town.folder(id).results()} == {town.workers[0].key.address}
+        register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
+        (first, *_) = register.of(town.workers[1].key.address)
+        said = {(v.verdict.outcome, v.verdict.reason) for v in ballots.rejecting(first.id).values()}
+        assert said and said <= {(Outcome.REJECT, Reason.ACTIVATIONS), (Outcome.REJECT, Reason.SAMPLING)}
