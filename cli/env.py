@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import clean, console, print_facts, print_json, quiet_logs
+from cli.places import complete_directories
 
 if TYPE_CHECKING:
     from node.environments.package.check import Report
@@ -97,7 +98,10 @@ def check(
 def publish(
     package: Package,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="A node that shall hold it, too (not running).")
+        Path | None,
+        typer.Option(
+            "--state-dir", help="A node that shall hold it, too (not running).", autocompletion=complete_directories
+        ),
     ] = None,
     mirror: Annotated[
         Path | None, typer.Option(help="A directory to put it into as ROOT.tar, for a web server.")
