@@ -6,8 +6,7 @@
 Files of two groups of four samples for `retry` with three tries, by a toy model after a warm start: float32 engines on
 this machine's CPU on both sides, real `produce` and real `inspect` of every group. Each cheat of tests/cheats/turns.py
 forges --forged files. --speed: seconds of CPU of producing and judging one file of 8 groups of 8 for `sort`, which
-takes one turn; the same command on an older commit says what turns cost those who take none. On a busy machine the
-least of many is what can be compared.
+takes one turn, by the untaught model; the same command on an older commit says what turns cost those who take none.
 """
 
 import argparse
@@ -49,10 +48,12 @@ IN_TURNS = RolloutSpec(group_size=4, prompts_per_step=2, prompts_per_file=2, max
 IN_ONE = RolloutSpec(group_size=8, prompts_per_step=8, prompts_per_file=8, max_prompt_tokens=8, max_output_tokens=24)
 
 
-def start_model(assets: Path) -> None:
-    """A model that sorts three digits now and then, so that rollouts of every length of turns occur."""
+def start_model(assets: Path, *, taught: bool) -> None:
+    """A model that, if taught, sorts three digits now and then, so that rollouts of every length of turns occur."""
     torch.set_num_threads(1)
     model = create_model(assets / "model", SORT_ALPHABET, seed=7, hidden=64, layers=2)
+    if not taught:
+        return
     environment = load_environment(run_of("sort", IN_ONE).environment, assets, LocalTokenizer(assets / "model"))
     warm_start(assets / "model", model, environment, seed=0, target=0.1, check_every=10, max_steps=300)
 
@@ -150,7 +151,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         assets = Path(place)
-        start_model(assets)
+        start_model(assets, taught=not given.speed)
         result: dict[str, Any] = (
             {"seconds_cpu": speed(assets, given.files or 40)}
             if given.speed

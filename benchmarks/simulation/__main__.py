@@ -29,7 +29,7 @@ def main() -> None:
     from benchmarks.simulation.simulate import simulate
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    quick = {"nodes": 60, "hours": 0.2, "partition": 120.0, "full": 12} if given.quick else {}
+    quick = {"nodes": 60, "hours": 0.2, "partition": 120.0, "full": 12, "learner_seconds": 90.0} if given.quick else {}
     scenario = Scenario(
         **{
             "nodes": given.nodes,
@@ -38,6 +38,7 @@ def main() -> None:
             "partition": given.partition,
             "churn": given.churn,
             "delay": given.delay,
+            "learner_seconds": given.learner_seconds,
             "policy_seconds": given.policy_seconds,
             "cheats": given.cheats,
             "work": not given.no_work,
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--message-ms", type=float, default=4.6, help="CPU per message, its copies included")
     parser.add_argument("--delay", type=float, default=0.04, help="seconds of a hop, the median")
     parser.add_argument("--policy-seconds", type=float, help="a policy's way; default: the exchange is simulated")
+    parser.add_argument("--learner-seconds", type=float, default=240.0, help="per step")
     parser.add_argument("--no-work", action="store_true", help="members only talk")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--picture", type=Path, help="where to draw it (PNG)")

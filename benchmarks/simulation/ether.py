@@ -7,7 +7,7 @@ need it.
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 
 import numpy as np
 import trio
@@ -47,8 +47,11 @@ class Port:
     def contacts(self) -> tuple[str, ...]:
         return ()
 
-    def set_contacts(self, contacts: Mapping[Address, str]) -> None:
+    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
         """Who is dialled is the mesh's to say."""
+
+    def relayed(self) -> frozenset[Address]:
+        return frozenset()
 
     def mute(self, member: Address, seconds: float) -> None:
         self._muted[member] = trio.current_time() + seconds

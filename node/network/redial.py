@@ -83,7 +83,12 @@ def _parse_circuit(member: Address, text: str) -> Contact | None:
         peer_id = Multiaddr(own).value_for_protocol("p2p")
         if address and not Multiaddr(address).value_for_protocol("tcp"):
             return None
-        if own != f"/p2p/{peer_id}" or address_of_peer(peer_id) != member or address_of_peer(relay) == member:
+        if (
+            not peer_id
+            or own != f"/p2p/{peer_id}"
+            or address_of_peer(peer_id) != member
+            or address_of_peer(relay) == member
+        ):
             return None
         return Contact(member, PeerId(peer_id), address, PeerId(relay))
     except (MultiaddrError, ProtocolError, ValueError, LookupError):

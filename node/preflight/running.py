@@ -49,8 +49,14 @@ def _reach(daemon: Running) -> Finding:
     what = f"{daemon.reached} of {daemon.tried} members that tried could dial this node"
     seen = f", which they see at {daemon.seen}" if daemon.seen else ""
     if daemon.way == "relayed":
-        carried = f"{what}{seen}; {daemon.relays} of them carry its connections, more slowly than a direct path"
-        return warning("dialled", carried, FORWARD, **data)
+        carried = f"{what}{seen}; {daemon.relays} members carry its connections, more slowly than a direct path"
+        return warning("dialled", carried, _forward(daemon), **data)
     if daemon.way == "none":
-        return warning("dialled", f"{what}{seen}, and no member carries its connections", FORWARD, **data)
-    return ok("dialled", what, **data) if daemon.reached else warning("dialled", what, FORWARD, **data)
+        return warning("dialled", f"{what}{seen}, and no member carries its connections", _forward(daemon), **data)
+    return ok("dialled", what, **data) if daemon.reached else warning("dialled", what, _forward(daemon), **data)
+
+
+def _forward(daemon: Running) -> str:
+    """The remedy, with the address that its router shows to others."""
+    host = daemon.seen.rpartition(":")[0]
+    return FORWARD.replace("ip4/YOUR.PUBLIC.ADDRESS", f"ip{6 if ':' in host else 4}/{host}") if host else FORWARD

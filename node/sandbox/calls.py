@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from node.parent import die_with_parent
 from node.sandbox import wire
+from node.sandbox.confined import libc
 
 STDIN, STDOUT = 0, 1
 _CHUNK = 1 << 20
@@ -73,7 +73,7 @@ class ForkingServer(CallServer):
             os.close(theirs)
             raise
         if child == 0:
-            die_with_parent(server)
+            libc.die_with(server)
             _leave_the_servers_pipes()
             self._answer_to = theirs
             self._harden()

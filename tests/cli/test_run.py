@@ -6,7 +6,7 @@ import pytest
 
 from cli import demo
 from cli.main import main
-from cli.run import effective, warnings_about, without_tables
+from cli.run import _dependence, effective, warnings_about, without_tables
 from cli.run_template import KINDS
 from cli.runtext import render_run, with_real_paths
 from node.run.file import load_run_file
@@ -217,3 +217,17 @@ def test_a_calibrations_tables_are_one_line_of_what_is_shown() -> None:
     (told,) = [value for name, value, _ in shown if name == "verification.decision"]
     assert "4 pairs of engines, 10 ways" in told
     assert len(shown) < len(rows) - 50 and shown[0] == rows[0] and shown[-1] == rows[-1]
+
+
+def test_what_verdicts_depend_on_is_said_and_opinions_are_noted() -> None:
+    run = load_run_file(Path(demo.__file__).with_name("sort.toml"))
+    spec = RunSpec(name="t", environment=EnvironmentSpec(name="mix"), verification=run.verification)
+    judged = PartFacts("essays", 9000, 512, 0, 0.5, determinism="judged", turns=3, package="ab" * 32)
+    exact = PartFacts("sort", 9000, 512, 0, 0.5)
+    noted = warnings_about(spec, RunFacts(10**5, 5, (judged, exact)))
+    assert any("essays: rewards are opinions" in one for one in noted) and not any(
+        "sort: rewards" in one for one in noted
+    )
+    told = _dependence(judged)
+    assert "judges" in told and "3 turns" in told and "ab" * 32 in told
+    assert _dependence(exact) == "exact, from the answer alone"

@@ -5,7 +5,9 @@ The schema's patterns are regular expressions of a stranger on text of another, 
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from node.environments.guests import guest
 from node.environments.names import nearest
@@ -18,14 +20,28 @@ MAX_SCHEMA = 64 * 1024
 MAX_ANSWER = 256 * 1024
 _REMEMBERED = 1 << 14
 _ENTRY = "intellect_schema"
-_VALUES = ("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "uniqueItems")
-_VALUES += ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength")
-_VALUES += ("pattern",)
+TYPES = ("object", "array", "string", "boolean", "null", "number", "integer")
+_COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _ONE = ("not", "items", "contains", "additionalProperties", "propertyNames")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
-_SAYING = ("$schema", "$id", "$comment", "$ref", "title", "description", "default", "examples")
-KEYWORDS = (*_VALUES, *_ONE, *_SEVERAL, *_NAMED, *_SAYING)
+_SAYING = ("$schema", "$id", "$comment", "title", "description", "default", "examples", "const")
+_SHAPES: dict[str, Any] = {
+    "type": str | list[str],
+    "enum": list[Any],
+    "required": list[str],
+    "uniqueItems": bool,
+    "pattern": str,
+    "$ref": str,
+    **dict.fromkeys(_COUNTS, Annotated[int, msgspec.Meta(ge=0)]),
+    **dict.fromkeys(_NUMBERS, int | float),
+    **dict.fromkeys(_ONE, bool | dict[str, Any]),
+    **dict.fromkeys(_SEVERAL, Annotated[list[bool | dict[str, Any]], msgspec.Meta(min_length=1)]),
+    **dict.fromkeys(_NAMED, dict[str, bool | dict[str, Any]]),
+    **dict.fromkeys(_SAYING, Any),
+}
+"""What may stand behind each keyword."""
 
 
 def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
@@ -41,16 +57,37 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
     if len(text) > MAX_SCHEMA:
         raise ValueError(f"the schema has more than {MAX_SCHEMA} characters")
     for one in _schemas(schema):
-        _check(one)
+        _check(one, schema)
     return (text,)
 
 
-def _check(schema: dict[str, Any]) -> None:
+def _check(schema: dict[str, Any], root: dict[str, Any]) -> None:
     for key, rule in schema.items():
-        if key not in KEYWORDS:
-            raise ValueError(f"the schema's keyword {key[:80]!r} is not checked here; {nearest(key, KEYWORDS)}")
-        if key == "$ref" and not (isinstance(rule, str) and rule.startswith("#")):
-            raise ValueError(f"the schema refers to {str(rule)[:80]!r}, and nothing is fetched")
+        if key not in _SHAPES:
+            raise ValueError(f"the schema's keyword {key[:80]!r} is not checked here; {nearest(key, _SHAPES)}")
+        try:
+            msgspec.convert(rule, _SHAPES[key], strict=True)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the schema's {key} is wrong: {error}") from None
+        if key == "$ref" and not rule.startswith("#"):
+            raise ValueError(f"the schema refers to {rule[:80]!r}, and nothing is fetched")
+        if key == "$ref" and not _resolves(rule, root):
+            raise ValueError(f"the schema refers to {rule[:80]!r}, which is not there")
+    names = schema.get("type", [])
+    for name in [names] if isinstance(names, str) else names:
+        if name not in TYPES:
+            raise ValueError(f"the schema's type {name[:80]!r} does not exist; {nearest(name, TYPES)}")
+    if not schema.get("multipleOf", 1) > 0:
+        raise ValueError("the schema's multipleOf is not above 0")
+
+
+def _resolves(reference: str, root: Any) -> bool:
+    """Whether a JSON pointer into the schema leads to a schema."""
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        if part:
+            name = part.replace("~1", "/").replace("~0", "~")
+            root = root.get(name) if isinstance(root, dict) else None
+    return isinstance(root, bool | dict)
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:

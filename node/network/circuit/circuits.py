@@ -15,10 +15,10 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from node.network.circuit import ends, wire
-from node.network.circuit.relay import Relay
+from node.network.circuit.relay import Relay, reset
 from node.network.circuit.rules import Limits, Rules
 from node.network.hardening import HardSwarm
-from node.network.yamux import Session
+from node.network.yamux import Session, stream_below
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
@@ -56,7 +56,12 @@ class Circuits:
     async def reserve(self, relay: Address, relay_id: ID) -> float:
         """Seconds for which a connected relay will pass calls on. Raises Refused, and the library's errors."""
         with trio.fail_after(UPGRADE_SECONDS):
-            seconds = await ends.reserve(await self._host.new_stream(relay_id, [TProtocol(wire.HOP)]))
+            stream = await self._host.new_stream(relay_id, [TProtocol(wire.HOP)])
+            try:
+                seconds = await ends.reserve(stream)
+            except BaseException:
+                await reset(stream_below(stream))
+                raise
         self.held[relay] = trio.current_time() + seconds
         return seconds
 
@@ -68,8 +73,7 @@ class Circuits:
                 raw = await ends.call(stream, target)
                 await self._swarm.upgrade_outbound_raw_conn(raw, target)
             except BaseException:
-                with trio.CancelScope(shield=True):
-                    await stream.reset()
+                await reset(stream_below(stream))
                 raise
 
     def lost(self, peer: Address) -> None:

@@ -79,7 +79,7 @@ class Relay:
         answer = wire.limited(wire.hop_status(status), self._rules.limits)
         answer.reservation.expire = int(time.time() + self._rules.limits.lease)
         answer.reservation.addrs.extend(Multiaddr(contact).to_bytes() for contact in self._contacts())
-        log.info("relay.reserved", peer=member)
+        log.debug("relay.reserved", peer=member)
         with trio.fail_after(ASK_SECONDS):
             await wire.write(stream, answer)
             await stream.close()
@@ -98,12 +98,21 @@ class Relay:
             if other is None:
                 await self._refuse(stream, Status.CONNECTION_FAILED)
                 return
-            with trio.fail_after(ASK_SECONDS):
-                await wire.write(stream, wire.limited(wire.hop_status(Status.OK), self._rules.limits))
-            log.info("relay.carries", peer=caller, to=called)
-            await carry(stream, other, self._rules.limits, lambda size: self._pay(caller, called, size))
+            log.debug("relay.carries", peer=caller, to=called)
+            await self._carry(stream, other, lambda size: self._pay(caller, called, size))
         finally:
             self._rules.close(caller, called)
+
+    async def _carry(self, stream: Stream, other: Stream, pay: Callable[[int], float]) -> None:
+        agreed = False
+        try:
+            with trio.fail_after(ASK_SECONDS):
+                await wire.write(stream, wire.limited(wire.hop_status(Status.OK), self._rules.limits))
+            agreed = True
+        finally:
+            if not agreed:
+                await reset(other)
+        await carry(stream, other, self._rules.limits, pay)
 
     def _pay(self, caller: Address, called: Address, size: int) -> float:
         return self._rules.pay(caller, called, size, trio.current_time())
@@ -112,16 +121,25 @@ class Relay:
         """A stream to the other end, which has agreed; None if it has not."""
         message = wire.limited(StopMessage(type=StopMessage.CONNECT), self._rules.limits)
         message.peer.id = caller.to_bytes()
-        with trio.move_on_after(ASK_SECONDS):
-            try:
+        stream, agreed = None, False
+        try:
+            with trio.move_on_after(ASK_SECONDS):
                 stream = stream_below(await self._open_stop(target))
                 await wire.write(stream, message)
-                if (await wire.read(stream, StopMessage)).status == Status.OK:
-                    return stream
-                await stream.reset()
-            except Exception as error:  # the library's ways to say that the other end is gone are many
-                log.debug("relay.call_failed", to=str(target), error=repr(error))
-        return None
+                agreed = (await wire.read(stream, StopMessage)).status == Status.OK
+        except Exception as error:  # the library's ways to say that the other end is gone are many
+            log.debug("relay.call_failed", to=str(target), error=repr(error))
+        finally:
+            if stream is not None and not agreed:
+                await reset(stream)
+        return stream if agreed else None
+
+
+async def reset(*streams: Stream) -> None:
+    """Also while being cancelled."""
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + ASK_SECONDS):
+        for stream in streams:
+            await stream.reset()
 
 
 class _Spent(Exception):
@@ -144,9 +162,7 @@ async def carry(one: Stream, other: Stream, limits: Limits, pay: Callable[[int],
         log.debug("relay.circuit_ended", why=repr(group.exceptions[0]))
     finally:
         if not over:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + ASK_SECONDS):
-                await one.reset()
-                await other.reset()
+            await reset(one, other)
 
 
 async def _pour(source: Stream, sink: Stream, limit: int, pay: Callable[[int], float]) -> None:

@@ -18,11 +18,10 @@ from typing import NoReturn
 
 import msgspec
 
-from node.parent import die_with_parent
 from node.sandbox import wire
 from node.sandbox.base import Status
 from node.sandbox.calls import STDIN, STDOUT, CallServer, gather, killed
-from node.sandbox.confined import walls
+from node.sandbox.confined import libc, walls
 from node.sandbox.guest import loop
 from node.sandbox.replies import replied
 
@@ -78,7 +77,7 @@ class ConfinedServer(CallServer):
         """The fork: behind the walls, then import, call, reply."""
         code = 70
         try:
-            die_with_parent(server)
+            libc.die_with(server)
             for number, descriptor in enumerate((wires.stdin, wires.stdout, wires.stderr)):
                 os.dup2(descriptor, number)
             _leave_only_the_guest(self._path)
@@ -127,6 +126,7 @@ def _serve(load: wire.Load, directory: Path) -> None:
         place = directory / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
+    walls.prepare()
     gc.freeze()
     server = ConfinedServer(load, directory)
     loaded = server.ask(wire.Request(b'["", []]', b"", load.load_fuel))
@@ -177,21 +177,23 @@ def _content(descriptor: int, limit: int) -> bytes:
 
 def _ending(reply: bytes, status: int, slow: bool, printed: bytes, complained: bytes, limit: int) -> wire.Ending:
     """What the kernel says of the process comes first, then what it replied."""
-    streams = {"printed": printed[:limit], "complained": complained[: max(limit - len(printed), 0)]}
     if len(printed) + len(complained) > limit or len(reply) > limit:
-        return wire.Ending(Status.TOO_LONG, error=f"more than {limit} bytes", **streams)
-    if os.WIFSIGNALED(status):
-        return _signalled(os.WTERMSIG(status), slow, streams)
-    if os.waitstatus_to_exitcode(status) or not reply:
-        return wire.Ending(Status.EXITED, code=os.waitstatus_to_exitcode(status), **streams)
-    return msgspec.structs.replace(replied(reply), **streams)
+        ending = wire.Ending(Status.TOO_LONG, error=f"more than {limit} bytes")
+    elif os.WIFSIGNALED(status):
+        ending = _signalled(os.WTERMSIG(status), slow)
+    elif os.waitstatus_to_exitcode(status) or not reply:
+        ending = wire.Ending(Status.EXITED, code=os.waitstatus_to_exitcode(status))
+    else:
+        ending = replied(reply)
+    spare = max(limit - len(printed), 0)
+    return msgspec.structs.replace(ending, printed=printed[:limit], complained=complained[:spare])
 
 
-def _signalled(number: int, slow: bool, streams: dict[str, bytes]) -> wire.Ending:
+def _signalled(number: int, slow: bool) -> wire.Ending:
     if number == signal.SIGXCPU or (slow and number == signal.SIGKILL):
-        return wire.Ending(Status.OUT_OF_FUEL, **streams)
+        return wire.Ending(Status.OUT_OF_FUEL)
     if number in _CRASHES:
-        return wire.Ending(Status.CRASHED, error=signal.Signals(number).name, **streams)
+        return wire.Ending(Status.CRASHED, error=signal.Signals(number).name)
     return wire.Ending("", error=f"its process was ended by signal {number}")
 
 

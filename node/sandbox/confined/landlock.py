@@ -6,6 +6,7 @@ Kernel documentation: userspace-api/landlock. Unprivileged, for good, inherited.
 import ctypes
 import os
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from node.sandbox.confined import libc
@@ -26,6 +27,7 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
+@cache
 def abi() -> int:
     """What the kernel can do, from 1; 0 where it has no Landlock or it is switched off."""
     try:

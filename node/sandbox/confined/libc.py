@@ -3,6 +3,9 @@
 import ctypes
 import os
 import platform
+import signal
+
+from node.parent import PR_SET_PDEATHSIG
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 """The same number on every architecture."""
@@ -25,6 +28,13 @@ def prctl(option: int, *arguments: int | object) -> int:
     """Raises OSError."""
     filled = [*arguments, *[ctypes.c_ulong(0)] * (4 - len(arguments))]
     return _checked(_libc.prctl(option, *filled))
+
+
+def die_with(parent: int) -> None:
+    """`node.parent.die_with_parent`, with a library that is loaded already: in a fork every page counts."""
+    prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def drop_capabilities() -> None:

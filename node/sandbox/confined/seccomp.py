@@ -8,6 +8,7 @@ import ctypes
 import errno
 import struct
 from collections.abc import Sequence
+from functools import cache
 
 from node.sandbox.confined import libc
 
@@ -87,10 +88,16 @@ def supported() -> bool:
 
 def confine() -> None:
     """Needs no_new_privs. Raises OSError where the kernel has no seccomp filters."""
-    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program(libc.machine()))
+    code = machine_code()
     buffer = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
     libc.prctl(libc.PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), ctypes.byref(header))
+
+
+@cache
+def machine_code() -> bytes:
+    """The filter of this machine. Made before a fork, it is there in every fork."""
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program(libc.machine()))
 
 
 def program(machine: str) -> list[Instruction]:

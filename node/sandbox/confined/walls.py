@@ -10,7 +10,7 @@ from pathlib import Path
 from node.sandbox.confined import landlock, libc, seccomp
 
 FUEL_PER_SECOND = 10_000_000_000
-"""Of CPU time that a call may take: four times more than what WASI computes with that fuel, at native speed."""
+"""Of CPU time that a call may take: some three times what the same work takes natively (docs/sandbox.md)."""
 MAX_FILES = 64
 
 
@@ -21,6 +21,12 @@ def missing() -> str | None:
     if landlock.abi() < 1:
         return "the kernel has no Landlock (Linux 5.13 or newer, `landlock` in /sys/kernel/security/lsm)"
     return None
+
+
+def prepare() -> None:
+    """What need not be done again in every fork."""
+    if missing() is None:
+        seccomp.machine_code()
 
 
 def stdlib_directories() -> list[Path]:

@@ -9,7 +9,7 @@ import ctypes
 from pathlib import Path
 
 from wasmtime import Config, Engine, Module
-from wasmtime._bindings import dll
+from wasmtime._ffi import dll
 
 from node.sandbox.wasi.settings import OPTIMISED, STACK_BYTES, Settings
 

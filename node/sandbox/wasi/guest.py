@@ -10,7 +10,7 @@ from node.sandbox import guest as guest_modules
 from node.sandbox import wire
 from node.sandbox.base import Status
 from node.sandbox.replies import replied
-from node.sandbox.wasi.channel import Channel, Exited, Finished, GuestEnd, TooLong
+from node.sandbox.wasi.channel import Channel, Exited, GuestEnd, TooLong
 from node.sandbox.wasi.files import make_tree
 from node.sandbox.wasi.system import CHANNEL_NAME, DIRECTORY, System
 
@@ -36,9 +36,10 @@ class Guest:
         linker = Linker(engine)
         self._system.link(linker, module)
         exports: Mapping[str, object] = linker.instantiate(self._store, module).exports(self._store)
-        self._start, memory = exports["_start"], exports["memory"]
-        if not isinstance(self._start, Func) or not isinstance(memory, Memory):
+        start, memory = exports["_start"], exports["memory"]
+        if not isinstance(start, Func) or not isinstance(memory, Memory):
             raise ValueError("the interpreter has no _start or no memory")
+        self._start = start
         self._system.attach(memory)
 
     def run(self) -> wire.Ending:
@@ -60,16 +61,10 @@ class Guest:
     def _ended(self, end: GuestEnd) -> wire.Ending:
         if isinstance(end, TooLong):
             return self._ending(Status.TOO_LONG, error=f"more than {self._load.output_bytes} bytes")
-        if isinstance(end, Exited) and (end.code or not self._channel.reply):
-            return self._exited(end.code)
-        return self._replied() if isinstance(end, Finished | Exited) else self._ending(Status.CRASHED)
-
-    def _exited(self, code: int) -> wire.Ending:
-        return self._replied() if self._channel.reply else self._ending(Status.EXITED, code=code)
-
-    def _replied(self) -> wire.Ending:
-        said = replied(self._channel.reply)
-        return self._ending(said.status, said.reply, said.error, said.code)
+        if self._channel.reply:
+            said = replied(self._channel.reply)
+            return self._ending(said.status, said.reply, said.error, said.code)
+        return self._ending(Status.EXITED, code=end.code if isinstance(end, Exited) else 0)
 
     def _trapped(self, trap: Trap) -> wire.Ending:
         if trap.trap_code == TrapCode.OUT_OF_FUEL:

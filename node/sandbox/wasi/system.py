@@ -30,13 +30,13 @@ FOR_EVER = 10**18
 """Nanoseconds that all sleeping together takes at most: three decades, so that the clock fits its 64 bits."""
 MAX_OPEN = 256
 _BLOCK = 1 << 16
-READ_ONLY = (
+READ_ONLY: list[str] = (
     "fd_allocate fd_filestat_set_size fd_filestat_set_times path_create_directory path_filestat_set_times path_link "
     "path_remove_directory path_rename path_symlink path_unlink_file fd_pwrite"
 ).split()
-NOT_HERE = "sock_accept sock_recv sock_send sock_shutdown".split()
-NOTHING_TO_DO = "fd_advise fd_datasync fd_sync fd_fdstat_set_flags sched_yield".split()
-_FIXED = (
+NOT_HERE: list[str] = "sock_accept sock_recv sock_send sock_shutdown".split()
+NOTHING_TO_DO: list[str] = "fd_advise fd_datasync fd_sync fd_fdstat_set_flags sched_yield".split()
+_FIXED: dict[str, Errno] = (
     dict.fromkeys(READ_ONLY, Errno.ROFS)
     | dict.fromkeys(NOT_HERE, Errno.NOTSUP)
     | dict.fromkeys(NOTHING_TO_DO, Errno.SUCCESS)
@@ -245,7 +245,6 @@ class System:
         handler: Callable[..., Any] | None = None if fixed is not None else getattr(self, name, None)
         if fixed is None and handler is None:
             raise LookupError(f"the interpreter wants {name!r}, which this sandbox has not")
-        answers = name != "proc_exit"
 
         def call(*arguments: int) -> int | None:
             self._charge(CALL_FUEL)
@@ -255,7 +254,7 @@ class System:
                 handler(*(_unsigned(value) if short else value for value, short in zip(arguments, narrow, strict=True)))
             except WasiError as error:
                 return int(error.errno)
-            return int(Errno.SUCCESS) if answers else None
+            return int(Errno.SUCCESS)
 
         return call
 

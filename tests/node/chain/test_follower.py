@@ -113,6 +113,25 @@ async def test_an_outage_is_seen_and_survived(people: Any, tmp_path: Path, monke
         assert follower.healthy
 
 
+async def test_a_start_while_the_chain_is_silent_tells_what_was_known(people: Any, tmp_path: Path) -> None:
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        first = await take(follower, 2)
+        assert not follower.unanswered
+    provider = people.client._provider
+    urls, provider._urls = provider._urls, ("http://127.0.0.1:9",)
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        assert await take(follower, 2) == first
+        with trio.fail_after(30):
+            while not follower.unanswered:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+        assert follower.block is None
+        provider._urls = urls
+        with trio.fail_after(30):
+            while follower.block is None:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+        assert not follower.unanswered
+
+
 async def test_a_slow_consumer_loses_nothing(people: Any, tmp_path: Path) -> None:
     async with following(people, tmp_path / "f.sqlite", capacity=1) as follower:
         for number in range(6):

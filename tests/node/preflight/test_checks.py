@@ -334,6 +334,9 @@ def test_a_running_daemon_is_judged_by_what_it_says() -> None:
     alone = Running("policy", "fetching policy 3", others=4, connected=0, tried=3, reached=0, troubles=["no RPC"])
     level = {finding.name: finding.level for finding in check_running(alone)}
     assert level == {"daemon": "ok", "connections": "warning", "dialled": "warning", "trouble": "warning"}
+    hidden = Running("working", "", others=2, connected=2, tried=2, way="relayed", seen="11.0.0.7:40123", relays=2)
+    dialled = check_running(hidden)[2]
+    assert "2 members carry" in dialled.what and "--announce /ip4/11.0.0.7/tcp/PORT" in dialled.remedy
     fine = Running("working", "its share is made", others=4, connected=3, tried=3, reached=2, offsets=(0.1, -0.2))
     assert worst(check_running(fine)) == "ok" and len(check_running(fine)) == 4
     assert check_running(Running("stake", "waits"))[2].level == "ok"

@@ -146,27 +146,6 @@ def test_what_the_environment_says_goes_through_the_template_and_comes_back_as_t
         assert fresh.score([fresh.problem(0)], [transcript]) == [1.0]
 
 
-def test_two_texts_with_the_same_tokens_are_not_taken_for_each_other(
-    loaded: Loader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = Characters.encode
-    monkeypatch.setattr(Characters, "encode", lambda self, text: plain(self, text.replace("~", "")))
-    told = (
-        NEXT[: NEXT.index("def step")]
-        + """
-def step(row, turns):
-    return "no~" if turns[0]["content"] == "x" else "no"
-def score(row, turns):
-    return turns[1]["content"] == "no~"
-"""
-    )
-    environment = loaded(told)
-    problem = environment.problem(0)
-    assert environment.step(problem, said("x")) == environment.step(problem, said("y")) == TOKENS.encode("no")
-    replies = [said("x", "no", "z"), said("y", "no", "z")]
-    assert environment.score([problem] * 2, replies) == [1.0, 0.0]
-
-
 def test_a_turn_that_nobody_can_replay_now_leaves_the_reward_undecided(loaded: Loader) -> None:
     environment = loaded()
     environment._package.sandbox.fail_with["step"] = NoOutcome("no", "slow", "wait")  # noqa: SLF001

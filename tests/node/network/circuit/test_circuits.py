@@ -176,6 +176,7 @@ async def test_no_relay_is_asked_through_a_relay(real) -> None:
     await two.reserve(relay.address)
     one.set_contacts({relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
     await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10)
+    two.set_contacts({relay.address: relay.contacts()[0], one.address: one.contacts()[0]}, {relay.address})
     two.offer_relay(True)
     with pytest.raises((PeerUnavailable, StreamError, MuxedStreamError)):
         await one.reserve(two.address)
