@@ -41,11 +41,13 @@ class InlineJournal(Journal):
 
 
 class Truth:
-    """What is in each file: the groups that were cheated in, and whether anybody sees that without a model."""
+    """What is in each file: the groups that were cheated in, whether anybody sees that without a model, and since when
+    each cheat cheats."""
 
     def __init__(self) -> None:
         self.cheated: dict[bytes, frozenset[int]] = {}
         self.blatant: set[bytes] = set()
+        self.began: dict[Address, float] = {}
 
 
 class Blobs:
@@ -66,6 +68,8 @@ class Blobs:
         if self._cheat and isinstance(source, Path):
             groups = [group for group in range(self._groups) if self._random.random() < CHEATED_SHARE]
             self._truth.cheated[info.root] = frozenset(groups)
+            if groups:
+                self._truth.began.setdefault(self._name, trio.current_time())
             if self._cheat == "blatant" and groups:
                 self._truth.blatant.add(info.root)
         return info

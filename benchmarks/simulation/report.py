@@ -139,7 +139,7 @@ def _recomputed(swarm: Swarm) -> float | None:
 def _cheats(swarm: Swarm) -> Row:
     learning = swarm.learning
     assert learning is not None  # noqa: S101 - asked for only where there is one
-    began = swarm.first_cheat
+    began = swarm.truth.began
     blatant = [node for node in began if swarm.kinds.get(node) == "blatant"]
     took = [at - began[node] for node, at in swarm.slashed.items() if node in began]
     counts: Counter[str] = Counter()

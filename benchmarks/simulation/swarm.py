@@ -57,7 +57,6 @@ class Swarm:
         self.validators: list[Validator] = []
         self.newcomers: list[Newcomer] = []
         self.slashed: dict[Address, float] = {}
-        self.first_cheat: dict[Address, float] = {}
         self.cut: tuple[float, float] | None = None
         self.healed: float | None = None
         self.waiting: list[tuple[float, int]] = []
@@ -238,6 +237,3 @@ class Swarm:
                 self.all_live = now
             idle = sum(node.worker is not None and node.worker.waiting is not None for node in self.nodes.values())
             self.waiting.append((now, idle))
-            for node in self.nodes.values():
-                if node.cheat and node.worker and node.worker.units and node.address not in self.first_cheat:
-                    self.first_cheat[node.address] = now

@@ -56,6 +56,7 @@ def test_a_dozen_nodes_train_and_trust_no_cheat(small: dict[str, Any]) -> None:
     assert small["training"]["steps"] >= 3
     assert small["cheats"]["cheated groups trained on"] == 0
     assert small["cheats"]["of them slashed"] == small["cheats"]["that cheated blatantly"] > 0
+    assert small["cheats"]["slashed after their first file, s"] > 0
     assert small["cheats"]["honest ones slashed"] == 0
     assert small["gossip"]["lost, %"] == 0
 
