@@ -19,12 +19,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from node.sandbox import Limits, Outcome, Undecided, attacks, find_runtime, open_confined, open_wasi, programs, trial
+from node.environments.programs import ProgramRunner, Trial
+from node.sandbox import Limits, Outcome, Undecided, attacks, find_runtime, open_confined, open_wasi, trial
 from node.sandbox.process import ProcessSandbox
 from node.sandbox.runtime import compiled
 from node.sandbox.wasi.settings import Settings
@@ -50,7 +52,7 @@ for value in values:
     best = {**best, **{total + value: count + 1 for total, count in best.items()}}
 print(n, max(best), len(best), sorted(values)[:3])
 """
-INPUTS = [f"{n}\n{' '.join(str((n * k) % 9) for k in range(10))}\n".encode() for n in range(20)]
+INPUTS = [Trial(stdin=f"{n}\n{' '.join(str((n * k) % 9) for k in range(10))}\n") for n in range(20)]
 
 KINDS: dict[str, str] = {
     "right": "a, b = map(int, input().split())\nprint(a * {x} + b)",
@@ -89,7 +91,7 @@ KINDS: dict[str, str] = {
     "abrupt": "import os\nprint({x})\nos._exit({small})",
     "abort": "import os\nprint({x}, flush=True)\nos.abort()",
     "forbidden": "import socket\nsocket.socket()\nprint({x})",
-    "files": "import os\nprint(os.listdir('/app'), os.stat('/app/programs.py').st_size % {x})",
+    "files": "import os\nprint(os.listdir('/app'), os.stat('/app/intellect_program.py').st_size % {x})",
     "writing": "open('/tmp/{x}', 'w')",
     "sorting": "import random\nrandom.seed({x})\nprint(sorted(random.choices(range({x}), k={small}), reverse=True))",
     "decimal": "from decimal import Decimal, getcontext\ngetcontext().prec = {small}\nprint(Decimal({x}) / Decimal(7))",
@@ -137,9 +139,10 @@ def _speed_of(opener: Callable[[dict[str, bytes], str], ProcessSandbox], calls: 
     with opener({"scorer.py": SCORER.encode()}, "scorer") as sandbox:
         opened = time.monotonic() - begun
         scored = _timed(sandbox, lambda: sandbox.call_all("score", [[ROW, TURNS]] * calls), calls)
-    with opener(programs.FILES, programs.ENTRY) as sandbox:
+    opened_for_programs: list[ProcessSandbox] = []
+    with closing(_runner(opener, opened_for_programs)) as runner:
         rounds = max(1, calls // 40)
-        ran = _timed(sandbox, lambda: [list(programs.outputs(sandbox, PROGRAM, INPUTS)) for _ in range(rounds)], rounds)
+        ran = _timed(opened_for_programs[0], lambda: [list(runner.run(PROGRAM, INPUTS)) for _ in range(rounds)], rounds)
     return {
         "open_ms": round(opened * 1000, 1),
         "scores_per_cpu_second": round(1 / scored[0], 1),
@@ -195,6 +198,18 @@ def attacked(kind: str, runtime: Path) -> dict[str, Any]:
     return {"played": len(results), "got through": [name for name, held in results.items() if not held]}
 
 
+def _runner(opener: Callable[[dict[str, bytes], str], ProcessSandbox], opened: list[ProcessSandbox]) -> ProgramRunner:
+    """A runner that has its sandbox, which is put into `opened`."""
+
+    def open_one(files: Mapping[str, bytes], entry: str, _: Limits) -> ProcessSandbox:
+        opened.append(opener(dict(files), entry))
+        return opened[-1]
+
+    runner = ProgramRunner(open_one, Limits())
+    list(runner.run("", [Trial()]))
+    return runner
+
+
 def agreement(runtime: Path, answers: int) -> dict[str, Any]:
     """Every program in three ways; the second and third must give what the first gave."""
     compiled(runtime, Settings(optimised=False))
@@ -203,12 +218,12 @@ def agreement(runtime: Path, answers: int) -> dict[str, Any]:
         "hash seed 2, optimised": ("2", Settings()),
         "hash seed 2, not optimised": ("2", Settings(optimised=False)),
     }
-    with _sandboxes(runtime, ways) as sandboxes:
+    with _runners(runtime, ways) as runners:
         counts: Counter[str] = Counter()
         different: list[Any] = []
         undecided = 0
         for number, (kind, source, stdin) in enumerate(generated(answers)):
-            found = [next(programs.outputs(sandbox, source, [stdin])) for sandbox in sandboxes]
+            found = [next(runner.run(source, [Trial(stdin=stdin)])) for runner in runners]
             undecided += sum(isinstance(one, Undecided) for one in found)
             outcomes = [one for one in found if isinstance(one, Outcome)]
             counts.update([outcomes[0].status.value] if outcomes else [])
@@ -227,19 +242,18 @@ def agreement(runtime: Path, answers: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _sandboxes(runtime: Path, ways: dict[str, tuple[str, Settings]]) -> Iterator[list[ProcessSandbox]]:
-    opened: list[ProcessSandbox] = []
-    try:
+def _runners(runtime: Path, ways: dict[str, tuple[str, Settings]]) -> Iterator[list[ProgramRunner]]:
+    with ExitStack() as stack:
+        opened: list[ProgramRunner] = []
         for seed, settings in ways.values():
             os.environ["PYTHONHASHSEED"] = seed
-            opened.append(open_wasi(programs.FILES, programs.ENTRY, LIMITS, runtime, settings=settings))
+            opener = partial(open_wasi, runtime=runtime, settings=settings)
+            opened.append(stack.enter_context(closing(ProgramRunner(opener, LIMITS))))
+            list(opened[-1].run("", [Trial()]))  # now, under this seed
         yield opened
-    finally:
-        for sandbox in opened:
-            sandbox.close()
 
 
-def generated(count: int, seed: int = SEED) -> Iterator[tuple[str, str, bytes]]:
+def generated(count: int, seed: int = SEED) -> Iterator[tuple[str, str, str]]:
     """(kind, program, standard input): the kinds in turn, their numbers by chance."""
     source = random.Random(seed)  # noqa: S311 - not a secret
     kinds = list(KINDS)
@@ -247,7 +261,7 @@ def generated(count: int, seed: int = SEED) -> Iterator[tuple[str, str, bytes]]:
         kind = kinds[number % len(kinds)]
         x, small = source.randrange(1, 1000), source.randrange(1, 30)
         text = KINDS[kind].format(x=x, small=small, error=source.choice(ERRORS))
-        yield kind, text, f"{x} {small}\n".encode()
+        yield kind, text, f"{x} {small}\n"
 
 
 def _say(name: str, value: object) -> None:

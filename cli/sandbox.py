@@ -2,6 +2,9 @@
 
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,16 +97,17 @@ def run(
 
     Exit code 0 where it ended by itself, 6 where it raised, ran out of something or was stopped.
     """
-    from node.sandbox import programs
+    from node.environments.programs import ProgramRunner, Trial, finished
     from node.sandbox.errors import Undecided
 
-    given = b"" if stdin is None else sys.stdin.buffer.read() if stdin == "-" else Path(stdin).read_bytes()
-    with _opened(programs.FILES, programs.ENTRY, _limits(fuel, memory), native) as sandbox:
-        outcome = next(programs.outputs(sandbox, file.read_text("utf-8"), [given]))
+    given = "" if stdin is None else sys.stdin.read() if stdin == "-" else Path(stdin).read_text("utf-8")
+    runner = ProgramRunner(partial(_opened, native=native), _limits(fuel, memory))
+    with closing(runner):
+        outcome = next(runner.run(file.read_text("utf-8"), [Trial(stdin=given)]))
     if isinstance(outcome, Undecided):
         raise outcome
     _show(outcome, as_json=as_json)
-    if outcome.status != "ok":
+    if not finished(outcome):
         raise typer.Exit(RUN)
 
 
@@ -128,7 +132,7 @@ def _limits(fuel: int | None, memory: int | None) -> "Limits":
         raise CommandError("this limit cannot be set", str(error), "choose another one", USAGE) from None
 
 
-def _opened(files: dict[str, bytes], entry: str, limits: "Limits", native: bool) -> "ProcessSandbox":
+def _opened(files: Mapping[str, bytes], entry: str, limits: "Limits", native: bool) -> "ProcessSandbox":
     from node.sandbox.opening import open_confined, open_wasi
     from node.sandbox.runtime import find_runtime
 
