@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -99,7 +100,8 @@ def test_a_daemon_is_ready_once_its_control_socket_answers_and_says_when_it_ends
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", manager.getsockname())
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(daemon, "load_profile", lambda *_, **__: None)
+    profile = SimpleNamespace(pool=1, chain_id=31337, contracts=SimpleNamespace(swarm="0x" + "5" * 40))
+    monkeypatch.setattr(daemon, "load_profile", lambda *_, **__: profile)
     monkeypatch.setattr(daemon, "ChainClient", StoppedWhileConnecting)
     trio.run(daemon.Daemon(NodeConfig(state_dir=tmp_path / "state", home=tmp_path)).main)
     told = [line for datagram in heard(manager) for line in datagram if not line.startswith("STATUS=")]
