@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from node.environments.base import Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
+from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
 from node.inference.errors import EngineError, ModelError
 from protocol.draw import draw_problems
 from protocol.identity import Address
@@ -61,7 +61,7 @@ class Opinions(OneTurn):
     """Problem n is the n-th answer of the file."""
 
     name = "judge"
-    determinism = "exact"
+    determinism: Determinism = "exact"
     held_back = 0
     gave_up = 0
 

@@ -6,7 +6,7 @@ Every function costs fuel, because the host's work for the guest must be bounded
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from wasmtime import Linker, Memory, Module, Store, ValType
@@ -30,12 +30,12 @@ FOR_EVER = 10**18
 """Nanoseconds that all sleeping together takes at most: three decades, so that the clock fits its 64 bits."""
 MAX_OPEN = 256
 _BLOCK = 1 << 16
-READ_ONLY: list[str] = (
+READ_ONLY: Sequence[str] = (
     "fd_allocate fd_filestat_set_size fd_filestat_set_times path_create_directory path_filestat_set_times path_link "
     "path_remove_directory path_rename path_symlink path_unlink_file fd_pwrite"
 ).split()
-NOT_HERE: list[str] = "sock_accept sock_recv sock_send sock_shutdown".split()
-NOTHING_TO_DO: list[str] = "fd_advise fd_datasync fd_sync fd_fdstat_set_flags sched_yield".split()
+NOT_HERE: Sequence[str] = "sock_accept sock_recv sock_send sock_shutdown".split()
+NOTHING_TO_DO: Sequence[str] = "fd_advise fd_datasync fd_sync fd_fdstat_set_flags sched_yield".split()
 _FIXED: dict[str, Errno] = (
     dict.fromkeys(READ_ONLY, Errno.ROFS)
     | dict.fromkeys(NOT_HERE, Errno.NOTSUP)
