@@ -36,11 +36,11 @@ READ_ONLY: Sequence[str] = (
 ).split()
 NOT_HERE: Sequence[str] = "sock_accept sock_recv sock_send sock_shutdown".split()
 NOTHING_TO_DO: Sequence[str] = "fd_advise fd_datasync fd_sync fd_fdstat_set_flags sched_yield".split()
-_FIXED: dict[str, Errno] = (
-    dict.fromkeys(READ_ONLY, Errno.ROFS)
-    | dict.fromkeys(NOT_HERE, Errno.NOTSUP)
-    | dict.fromkeys(NOTHING_TO_DO, Errno.SUCCESS)
-)
+_FIXED: dict[str, Errno] = {
+    **{name: Errno.ROFS for name in READ_ONLY},
+    **{name: Errno.NOTSUP for name in NOT_HERE},
+    **{name: Errno.SUCCESS for name in NOTHING_TO_DO},
+}
 
 
 class System:
