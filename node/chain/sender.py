@@ -320,12 +320,17 @@ class Sender:
         return None
 
     def _settled(self, variants: list[Pending]) -> Any | None:
-        """The receipt once enough blocks stand on it, and written down; None until then."""
+        """The receipt once enough blocks stand on it, and written down; None until then.
+
+        The height is asked first: blocks that are replaced between the two questions only make us wait longer.
+        """
+        wanted = self._limits.confirmations
+        height = int(self._web3.eth.block_number) if wanted else 0
         receipt = self._receipt(variants)
         if receipt is None:
             return None
-        block, wanted = int(receipt["blockNumber"]), self._limits.confirmations
-        if wanted and int(self._web3.eth.block_number) < block + wanted:
+        block = int(receipt["blockNumber"])
+        if wanted and height < block + wanted:
             return None
         winner, fate = "0x" + bytes(receipt["transactionHash"]).hex(), Fate.MINED
         if receipt["status"] != 1:
