@@ -1,5 +1,6 @@
 """One to five blocks are replaced by others: what did not happen is taken back, what was sent is sent once."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,20 @@ import trio
 from contracts.bindings import Joined
 from node.chain.follower import RolledBack
 from node.chain.outbox import Fate
+from node.chain.profile import NetworkProfile
+from tests.node.chain.chains import deployed_chain
 from tests.node.chain.test_follower import following, nothing_more, take
 from tests.node.chain.test_sender import PATIENT, Sending, sending, until
 
 __all__ = ["sending"]
 RECEIPT = "eth_getTransactionReceipt"
+
+
+@pytest.fixture
+def deployed(anvil_cache: Path) -> Iterator[NetworkProfile]:
+    """A chain for each test: one that was put back before may forget the state of the blocks that are replaced."""
+    with deployed_chain(anvil_cache) as profile:
+        yield profile
 
 
 @pytest.mark.parametrize(("depth", "confirmations"), [(1, 0), (3, 0), (5, 0), (2, 2), (5, 2)])
