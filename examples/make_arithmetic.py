@@ -5,7 +5,6 @@
 Rows are `verifiable_math`: sums, differences and linear equations with small whole numbers.
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
+from examples.asked import arguments
 from node.environments.registry import load_environment
 from node.inference.tokenizer import LocalTokenizer
 from node.training.warmstart import create_model, warm_start
@@ -47,18 +46,12 @@ def rows() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "arithmetic")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", type=float, default=0.25, help="sampled accuracy at which the warm start stops")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
+    asked = arguments(__doc__, "arithmetic")
+    out: Path = asked.out
     table = rows()
     (out / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
     pq.write_table(pa.Table.from_pylist(table), out / "train.parquet")
-    model = create_model(out / "model", ALPHABET, arguments.seed)
+    model = create_model(out / "model", ALPHABET, asked.seed)
     environment = load_environment(
         EnvironmentSpec(name="dataset", args={"path": "train.jsonl"}), out, LocalTokenizer(out / "model")
     )
@@ -67,8 +60,8 @@ def main() -> None:
         out / "model",
         model,
         environment,
-        seed=arguments.seed,
-        target=arguments.target,
+        seed=asked.seed,
+        target=asked.target,
         max_output_tokens=3,
         report=lambda event: print(json.dumps(event), flush=True),
     )

@@ -5,7 +5,6 @@ warm-started so that some answers are right). Rows are `prime_rl_code`: the prom
 "*+ab3", and the answer a fenced Python function that computes it, "f=lambda a,b:(a+b)*3", which is run in the sandbox.
 """
 
-import argparse
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from examples.asked import arguments
 from node.environments.base import Environment, OneTurn, Problem, Transcript, last_answer
 from node.environments.registry import load_environment
 from node.inference.tokenizer import LocalTokenizer
@@ -84,17 +82,11 @@ class Spelled(OneTurn):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "code")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", type=float, default=0.25, help="sampled accuracy at which the warm start stops")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
+    asked = arguments(__doc__, "code")
+    out: Path = asked.out
     table = rows(0)
     (out / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in table))
-    model = create_model(out / "model", ALPHABET, arguments.seed)
+    model = create_model(out / "model", ALPHABET, asked.seed)
     tokenizer = LocalTokenizer(out / "model")
     environment = load_environment(EnvironmentSpec(name="dataset", args={"path": "train.jsonl"}), out, tokenizer)
     print(f"{len(table)} problems, {environment.held_back} held back")
@@ -103,8 +95,8 @@ def main() -> None:
         out / "model",
         model,
         spelled,
-        seed=arguments.seed,
-        target=arguments.target,
+        seed=asked.seed,
+        target=asked.target,
         solution=spelled.solution,
         max_output_tokens=40,
         check_every=2,

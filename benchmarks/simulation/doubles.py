@@ -3,14 +3,12 @@
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import trio
 from blake3 import blake3
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request
-from node.state.journal import Journal
 from node.weights.keeper import HeldPolicy
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
@@ -27,17 +25,6 @@ FETCH_SECONDS = 1.5
 """A rollout file: a few MB from its worker."""
 CHEATED_SHARE = 0.5
 """Of a cheat's groups."""
-
-
-class InlineJournal(Journal):
-    """A journal in memory, without a thread: threads and mock clocks do not mix."""
-
-    def __init__(self) -> None:
-        super().__init__(Path(":memory:"))
-
-    async def do(self, work: Callable[..., Any], *args: object) -> Any:
-        await trio.lowlevel.checkpoint()
-        return work(*args)
 
 
 class Truth:

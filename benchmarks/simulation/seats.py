@@ -12,7 +12,6 @@ from benchmarks.simulation.doubles import (
     Chain,
     Checker,
     Generator,
-    InlineJournal,
     Pins,
     Policies,
     Truth,
@@ -35,6 +34,7 @@ from protocol.identity import Address, NodeKey
 from protocol.messages import M, Message, PolicyAnnounced, Signed, seal
 from protocol.run import RunSpec
 from protocol.statements import Domain
+from tests.attacks.validators.court import InlineJournal
 
 POOL = 1
 EPOCH_BEGAN = 1_800_000_000.0
