@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.inference.engine import Completion, Decoder, Finished, Prefill, Request, Weights
+from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError, ModelError
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings
 from node.inference.tokenizer import LocalTokenizer, read_json
@@ -293,6 +293,10 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        return MOST_IN_FLIGHT - len(self)
 
 
 def _batches(items: Sequence[Any], most: int, width: Any) -> Iterator[list[Any]]:
