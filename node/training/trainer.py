@@ -34,6 +34,7 @@ import msgspec  # noqa: E402
 import torch  # noqa: E402
 from blake3 import blake3  # noqa: E402
 
+from node.inference.start_weights import StartWeights  # noqa: E402
 from node.inference.torch_engine import bf16_bits, build_model  # noqa: E402
 from node.state.files import write_whole  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
@@ -47,7 +48,6 @@ from node.training.performance import measured  # noqa: E402
 from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
-from node.training.start_weights import StartWeights  # noqa: E402
 from node.training.world import World, compute_dtype, join_world, leave_world  # noqa: E402
 from protocol.errors import IntellectError  # noqa: E402
 from protocol.policy import describe_tensors, encode_image, policy_root  # noqa: E402
