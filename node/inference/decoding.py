@@ -94,6 +94,7 @@ class SlotDecoder:
         if min(request.prompt) < 0 or max(request.prompt) >= self._model.vocabulary:
             raise EngineError("a request cannot be served", "it has tokens outside the vocabulary", "report this")
 
+    @torch.inference_mode()
     def cancel(self, number: int) -> None:
         self._waiting = deque(one for one in self._waiting if one.number != number)
         for row, one in enumerate(self._rows):
