@@ -46,6 +46,8 @@ from protocol.statements import Outcome, Verdict, sign, work_id
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
 FETCH_PAUSE = 1.0
+LAST_TRY = 5.0
+"""Seconds for a file that has been due for long, of a worker who did not hand over the one before it."""
 POLICY_TIMEOUT = 30.0
 GAP_POLL = 0.5
 CLAIM_PATIENCE = 8.0
@@ -118,6 +120,7 @@ class Validator:
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
+        self._owing: set[Address] = set()
         own, clock = station.key.address, station.clock.monotonic
         self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
         self.rate = Rate(clock=station.clock.monotonic)
@@ -236,18 +239,28 @@ class Validator:
     async def _deliver(self, work: Work) -> Path | None:
         """The file, from its worker or whoever has it; None if nobody hands it over in time."""
         root, limit = work.commitment.file_root, min(work.signed.message.size, MAX_FILE_BYTES)
-        with trio.move_on_after(self._audit.delivery_seconds):
+        with trio.move_on_after(self._patience(work)):
             while True:
                 try:
                     path = await self._station.blobs.fetch(
                         root, self._holders(work), max_size=limit, timeout=FETCH_TIMEOUT
                     )
                     work.delivered = True
+                    self._owing.discard(work.node)
                     return path
                 except IntellectError as error:
                     log.info("rollout.unavailable", node=work.node, why=error.why)
                 await trio.sleep(FETCH_PAUSE)
+        self._owing.add(work.node)
         return None
+
+    def _patience(self, work: Work) -> float:
+        """Seconds to wait for a file. After one that never came, the worker's others are due since they were heard of:
+        what a dead worker left behind is not waited for one by one."""
+        whole = self._audit.delivery_seconds
+        if work.node not in self._owing:
+            return whole
+        return max(work.at + whole - self._station.clock.monotonic(), LAST_TRY)
 
     def _holders(self, work: Work) -> list[Address]:
         """Who may have a file: its worker, the other validators, and the trainer, so that a worker who serves only some
