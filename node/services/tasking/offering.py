@@ -15,7 +15,7 @@ import trio
 from node.recent import Recent
 from node.services.base import Service
 from node.services.station import Station
-from node.services.tasking.gathering import gather, gather_report
+from node.services.tasking.gathering import gather
 from node.services.tasking.wishes import TaskWish, WishRefused, routes
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
@@ -24,9 +24,8 @@ from node.swarm.taskbook import Task, describe_task
 from node.tasks.records import TaskFolder, folder_of, folders
 from node.weights.keeper import HeldPolicy
 from protocol.errors import IntellectError
-from protocol.identity import Address
 from protocol.lots import pack_groups
-from protocol.messages import CheckRequested, TaskDone, TaskOffered
+from protocol.messages import CheckRequested, TaskOffered
 from protocol.tasks import TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
@@ -81,7 +80,7 @@ class Offering(Service):
             while True:
                 for id, own in list(self._own.items()):
                     try:
-                        await self._tend(id, own, nursery)
+                        await self._tend(own, nursery)
                     except OSError as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
                 await trio.sleep(LOOK_EVERY)
@@ -177,13 +176,12 @@ class Offering(Service):
 
     # from time to time
 
-    async def _tend(self, id: TaskId, own: _Own, nursery: trio.Nursery) -> None:
+    async def _tend(self, own: _Own, nursery: trio.Nursery) -> None:
         """Say again what is open; gather what has been accepted; end what is complete."""
         if own.said >= LAST_WORDS:
             return
         if own.open:
             self._gather_accepted(own, nursery)
-            self._gather_reports(id, own, nursery)
             if len(own.done) == own.spec.shards:
                 await self._close(own)
         if trio.current_time() - own.repeated >= REPEAT_EVERY:
@@ -238,23 +236,6 @@ class Offering(Service):
 
     async def _ask_again(self, work: Work) -> None:
         await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
-
-    def _gather_reports(self, id: TaskId, own: _Own, nursery: trio.Nursery) -> None:
-        task = self._station.jury.tasks.find(id)
-        for shard, (node, report) in list(task.reports.items()) if task else ():
-            if shard not in own.done and shard not in own.busy:
-                own.busy.add(shard)
-                nursery.start_soon(self._gather_report, own, node, report)
-
-    async def _gather_report(self, own: _Own, node: Address, report: TaskDone) -> None:
-        try:
-            await gather_report(self._station, own.folder, node, report)
-            own.done.add(report.shard)
-        except (IntellectError, OSError) as error:
-            log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=report.shard, why=str(error))
-            await trio.sleep(LOOK_EVERY)
-        finally:
-            own.busy.discard(report.shard)
 
     def _described(self, id: TaskId, own: _Own) -> dict[str, Any]:
         task: Task | None = self._station.jury.tasks.find(id)

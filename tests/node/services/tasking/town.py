@@ -81,10 +81,11 @@ class Files:
 
 
 class Stock:
-    """What tasks need is always at hand. number: whose."""
+    """What tasks need is always at hand. place: for the files of tasks, which lie among everybody's blobs."""
 
-    def __init__(self, number: int = 0) -> None:
-        self._number = number
+    def __init__(self, blobs: Path, place: Path) -> None:
+        self._blobs = blobs
+        self._place = place
 
     async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
         await trio.lowlevel.checkpoint()
@@ -92,7 +93,10 @@ class Stock:
 
     async def files(self, task: Task) -> Path:
         await trio.lowlevel.checkpoint()
-        return Path(f"/{self._number}")
+        self._place.mkdir(exist_ok=True)
+        for asset in task.spec.assets:
+            (self._place / asset.path).write_bytes((self._blobs / asset.root).read_bytes())
+        return self._place
 
 
 def score_of(number: int, sample: int) -> float:
@@ -197,8 +201,11 @@ class Town:
         self.scopes: list[trio.CancelScope] = []
 
     def _work(self, seat: Seat, engine: EngineChild) -> TaskWork:
-        stock: Any = Stock(self.workers.index(seat))
+        stock: Any = self._stock(f"worker-{self.workers.index(seat)}")
         return TaskWork(seat.station, engine, stock, EngineShare(), self._scratch(seat))
+
+    def _stock(self, name: str) -> Stock:
+        return Stock(self.directory / "blobs", self.directory / name)
 
     def _scratch(self, seat: Seat) -> Path:
         place = self.directory / "scratch" / seat.key.address
@@ -206,7 +213,7 @@ class Town:
         return place
 
     def _validator(self, number: int) -> Validator:
-        seat, none, stock = self.seats[number], None, Stock()
+        seat, none, stock = self.seats[number], None, self._stock(f"validator-{number}")
         parts: Any = (none, self.judges[number], self._scratch(seat), none, none, stock)
         validator = Validator(seat.station, self._judge(), *parts)
         seat.pledges = lambda: validator.own_lots.pledges
