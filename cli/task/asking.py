@@ -121,16 +121,13 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
 
 def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
     """A judgement of every answer in a rollout file that this node holds. root: 64 hex digits, or how they begin."""
+    from node.tasks.judging import judge_task
     from protocol.rollout import MAX_FILE_BYTES, decode
-    from protocol.tasks import COPIES, SUBJECT, TaskSpec
+    from protocol.tasks import SUBJECT
 
     path = _blob(bench, root)
-    rows = decode(path.read_bytes()[: MAX_FILE_BYTES + 1], 65_536).rows
-    asset = _asset(SUBJECT, path)
-    rollout = bench.run.rollout
-    room = 2 * (rollout.max_prompt_tokens + rollout.max_output_tokens) + 2048
-    fields = {**sizes.fields(), "samples": 1, "copies": COPIES, "max_prompt_tokens": room}
-    spec = TaskSpec(kind="judge", last=len(rows), subject=asset.root, assets=(asset,), **fields)
+    data = path.read_bytes()[: MAX_FILE_BYTES + 1]
+    spec = judge_task(bench.run, data, len(decode(data, 65_536).rows), **sizes.fields())
     return Wish(spec, sizes.policy, {SUBJECT: path})
 
 

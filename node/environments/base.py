@@ -105,27 +105,34 @@ Reply = list[int] | None | Undecided
 tell."""
 
 
-class Steps(Protocol):
+class Plain(Protocol):
     """The part of an environment that says one thing."""
+
+    @property
+    def determinism(self) -> Determinism: ...
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None: ...
 
 
-class OneByOne:
-    """What environments have in common that gain nothing by being asked about many rollouts at once."""
+class Defaults:
+    """What environments have in common that gain nothing by being asked about many rollouts at once, and whose problems
+    are all of one class."""
 
-    def steps(self: Steps, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+    def steps(self: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         return [_reply(self, problem, one) for problem, one in zip(problems, transcripts, strict=True)]
 
+    def is_judged(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
+        return self.determinism == "judged"
 
-def _reply(environment: Steps, problem: Problem, transcript: Transcript) -> Reply:
+
+def _reply(environment: Plain, problem: Problem, transcript: Transcript) -> Reply:
     try:
         return environment.step(problem, transcript)
     except Undecided as undecided:
         return undecided
 
 
-class OneTurn(OneByOne):
+class OneTurn(Defaults):
     """What environments that take one answer have in common."""
 
     turns = 1
@@ -158,6 +165,10 @@ class Environment(Protocol):
 
     @property
     def determinism(self) -> Determinism: ...
+
+    def is_judged(self, problem: Problem) -> bool:
+        """Whether the reward for this problem is a matter of opinion: nothing here decides it."""
+        ...
 
     @property
     def turns(self) -> int:

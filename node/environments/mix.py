@@ -117,6 +117,10 @@ class MixEnvironment:
                 replies[place] = reply
         return replies
 
+    def is_judged(self, problem: Problem) -> bool:
+        label, inner = self._inner(problem)
+        return self._environments[label].is_judged(inner)
+
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         scores = [0.0] * len(problems)
         inner = [self._inner(problem) for problem in problems]

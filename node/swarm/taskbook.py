@@ -64,7 +64,7 @@ class TaskBook:
         self._is_silent = is_silent
         self._clock = clock
         self._started = clock()
-        self._tasks: Recent[TaskId, Task] = Recent(MOST_TASKS)
+        self._tasks: dict[TaskId, Task] = {}
         self._early: dict[Address, Recent[tuple[TaskId, int], None]] = {}
         self._listeners: list[Callable[[Task], None]] = []
         self.refused = 0
@@ -144,12 +144,19 @@ class TaskBook:
         backlog = now - self._started < BACKLOG_SECONDS
         leases = Leases(id, spec, now)
         task = Task(id, spec, signed.message.spec, signed.author, leases, now, backlog)
+        self._make_room()
         self._tasks[id] = task
         for node, claims in list(self._early.items()):
             for of, shard in [one for one in claims if one[0] == id]:
                 del claims[of, shard]
                 leases.claim(shard, node, now, self._is_alive)
         return task
+
+    def _make_room(self) -> None:
+        """For one more: the oldest that is over goes first."""
+        if len(self._tasks) >= MOST_TASKS:
+            over = (id for id, task in self._tasks.items() if not task.open)
+            del self._tasks[next(over, next(iter(self._tasks)))]
 
     def _update(self, task: Task, message: TaskOffered) -> None:
         task.sequence, task.open = message.sequence, message.open

@@ -117,6 +117,9 @@ class PackageEnvironment:
             return None
         return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
 
+    def is_judged(self, problem: Problem) -> bool:  # noqa: ARG002 - a package has one class
+        return self.determinism == "judged"
+
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0."""
         asked: dict[int, Question] = {}

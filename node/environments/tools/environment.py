@@ -92,6 +92,9 @@ class ToolEnvironment:
                 replies[place] = found if isinstance(found, Undecided) else self._told(found)
         return replies
 
+    def is_judged(self, problem: Problem) -> bool:
+        return self._problems.is_judged(problem)
+
     def _told(self, result: str) -> list[int]:
         return self._encode(tell_result(result, self._most))
 

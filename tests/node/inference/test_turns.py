@@ -16,7 +16,7 @@ from hypothesis.strategies import DataObject, data, integers
 from node.calibration.calibrate import exercise_of
 from node.calibration.difficulty import Difficulty
 from node.calibration.measure import hand_over, look_at
-from node.environments.base import Determinism, OneByOne, Problem, Reply, Segment, Transcript
+from node.environments.base import Defaults, Determinism, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
 from node.environments.retry import RetryEnvironment
 from node.inference.engine import Completion, Request
@@ -40,7 +40,7 @@ END = 1
 ROOT, NODE = bytes(range(32)), NodeKey(b"\x07" * 32).address
 
 
-class Counts(OneByOne):
+class Counts(Defaults):
     """Says how many answers there were, in `words` tokens; `unsure`: how often it cannot tell first."""
 
     turns, gave_up, determinism = 3, 0, "exact"
@@ -111,7 +111,7 @@ def test_an_environment_that_cannot_tell_is_asked_again_and_never_guessed() -> N
     assert played(Counts(unsure=9), Scripted([5, END]), Bounds(3, 10)).segments == []
 
 
-class Moody(OneByOne):
+class Moody(Defaults):
     """What it says, that it is over, or that it cannot tell, follows from what was said."""
 
     turns, gave_up, determinism = 4, 0, "exact"
@@ -190,7 +190,7 @@ def test_honest_turns_are_accepted_with_a_log_prob_for_each_sampled_token(sessio
     assert seen.tokens == produced.units == sum(row.units for row in rows) < produced.tokens
 
 
-class Unsure(OneByOne):
+class Unsure(Defaults):
     """The session's environment, which cannot tell what it says to one problem."""
 
     determinism: Determinism = "bounded"

@@ -41,7 +41,16 @@ from protocol.run import RunSpec
 from protocol.statements import Outcome
 from protocol.tasks import TaskId, TaskSpec, decode_task, encode_task, task_id
 from protocol.values import mean_logprobs, reward_tags
-from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, RecordingJudge, Seat, Trouble, court_run
+from tests.attacks.validators.court import (
+    POOL,
+    TRAINER,
+    VALIDATORS,
+    KnownPolicies,
+    RecordingJudge,
+    Seat,
+    Trouble,
+    court_run,
+)
 
 POLICY = bytes([7]) * 32
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (2, 3, 4))
@@ -213,8 +222,8 @@ class Town:
         return place
 
     def _validator(self, number: int) -> Validator:
-        seat, none, stock = self.seats[number], None, self._stock(f"validator-{number}")
-        parts: Any = (none, self.judges[number], self._scratch(seat), none, none, stock)
+        seat, none, stock, known = self.seats[number], None, self._stock(f"validator-{number}"), KnownPolicies()
+        parts: Any = (known, self.judges[number], self._scratch(seat), none, none, stock)
         validator = Validator(seat.station, self._judge(), *parts)
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
