@@ -25,7 +25,7 @@ class SandboxPool:
     def __init__(self, open_one: Opened, most: int | None = None) -> None:
         """Raises what the first one raises."""
         self._open = open_one
-        self._most = most or min(MOST, len(os.sched_getaffinity(0)))
+        self._most = most or min(MOST, _cores())
         self._sandboxes = [open_one()]
 
     def call(self, function: str, *arguments: Any) -> Outcome:
@@ -69,3 +69,7 @@ class SandboxPool:
         except SandboxError:
             self._most = len(self._sandboxes)
         return len(self._sandboxes) > 1
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
