@@ -36,7 +36,7 @@ class Training(Trainer, Service):
         observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
         observer = await trio.to_thread.run_sync(observing)
         learner = TrainerProcess(spool, settings=read_settings(config.trainer), starter=place.starter)
-        return cls(station, learner, spool, publisher, observer)
+        return cls(station, learner, spool, publisher, observer, place.docket)
 
     async def run(self) -> None:
         try:

@@ -15,12 +15,14 @@ from node.metrics.alarms import Alarm
 from node.metrics.ends import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
+from node.recipe.docket import Docket
 from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe
 from node.services.station import Rate, Station
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
+from node.swarm.register import WorkId
 from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.client import TrainerProcess
 from node.training.spool import Spool
@@ -47,7 +49,13 @@ class Trainer:
     """Drives one learner until the run's last step."""
 
     def __init__(
-        self, station: Station, learner: TrainerProcess, spool: Spool, publisher: Publisher, observer: Observer
+        self,
+        station: Station,
+        learner: TrainerProcess,
+        spool: Spool,
+        publisher: Publisher,
+        observer: Observer,
+        docket: Docket | None = None,
     ) -> None:
         self._station = station
         self._learner = learner
@@ -57,6 +65,8 @@ class Trainer:
         self._spec = station.run.spec
         self._batch_log = BatchLog(spool.root)
         self._pool = RolloutPool(self._spec)
+        self._docket = docket or Docket(self._spec)
+        self._docket.fresh, self._docket.taken_in = self._fresh, self._take_in
         self._used: set[bytes] = set()
         self._tokens = 0
         self._journeys = Journeys(station.clock.monotonic)
@@ -64,7 +74,8 @@ class Trainer:
             station,
             fresh=self._fresh,
             taken_in=self._take_in,
-            taken_back=self._pool.forget,
+            taken_back=self._take_back,
+            to_judge=self._docket.put,
             journeys=self._journeys,
         )
         self.rate = Rate(30.0, station.clock.monotonic)
@@ -226,6 +237,10 @@ class Trainer:
         self._pool.add(group for group in groups if _name(group) not in self._used)
         self.rate.add(sum(sample.length for group in groups for sample in group.samples))
 
+    def _take_back(self, work: WorkId) -> None:
+        self._pool.forget(work)
+        self._docket.forget(work)
+
     # batches in
 
     async def _feed(self) -> None:
@@ -289,6 +304,7 @@ class Trainer:
             "done": self.done,
             "seconds": round(self.seconds, 2),
             "invalidated_files": self.invalidated,
+            "judging": {"files": len(self._docket), **self._docket.counts},
         }
         learner = {"name": self._learner.name, "pid": self._learner.pid, "restarts": self._learner.restarts}
         run = {"over": self.done, "final_reward": self.final_reward, "reward": self.reward}
