@@ -102,6 +102,12 @@ class Decoder(Protocol):
         """How many are submitted and unfinished."""
         ...
 
+    @property
+    def room(self) -> int:
+        """How many more would begin at the next step, at least one while nothing is in flight; further ones wait. Who
+        shares a decoder submits no more than that, so that whoever comes next need not wait behind a long queue."""
+        ...
+
 
 MOST_IN_FLIGHT = 8192
 """Requests that a decoder holds, most of them waiting for a slot."""

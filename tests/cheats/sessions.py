@@ -10,7 +10,7 @@ import numpy as np
 from node.calibration import alternatives
 from node.calibration.alternatives import Sampler
 from node.environments.base import Problem, one_answer
-from node.inference.engine import Completion, Engine, Request, Weights, generate
+from node.inference.engine import MOST_IN_FLIGHT, Completion, Engine, Request, Weights, generate
 from node.inference.session import EngineFactory, Session
 from protocol.identity import Address
 from protocol.run import RunSpec
@@ -38,6 +38,10 @@ class AllAtOnce:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        return MOST_IN_FLIGHT - len(self)
 
 
 class Resampling:
