@@ -38,8 +38,8 @@ class VllmDecoder:
         self._ready.append((number, completion))
 
     def swap(self, weights: Weights) -> None:
-        """Go on with other weights between two tokens: `Completion.loads` tells the tokens apart. What was computed of
-        the sequences so far stays as it is. Raises EngineError."""
+        """Go on with other weights between two tokens: `Completion.swaps` says where. What was computed of the
+        sequences so far stays as it is. Raises EngineError, ModelError."""
         self._engine.load(weights, interrupt=True)
 
     def __len__(self) -> int:

@@ -165,7 +165,8 @@ class VllmEngine:
                 "its logits are not finite with the weights in use",
                 "the policy is broken: stop the trainer of this run and resume it from an earlier checkpoint",
             )
-        return Completion(tokens, said.finish_reason == "stop", heads)
+        swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
+        return Completion(tokens, said.finish_reason == "stop", heads, swaps)
 
     def abort(self, number: int) -> None:
         """Forget a request in flight."""
