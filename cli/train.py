@@ -134,7 +134,7 @@ def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any
 
     from cli.demo.report import copy_model
 
-    copy_model(home.spool, home.model)
+    copy_model(home.spool, home.model, summary["steps"])
     home.report.mkdir(parents=True, exist_ok=True)
     (home.report / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if report:

@@ -291,17 +291,26 @@ class Learner:
         self.optimizer.step()
         return norm
 
-    @torch.no_grad()
-    def image(self) -> dict[str, Tensor]:
-        """The weights as bf16 tensors on the CPU: what is published, and what samplers use.
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the whole tensors, whatever part of them is here."""
+        return {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
 
-        All ranks take part; only the first keeps what comes of it, the others get an empty dictionary.
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights as bf16 tensors, one at a time and in name order, on the first rank's CPU: what is published.
+
+        All ranks take part in each; whoever lets go of one before it asks for the next has one in memory.
         """
+        place = torch.device("cpu") if self._world.first else self._world.device
+        for name, parameter in self.parameters.items():
+            yield name, whole(parameter, torch.bfloat16).to(place)
+
+    def image(self) -> dict[str, Tensor]:
+        """All of them at once, on the first rank; the others get an empty dictionary."""
         found: dict[str, Tensor] = {}
-        for name, tensor in self.parameters.items():
-            gathered = whole(tensor, torch.bfloat16)
+        for name, tensor in self.tensors():
             if self._world.first:
-                found[name] = gathered.cpu()
+                found[name] = tensor
         return found
 
     @torch.no_grad()

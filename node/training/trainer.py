@@ -6,8 +6,6 @@ batch. Where machine, world size and settings stay the same, the same batches gi
 however often the process is killed in between. The first rank reads and writes; the others compute.
 """
 
-import argparse
-import fcntl
 import json
 import os
 import sys
@@ -30,27 +28,26 @@ from node.training.orphan import die_with_launcher  # noqa: E402 - the environme
 if __name__ == "__main__":
     die_with_launcher()
 
-import msgspec  # noqa: E402
 import torch  # noqa: E402
 from blake3 import blake3  # noqa: E402
 
-from node.inference.torch_engine import bf16_bits, build_model  # noqa: E402
-from node.state.files import write_whole  # noqa: E402
+from node.inference.torch_engine import build_model  # noqa: E402
+from node.state.files import whole_file, write_whole  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
-from node.training.evaluator import Evaluator  # noqa: E402
+from node.training.image import Image, stream_image  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
 from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
-from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
+from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
+from node.training.settings import TrainerSettings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
 from node.training.start_weights import StartWeights  # noqa: E402
 from node.training.world import World, compute_dtype, join_world, leave_world  # noqa: E402
-from protocol.errors import IntellectError  # noqa: E402
-from protocol.policy import describe_tensors, encode_image, policy_root  # noqa: E402
+from protocol.policy import policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
 
 POLL_SECONDS = 0.01
@@ -102,7 +99,6 @@ class Trainer:
             keep=self._settings.keep_checkpoints,
             written=self._forget_batches,
         )
-        self._evaluator = Evaluator(self._run, spool.assets, self._world.device) if self._world.first else None
 
     def train(self) -> None:
         """Work until the run's last step is published."""
@@ -126,10 +122,6 @@ class Trainer:
                     if not self._settings.async_checkpoints:
                         self._checkpoints.wait()
         self._checkpoints.wait()
-
-    def close(self) -> None:
-        if self._evaluator is not None:
-            self._evaluator.close()
 
     def _stopwatch(self) -> Stopwatch:
         return Stopwatch(self._world.device)
@@ -194,49 +186,53 @@ class Trainer:
     # Policies out
 
     def _publish(self, step: int, metrics: dict[str, Any], watch: Stopwatch) -> None:
-        """Image, then evaluation, then metrics: their presence makes the step complete."""
+        """Image, then metrics: their presence makes the step complete."""
         with watch("publish"):
-            weights = self._learner.image()
-            if self._evaluator is None:
-                return
-            tensors = {name: bf16_bits(tensor) for name, tensor in weights.items()}
-            image = encode_image(tensors)
-            digest = blake3(image).hexdigest()
-            if self._published_before(step, digest):
-                return
-            write_whole(self._spool.policy_path(step), image)
-        evaluation = self._run.evaluation
-        if step % evaluation.every == 0 or step == self._run.recipe.steps:
-            with watch("eval"):
-                metrics |= self._evaluator.evaluate(weights, step)
+            image = self._write_image(step)
+        if image is None or not self._world.first:
+            return
         metrics |= {
             "step": step,
             "seconds": watch.seconds,
-            "policy_root": policy_root(step, describe_tensors(tensors)).hex(),
-            "image": digest,
+            "policy_root": policy_root(step, image.tensors).hex(),
+            "image": image.digest,
             "computed_by": self._computed_by(),
         }
         write_whole(self._spool.metrics_path(step), json.dumps(metrics, allow_nan=False).encode())
 
-    def _published_before(self, step: int, digest: str) -> bool:
-        """Whether step is complete already. Raises TrainingError if what was published differs without a reason.
+    def _write_image(self, step: int) -> Image | None:
+        """On the first rank, with what the others bring; None where it was published before.
+
+        Raises TrainingError if that was another one.
+        """
+        learner = self._learner
+        if not self._world.first:
+            for _ in learner.tensors():
+                continue
+            return None
+        if self._spool.is_complete(step):
+            self._compare(step, stream_image(learner.shapes, learner.tensors()).digest)
+            return None
+        with whole_file(self._spool.policy_path(step)) as file:
+            return stream_image(learner.shapes, learner.tensors(), file)
+
+    def _compare(self, step: int, digest: str) -> None:
+        """With what was published. Raises TrainingError if that differs without a reason.
 
         Another machine, world size or setting rounds differently. Then the published images stand as they are: they
         are what was sampled from, and the log-probs of their rollouts are theirs.
         """
-        if not self._spool.is_complete(step):
-            return False
         known = json.loads(self._spool.metrics_path(step).read_bytes())
-        if known.get("image") != digest:
-            if known.get("computed_by") == self._computed_by():
-                raise TrainingError(
-                    f"step {step} came out differently than before the restart",
-                    "the replay of its batches gave other weights than those that were published",
-                    "resume on the machine and with the program versions that the run was trained with",
-                )
-            event = {"event": "replay.rounded_differently", "step": step, "before": known.get("computed_by")}
-            print(json.dumps(event), file=sys.stderr, flush=True)
-        return True
+        if known.get("image") == digest:
+            return
+        if known.get("computed_by") == self._computed_by():
+            raise TrainingError(
+                f"step {step} came out differently than before the restart",
+                "the replay of its batches gave other weights than those that were published",
+                "resume on the machine and with the program versions that the run was trained with",
+            )
+        event = {"event": "replay.rounded_differently", "step": step, "before": known.get("computed_by")}
+        print(json.dumps(event), file=sys.stderr, flush=True)
 
     def _computed_by(self) -> str:
         """Whatever the last bits of a policy depend on."""
@@ -277,25 +273,17 @@ def _unusable(step: int, why: str) -> TrainingError:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train on a spool. Started by node.training.launch.")
-    parser.add_argument("--spool", type=Path, required=True)
-    spool = Spool(parser.parse_args().spool)
-    rank = os.environ.get("RANK", "0")
-    with (spool.root / f"trainer-{rank}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            _train(spool)
-        except IntellectError as error:
-            reason = {"what": error.what, "why": error.why, "remedy": error.remedy}
-            print(json.dumps({"event": "training.failed", "rank": rank, **reason}), file=sys.stderr, flush=True)
-            if not spool.error_path.exists():
-                write_whole(spool.error_path, msgspec.json.encode(reason))
-            return 1
-    return 0
+    spool, rank = spool_named_on_the_command_line("Train on a spool. Started by node.training.launch."), _rank()
+    said = {"event": "training.failed", "rank": rank}
+    return alone(f"trainer-{rank}", spool, lambda: _train(spool), spool.error_path, said)
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
 
 
 def _train(spool: Spool) -> None:
-    settings = decode_settings(spool.settings_path.read_bytes()) if spool.settings_path.exists() else TrainerSettings()
+    settings = settings_of(spool)
     torch.set_num_threads(settings.threads)
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is meant
     world = join_world(settings)
@@ -303,11 +291,7 @@ def _train(spool: Spool) -> None:
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
         torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
     with out_of_memory_says_what_to_lower(settings):
-        trainer = Trainer(spool, settings, world)
-        try:
-            trainer.train()
-        finally:
-            trainer.close()
+        Trainer(spool, settings, world).train()
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from node.calibration.calibrate import exercise_of
 from node.calibration.difficulty import Difficulty
@@ -204,7 +203,7 @@ def under(session: Session, rollout: Any) -> Any:
 
 
 def evaluated(session: Session, assets: Path) -> None:
-    evaluator = Evaluator(session.run, assets, torch.device("cpu"))
+    evaluator = Evaluator(session.run, assets)
     evaluator.evaluate(session.engine.read(str(assets / "model" / "model.safetensors")), 0)
     evaluator.close()
 
