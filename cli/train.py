@@ -251,6 +251,8 @@ def numbers_of(record: dict[str, Any]) -> str:
         value = record.get(name)
         if isinstance(value, int | float):
             parts.append(f"{label} {value:{form}}" if label else f"{value:{form}} tok/s")
+    if isinstance(record.get("micro_batch_tokens"), int):
+        parts.append(f"micro-batches of {record['micro_batch_tokens']:,} tokens: memory ran out")
     if record.get("updates") == 0:
         parts.append("nothing learnt: no group carried signal")
     return "  ".join(parts)

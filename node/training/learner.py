@@ -79,6 +79,9 @@ class Learner:
         self._settings = settings or TrainerSettings()
         self._world = world or World()
         self._limit = max_output_tokens
+        self.micro_batch_tokens = self._settings.micro_batch_tokens
+        self.divisible = False
+        """Whether a smaller `micro_batch_tokens` would make the passes of the last step smaller."""
         self._temperature = temperature
         self.model = model
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
@@ -143,6 +146,8 @@ class Learner:
         good, refused = usable_rows(rows, self.vocabulary)
         with timing("pack"):
             updates = self._updates(good, step)
+        passes = [members for update in updates for together in update.rounds for members in together]
+        self.divisible = any(len(members) > 1 for members in passes)
         tally = Tally(self._functions.metrics)
         norms: list[float] = []
         with out_of_memory_says_what_to_lower(self._settings, step):
@@ -202,8 +207,8 @@ class Learner:
         fed = np.array([row.fed for row in rows], dtype=np.int64)
         settings = self._settings
         if settings.packing:
-            return plan(fed, settings.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
-        return plan_padded(fed, settings.micro_batch_tokens, self._world.size)
+            return plan(fed, self.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
+        return plan_padded(fed, self.micro_batch_tokens, self._world.size)
 
     def _find_proximal(self, updates: Sequence[Update]) -> None:
         """For losses that keep to the policy before the first update: its log-probs for all later ones."""

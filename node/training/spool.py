@@ -2,6 +2,7 @@
 
     run.json                       canonical RunSpec
     trainer.json                   TrainerSettings, of this start
+    lowered.json                   which steps need smaller micro-batches: node.training.lowering
     assets                         link to the run's files
     in/batch-000012.arrow          daemon -> trainer: what step 12 learns from (policy 12 -> policy 13)
     out/policy-000013.safetensors  trainer -> daemon: the image, then
@@ -51,6 +52,10 @@ class Spool:
     @property
     def checkpoints(self) -> Path:
         return self.root / "ckpt"
+
+    @property
+    def lowered_path(self) -> Path:
+        return self.root / "lowered.json"
 
     @property
     def error_path(self) -> Path:

@@ -36,12 +36,14 @@ from node.inference.torch_engine import build_model  # noqa: E402
 from node.state.files import whole_file, write_whole  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
+from node.training.determinism import as_deterministic_as_set  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
 from node.training.image import Image, stream_image  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
 from node.training.lora import StartAdapter  # noqa: E402
-from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
+from node.training.lowering import MicroBatchLimit  # noqa: E402
+from node.training.memory import OutOfMemory, out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
 from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
 from node.training.settings import TrainerSettings  # noqa: E402
@@ -52,6 +54,8 @@ from protocol.policy import policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
 
 POLL_SECONDS = 0.01
+AGAIN = 75
+"""Exit status of a trainer that is to be started again (EX_TEMPFAIL)."""
 PARTS = ("wait", "load", "forward_backward", "optimizer", "publish")
 
 
@@ -91,6 +95,7 @@ class Trainer:
             rollout.max_output_tokens,
             spool.assets,
         )
+        self._limit = MicroBatchLimit(spool.lowered_path, self._settings.micro_batch_tokens, self._world)
         self._consumed: dict[str, int] = {}
         self._checkpoints = Checkpoints(
             spool.checkpoints,
@@ -111,7 +116,7 @@ class Trainer:
             with watch("load"):
                 batch = self._admit(decode_batch(data), step)
             with watch("step"):
-                metrics: dict[str, Any] = self._learner.step(batch.rows, step, watch)
+                metrics = self._learn(batch, step, watch)
             metrics["staleness"] = dict(Counter(str(step - row.policy_step) for row in batch.rows))
             metrics["performance"] = self._measure(metrics, watch)
             step += 1
@@ -123,6 +128,20 @@ class Trainer:
                     if not self._settings.async_checkpoints:
                         self._checkpoints.wait()
         self._checkpoints.wait()
+
+    def _learn(self, batch: Batch, step: int, watch: Stopwatch) -> dict[str, Any]:
+        """Where memory runs out and smaller micro-batches may help, all ranks start again with them: what the step had
+        begun is undone by the checkpoint. Raises SystemExit then, OutOfMemory where nothing is left to divide."""
+        limit = self._learner.micro_batch_tokens = self._limit.at(step)
+        try:
+            metrics = self._learner.step(batch.rows, step, watch)
+        except OutOfMemory as error:
+            if not self._learner.divisible:
+                raise
+            event = {"event": "training.memory_ran_out", "step": step, "why": error.why}
+            print(json.dumps({**event, "micro_batch_tokens": self._limit.lower(step)}), file=sys.stderr, flush=True)
+            raise SystemExit(AGAIN) from error
+        return metrics | ({"micro_batch_tokens": limit} if limit < self._settings.micro_batch_tokens else {})
 
     def _stopwatch(self) -> Stopwatch:
         return Stopwatch(self._world.device)
@@ -200,7 +219,7 @@ class Trainer:
             "seconds": watch.seconds,
             "policy_root": policy_root(step, image.tensors).hex(),
             "image": image.digest,
-            "computed_by": self._computed_by(),
+            "computed_by": self._computed_by(step),
         }
         write_whole(self._spool.metrics_path(step), json.dumps(metrics, allow_nan=False).encode())
 
@@ -223,13 +242,14 @@ class Trainer:
     def _compare(self, step: int, digest: str) -> None:
         """With what was published. Raises TrainingError if that differs without a reason.
 
-        Another machine, world size or setting rounds differently. Then the published images stand as they are: they
-        are what was sampled from, and the log-probs of their rollouts are theirs.
+        Another machine, world size or setting rounds differently, and so may every replay that is not deterministic.
+        Then the published images stand as they are: they are what was sampled from, and the log-probs of their
+        rollouts are theirs.
         """
         known = json.loads(self._spool.metrics_path(step).read_bytes())
         if known.get("image") == digest:
             return
-        if known.get("computed_by") == self._computed_by():
+        if known.get("computed_by") == self._computed_by(step) and self._settings.deterministic:
             raise TrainingError(
                 f"step {step} came out differently than before the restart",
                 "the replay of its batches gave other weights than those that were published",
@@ -238,11 +258,12 @@ class Trainer:
         event = {"event": "replay.rounded_differently", "step": step, "before": known.get("computed_by")}
         print(json.dumps(event), file=sys.stderr, flush=True)
 
-    def _computed_by(self) -> str:
-        """Whatever the last bits of a policy depend on."""
+    def _computed_by(self, step: int) -> str:
+        """Whatever the last bits of policy `step` depend on."""
         s, device = self._settings, self._world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        layout = f"{'packed' if s.packing else 'padded'} {s.micro_batch_tokens} {s.logit_cells} {s.fp32_logits}"
+        tokens = self._limit.at(step - 1)
+        layout = f"{'packed' if s.packing else 'padded'} {tokens} {s.logit_cells} {s.fp32_logits}"
         kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
         return f"{name} {kind} {layout} threads {s.threads} torch {torch.__version__}"
 
@@ -293,8 +314,7 @@ def _train(spool: Spool) -> None:
     world = join_world(settings)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
-        torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
-    with out_of_memory_says_what_to_lower(settings):
+    with as_deterministic_as_set(settings, world.device), out_of_memory_says_what_to_lower(settings):
         Trainer(spool, settings, world).train()
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
 

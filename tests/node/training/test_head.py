@@ -69,4 +69,3 @@ def test_neither_pass_makes_a_table_of_all_tokens(frozen: bool) -> None:
         logprobs.sum().backward()
     assert seen.most <= max(3 * V, V * H) < N * V
     assert (weight.grad is None) is frozen
-

@@ -297,6 +297,61 @@ def test_a_replay_that_differs_from_what_was_published_is_an_error(make_spool: C
         work(where)
 
 
+def test_a_replay_that_is_not_deterministic_may_differ_and_what_was_published_stands(
+    make_spool: Callable[[str], Spool], capfd: pytest.CaptureFixture[str]
+) -> None:
+    where = make_spool("spool")
+    work(where, deterministic=False)
+    published = images(where)
+    for path in where.checkpoints.glob("step-*"):
+        (path / "state.json").unlink()
+    for step in range(STEPS):
+        where.write_batch(step, batch(step))
+    other = tuple(msgspec.structs.replace(row, reward=1 - row.reward) for row in decode_batch(batch(3)).rows)
+    where.write_batch(3, encode_batch(Batch(BatchHeader(3), other)))
+    work(where, deterministic=False)
+    assert images(where) == published
+    assert "replay.rounded_differently" in capfd.readouterr().err
+
+
+def test_where_memory_runs_out_the_step_is_done_in_smaller_passes_and_a_replay_too(
+    make_spool: Callable[[str], Spool], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Passes of more than 45 tokens are too much from step 3 on; one trainer is killed afterwards besides."""
+    real, now = Learner.step, [0]
+
+    def step(learner: Learner, rows: Any, number: int, timing: Any) -> Any:
+        now[0] = number
+        return real(learner, rows, number, timing)
+
+    def starve(module: Any, given: tuple[Any, ...]) -> None:
+        if now[0] >= 3 and given[0].real > 45:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    class Starved(Learner):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.policy.register_forward_pre_hook(starve)
+
+    monkeypatch.setattr(Learner, "step", step)
+    monkeypatch.setattr(trainer, "Learner", Starved)
+    found = []
+    for name in ("straight", "killed"):
+        where = make_spool(name)
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                work(where, micro_batch_tokens=200)
+        assert json.loads(where.lowered_path.read_bytes())[-1] == {"step": 3, "tokens": 50, "setting": 200}
+        work(where, micro_batch_tokens=200)
+        if name == "killed":
+            shutil.rmtree(max(where.checkpoints.glob("step-*")))
+            work(where, micro_batch_tokens=200)
+        found.append(outcome(where))
+    assert found[0] == found[1]
+    assert [one.get("micro_batch_tokens") for one in found[0]] == [None] * 4 + [50] * 4
+    assert '"micro_batch_tokens": 100' in capfd.readouterr().err
+
+
 def test_numbers_that_are_not_finite_stop_the_training(make_spool: Callable[[str], Spool]) -> None:
     where = make_spool("spool")
     rows = decode_batch(batch(0)).rows
