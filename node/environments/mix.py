@@ -83,6 +83,12 @@ class MixEnvironment:
         """The environments by their labels."""
         return dict(self._environments)
 
+    @property
+    def held_back_parts(self) -> list[Sequence[int]]:
+        """The numbers of each environment's held-back problems."""
+        owners = [which for which, _ in self._held_back]
+        return [[n for n, owner in enumerate(owners) if owner == which] for which in range(len(self.labels))]
+
     def problem(self, number: int) -> Problem:
         if not 0 <= number < self.size:
             raise IndexError(f"problem {number} of {self.size}")

@@ -251,7 +251,7 @@ def under(session: Session, rollout: Any) -> Any:
 
 
 def evaluated(session: Session, assets: Path) -> None:
-    evaluator = Evaluator(session.run, assets, torch.device("cpu"))
+    evaluator = Evaluator(session.run, assets)
     evaluator.evaluate(session.engine.read(str(assets / "model" / "model.safetensors")), 0)
     evaluator.close()
 
