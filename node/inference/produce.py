@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from node.inference.engine import Request as Sample
+from node.inference.engine import generate
 from node.inference.errors import EngineError
 from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
@@ -80,7 +82,8 @@ def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> 
 def _play(session: Session, tasks: Tasks, groups: Sequence[int], samples: Sequence[Sample]) -> list[Rollout]:
     problems, temperature = [tasks.problems[group] for group in groups], session.run.rollout.temperature
     bounds = session.bounds
-    return play(session.engine.generate, session.environment, problems, samples, temperature, bounds, strict=True)
+    engine = partial(generate, session.engine)
+    return play(engine, session.environment, problems, samples, temperature, bounds, strict=True)
 
 
 def _rows(session: Session, header: RolloutHeader, tasks: Tasks, rollouts: Sequence[Rollout]) -> list[SampleRow]:

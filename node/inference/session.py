@@ -1,17 +1,16 @@
 """What an engine process holds between requests: the run, its problems, one engine, recent weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Self
 
-from node.environments.base import Environment, Problem, Tokenizer
+from node.environments.base import Environment, Problem
 from node.environments.registry import load_environment
 from node.inference.engine import Engine, Weights
+from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
 from node.inference.freshness import PolicyImage
-from node.inference.memory import keep_freed_memory
-from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.shards import Shard, Shards
 from node.inference.tasks import Tasks, deal
 from node.inference.turns import Bounds, bounds_of
@@ -21,9 +20,6 @@ from protocol.draw import draw_problems, sample_seed
 from protocol.engines import arithmetic, classes, kind
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
-
-EngineFactory = Callable[[Path], tuple[Engine, Tokenizer]]
-"""Model directory -> the engine for it and the model's tokenizer."""
 
 
 class Session:
@@ -149,18 +145,6 @@ class Session:
         for image in self._images.values():
             image.close()
         self._images.clear()
-
-
-def torch_engine(model_dir: Path, settings: EngineSettings = DEFAULT) -> tuple[Engine, Tokenizer]:
-    """The engine that runs everywhere: one thread, so that several nodes share a machine in peace."""
-    import torch
-
-    from node.inference.torch_engine import TorchEngine
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    engine = TorchEngine(model_dir, settings)
-    return engine, engine.tokenizer
 
 
 def checked_address(text: str) -> Address:

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.inference.engine import Completion, Finished, Prefill, Request, Weights
+from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError, ModelError
 from node.inference.lora import expected_tensors, whole_weights
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings
@@ -139,8 +139,11 @@ class TorchEngine:
 
     # Decoding
 
+    def decoder(self, temperature: float) -> Decoder:
+        return _Batches(self, temperature)
+
     @torch.inference_mode()
-    def generate(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def decode(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
         done: list[Completion] = []
         for batch in _batches(requests, self._batch_tokens, lambda r: len(r.prompt) + len(r.uniforms)):
             done += self._decode(batch, temperature)
@@ -269,6 +272,35 @@ class TorchEngine:
             for at in range(0, len(drawn), size)
         ]
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+class _Batches:
+    """Everything that was submitted, in one step."""
+
+    def __init__(self, engine: TorchEngine, temperature: float) -> None:
+        self._engine, self._temperature = engine, temperature
+        self._waiting: dict[int, Request] = {}
+        self._submitted = 0
+
+    def submit(self, request: Request) -> int:
+        self._submitted += 1
+        self._waiting[self._submitted] = request
+        return self._submitted
+
+    def cancel(self, number: int) -> None:
+        self._waiting.pop(number, None)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        made = self._engine.decode(list(self._waiting.values()), self._temperature)
+        numbers, self._waiting = list(self._waiting), {}
+        return list(zip(numbers, made, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        return MOST_IN_FLIGHT - len(self)
 
 
 def _batches(items: Sequence[Any], most: int, width: Any) -> Iterator[list[Any]]:

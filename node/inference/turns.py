@@ -19,7 +19,7 @@ from node.inference.errors import EngineError
 from protocol.run import RunSpec
 
 Generate = Callable[[Sequence[Request], float], list[Completion]]
-"""`Engine.generate`, or what somebody has in its place."""
+"""`node.inference.engine.generate` on some engine, or what somebody has in its place."""
 ATTEMPTS = 3
 """How often a worker asks an environment that cannot tell in time."""
 

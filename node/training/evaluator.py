@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from blake3 import blake3
 from node.environments.base import Environment, Problem
 from node.environments.mix import label_of
 from node.environments.registry import load_environment
-from node.inference.engine import Request
+from node.inference.engine import Request, generate
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import TorchEngine
 from node.inference.turns import bounds_of, play
@@ -61,7 +62,7 @@ class Evaluator:
         prompts = [self._prompt(environment, number, problem) for number, problem in enumerate(problems)]
         requests = [Request(prompt, numbers) for prompt, numbers in zip(prompts, drawn, strict=True)]
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
-        rollouts = play(self._engine.generate, environment, problems, requests, temperature, bounds)
+        rollouts = play(partial(generate, self._engine), environment, problems, requests, temperature, bounds)
         return problems, environment.score(problems, [rollout.transcript for rollout in rollouts])
 
     def _prompt(self, environment: Environment, number: int, problem: Problem) -> list[int]:

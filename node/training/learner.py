@@ -136,7 +136,7 @@ class Learner:
     def step(self, rows: Sequence[BatchRow], step: int, timing: Any = NO_TIMING) -> dict[str, Any]:
         """Turn policy `step` into policy `step + 1`; returns metrics. timing(name): a context that is timed.
 
-        A batch in which no group carries signal makes no update: what is measured at updates is then None or absent.
+        A batch in which nothing has a gradient makes no update: what is measured at updates is then None or absent.
 
         Raises TrainingError if a number is not finite, if memory runs out, or if no row is usable.
         """
@@ -170,6 +170,13 @@ class Learner:
 
     # What each update learns from
 
+    @property
+    def _all_count(self) -> bool:
+        """Whether rows of groups without signal have a gradient too."""
+        objective = self._objective
+        regular = objective.reference_kl > 0 or objective.entropy_bonus > 0
+        return regular or self._functions.pulls_at_zero_advantage
+
     def _updates(self, rows: list[BatchRow], step: int) -> list[Update]:
         """Advantages within groups of the whole batch, then whole groups dealt out to the updates."""
         objective = self._objective
@@ -184,8 +191,7 @@ class Learner:
         for share in _shares(groups, self._recipe.updates_per_step, self._recipe.seed, step):
             counted = share[learnt[share]]
             weights = row_weights(objective.normalisation, groups[counted], lengths[counted], self._limit)
-            regular = objective.reference_kl > 0 or objective.entropy_bonus > 0
-            kept = np.ones(len(counted), dtype=bool) if regular else advantages[counted] != 0
+            kept = np.ones(len(counted), dtype=bool) if self._all_count else advantages[counted] != 0
             chosen = counted[kept]
             update = Update([rows[i] for i in chosen], advantages[chosen], weights[kept])
             update.rounds = self._plan(update.rows)

@@ -1,6 +1,7 @@
 """Rollouts of several turns: what the model is asked, when they end, and what a validator makes of them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from node.calibration.measure import hand_over, look_at
 from node.environments.base import Determinism, Problem, Segment, Transcript
 from node.environments.errors import Undecided
 from node.environments.retry import RetryEnvironment
-from node.inference.engine import Completion, Request
+from node.inference.engine import Completion, Request, generate
+from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.turns import Bounds, Rollout, play
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from node.training.evaluator import Evaluator
@@ -217,7 +219,7 @@ def filtered(session: Session, assets: Path) -> None:
 
 def calibrated(session: Session, assets: Path) -> None:
     exercise = exercise_of(session.run, session.environment, 8, 0)
-    made = exercise.played(session.engine.generate)
+    made = exercise.played(partial(generate, session.engine))
     work = hand_over(exercise.requests, made, 32, 32)
     seen = look_at(session.engine, work, 1.0, 32)
     assert work.tokens == sum(len(one.distances) for one in seen) and max(one.distances.max() for one in seen) < 1e-6

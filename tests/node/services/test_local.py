@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import trio
 
+from node.inference.engines import torch_engine
 from node.inference.process import Server
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.wire import LoadPolicy, Prepare, decode_reply, encode
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer

@@ -26,7 +26,7 @@ from protocol.run import Asset, RunSpec, encode_run
 from tests.node.training.test_trainer import STEPS, batch, images, outcome, work
 
 ROOT = Path(__file__).resolve().parents[3]
-PAIR = TrainerSettings(nodes=2, rendezvous="127.0.0.1:1", device="cpu", checkpoint_every=2, micro_batch_tokens=64)
+PAIR = TrainerSettings(nodes=2, rendezvous="127.0.0.1:1", device="cpu", checkpoint_every=2)
 Pair = tuple[Spool, Spool]
 LATE = 28
 """When the guest has the files (18 calls) and its first checkpoint (6), and writes its second."""
