@@ -14,6 +14,7 @@ from typing import Any
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
 from node.state.files import write_whole
+from node.weights.adapter import ADAPTER_DIRECTORY, holds_adapter, write_adapter, write_merged
 from node.weights.export import CONFIG_NAME, as_bf16
 
 SCHEMA_VERSION = 1
@@ -103,7 +104,10 @@ def metrics_of(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def copy_model(spool: Path, target: Path) -> bool:
-    """The newest complete policy as a Hugging Face-format directory; False when there is none yet."""
+    """The newest complete policy as a Hugging Face-format directory; False when there is none yet.
+
+    An adapter is merged into the start model, and stands beside it in PEFT's format.
+    """
     images = [
         path
         for path in sorted((spool / "out").glob("policy-*.safetensors"))
@@ -121,7 +125,11 @@ def copy_model(spool: Path, target: Path) -> bool:
     config = partial / CONFIG_NAME
     config.write_bytes(as_bf16(config.read_bytes()))
     (partial / "model.safetensors.index.json").unlink(missing_ok=True)
-    shutil.copyfile(images[-1], partial / "model.safetensors")
+    if holds_adapter(images[-1]):
+        write_merged(images[-1], source, partial / "model.safetensors")
+        write_adapter(images[-1], partial / ADAPTER_DIRECTORY, source)
+    else:
+        shutil.copyfile(images[-1], partial / "model.safetensors")
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return True
