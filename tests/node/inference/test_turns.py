@@ -10,7 +10,6 @@ from zlib import crc32
 import msgspec
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis.strategies import DataObject, data, integers
 
