@@ -192,10 +192,11 @@ def costs(subject: Any, repeats: int) -> dict[str, Any]:
     """Seconds of the process (not of the clock: other work on the machine does not count) of generation, of its proofs,
     of those proofs if no two answers were equal, of a whole submission, and of a validator's look at it."""
     from node.inference.engine import Finished, generate
+    from node.inference.engines import torch_engine
     from node.inference.inspect import inspect
     from node.inference.produce import _requests, _tasks, produce
     from node.inference.proofs import prove_all
-    from node.inference.session import Session, torch_engine
+    from node.inference.session import Session
     from node.inference.wire import Inspect, Produce
     from protocol.identity import NodeKey
 

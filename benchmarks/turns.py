@@ -23,9 +23,10 @@ import msgspec
 import torch
 
 from node.environments.registry import load_environment
+from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from node.training.warmstart import SORT_ALPHABET, create_model, warm_start

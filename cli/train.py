@@ -7,6 +7,7 @@ import typer
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
+from cli.settings import build_config
 
 if TYPE_CHECKING:
     from cli.run_directory import Means, RunDirectory
@@ -55,6 +56,10 @@ def command(
             "--trainer", help="NAME=VALUE, for this machine: world_size=2, micro_batch_tokens=8192 ... May be repeated."
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="What computes: torch, vllm, or auto (the default: vllm on a GPU if it is installed)."),
+    ] = None,
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
@@ -82,7 +87,8 @@ def command(
 
     _check_flags(run, directory, resume, fresh)
     _check_parts()
-    means = Means.of(engine_command, log_to, trainer or [], metrics_address)
+    program = build_config(engine=engine, engine_command=engine_command).engine_argv
+    means = Means.of(program, log_to, trainer or [], metrics_address)
     wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe)
     run_file = load_run_file(run) if run else None
     home = RunDirectory((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())

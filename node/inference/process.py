@@ -19,11 +19,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from node.inference.endings import reason_to_end  # noqa: E402 - the environment must be set before torch loads
+from node.inference.engines import EngineFactory, make_engine  # noqa: E402
 from node.inference.jobs import Jobs  # noqa: E402
 from node.inference.owner import Owner, Ticket  # noqa: E402
 from node.inference.server import Server, SessionType, log  # noqa: E402
-from node.inference.session import EngineFactory, Session, torch_engine  # noqa: E402
-from node.inference.settings import Wish, devices, wish_from  # noqa: E402
+from node.inference.session import Session  # noqa: E402
+from node.inference.settings import devices  # noqa: E402
 from node.inference.wire import (  # noqa: E402
     HEADER,
     Cancel,
@@ -39,6 +40,7 @@ from node.inference.wire import (  # noqa: E402
     decode_request,
     encode,
 )
+from node.inference.wish import Wish, wish_from  # noqa: E402
 from protocol.run import RunSpec  # noqa: E402
 
 PROGRESS_EVERY = 1.0
@@ -124,11 +126,11 @@ class Child:
 
 
 def _as_wished(wish: Wish) -> Callable[[RunSpec], EngineFactory]:
-    return lambda run: functools.partial(torch_engine, settings=wish.granted(run.verification.admitted, devices()))
+    return lambda run: functools.partial(make_engine, settings=wish.granted(run.verification.admitted, devices()))
 
 
 def main(session_type: SessionType = Session, factory: EngineFactory | None = None) -> None:
-    """Serve until stdin ends. factory: if none is given, the torch engine as command line, machine and run want it."""
+    """Serve until stdin ends. factory: if none is given, the engine that command line, machine and run want."""
     factory_for = _as_wished(wish_from(sys.argv[1:])) if factory is None else lambda _: factory
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames

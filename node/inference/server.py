@@ -7,12 +7,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
 from node.inference.evaluate import evaluate
 from node.inference.inspect import inspect
 from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
 from node.inference.produce import produce
-from node.inference.session import EngineFactory, Session
+from node.inference.session import Session
 from node.inference.wire import Evaluate, Failed, Inspect, Loaded, LoadPolicy, Prepare, Produce, Ready, Reply, Request
 from protocol.errors import IntellectError
 from protocol.run import RunSpec, decode_run

@@ -8,15 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
-from node.environments.base import Environment, EnvironmentSettings, Problem, Tokenizer
+from node.environments.base import Environment, EnvironmentSettings, Problem
 from node.environments.registry import load_environment
 from node.inference.engine import Completion, Engine, Finished, Prefill, Request, Weights, generate
+from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
 from node.inference.guarded import Guarded
 from node.inference.kept import KeptPolicies
-from node.inference.memory import keep_freed_memory
 from node.inference.owner import EnginePolicy
-from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.shards import Shard, Shards
 from node.inference.tasks import Tasks, deal
 from node.inference.turns import Bounds, Generate, bounds_of
@@ -25,9 +24,6 @@ from protocol.draw import draw_problems, sample_seed
 from protocol.engines import arithmetic, classes, kind
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
-
-EngineFactory = Callable[[Path], tuple[Engine, Tokenizer]]
-"""Model directory -> the engine for it and the model's tokenizer."""
 
 
 class Computing(Protocol):
@@ -199,18 +195,6 @@ class _AtOnce:
     def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
         self._use(policy.policy, policy.engine)
         return policy.engine.prefill(sequences, temperature)
-
-
-def torch_engine(model_dir: Path, settings: EngineSettings = DEFAULT) -> tuple[Engine, Tokenizer]:
-    """The engine that runs everywhere: one thread, so that several nodes share a machine in peace."""
-    import torch
-
-    from node.inference.torch_engine import TorchEngine
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    engine = TorchEngine(model_dir, settings)
-    return engine, engine.tokenizer
 
 
 def checked_address(text: str) -> Address:

@@ -13,7 +13,8 @@ from protocol.tasks import MAX_SHARD_SAMPLES
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One answer. score: None where no validator could decide in time; logprob: mean per token."""
+    """One answer. output, segments: as in a rollout file; score: None where no validator could decide in time; logprob:
+    mean per sampled token."""
 
     shard: int
     group: int
@@ -21,6 +22,7 @@ class Answer(msgspec.Struct, frozen=True):
     problem_id: str
     prompt: list[int]
     output: list[int]
+    segments: list[int]
     finished: bool
     score: float | None
     logprob: float | None
@@ -51,6 +53,7 @@ def _answers(shard: int, batch: RolloutBatch, values: Sequence[ReportRow]) -> It
             row.problem_id,
             row.prompt,
             row.output,
+            row.segments,
             row.finished,
             found.reward if found else None,
             mean,

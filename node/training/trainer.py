@@ -34,6 +34,7 @@ import msgspec  # noqa: E402
 import torch  # noqa: E402
 from blake3 import blake3  # noqa: E402
 
+from node.inference.start_weights import StartWeights  # noqa: E402
 from node.inference.torch_engine import bf16_bits, build_model  # noqa: E402
 from node.state.files import write_whole  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
@@ -42,12 +43,12 @@ from node.training.errors import TrainingError  # noqa: E402
 from node.training.evaluator import Evaluator  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
+from node.training.lora import StartAdapter  # noqa: E402
 from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
 from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
-from node.training.start_weights import StartWeights  # noqa: E402
 from node.training.world import World, compute_dtype, join_world, leave_world  # noqa: E402
 from protocol.errors import IntellectError  # noqa: E402
 from protocol.policy import describe_tensors, encode_image, policy_root  # noqa: E402
@@ -142,7 +143,10 @@ class Trainer:
 
     def _start(self) -> int:
         """Restore the newest checkpoint, or begin with policy 0; returns the step to go on with."""
-        self._start_weights.check(self._learner.parameters)
+        learner = self._learner
+        adapter = StartAdapter(learner.parameters, self._run.recipe.seed) if self._run.recipe.lora else None
+        self._start_weights.check(learner.frozen if adapter else learner.parameters)
+        learner.load_frozen(self._start_weights)
         if self._learner.needs_reference:
             self._learner.set_reference(self._new_model(), self._start_weights)
         state = self._checkpoints.load_newest()
@@ -157,7 +161,7 @@ class Trainer:
                 "restore the checkpoints of this state directory from a copy",
             )
         if state is None:
-            self._learner.load_weights(self._start_weights)
+            learner.load_weights(adapter or self._start_weights)
             self._publish(0, {}, self._stopwatch())
         return step
 

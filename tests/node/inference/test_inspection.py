@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol import freshness
 from protocol.checks import Reason, subject_of

@@ -17,10 +17,11 @@ from node.environments.base import Determinism, Problem, Segment, Transcript
 from node.environments.errors import Undecided
 from node.environments.retry import RetryEnvironment
 from node.inference.engine import Completion, Request, generate
+from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.turns import Bounds, Rollout, play
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from node.training.evaluator import Evaluator

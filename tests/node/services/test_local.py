@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import trio
 
+from node.inference.engines import torch_engine
 from node.inference.jobs import share_of
 from node.inference.owner import Owner, Ticket
 from node.inference.server import Server
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.wire import LoadPolicy, Prepare, decode_reply, decode_request, encode
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
