@@ -79,10 +79,10 @@ class Jobs:
             self._start(request, ticket, share)
 
     def _next_share(self) -> Share | None:
-        if not self._waiting:
-            return None
-        share = emptiest(self._running, self._waiting)
-        return share if self._running.total() < self._limit or not self._running[share] else None
+        idle = [share for share in self._waiting if not self._running[share]]
+        if idle:
+            return emptiest(self._running, idle)
+        return emptiest(self._running, self._waiting) if self._waiting and self._running.total() < self._limit else None
 
     def _start(self, request: Request, ticket: Ticket, share: Share | None) -> None:
         threading.Thread(target=self._work, args=(request, ticket, share), daemon=True).start()

@@ -49,11 +49,11 @@ class EnginePolicy:
 
 @dataclass(eq=False)
 class Work:
-    """What a job waits for. policy: None for what changes it itself; since: when it was handed in."""
+    """What a job waits for. policy: None for what changes it itself; since: when it was taken in."""
 
     ticket: Ticket
     policy: EnginePolicy | None
-    since: float = field(default_factory=time.monotonic)
+    since: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     error: BaseException | None = None
@@ -113,8 +113,8 @@ class _Lane:
 
 
 class Owner:
-    """use: puts a policy into an engine, if it is not there; fatal: hears of an error after which the engine is of no
-    use any more, with the numbers of the requests that it was at."""
+    """use: puts a policy into an engine, if it is not there; fatal: hears of every error of an engine, with the
+    numbers of the requests that it was at, and need not return; hold: see HOLD; clock: seconds."""
 
     def __init__(
         self,
@@ -122,10 +122,12 @@ class Owner:
         *,
         fatal: Callable[[BaseException, Sequence[int]], None] = lambda error, numbers: None,
         hold: float = HOLD,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._use = use
         self._fatal = fatal
         self._hold = hold
+        self._now = clock
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._works: dict[Share, deque[Work]] = {}
         self._lane: _Lane | None = None
@@ -180,7 +182,7 @@ class Owner:
         self._forget_cancelled()
         if self._works:
             self._do_next()
-        self._close_if_empty()
+        self._close_if_done()
         self.beats += 1
         self.busy = ""
 
@@ -201,6 +203,7 @@ class Owner:
             work = self._inbox.get()
             idle = False
             if work is not None:
+                work.since = self._now()
                 self._works.setdefault(work.ticket.share, deque()).append(work)
 
     def _forget_cancelled(self) -> None:
@@ -218,7 +221,7 @@ class Owner:
 
     def _waited_enough(self, work: Work) -> bool:
         assert self._lane is not None  # noqa: S101 - else it would fit
-        return time.monotonic() - max(work.since, self._lane.since) >= self._hold
+        return self._now() - max(work.since, self._lane.since) >= self._hold
 
     def _do(self, share: Share, work: Work | None) -> None:
         if isinstance(work, Once):
@@ -229,7 +232,7 @@ class Owner:
         self._step()
 
     def _do_once(self, share: Share, work: Once) -> None:
-        began = time.monotonic()
+        began = self._now()
         try:
             if work.policy is not None:
                 self._load(work.policy)
@@ -239,20 +242,20 @@ class Owner:
             self._failed([work], error)
         else:
             self._end(work, result)
-        self.clock.charge(share, time.monotonic() - began)
+        self.clock.charge(share, self._now() - began)
 
     def _open(self, share: Share, work: Work) -> None:
         """A decoder for a draw and those like it."""
         assert isinstance(work, Draw) and work.policy is not None  # noqa: S101 - nothing else gets here
-        began = time.monotonic()
+        began = self._now()
         try:
             self._load(work.policy)
             decoder = work.policy.engine.decoder(work.temperature)
         except BaseException as error:
             self._failed([work], error)
         else:
-            self._lane = _Lane(decoder, work.policy, work.temperature, time.monotonic())
-        self.clock.charge(share, time.monotonic() - began)
+            self._lane = _Lane(decoder, work.policy, work.temperature, self._now())
+        self.clock.charge(share, self._now() - began)
 
     def _load(self, policy: EnginePolicy) -> None:
         self.busy = LOADING
@@ -263,7 +266,7 @@ class Owner:
         lane = self._lane
         if lane is None:
             return
-        began = time.monotonic()
+        began = self._now()
         self.busy = "sampling"
         try:
             if not self._closing:
@@ -273,7 +276,7 @@ class Owner:
         except BaseException as error:
             self._failed(list(dict.fromkeys(draw for draw, _ in lane.flying.values())), error)
         else:
-            self._charge(places, time.monotonic() - began)
+            self._charge(places, self._now() - began)
             self._hand_out(lane, finished)
 
     def _fill(self, lane: _Lane) -> None:
@@ -319,8 +322,10 @@ class Owner:
             if len(draw.done) == len(draw.requests):
                 self._end(draw, draw.done)
 
-    def _close_if_empty(self) -> None:
-        if self._lane is not None and not self._lane.flying:
+    def _close_if_done(self) -> None:
+        """A decoder goes once it is empty and nobody wants more of it, or others had to wait for long."""
+        lane = self._lane
+        if lane is not None and not lane.flying and (self._closing or not self._wanting(lane)):
             self._lane, self._closing = None, False
 
     def _failed(self, works: Sequence[Work], error: BaseException) -> None:

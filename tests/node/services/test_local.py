@@ -48,7 +48,7 @@ class EngineInProcess:
         task_status.started()
         await trio.sleep_forever()
 
-    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None):
+    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None):
         if policy is not None:
             await self.ask(policy, timeout=timeout)
         self.asked.append(type(request).__name__)
