@@ -9,10 +9,12 @@ import pytest
 from contracts.bindings import PoolInfo
 from node.chain.profile import NetworkProfile
 from node.hardware import Gpu, Hardware
+from node.inference.errors import EngineError
 from node.preflight.clock import against_chain, against_peers
 from node.preflight.disk import check_disk, judge_disk
+from node.preflight.engines import check_engines
 from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst
-from node.preflight.gpu import judge_gpu
+from node.preflight.gpu import Builds, judge_gpu
 from node.preflight.keys import check_keys
 from node.preflight.lock import check_lock
 from node.preflight.memory import check_memory
@@ -111,20 +113,49 @@ def test_a_model_that_does_not_fit_is_a_failure_and_which_one_depends_on_the_rol
 
 
 @pytest.mark.parametrize(
-    ("gpus", "driver", "cuda", "level", "words"),
+    ("wanted", "gpu", "here", "level", "words"),
     [
-        (0, None, None, "ok", "no GPU"),
-        (0, "", "12.8", "warning", "shows no GPU"),
-        (1, "550.54.15", None, "warning", "build of torch"),
-        (1, "470.82.01", "12.8", "warning", "too old"),
-        (1, "550.54.15", "13.0", "warning", "too old"),
-        (1, "550.54.15", "12.8", "ok", "driver 550.54.15"),
+        ("auto", True, True, "ok", "vllm"),
+        ("auto", True, False, "ok", "torch; vLLM is not installed"),
+        ("auto", False, True, "ok", "torch"),
+        ("torch", True, True, "ok", "torch"),
+        ("vllm", True, True, "ok", "vllm"),
+        ("vllm", True, False, "failure", "vLLM is not installed"),
     ],
 )
-def test_a_driver_must_be_new_enough_for_the_cuda_of_torch(
-    gpus: int, driver: str | None, cuda: str | None, level: str, words: str
+def test_the_engine_that_will_compute_is_named(
+    wanted: str, gpu: bool, here: bool, level: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = judge_gpu(Hardware(2, GIB, (Gpu("L4", 24 * GIB),) * gpus), driver, cuda)
+    def check_version() -> str:
+        if here:
+            return "vllm"
+        raise EngineError("vLLM is not installed", "no package vllm", "pip install vllm")
+
+    monkeypatch.setattr("node.preflight.engines.check_version", check_version)
+    found = check_engines(wanted, gpu=gpu, own=None)
+    assert found.level == level and words in found.what
+    assert found.remedy == ("pip install vllm" if level == "failure" else "")
+    assert "mine.py" in check_engines(wanted, gpu=gpu, own="python mine.py").what
+
+
+@pytest.mark.parametrize(
+    ("vendor", "driver", "builds", "tool", "level", "words"),
+    [
+        ("", "", Builds(), False, "ok", "no GPU"),
+        ("", "", Builds("12.8"), True, "warning", "shows no GPU"),
+        ("nvidia", "550.54.15", Builds(), True, "warning", "build of torch"),
+        ("nvidia", "470.82.01", Builds("12.8"), True, "warning", "too old"),
+        ("nvidia", "550.54.15", Builds("13.0"), True, "warning", "too old"),
+        ("nvidia", "550.54.15", Builds("12.8"), True, "ok", "driver 550.54.15"),
+        ("amd", "", Builds("12.8"), False, "warning", "ROCm build"),
+        ("amd", "", Builds(None, "6.4"), False, "ok", "ROCm 6.4"),
+    ],
+)
+def test_a_gpu_needs_a_driver_and_a_build_of_torch_that_are_made_for_it(
+    vendor: str, driver: str, builds: Builds, tool: bool, level: str, words: str
+) -> None:
+    gpus = (Gpu("L4", 24 * GIB, vendor=vendor),) if vendor else ()
+    found = judge_gpu(Hardware(2, GIB, gpus, driver=driver), builds, tool=tool)
     assert found.level == level and words in found.what
 
 
