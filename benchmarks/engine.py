@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
 from node.inference import device_sampling
-from node.inference.decoding import SlotDecoder
+from node.inference.decoding import TorchDecoder
 from node.inference.engine import Finished, Request
 from node.inference.language_model import LanguageModel
 from node.inference.memory import keep_freed_memory
@@ -132,7 +132,7 @@ def print_rates(row: dict[str, Any]) -> None:
 
 def engine_run(model: LanguageModel) -> Run:
     def run(work: list[int]) -> int:
-        decoder = SlotDecoder(model, frozenset(), 1 << 15, 1.0)
+        decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
         drawn = np.random.default_rng(3)
         for prompt, count in zip(prompts(len(work), model.vocabulary), work, strict=True):
             decoder.submit(Request(prompt, drawn.random(count)))
@@ -219,7 +219,7 @@ def costs(quick: bool) -> dict[str, float]:
             spent["sampler"] += time.process_time() - started
 
     device_sampling.choose = timed
-    decoder = SlotDecoder(model, frozenset(), 1 << 15, 1.0)
+    decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
     drawn = np.random.default_rng(3)
     for prompt in prompts(rows, LARGE_VOCABULARY):
         decoder.submit(Request(prompt, drawn.random(new)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from node.inference import decoding, engine
-from node.inference.decoding import SlotDecoder
+from node.inference.decoding import TorchDecoder
 from node.inference.engine import Completion, Finished, Request
 from node.inference.errors import EngineError
 from node.inference.language_model import LanguageModel
@@ -31,7 +31,7 @@ def requests(count: int, most: int = 16) -> list[Request]:
     ]
 
 
-def run(decoder: SlotDecoder, asked: list[Request]) -> list[Completion]:
+def run(decoder: TorchDecoder, asked: list[Request]) -> list[Completion]:
     numbers = [decoder.submit(request) for request in asked]
     done: dict[int, Completion] = {}
     while len(decoder):
@@ -40,7 +40,7 @@ def run(decoder: SlotDecoder, asked: list[Request]) -> list[Completion]:
 
 
 def alone(model: LanguageModel, asked: list[Request]) -> list[list[int]]:
-    return [run(SlotDecoder(model, END, 1 << 15, 1.0), [request])[0].output for request in asked]
+    return [run(TorchDecoder(model, END, 1 << 15, 1.0), [request])[0].output for request in asked]
 
 
 class Passes:
@@ -68,7 +68,7 @@ def test_rows_are_refilled_as_sequences_end(model: LanguageModel, monkeypatch: p
     random = np.random.default_rng(6)
     asked = [Request([3, 4], random.random(n)) for n in (30, 5, 5, 5, 5, 5, 5, 5, 5, 5)]
     seen = Passes(model)
-    made = run(SlotDecoder(seen, frozenset(), 1 << 15, 1.0), asked)
+    made = run(TorchDecoder(seen, frozenset(), 1 << 15, 1.0), asked)
     assert [len(one.output) for one in made] == [30, *[5] * 9]
     assert len(seen.rows) == 29, "the long one is never waited for, nor does it wait"
     assert seen.rows[:10] == [4, 4, 4, 4, 1] * 2, "a first token comes from the pass over the prompt"
@@ -78,7 +78,7 @@ def test_rows_are_refilled_as_sequences_end(model: LanguageModel, monkeypatch: p
 def test_a_sequence_is_the_same_whoever_decodes_beside_it(model: LanguageModel, budget: int) -> None:
     """With the small budget, sequences wait half way and begin anew."""
     asked = requests(8)
-    made = run(SlotDecoder(model, END, budget, 1.0), asked)
+    made = run(TorchDecoder(model, END, budget, 1.0), asked)
     assert [one.output for one in made] == alone(model, asked)
     checked = Prefiller(model).prefill([Finished(r.prompt, c.output) for r, c in zip(asked, made, strict=True)], 1.0)
     for request, one, prefill in zip(asked, made, checked, strict=True):
@@ -88,7 +88,7 @@ def test_a_sequence_is_the_same_whoever_decodes_beside_it(model: LanguageModel, 
 
 
 def test_the_cache_never_has_more_tokens_than_its_budget(model: LanguageModel) -> None:
-    decoder = SlotDecoder(model, frozenset(), 100, 1.0)
+    decoder = TorchDecoder(model, frozenset(), 100, 1.0)
     for request in requests(8):
         decoder.submit(request)
     while len(decoder):
@@ -101,10 +101,10 @@ def test_equal_prompts_go_through_the_model_once(model: LanguageModel, monkeypat
     random = np.random.default_rng(7)
     asked = [Request([5, 6, 7, 8], random.random(n)) for n in (9, 4, 9, 9, 9)] + [Request([9], random.random(4))]
     seen = Passes(model)
-    made = run(SlotDecoder(seen, frozenset(), 1 << 15, 1.0), asked)
+    made = run(TorchDecoder(seen, frozenset(), 1 << 15, 1.0), asked)
     assert seen.prompts == [4, 1]
     assert [one.output for one in made] == [
-        run(SlotDecoder(model, frozenset(), 1 << 15, 1.0), [r])[0].output for r in asked
+        run(TorchDecoder(model, frozenset(), 1 << 15, 1.0), [r])[0].output for r in asked
     ]
 
 
@@ -114,13 +114,13 @@ def test_a_long_prompt_goes_through_in_chunks(model: LanguageModel, monkeypatch:
     monkeypatch.setattr(decoding, "PASS_TOKENS", 4)
     monkeypatch.setattr(decoding, "CHUNK_TOKENS", 3)
     seen = Passes(model)
-    assert [one.output for one in run(SlotDecoder(seen, END, 1 << 15, 1.0), asked)] == expected
+    assert [one.output for one in run(TorchDecoder(seen, END, 1 << 15, 1.0), asked)] == expected
     assert max(seen.prompts) == 4 and 3 in seen.prompts
 
 
 def test_who_is_cancelled_is_forgotten_and_the_others_go_on(model: LanguageModel) -> None:
     asked = requests(6)
-    decoder = SlotDecoder(model, frozenset(), 100, 1.0)
+    decoder = TorchDecoder(model, frozenset(), 100, 1.0)
     numbers = [decoder.submit(request) for request in asked]
     decoder.step()
     decoder.cancel(numbers[0])
@@ -132,7 +132,7 @@ def test_who_is_cancelled_is_forgotten_and_the_others_go_on(model: LanguageModel
         done |= dict(decoder.step())
     assert sorted(done) == numbers[1:5]
     assert [done[number].output for number in numbers[1:5]] == [
-        run(SlotDecoder(model, frozenset(), 100, 1.0), [request])[0].output for request in asked[1:5]
+        run(TorchDecoder(model, frozenset(), 100, 1.0), [request])[0].output for request in asked[1:5]
     ]
 
 
@@ -154,7 +154,7 @@ def test_where_memory_runs_out_fewer_decode_at_a_time(model: LanguageModel, monk
     monkeypatch.setattr(model, "step", failing(2, model.step))
     said: list[dict[str, Any]] = []
     monkeypatch.setattr("node.inference.out_of_memory._log.warning", lambda event, **told: said.append({event: told}))
-    assert [one.output for one in run(SlotDecoder(model, END, 1 << 15, 1.0), asked)] == expected
+    assert [one.output for one in run(TorchDecoder(model, END, 1 << 15, 1.0), asked)] == expected
     assert [one["engine.smaller_batch"]["next"] for one in said] == [4, 2]
 
 
@@ -164,7 +164,7 @@ def test_memory_for_not_even_one_sequence_is_an_error(model: LanguageModel, monk
 
     monkeypatch.setattr(model, "chunk", fail)
     with pytest.raises(EngineError, match="too little memory"):
-        run(SlotDecoder(model, END, 1 << 15, 1.0), requests(2))
+        run(TorchDecoder(model, END, 1 << 15, 1.0), requests(2))
 
 
 @pytest.mark.parametrize(
@@ -172,21 +172,21 @@ def test_memory_for_not_even_one_sequence_is_an_error(model: LanguageModel, monk
 )
 def test_what_cannot_be_decoded_is_refused_at_once(model: LanguageModel, request_: Request) -> None:
     with pytest.raises(EngineError):
-        SlotDecoder(model, END, 1 << 15, 1.0).submit(request_)
+        TorchDecoder(model, END, 1 << 15, 1.0).submit(request_)
 
 
 def test_a_decoder_takes_so_many_and_no_more(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "MOST_IN_FLIGHT", 3)
     monkeypatch.setattr(engine, "MOST_IN_FLIGHT", 3)
-    decoder = SlotDecoder(model, END, 1 << 15, 1.0)
+    decoder = TorchDecoder(model, END, 1 << 15, 1.0)
     for request in requests(3):
         decoder.submit(request)
     with pytest.raises(EngineError, match="too many"):
         decoder.submit(requests(1)[0])
 
     class Engine:
-        def decoder(self, temperature: float) -> SlotDecoder:
-            return SlotDecoder(model, END, 1 << 15, temperature)
+        def decoder(self, temperature: float) -> TorchDecoder:
+            return TorchDecoder(model, END, 1 << 15, temperature)
 
     asked = requests(5)
     made = engine.generate(Engine(), asked, 1.0)  # type: ignore[arg-type]
