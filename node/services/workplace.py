@@ -20,6 +20,7 @@ from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.inference.wire import kept_policies
 from node.member import Member
+from node.recipe.docket import Docket
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.duties import Duties
@@ -101,6 +102,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         stock = TaskStock(station.run, station.blobs, self.policies, station.shelf, members, place)
         station.jury.tasks.follow(stock.heed)
         return stock
+
+    @cached_property
+    def docket(self) -> Docket:
+        """What waits for judges at the trainer."""
+        return Docket(self.station.run.spec)
 
     @cached_property
     def leaves(self) -> Leaves:

@@ -1,6 +1,5 @@
-"""The first rank's evaluation: held-back problems, answered by the engine that samplers use, and scored."""
+"""Held-back problems, answered by the engine that samplers use, and scored."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,27 +7,46 @@ from typing import Any
 import torch
 
 from node.environments.registry import load_environment
-from node.inference.engine import generate
+from node.inference.engine import Weights, generate
 from node.inference.evaluation import Evaluation
-from node.inference.settings import EngineSettings
+from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.torch_engine import TorchEngine
+from node.training.settings import TrainerSettings
 from protocol.run import RunSpec
 
 
-class Evaluator:
-    """The engine that samplers use, on the first rank's device."""
+def evaluation_engine(settings: TrainerSettings) -> EngineSettings:
+    """How the evaluator computes: on a GPU that no process of the learner has, or else on the first."""
+    place = settings.evaluation_device if settings.evaluation_device != "auto" else settings.device
+    gpus = torch.cuda.device_count() if place != "cpu" else 0
+    if gpus == 0 and place != "cuda":
+        device, natural = "cpu", "float32"
+    else:
+        learners = settings.world_size if settings.device != "cpu" else 0
+        device, natural = f"cuda:{learners if gpus > learners else 0}", "bfloat16"
+    return EngineSettings(
+        device=device, dtype=natural if settings.evaluation_dtype == "auto" else settings.evaluation_dtype
+    )
 
-    def __init__(self, run: RunSpec, assets: Path, device: torch.device) -> None:
-        self._engine = TorchEngine(assets / "model", EngineSettings(device=str(device)))
+
+class Evaluator:
+    """An engine of its own, and the environments of a run."""
+
+    def __init__(self, run: RunSpec, assets: Path, settings: EngineSettings = DEFAULT) -> None:
+        self._engine = TorchEngine(assets / "model", settings)
         tokenizer = self._engine.tokenizer
         environment = load_environment(run.environment, assets, tokenizer)
         others = {one.title: load_environment(one, assets, tokenizer) for one in run.evaluation.environments}
         self._environments = (environment, *others.values())
         self._evaluation = Evaluation(run, environment, others, partial(generate, self._engine))
 
-    def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
+    def read(self, image: Path) -> Weights:
+        """A policy's weights. Raises ModelError."""
+        return self._engine.read(str(image))
+
+    def evaluate(self, weights: Weights, step: int) -> dict[str, Any]:
         """The figures of node.inference.evaluation for these weights."""
-        self._engine.load(dict(weights))
+        self._engine.load(weights)
         return self._evaluation.figures(step)
 
     def close(self) -> None:

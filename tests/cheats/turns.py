@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from node.environments.base import Problem, Transcript
+from node.environments.base import Defaults, Problem, Transcript
 from node.inference.engine import Completion, Engine, Finished, Request, generate
 from node.inference.proofs import prove_all
 from node.inference.session import EngineFactory, Session
@@ -127,7 +127,7 @@ class OwnTurns(Session):
         return Bounds(max(2, super().bounds.turns), 1024)
 
 
-class _Prompter:
+class _Prompter(Defaults):
     """An environment that tells the answer."""
 
     def __init__(self, environment: object) -> None:

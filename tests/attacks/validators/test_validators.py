@@ -316,6 +316,23 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         nursery.cancel_scope.cancel()
 
 
+async def test_the_files_that_a_dead_worker_left_behind_are_not_waited_for_one_by_one(autojump_clock) -> None:
+    court = Court([Validator], quorum=1)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        left = [await court.commit(index=index) for index in range(4)]
+        for index in range(4):
+            court.blobs.missing.add(root_of(index=index))
+        await trio.sleep(court.run.audit.delivery_seconds + 4 * 5 + 5)
+        told = {work_id(one.message.verdict) for one in court.trainer.board.messages(VerdictIssued)}
+        assert told == set(left)
+        court.blobs.missing.clear()
+        alive = await court.commit(index=4)
+        await trio.sleep(5)
+        assert court.trainer.jury.ballots.state(alive) is FileState.ACCEPTED
+        nursery.cancel_scope.cancel()
+
+
 async def test_an_objection_that_comes_while_a_slash_waits_its_turn_stops_it(
     autojump_clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
