@@ -118,7 +118,7 @@ class Child:
 
         return tell
 
-    def _check_fatal(self, error: BaseException, numbers: Sequence[int]) -> None:
+    def _check_fatal(self, error: Exception, numbers: Sequence[int]) -> None:
         """Never returns from what the process cannot go on after."""
         reason = reason_to_end(error)
         if reason is not None:
