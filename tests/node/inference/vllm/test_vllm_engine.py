@@ -15,10 +15,9 @@ import torch
 from node.inference.engine import Engine, Request, generate
 from node.inference.errors import EngineError, ModelError
 from node.inference.torch_engine import TorchEngine, build_model
-from node.inference.vllm.image import write_image
 from node.training.warmstart import SORT_ALPHABET, write_config, write_tokenizer, write_weights
 from protocol.sampling import uniforms
-from tests.node.inference.engine_kinds import open_engine
+from tests.node.inference.engine_kinds import open_engine, write_image
 
 HIDDEN = 64
 
