@@ -25,6 +25,7 @@ from node.inference.vllm.decoder import VllmDecoder
 from node.inference.vllm.draws import extra_args
 from node.inference.vllm.hooks import NOT_A_NUMBER
 from node.inference.vllm.image import ImageFile
+from node.inference.vllm.processors import processors
 from protocol.segments import sampled_places
 
 EXTENSION = "node.inference.vllm.worker.WorkerExtension"
@@ -50,7 +51,8 @@ class VllmEngine:
                 f"{model_dir}: the tokenizer has more tokens than the model",
                 "put the tokenizer that belongs to the model into its directory",
             )
-        self._core = _start(arguments(model_dir, settings, config, _gpus(settings.device)), settings.device)
+        own = {"worker_extension_cls": EXTENSION, "logits_processors": processors()}
+        self._core = start(arguments(model_dir, settings, config, _gpus(settings.device)) | own, settings.device)
         self._longest = self._core.model_config.max_model_len
         self._numbers = 0
         self._load = self._loads = 0
@@ -241,22 +243,18 @@ def _gpus(device: str) -> int:
     return torch.cuda.device_count() if device.startswith("cuda") else 0
 
 
-def _start(arguments: Mapping[str, Any], device: str) -> Any:
-    """vLLM's engine. Its variables are set before it is imported."""
+def start(arguments: Mapping[str, Any], device: str) -> Any:
+    """vLLM's engine. Its variables are set before it is imported. Raises EngineError."""
     for name, value in environment(device).items():
         os.environ.setdefault(name, value)
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 
-    from node.inference.vllm.processors import processors
-
     try:
-        return LLMEngine.from_engine_args(
-            EngineArgs(**arguments, worker_extension_cls=EXTENSION, logits_processors=processors())
-        )
+        return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except (ValueError, RuntimeError) as error:
         raise EngineError(
             "vLLM did not start",
             " ".join(str(error).split())[:500],
-            "see the engine's log; --engine torch does without it",
+            "see the engine's log; --engine torch does without vLLM",
         ) from error
