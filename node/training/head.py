@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens without the logits of all tokens: the output head, a chunk of positions at a time.
+"""Log-probabilities of sampled tokens without the logits of all: the output head, a chunk of positions at a time.
 
 Forward and backward pass hold two tables of at most `cells` float32 numbers each (tokens * vocabulary) beside the
 head's own weights and their gradient, however many tokens there are: every chunk's logits are computed again for the
