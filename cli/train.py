@@ -56,6 +56,14 @@ def command(
             "--trainer", help="NAME=VALUE, for this machine: world_size=2, micro_batch_tokens=8192 ... May be repeated."
         ),
     ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nnodes", min=1, help="Machines that train together: `trainer rank` is started on the others."),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--rdzv-endpoint", help="HOST:PORT of this machine where the others find it, with --nnodes."),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(help="What computes: torch, vllm, or auto (the default: vllm on a GPU if it is installed)."),
@@ -83,12 +91,13 @@ def command(
     """
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
     from cli.run_directory import Means, RunDirectory, quiet_children
+    from cli.trainer import words_of
     from node.run.file import load_run_file
 
     _check_flags(run, directory, resume, fresh)
     _check_parts()
     program = build_config(engine=engine, engine_command=engine_command).engine_argv
-    means = Means.of(program, log_to, trainer or [], metrics_address)
+    means = Means.of(program, log_to, [*(trainer or []), *words_of(nodes, endpoint)], metrics_address)
     wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe)
     run_file = load_run_file(run) if run else None
     home = RunDirectory((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())

@@ -15,6 +15,7 @@ from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
 from node.state.files import write_whole
 from node.training.spool import Spool
+from node.weights.adapter import ADAPTER_DIRECTORY, holds_adapter, write_adapter, write_merged
 from node.weights.export import CONFIG_NAME, as_bf16
 
 SCHEMA_VERSION = 1
@@ -106,7 +107,10 @@ def metrics_of(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
     """A complete policy as a Hugging Face-format directory: the newest, or the one after `step` steps if that is still
-    there. False when there is none yet."""
+    there. False when there is none yet.
+
+    An adapter is merged into the start model, and stands beside it in PEFT's format.
+    """
     image, source = _image(Spool(spool), step), spool / "assets" / "model"
     if image is None or not source.is_dir():
         return False
@@ -119,7 +123,11 @@ def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
     config = partial / CONFIG_NAME
     config.write_bytes(as_bf16(config.read_bytes()))
     (partial / "model.safetensors.index.json").unlink(missing_ok=True)
-    shutil.copyfile(image, partial / "model.safetensors")
+    if holds_adapter(image):
+        write_merged(image, source, partial / "model.safetensors")
+        write_adapter(image, partial / ADAPTER_DIRECTORY, source)
+    else:
+        shutil.copyfile(image, partial / "model.safetensors")
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return True

@@ -37,11 +37,12 @@ class StartWeights(Mapping[str, Tensor]):
         for name, parameter in parameters.items():
             if name not in self._files:
                 raise _unusable(self._directory, f"tensor {name!r} of the architecture is in no file")
-            found, wanted = self._shape(name), tuple(parameter.shape)
+            found, wanted = self.shape(name), tuple(parameter.shape)
             if found != wanted:
                 raise _unusable(self._files[name], f"tensor {name!r} has shape {found}, config.json makes it {wanted}")
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Read from the file's header."""
         with _opened(self._files[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 

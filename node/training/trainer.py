@@ -29,7 +29,6 @@ if __name__ == "__main__":
     die_with_launcher()
 
 import torch  # noqa: E402
-from blake3 import blake3  # noqa: E402
 
 from node.inference.start_weights import StartWeights  # noqa: E402
 from node.inference.torch_engine import build_model  # noqa: E402
@@ -38,18 +37,20 @@ from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.determinism import as_deterministic_as_set  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
+from node.training.handover import hand_over  # noqa: E402
 from node.training.image import Image, stream_image  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
 from node.training.lora import StartAdapter  # noqa: E402
 from node.training.lowering import MicroBatchLimit  # noqa: E402
+from node.training.meeting import meet, open_store  # noqa: E402
 from node.training.memory import OutOfMemory, out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
 from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
 from node.training.settings import TrainerSettings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
-from node.training.world import World, compute_dtype, join_world, leave_world  # noqa: E402
+from node.training.world import World, compute_dtype, join_world, leave_world, place_in_world  # noqa: E402
 from protocol.policy import policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
 
@@ -164,7 +165,7 @@ class Trainer:
         step = 0 if state is None else state.step
         if state is not None:
             self._consumed = dict(state.consumed)
-        if self._spool.newest_step() > step and not self._spool.batch_path(step).exists():
+        if self._world.first and self._spool.newest_step() > step and not self._spool.batch_path(step).exists():
             raise TrainingError(
                 "training cannot go on where it stopped",
                 f"step {self._spool.newest_step()} was published, but the newest sound checkpoint is of step {step}, "
@@ -179,15 +180,9 @@ class Trainer:
     # Batches in
 
     def _receive(self, step: int) -> bytes:
-        """The batch file's bytes, the same on every rank."""
+        """The batch file's bytes, which only the first rank's machine has."""
         path = self._spool.batch_path(step)
-        data = _wait_for(path) if self._world.first else b""
-        digest = self._world.share(blake3(data).digest())
-        if not self._world.first:
-            data = path.read_bytes()
-            if blake3(data).digest() != digest:
-                raise _unusable(step, "it changed while it was read")
-        return data
+        return self._world.hand_out(_wait_for(path) if self._world.first else b"")
 
     def _admit(self, batch: Batch, step: int) -> Batch:
         """Only batches of this step, of rollouts that are fresh and were never learnt from."""
@@ -309,11 +304,18 @@ def _rank() -> str:
 
 def _train(spool: Spool) -> None:
     settings = settings_of(spool)
+    store = welcome = None
+    if settings.nodes > 1:
+        store, own = open_store(), spool.run_path.read_bytes() if spool.run_path.exists() else b""
+        welcome = meet(settings, own, store, *place_in_world())
+        settings = welcome.settings
     torch.set_num_threads(settings.threads)
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is meant
-    world = join_world(settings)
+    world = join_world(settings, store)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
+    if welcome is not None:
+        hand_over(world, spool, welcome.run)
     with as_deterministic_as_set(settings, world.device), out_of_memory_says_what_to_lower(settings):
         Trainer(spool, settings, world).train()
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them

@@ -38,7 +38,7 @@ class Training(Trainer, Service):
         settings = read_settings(config.trainer)
         learner = TrainerProcess(spool, settings=settings, starter=place.starter)
         evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
-        return cls(station, learner, evaluator, spool, publisher, observer)
+        return cls(station, learner, evaluator, spool, publisher, observer, place.docket)
 
     async def run(self) -> None:
         try:

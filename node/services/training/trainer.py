@@ -17,12 +17,14 @@ from node.metrics.alarms import Alarm
 from node.metrics.ends import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
+from node.recipe.docket import Docket
 from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe
 from node.services.station import Rate, Station
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
+from node.swarm.register import WorkId
 from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.evaluations import Evaluations
@@ -57,6 +59,7 @@ class Trainer:
         spool: Spool,
         publisher: Publisher,
         observer: Observer,
+        docket: Docket | None = None,
     ) -> None:
         self._station = station
         self._learner = learner
@@ -69,6 +72,8 @@ class Trainer:
         self._evaluations = Evaluations(spool, self._spec)
         self._announced: dict[int, float] = {}
         self._pool = RolloutPool(self._spec)
+        self._docket = docket or Docket(self._spec)
+        self._docket.fresh, self._docket.taken_in = self._fresh, self._take_in
         self._used: set[bytes] = set()
         self._tokens = 0
         self._journeys = Journeys(station.clock.monotonic)
@@ -76,7 +81,8 @@ class Trainer:
             station,
             fresh=self._fresh,
             taken_in=self._take_in,
-            taken_back=self._pool.forget,
+            taken_back=self._take_back,
+            to_judge=self._docket.put,
             journeys=self._journeys,
         )
         self.rate = Rate(30.0, station.clock.monotonic)
@@ -256,6 +262,10 @@ class Trainer:
         self._pool.add(group for group in groups if _name(group) not in self._used)
         self.rate.add(sum(sample.length for group in groups for sample in group.samples))
 
+    def _take_back(self, work: WorkId) -> None:
+        self._pool.forget(work)
+        self._docket.forget(work)
+
     # batches in
 
     async def _feed(self) -> None:
@@ -319,6 +329,7 @@ class Trainer:
             "done": self.done,
             "seconds": round(self.seconds, 2),
             "invalidated_files": self.invalidated,
+            "judging": {"files": len(self._docket), **self._docket.counts},
         }
         children = [
             {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._learner, self._evaluator)
