@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from protocol.lora import Lora
 
 EPILOG = (
-    "Examples:  intellect-node run size my-run.toml   |   intellect-node run size --model models/qwen --gpu-gib 80   |   "
-    "intellect-node run size   (known models)   |   "
+    "Examples:  intellect-node run size   (known models)   |   intellect-node run size my-run.toml   |   "
+    "intellect-node run size --model models/qwen --gpu-gib 80   |   "
     "intellect-node run size my-run.toml --trainer activation_checkpointing=true --json"
 )
 RANKS = (1, 2, 4, 8, 16, 32, 64)
@@ -87,14 +87,15 @@ def _print(rows: list[dict[str, Any]], settings: "TrainerSettings", gpu_gib: flo
 
     from cli.output import clean, console
 
-    title = f"GiB per rank, micro-batches of {settings.micro_batch_tokens:,} tokens"
-    table = Table("model", "parameters", *map(str, RANKS), f"fits {gpu_gib:g} GiB", title=title, title_justify="left")
+    title = f"GiB per rank by number of ranks, for micro-batches of {settings.micro_batch_tokens:,} tokens"
+    table = Table(title=title, title_justify="left")
+    for name in ("model", *map(str, RANKS), "least"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "model" else "right")
     for row in rows:
         cells = [f"{row['ranks'][str(ranks)]['device']:.1f}" for ranks in RANKS]
-        fewest = row["fewest_ranks"]
-        fits = f"{fewest} rank{'s' * (fewest > 1)}" if fewest else f"not {RANKS[-1]}"
-        table.add_row(clean(row["model"]), f"{row['parameters'] / 1e9:.2f} B", *cells, fits)
+        table.add_row(clean(row["model"], 24), *cells, str(row["fewest_ranks"] or f"> {RANKS[-1]}"))
     console().print(table)
+    console().print(f"least: ranks with {gpu_gib:g} GiB each that it takes, as a power of two", soft_wrap=True)
     first = rows[0]["ranks"]["1"]
     for name, what in (("host", "in the CPU's memory of each rank, for one rank"), ("evaluator", "evaluator")):
         if len(rows) == 1 and first[name]:
