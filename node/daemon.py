@@ -40,6 +40,7 @@ from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import compile_run
 from node.run.problems import check_run
 from node.services.base import Crew, Service
+from node.services.claiming import Claiming
 from node.services.clearing import Clearing
 from node.services.court.auditing import Auditing
 from node.services.ending import Ending
@@ -83,7 +84,7 @@ ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending)
+EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending, Claiming)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),

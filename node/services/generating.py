@@ -90,7 +90,8 @@ class Generating(Service):
         run = place.station.run
         place.engine.check_permitted(run.spec.verification)
         machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
-        return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine), place.turns)
+        gauge = CapacityGauge(run.spec, machine, believed=lambda: place.member.claims.believed)
+        return cls(place.station, place.engine, place.scratch, gauge, place.turns)
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
