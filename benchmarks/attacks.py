@@ -34,8 +34,9 @@ import numpy as np
 
 from benchmarks.proof_models import WORK, Subject, subjects
 from benchmarks.verification_lab import REGIMES, rules, save, show, under
+from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.settings import EngineSettings
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol.checks import OBJECTIVE, Reason

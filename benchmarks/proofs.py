@@ -191,11 +191,12 @@ def sizes() -> list[dict[str, Any]]:
 def costs(subject: Any, repeats: int) -> dict[str, Any]:
     """Seconds of the process (not of the clock: other work on the machine does not count) of generation, of its proofs,
     of those proofs if no two answers were equal, of a whole submission, and of a validator's look at it."""
-    from node.inference.engine import Finished
+    from node.inference.engine import Finished, generate
+    from node.inference.engines import torch_engine
     from node.inference.inspect import inspect
     from node.inference.produce import _requests, _tasks, produce
     from node.inference.proofs import prove_all
-    from node.inference.session import Session, torch_engine
+    from node.inference.session import Session
     from node.inference.wire import Inspect, Produce
     from protocol.identity import NodeKey
 
@@ -212,7 +213,7 @@ def costs(subject: Any, repeats: int) -> dict[str, Any]:
             seconds: dict[str, float] = {}
             order = Produce(policy_root=root, node=node, pool=1, index=index, out_path=file)
             requests = _requests(session, order, node, _tasks(session, order, node))
-            made = _timed(seconds, "generate", session.engine.generate, requests, temperature)
+            made = _timed(seconds, "generate", generate, session.engine, requests, temperature)
             rows = [completion.rows for completion in made]
             unlike = [line ^ noise.integers(0, 2, line.shape).astype(np.uint16) for line in rows]
             _timed(seconds, "prove", prove_all, rows, cuts.toploc_k, cuts.toploc_batch)

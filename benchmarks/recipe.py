@@ -18,7 +18,7 @@ import torch
 
 from node.environments.base import Environment, one_answer
 from node.environments.registry import load_environment
-from node.inference.engine import Finished, Request
+from node.inference.engine import Finished, Request, generate
 from node.inference.torch_engine import TorchEngine, build_model
 from node.training.batch import BatchRow
 from node.training.learner import Learner
@@ -57,7 +57,7 @@ def rollouts(
         requests = [
             Request(environment.prompt_tokens(problems[i // rollout.group_size]), u) for i, u in enumerate(drawn)
         ]
-        completions = engine.generate(requests, rollout.temperature)
+        completions = generate(engine, requests, rollout.temperature)
     with clock("validator"):
         checked = engine.prefill(
             [Finished(r.prompt, c.output) for r, c in zip(requests, completions, strict=True)], rollout.temperature

@@ -29,7 +29,7 @@ def command(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
     dtypes: Annotated[str, typer.Option(help="Types that the run's engines may compute in.")] = "float32,bfloat16",
-    attentions: Annotated[str, typer.Option(help="Attention kernels that they may use.")] = "sdpa,eager",
+    attentions: Annotated[str, typer.Option(help="Kernels that they may use: sdpa, eager, vllm.")] = "sdpa,eager",
     devices: Annotated[str, typer.Option(help="Where to compute, e.g. cpu or cpu,cuda.")] = "cpu",
     samples: Annotated[int, typer.Option(min=16, max=1 << 16, help="Samples of each kind of work.")] = 256,
     previous: Annotated[
@@ -74,12 +74,13 @@ def command(
 
 
 def _settings(dtypes: str, attentions: str, devices: str):  # noqa: ANN202 - list of EngineSettings
-    from node.inference.settings import ATTENTIONS, DTYPES, EngineSettings
+    from node.inference.engines import kernels
+    from node.inference.settings import DTYPES, EngineSettings
 
     chosen = [(one.strip(), other.strip()) for one in dtypes.split(",") for other in attentions.split(",")]
     for dtype, attention in chosen:
-        if dtype not in DTYPES or attention not in ATTENTIONS:
-            known = f"types: {', '.join(DTYPES)}; kernels: {', '.join(ATTENTIONS)}"
+        if dtype not in DTYPES or attention not in kernels():
+            known = f"types: {', '.join(DTYPES)}; kernels: {', '.join(kernels())}"
             raise CommandError("no such engine", f"{dtype!r} with {attention!r}", known, USAGE)
     places = dict.fromkeys(device.strip() for device in devices.split(","))
     return [EngineSettings(device, dtype, attention) for device in places for dtype, attention in dict.fromkeys(chosen)]

@@ -38,6 +38,14 @@ class RelayOffer(StrEnum):
     off = "off"
 
 
+class EngineName(StrEnum):
+    """As in node.config."""
+
+    auto = "auto"
+    torch = "torch"
+    vllm = "vllm"
+
+
 class LogLevel(StrEnum):
     """What goes to the log."""
 
@@ -110,6 +118,10 @@ def command(
             help="Carry members who cannot dial each other: on, off, or auto (while this node can be dialled)."
         ),
     ] = None,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(help="What computes. Default: auto, which is vllm on a GPU if it is installed, else torch."),
+    ] = None,
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
@@ -172,6 +184,7 @@ def command(
         http_sources=tuple(http_source) if http_source else None,
         bootnodes=tuple(bootnode) if bootnode else None,
         relay=relay.value if relay else None,
+        engine=engine.value if engine else None,
         engine_command=engine_command,
         auto_setup=auto_setup,
         wait=wait,

@@ -36,6 +36,7 @@ from cli import (
     task,
     top,
     train,
+    trainer,
     update,
     verifiers,
     weights,
@@ -96,6 +97,7 @@ app.add_typer(service.app, name="service")
 app.command("update", epilog=update.EXAMPLES)(update.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
+app.add_typer(trainer.app, name="trainer")
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
 app.add_typer(run.app, name="run")
 app.add_typer(env.app, name="env")

@@ -1,7 +1,6 @@
 """The directory of `intellect-node train`: what lies where, who may use it, and the run in it put together."""
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -149,7 +148,7 @@ class Means:
     metrics_address: str | None = None
 
     @classmethod
-    def of(cls, engine: str | None, sinks: str, words: Sequence[str], metrics_address: str | None) -> "Means":
+    def of(cls, engine: Sequence[str], sinks: str, words: Sequence[str], metrics_address: str | None) -> "Means":
         """From the command line's words. Raises CommandError, ConfigError or TrainingError for what cannot be used:
         before a directory is touched."""
         from node.api.metrics import FLAG, WHAT
@@ -159,8 +158,7 @@ class Means:
         checked_names(sinks)
         if metrics_address:
             bind(metrics_address, WHAT, FLAG).close()
-        command = shlex.split(engine) if engine else [sys.executable, "-m", "node.inference.process"]
-        return cls(command, sinks, trainer_settings(words), metrics_address)
+        return cls(engine, sinks, trainer_settings(words), metrics_address)
 
 
 def trainer_settings(words: Sequence[str]) -> "TrainerSettings":
@@ -221,7 +219,7 @@ def assemble(
     from node.inference.wire import kept_policies
     from node.metrics.observer import open_observer
     from node.services.local import LocalRun
-    from node.training.client import TrainerProcess
+    from node.training.client import EvaluatorProcess, TrainerProcess
     from node.training.spool import Spool
     from node.web.address import bind
     from node.web.listener import Listener
@@ -237,6 +235,7 @@ def assemble(
         home.assets,
         engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, kept=kept, starter=children),
         learner=TrainerProcess(spool, settings=means.settings, starter=children),
+        evaluator=EvaluatorProcess(spool, compiled.spec, means.settings, children),
         spool=spool,
         observer=observer,
         async_level=level,

@@ -7,6 +7,7 @@ import typer
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
+from cli.settings import build_config
 
 if TYPE_CHECKING:
     from cli.run_directory import Means, RunDirectory
@@ -55,6 +56,18 @@ def command(
             "--trainer", help="NAME=VALUE, for this machine: world_size=2, micro_batch_tokens=8192 ... May be repeated."
         ),
     ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nnodes", min=1, help="Machines that train together: `trainer rank` is started on the others."),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--rdzv-endpoint", help="HOST:PORT of this machine where the others find it, with --nnodes."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="What computes: torch, vllm, or auto (the default: vllm on a GPU if it is installed)."),
+    ] = None,
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
@@ -78,11 +91,13 @@ def command(
     """
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
     from cli.run_directory import Means, RunDirectory, quiet_children
+    from cli.trainer import words_of
     from node.run.file import load_run_file
 
     _check_flags(run, directory, resume, fresh)
     _check_parts()
-    means = Means.of(engine_command, log_to, trainer or [], metrics_address)
+    program = build_config(engine=engine, engine_command=engine_command).engine_argv
+    means = Means.of(program, log_to, [*(trainer or []), *words_of(nodes, endpoint)], metrics_address)
     wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe)
     run_file = load_run_file(run) if run else None
     home = RunDirectory((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())
@@ -134,7 +149,7 @@ def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any
 
     from cli.demo.report import copy_model
 
-    copy_model(home.spool, home.model)
+    copy_model(home.spool, home.model, summary["steps"])
     home.report.mkdir(parents=True, exist_ok=True)
     (home.report / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if report:
@@ -245,6 +260,8 @@ def numbers_of(record: dict[str, Any]) -> str:
         value = record.get(name)
         if isinstance(value, int | float):
             parts.append(f"{label} {value:{form}}" if label else f"{value:{form}} tok/s")
+    if isinstance(record.get("micro_batch_tokens"), int):
+        parts.append(f"micro-batches of {record['micro_batch_tokens']:,} tokens: memory ran out")
     if record.get("updates") == 0:
         parts.append("nothing learnt: no group carried signal")
     return "  ".join(parts)

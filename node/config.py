@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 Role = Literal["trainer", "worker", "validator", "auto"]
 RelayOffer = Literal["auto", "off", "on"]
+EngineName = Literal["auto", "torch", "vllm"]
 ROLES: tuple[Role, ...] = ("trainer", "worker", "validator")
 WEI = 10**18
 MAX_SOCKET_PATH = 100
@@ -60,8 +61,10 @@ class NodeConfig(BaseSettings):
     """HOST:PORT that others shall use, where it is not the one listened on"""
     http_sources: tuple[str, ...] = ()
     """URLs (https://HOST:PORT#sha256=...) that are asked for blobs before the swarm is"""
+    engine: EngineName = "auto"
+    """what computes: auto takes vLLM on a GPU, where it is installed and the run permits it, else torch"""
     engine_command: str | None = None
-    """another program that speaks the engine protocol; default: the torch engine"""
+    """another program that speaks the engine protocol; default: node.inference.process of this program"""
     wait: bool = True
     """where the stake or gas of this node is missing: wait for it; else end with the commands that mend it"""
     preflight: bool = True
@@ -114,9 +117,9 @@ class NodeConfig(BaseSettings):
     @property
     def engine_argv(self) -> list[str]:
         """The program of the engine child."""
-        if self.engine_command:
-            return shlex.split(self.engine_command)
-        return [sys.executable, "-m", "node.inference.process"]
+        default = [sys.executable, "-m", "node.inference.process"]
+        program = shlex.split(self.engine_command) if self.engine_command else default
+        return program if self.engine == "auto" else [*program, "--engine", self.engine]
 
     @property
     def directory(self) -> Path:

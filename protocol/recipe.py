@@ -8,6 +8,7 @@ own instead, as MODULE:FUNCTION (protocol/own_code.py).
 
 import msgspec
 
+from protocol.lora import Lora
 from protocol.own_code import is_import_path
 
 ADVANTAGES = ("grpo", "mean", "opo", "max_rl", "batch")
@@ -70,7 +71,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     warmup_steps, decay_steps: in rollout steps, linear, interpolated between updates; decay_steps 0: constant rate;
     beta1, beta2, weight_decay, learning_rate: AdamW's; grad_clip: greatest norm of one update's gradient;
     target_reward: the run ends early when the mean of ten evaluations in a row reaches it; None: it has no goal;
-    max_staleness: versions between the policy that made a token and the one that learns from it.
+    max_staleness: versions between the policy that made a token and the one that learns from it; lora: the policy is an
+    adapter to the start model, which stays as it is (protocol.lora); None: the whole model learns.
 
     loss, advantage: see node/training, or MODULE:FUNCTION, one's own, at a desk; normalisation: what a token's loss is
     divided by: all tokens of the update ("tokens"), the tokens of its sample and the number of samples ("samples"),
@@ -108,6 +110,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     entropy_bonus: float | None = None
     mask_truncated: bool | None = None
     overlong_share: float | None = None
+    lora: Lora | None = None
 
     def objective(self) -> Objective:
         """The preset with this recipe's own values in it; an unknown name gives the default's (see `rules`)."""
@@ -160,6 +163,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ("recipe.reference_kl", 0 <= o.reference_kl <= 10, "must be 0 to 10"),
             ("recipe.entropy_bonus", 0 <= o.entropy_bonus <= 1, "must be 0 to 1"),
             ("recipe.overlong_share", 0 <= o.overlong_share < 1, "must be at least 0 and below 1"),
+            *(self.lora.rules() if self.lora else []),
         ]
 
 

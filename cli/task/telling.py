@@ -44,7 +44,7 @@ def generating(model: Path, out: Path) -> Maker:
         from node.inference.tokenizer import LocalTokenizer
         from node.tasks.exports import write_generated
 
-        return {"rows": write_generated(folder, LocalTokenizer(model).decode, out), "file": str(out)}
+        return {"rows": write_generated(folder, LocalTokenizer(model), out), "file": str(out)}
 
     return make
 

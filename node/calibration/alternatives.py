@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.inference.engine import Completion, Engine, Finished, Request
+from node.inference.engine import Completion, Engine, Finished, Request, generate
 
 Weights = Mapping[str, Tensor]
 GROUP = 128
@@ -79,19 +79,19 @@ Sampler = Callable[[Engine, Sequence[Request], float], list[Completion]]
 
 def at_temperature(factor: float) -> Sampler:
     """Sample at `factor` times the run's temperature."""
-    return lambda engine, requests, temperature: engine.generate(requests, max(0.01, temperature * factor))
+    return lambda engine, requests, temperature: generate(engine, requests, max(0.01, temperature * factor))
 
 
 def greedy(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
     """Always (nearly) the likeliest token."""
-    return engine.generate(requests, 0.01)
+    return generate(engine, requests, 0.01)
 
 
 def other_draw(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
     """Another seed's tokens, as somebody submits who tries many and picks the best."""
     random = np.random.default_rng(0)
     drawn = [Request(request.prompt, random.random(len(request.uniforms))) for request in requests]
-    return engine.generate(drawn, temperature)
+    return generate(engine, drawn, temperature)
 
 
 def garbage(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:

@@ -21,7 +21,7 @@ from node.calibration import alternatives
 from node.calibration.alternatives import Sampler, Weights
 from node.calibration.measure import Work, hand_over, look_at
 from node.environments.base import Environment, Problem
-from node.inference.engine import Request
+from node.inference.engine import Request, generate
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import TorchEngine
 from node.inference.turns import Bounds, Generate, Rollout, bounds_of, play
@@ -178,9 +178,9 @@ def _work(
     for number, settings in enumerate(plan.settings):
         engine, weights = _engine(model, settings)
         engine.load(weights)
-        made = exercise.played(engine.generate)
+        made = exercise.played(partial(generate, engine))
         few = max(1, len(made) // 4)
-        alone = [rollout for i in range(few) for rollout in exercise.played(engine.generate, slice(i, i + 1))]
+        alone = [rollout for i in range(few) for rollout in exercise.played(partial(generate, engine), slice(i, i + 1))]
         # a quarter of the work is done one by one: another batch size is an honest difference, too
         mixed = [*alone, *made[few:]]
         honest[engine.name] = hand_over(exercise.requests, mixed, k, rows)
@@ -227,7 +227,7 @@ def _cheat(engine: TorchEngine, weights: Weights, way: object, exercise: Exercis
     assert isinstance(way, dict)  # noqa: S101 - a way is one or the other
     engine.load(way)
     try:
-        return hand_over(exercise.requests, exercise.played(engine.generate), k, rows)
+        return hand_over(exercise.requests, exercise.played(partial(generate, engine)), k, rows)
     finally:
         engine.load(weights)
 

@@ -9,6 +9,7 @@ Knows the run's engine and environment; leaves files and progress to its caller.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 
 from node.environments.base import Environment, Problem
 from node.environments.registry import load_environment
-from node.inference.engine import Request
+from node.inference.engine import Request, generate
 from node.inference.errors import ModelError
 from node.inference.torch_engine import TorchEngine, build_model, image_names
 from node.inference.turns import bounds_of, play
@@ -82,7 +83,7 @@ class Difficulty:
         requests = [request for problem in problems for request in self._requests(problem, samples)]
         asked = [problem for problem in problems for _ in range(samples)]
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, self._environment)
-        rollouts = play(self._engine.generate, self._environment, asked, requests, temperature, bounds)
+        rollouts = play(partial(generate, self._engine), self._environment, asked, requests, temperature, bounds)
         scores = self._environment.score(asked, [rollout.transcript for rollout in rollouts])
         for place, problem in enumerate(problems):
             own = scores[place * samples : (place + 1) * samples]

@@ -1,8 +1,8 @@
 """The daemon's end of the engine child: start it, ask it, restart it, leave nothing of it behind.
 
-A child that dies, hangs or babbles is killed with everything it started, and a new one takes its place after
-a pause that grows with each failure. The request at hand then fails with EngineCrashed: the caller repeats it, and
-whichever child answers is given the policy first if it has not got it.
+A child that dies, hangs or babbles is killed with everything it started, and a new one takes its place after a pause
+that grows with each one that did nothing. What was in flight is asked again of the next child, which is given the
+policy first; callers hear of it only when that has failed twice.
 """
 
 import os
@@ -11,27 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import structlog
 import trio
 
 from node.forkserver.child import Anew, Child, Starter
-from node.inference.errors import EngineCrashed, EngineError
-from node.inference.wire import (
-    HEADER,
-    REPLY_TO,
-    Failed,
-    LoadPolicy,
-    Prepare,
-    Ready,
-    Reply,
-    Request,
-    WireError,
-    body_length,
-    decode_reply,
-    encode,
-)
-from node.recent import Recent
+from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
+from node.inference.link import Link, Told
+from node.inference.wire import MOST_REQUESTS, LoadPolicy, Prepare, Ready, Reply, Request
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()
@@ -40,8 +26,10 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 HEALTHY_SECONDS = 60.0
 START_TRIES = 3
-WAITING_REQUESTS = 16
-READ_SIZE = 1 << 16
+REPEATS = 2
+"""Of a request whose child ended while it may have been at work on it."""
+MOST_ENDS = 10
+"""Children that may end while a request is with them, whoever's fault it is."""
 
 
 class EngineProcess:
@@ -70,16 +58,13 @@ class EngineProcess:
         self._prepare_deadline = prepare_deadline
         self._starter = starter or Anew()
         self._process: Child | None = None
-        self._buffer = bytearray()
-        self._next_id = 1
-        self._turn = trio.Lock()
+        self._link: Link | None = None
         self._ready = trio.Event()
-        self._broken = trio.Event()
-        self._waiting = 0
+        self._asking = 0
         self._rules: VerificationSpec | None = None
         self._kept = kept
-        self._held: Recent[bytes, None] = Recent(kept)
         self._starts = 0
+        self._worked = False
         self.ready: Ready | None = None
 
     @property
@@ -124,66 +109,88 @@ class EngineProcess:
                 hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= START_TRIES
                 if self.ready is None and hopeless:
                     raise
-                if time.monotonic() - started > HEALTHY_SECONDS:
+                if self._worked or time.monotonic() - started > HEALTHY_SECONDS:
                     failures = 0
                 failures += 1
-                log.warning("engine.crashed", why=error.why, failures=failures)
+                log.warning("engine.crashed", what=error.what, why=error.why, failures=failures)
             await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
-        """The reply to `request`, of the type that belongs to it, from a child that holds `policy`.
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> Reply:
+        """The reply to `request`, of the type that belongs to it, from a child that holds `policy`; any number of
+        requests may be asked at a time. told: hears how far it is.
 
-        Raises EngineError if the engine refuses, EngineCrashed if it died or took more than `timeout` seconds.
+        Raises EngineError if the engine refuses, EngineCrashed if it ended under the request and its repetitions,
+        EngineTimeout after `timeout` seconds: then the request is cancelled, and the child goes on.
         """
-        if self._waiting >= WAITING_REQUESTS:
-            raise EngineError("the engine is busy", f"{self._waiting} requests wait already", "try again later")
-        self._waiting += 1
+        if self._asking >= MOST_REQUESTS:
+            raise EngineError("the engine is busy", f"{self._asking} requests wait already", "try again later")
+        self._asking += 1
         try:
-            async with self._turn:
-                with trio.move_on_after(timeout):
-                    await self._ready.wait()
-                    if policy is not None:
-                        await self._hold(policy)
-                    return await self._exchange(request)
-                raise EngineCrashed("the engine gave no answer", f"{timeout:g} seconds passed", "the node restarts it")
+            with trio.move_on_after(timeout):
+                return await self._repeated(request, policy, told)
+            raise EngineTimeout("the engine gave no answer", f"{timeout:g} seconds passed", "give it smaller work")
         finally:
-            self._waiting -= 1
+            self._asking -= 1
 
-    async def _hold(self, policy: LoadPolicy) -> None:
-        """Ask the child at hand to load a policy that it has not got."""
-        if policy.policy_root not in self._held:
-            await self._exchange(policy)
-            self._held[policy.policy_root] = None
+    async def _repeated(self, request: Request, policy: LoadPolicy | None, told: Told | None) -> Reply:
+        blamed, ends = 0, 0
+        while True:
+            try:
+                return await self._asked(request, policy, told)
+            except EngineCrashed as crash:
+                blamed, ends = blamed + (not crash.blameless), ends + 1
+                if blamed > REPEATS or ends >= MOST_ENDS:
+                    raise
+                log.info("engine.repeats", request=type(request).__name__, why=crash.why)
+
+    async def _asked(self, request: Request, policy: LoadPolicy | None, told: Told | None) -> Reply:
+        while (link := self._link) is None or link.ended.is_set():
+            await self._ready.wait()
+        if policy is not None:
+            await link.hold(policy)
+        return await link.exchange(request, told)
 
     async def _run_child(self, task_status: trio.TaskStatus[None]) -> None:
         """One child's life: start, prepare, serve until it breaks. Always raises."""
-        process = await self._spawn()
-        self._process, self._broken = process, trio.Event()
-        self._buffer.clear()
-        self._held = Recent(self._kept)
+        self._worked = False
+        process = self._process = await self._spawn()
         self._starts += 1
+        link, objection = Link(process, self._kept), None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.run)
+                objection = await self._introduce(link, task_status)
+                if objection is None:
+                    await link.ended.wait()
+                link.close()
+            raise objection or link.why
+        finally:
+            self._worked, self._link, self._process = link.worked, None, None
+            link.close()
+            await _kill(process)
+
+    async def _introduce(self, link: Link, task_status: trio.TaskStatus[None]) -> EngineError | None:
+        """Prepare the run and let requests come; what stands against that."""
         try:
             with trio.fail_after(self._prepare_deadline):
-                ready = await self._exchange(self._prepare)
-            assert isinstance(ready, Ready)  # noqa: S101 - _exchange checks the type
+                ready = await link.exchange(self._prepare)
+            assert isinstance(ready, Ready)  # noqa: S101 - the link checks the type
             first, self.ready = self.ready is None, ready
-            log.info("engine.ready", engine=ready.engine, device=ready.device, parameters=ready.parameters)
             if self._rules is not None:
                 self.check_permitted(self._rules)
-            self._ready.set()
-            if first:
-                task_status.started()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._notice_exit, process)
-                await self._broken.wait()
-                nursery.cancel_scope.cancel()
-            raise EngineCrashed("the engine stopped", f"exit status {process.poll()}", "the node restarts it")
         except trio.TooSlowError:
-            raise EngineCrashed("the engine did not start", "no answer to Prepare", "see the engine's log") from None
-        finally:
-            self._renew()
-            self._process = None
-            await _kill(process)
+            return EngineCrashed("the engine did not start", "no answer to Prepare", "see the engine's log")
+        except EngineError as error:
+            return error
+        log.info("engine.ready", engine=ready.engine, device=ready.device, parameters=ready.parameters)
+        self._link = link
+        self._ready.set()
+        self._ready = trio.Event()  # for the next child
+        if first:
+            task_status.started()
+        return None
 
     async def _spawn(self) -> Child:
         try:
@@ -192,63 +199,6 @@ class EngineProcess:
             raise EngineError(
                 "the engine cannot be started", f"{self._command[0]}: {error}", "correct the engine command"
             ) from None
-
-    async def _notice_exit(self, process: Child) -> None:
-        await process.wait()
-        self._break()
-
-    def _break(self) -> None:
-        """The child is of no use any more: `run` replaces it."""
-        self._renew()
-        self._broken.set()
-
-    def _renew(self) -> None:
-        """Requests wait for the next child; those that wait already go on waiting on the same event."""
-        if self._ready.is_set():
-            self._ready = trio.Event()
-
-    async def _exchange(self, request: Request) -> Reply:
-        """Send one request and read its reply. Cancelling it in between makes the child useless."""
-        number, self._next_id = self._next_id, self._next_id + 1
-        complete = False
-        try:
-            await self._send(encode(msgspec.structs.replace(request, id=number)))
-            reply = decode_reply(await self._receive())
-            complete = True
-        except (trio.BrokenResourceError, trio.ClosedResourceError, WireError) as error:
-            raise EngineCrashed("the engine stopped", str(error) or "its pipe broke", "the node restarts it") from None
-        finally:
-            if not complete:
-                self._break()
-        if isinstance(reply, Failed):
-            raise EngineError(reply.what, reply.why, reply.remedy)
-        if reply.id != number or not isinstance(reply, REPLY_TO[type(request)]):
-            self._break()
-            raise EngineCrashed("the engine babbles", f"{type(reply).__name__} {reply.id}", "the node restarts it")
-        return reply
-
-    async def _send(self, frame: bytes) -> None:
-        process = self._process
-        if process is None or process.stdin is None:
-            raise trio.ClosedResourceError("it is not running")
-        await process.stdin.send_all(frame)
-
-    async def _receive(self) -> bytes:
-        length = body_length(bytes(await self._take(HEADER.size)))
-        return bytes(await self._take(length))
-
-    async def _take(self, size: int) -> bytearray:
-        while len(self._buffer) < size:
-            process = self._process
-            if process is None or process.stdout is None:
-                raise trio.ClosedResourceError("it is not running")
-            data = await process.stdout.receive_some(READ_SIZE)
-            if not data:
-                raise trio.BrokenResourceError("its output ended")
-            self._buffer += data
-        taken = self._buffer[:size]
-        del self._buffer[:size]
-        return taken
 
 
 async def _kill(process: Child) -> None:

@@ -9,12 +9,16 @@ Conventions, the same for every engine:
   from. *Rows*, which are proven, are all but the first, as in the published core: n output tokens have n-1 rows;
 - `prefill` recomputes the same heads, and the sampling interval of every sampled token, in one pass.
 
+Many requests are in flight at a time: a decoder takes them whenever there is room and gives each completion as soon as
+it ends. What a request gets does not depend on what else is in flight, up to rounding.
+
 An engine gives one answer. Rollouts of several turns are made of them, each from a prompt that holds all tokens before
 it (node.inference.turns); only `prefill` sees them whole.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,11 +44,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]."""
+    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]; swaps: places in the
+    output from which on other weights drew, where an engine was interrupted by a new policy between two tokens."""
 
     output: list[int]
     finished: bool
     heads: U16
+    swaps: tuple[int, ...] = ()
 
     @property
     def rows(self) -> U16:
@@ -77,6 +83,36 @@ class Prefill:
     @property
     def rows(self) -> U16:
         return self.heads[1:]
+
+
+class Decoder(Protocol):
+    """Requests in flight, on the weights that were in use when they were submitted, at one temperature."""
+
+    def submit(self, request: Request) -> int:
+        """A number of its own. Raises EngineError for a request that cannot be served and while MOST_IN_FLIGHT are."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """Forget a request; unknown or finished numbers are ignored."""
+        ...
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """One token for every request that has a slot; those that finished. Raises EngineError."""
+        ...
+
+    def __len__(self) -> int:
+        """How many are submitted and unfinished."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """How many more would begin at the next step, at least one while nothing is in flight; further ones wait. Who
+        shares a decoder submits no more than that, so that whoever comes next need not wait behind a long queue."""
+        ...
+
+
+MOST_IN_FLIGHT = 8192
+"""Requests that a decoder holds, most of them waiting for a slot."""
 
 
 class Engine(Protocol):
@@ -120,13 +156,30 @@ class Engine(Protocol):
         ...
 
     def load(self, weights: Weights) -> None:
-        """Make `weights` the ones in use."""
+        """Make `weights` the ones in use. Raises EngineError while a decoder has requests in flight."""
         ...
 
-    def generate(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
-        """Sample one completion per request."""
+    def decoder(self, temperature: float) -> Decoder:
+        """A decoder with nothing in flight."""
         ...
 
     def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
         """Recompute finished sequences in one forward pass each."""
         ...
+
+
+def generate(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Sample one completion per request, in order. Raises EngineError; nothing stays in flight then."""
+    decoder = engine.decoder(temperature)
+    waiting = iter(enumerate(requests))
+    places: dict[int, int] = {}
+    done: dict[int, Completion] = {}
+    try:
+        while len(done) < len(requests):
+            for place, request in islice(waiting, MOST_IN_FLIGHT - len(decoder)):
+                places[decoder.submit(request)] = place
+            done |= {places.pop(number): completion for number, completion in decoder.step()}
+    finally:
+        for number in places:
+            decoder.cancel(number)
+    return [done[place] for place in range(len(requests))]

@@ -52,6 +52,10 @@ class LocalTokenizer:
         """Text of token ids, special tokens left out; ids beyond the vocabulary are skipped."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
+    def spell(self, tokens: Sequence[int]) -> str:
+        """The same with special tokens, as they are written."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
     def encode_chat(self, text: str) -> list[int]:
         """Token ids of one user message in the chat template, ready for the assistant's turn.
 
@@ -61,7 +65,7 @@ class LocalTokenizer:
 
     def encode_messages(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """The same of several (role, text) messages, the last one the user's."""
-        return self.encode(self._render(messages))
+        return self.encode(self.render(messages))
 
     def encode_reply(self, text: str) -> list[int]:
         """Token ids of one further user message: from behind the end token of an assistant's turn to where the
@@ -70,7 +74,7 @@ class LocalTokenizer:
         Read off the template around a turn of ours, so that nothing that was sampled is ever encoded anew. Raises
         ModelError if the model has no chat template, or one that drops the assistant's turns.
         """
-        rendered = self._render([("user", _SAID), ("assistant", _SAID), ("user", text)])
+        rendered = self.render([("user", _SAID), ("assistant", _SAID), ("user", text)])
         parts = rendered.split(_SAID, 2)
         if len(parts) != 3:
             raise ModelError(
@@ -87,11 +91,21 @@ class LocalTokenizer:
             return tokens
         return tokens[end + 1 :]
 
-    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
+    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+        """Messages in the chat template, as text, ready for the assistant's turn. Raises ModelError if there is no
+        template, or it takes no such messages."""
+        from jinja2 import TemplateError
+
         if self._template is None:
             self._template = self._load_template()
         said = [{"role": role, "content": content} for role, content in messages]
-        return self._template.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        try:
+            return self._template.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            roles = ", ".join(role for role, _ in messages)
+            raise ModelError(
+                "the chat template cannot be used", f"it takes no messages of {roles}: {error}", "change the prompt"
+            ) from None
 
     def _load_template(self) -> Any:
         from transformers import AutoTokenizer

@@ -17,8 +17,9 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.inference.engine import Completion, Finished, Prefill, Request, Weights
+from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError, ModelError
+from node.inference.lora import expected_tensors, whole_weights
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings
 from node.inference.tokenizer import LocalTokenizer, read_json
 from protocol import sampling
@@ -68,20 +69,22 @@ def image_names(model: Any) -> dict[str, Tensor]:
 
 
 def read_image(path: str, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """bf16 tensors of a canonical policy image; names and shapes must be exactly those of `expected`."""
+    """bf16 tensors of a canonical policy image; names and shapes must be exactly those of `expected`, or of an adapter
+    to it (node.inference.lora)."""
     try:
         return _copy_tensors(path, decode_image(Path(path).read_bytes()), expected)
     except (OSError, ValueError, MalformedPolicy) as error:
         raise _model_error(path, str(error)) from None
 
 
-def _copy_tensors(path: str, tensors: dict[str, np.ndarray], expected: dict[str, Tensor]) -> dict[str, Tensor]:
+def _copy_tensors(path: str, tensors: dict[str, np.ndarray], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    expected = expected_tensors({name: bits.shape for name, bits in tensors.items()}, parameters)
     if set(tensors) != set(expected):
         wrong = sorted(set(tensors) ^ set(expected))
         raise _model_error(path, f"tensor {wrong[0]!r} is missing or not expected ({len(wrong)} in all)")
-    for name, tensor in expected.items():
-        if tensors[name].shape != tensor.shape:
-            shapes = f"{tensors[name].shape} instead of {tuple(tensor.shape)}"
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            shapes = f"{tensors[name].shape} instead of {shape}"
             raise _model_error(path, f"tensor {name!r} has shape {shapes}")
     return {name: torch.from_numpy(bits.astype(np.int16)).view(torch.bfloat16) for name, bits in tensors.items()}
 
@@ -128,6 +131,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
+        weights = whole_weights(self._model_dir, weights, self.device)
         for name, parameter in self._parameters.items():
             parameter.copy_(weights[name])
         bias = getattr(self._head, "bias", None)
@@ -135,8 +139,11 @@ class TorchEngine:
 
     # Decoding
 
+    def decoder(self, temperature: float) -> Decoder:
+        return _Batches(self, temperature)
+
     @torch.inference_mode()
-    def generate(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    def decode(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
         done: list[Completion] = []
         for batch in _batches(requests, self._batch_tokens, lambda r: len(r.prompt) + len(r.uniforms)):
             done += self._decode(batch, temperature)
@@ -265,6 +272,35 @@ class TorchEngine:
             for at in range(0, len(drawn), size)
         ]
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+class _Batches:
+    """Everything that was submitted, in one step."""
+
+    def __init__(self, engine: TorchEngine, temperature: float) -> None:
+        self._engine, self._temperature = engine, temperature
+        self._waiting: dict[int, Request] = {}
+        self._submitted = 0
+
+    def submit(self, request: Request) -> int:
+        self._submitted += 1
+        self._waiting[self._submitted] = request
+        return self._submitted
+
+    def cancel(self, number: int) -> None:
+        self._waiting.pop(number, None)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        made = self._engine.decode(list(self._waiting.values()), self._temperature)
+        numbers, self._waiting = list(self._waiting), {}
+        return list(zip(numbers, made, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        return MOST_IN_FLIGHT - len(self)
 
 
 def _batches(items: Sequence[Any], most: int, width: Any) -> Iterator[list[Any]]:

@@ -1,7 +1,9 @@
 """Frames between the daemon and its engine child: u32-LE length, then msgpack of one tagged struct.
 
-Requests carry an id and the reply repeats it; a request that fails is answered with `Failed`. One request
-at a time. Knows bytes only: reading and writing is done by the two ends.
+Requests carry an id of their own and the reply repeats it; a request that fails is answered with `Failed`. Many are in
+flight at a time and their replies come in any order, `Progress` of the longer ones before them. `Cancel` has none of
+its own: the request that it names is answered, mostly with `Failed`. `Ping` is answered whatever the engine does.
+Knows bytes only: reading and writing is done by the two ends.
 """
 
 import struct
@@ -14,6 +16,8 @@ from protocol.run import RunSpec
 
 MAX_FRAME = 64 * 1024 * 1024
 HEADER = struct.Struct("<I")
+MOST_REQUESTS = 64
+"""That a child takes before the first of them is answered."""
 SPARE_POLICIES = 3
 """Kept beyond the run's max_staleness: the newest, the next, and one that is late."""
 
@@ -144,16 +148,74 @@ class Inspected(_Message, frozen=True):
     unreplayed: tuple[int, ...] = ()
 
 
+class Evaluate(_Message, frozen=True):
+    """Answer held-back problems under a loaded policy and write the figures as JSON to out_path. step: draws the random
+    numbers."""
+
+    policy_root: bytes
+    step: int
+    out_path: str
+
+
+class Evaluated(_Message, frozen=True):
+    """path: a JSON object of `eval_reward` and what stands beside it (node.inference.evaluation); samples: answers."""
+
+    path: str
+    samples: int
+    seconds: float
+
+
+class Cancel(_Message, frozen=True):
+    """Give up the request `which`: what was sampled of it is thrown away."""
+
+    which: int
+
+
+class Ping(_Message, frozen=True):
+    """Are you alive?"""
+
+
+class Pong(_Message, frozen=True):
+    """beats: grows with everything that the engine's thread ends; busy: what it does now, empty for nothing."""
+
+    beats: int
+    busy: str = ""
+
+
+class Progress(_Message, frozen=True):
+    """How far the request `id` is. done: answers that are sampled, of those it needs so far."""
+
+    done: int
+    of: int
+
+
 class Failed(_Message, frozen=True):
     what: str
     why: str
     remedy: str
 
 
-Request = Prepare | LoadPolicy | Produce | Inspect
-Reply = Ready | Loaded | Produced | Inspected | Failed
+class Ending(_Message, frozen=True):
+    """The child's last word: it ends, and why. during: the requests that it was computing; whoever asks for the others
+    may repeat them in good conscience."""
 
-REPLY_TO: dict[type, type] = {Prepare: Ready, LoadPolicy: Loaded, Produce: Produced, Inspect: Inspected}
+    what: str
+    why: str
+    remedy: str
+    during: tuple[int, ...] = ()
+
+
+Request = Prepare | LoadPolicy | Produce | Inspect | Evaluate | Cancel | Ping
+Reply = Ready | Loaded | Produced | Inspected | Evaluated | Pong | Progress | Failed | Ending
+
+REPLY_TO: dict[type, type] = {
+    Prepare: Ready,
+    LoadPolicy: Loaded,
+    Produce: Produced,
+    Inspect: Inspected,
+    Evaluate: Evaluated,
+}
+"""What each request that is asked for is answered with."""
 
 
 def encode(message: Request | Reply) -> bytes:

@@ -12,10 +12,10 @@ from node.run.problems import place_files
 
 
 def check_architecture(run: CompiledRun) -> None:
-    """Raises ModelError for an architecture that engines cannot build, TrainingError for a tensor that is missing or
-    has another shape than the architecture's."""
+    """Raises ModelError for an architecture that engines cannot build, and for a tensor that is missing or has another
+    shape than the architecture's."""
+    from node.inference.start_weights import StartWeights
     from node.inference.torch_engine import build_model, image_names
-    from node.training.start_weights import StartWeights
 
     directory = run.files["model/config.json"].parent
     StartWeights(directory).check(image_names(build_model(directory, device="meta")))

@@ -4,7 +4,7 @@ Works on the owner's machine, from what the daemon has collected (`records`). Ro
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,30 +17,35 @@ from node.environments.dataset import read_rows
 from node.errors import StateError
 from node.inference.opinions import agreed
 from node.state.files import write_whole
+from node.tasks.conversations import Conversations, Message, Texts
 from node.tasks.measures import Measures, measure, solve_rate
 from node.tasks.records import ShardRecord, TaskFolder
 from node.tasks.results import Answer, read_answers, scores_by_problem
+from protocol.segments import pieces, turns
 from protocol.tasks import TaskSpec
 
-Decode = Callable[[Sequence[int]], str]
-"""Token ids to text."""
 SOLVE_RATE = "solve_rate"
 ROWS_AT_ONCE = 4096
 _TEXTS = ("problem_id", "prompt", "response")
 _ORIGIN = ("task", "node", "policy_root", "file_root", "work_id", "commitment_signature", "verdicts", "engine")
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _GENERATED = pa.schema(
     [
         *((name, pa.string()) for name in _TEXTS),
+        ("messages", _MESSAGES),
         ("score", pa.float64()),
         ("finished", pa.bool_()),
         ("prompt_tokens", pa.list_(pa.int32())),
         ("response_tokens", pa.list_(pa.int32())),
+        ("response_mask", pa.list_(pa.int8())),
         ("mean_logprob", pa.float64()),
-        *((name, pa.int64()) for name in ("group", "sample", "shard", "policy_step")),
+        *((name, pa.int64()) for name in ("group", "sample", "turns", "shard", "policy_step")),
         *((name, pa.string()) for name in _ORIGIN),
     ]
 )
-"""The columns of generated data."""
+"""The columns of generated data. messages: prompt and response; response: what the policy said last, of one turn all of
+it; response_mask: 1 for each token of response_tokens that was sampled, 0 for the environment's; mean_logprob: over
+sampled tokens."""
 
 
 def read_task(folder: TaskFolder) -> Iterator[tuple[ShardRecord, list[Answer]]]:
@@ -109,33 +114,45 @@ def _source_rows(source: Path, rates: Mapping[str, float | None], kept: set[str]
 # generate
 
 
-def write_generated(folder: TaskFolder, decode: Decode, output: Path) -> int:
+def write_generated(folder: TaskFolder, texts: Texts, output: Path) -> int:
     """Every answer with its score and where it comes from, as parquet or JSONL (by the name); how many rows."""
-    spec = folder.spec()
-    return _write_rows(_generated(folder, spec, decode), output, _GENERATED)
+    return _write_rows(_generated(folder, texts), output, _GENERATED)
 
 
-def _generated(folder: TaskFolder, spec: TaskSpec, decode: Decode) -> Iterator[dict[str, Any]]:
-    prompts: dict[str, str] = {}
+def _generated(folder: TaskFolder, texts: Texts) -> Iterator[dict[str, Any]]:
+    spec, said = folder.spec(), Conversations(texts)
     for record, answers in read_task(folder):
         provenance = _provenance(folder, spec, record)
+        asked: dict[int, tuple[str, list[Message]]] = {}
         for answer in answers:
-            if answer.problem_id not in prompts:
-                prompts[answer.problem_id] = decode(answer.prompt)
-            yield {
-                "problem_id": answer.problem_id,
-                "prompt": prompts[answer.problem_id],
-                "response": decode(answer.output),
-                "score": answer.score,
-                "finished": answer.finished,
-                "prompt_tokens": answer.prompt,
-                "response_tokens": answer.output,
-                "mean_logprob": answer.logprob,
-                "sample": answer.sample,
-                "group": answer.group,
-                "engine": answer.engine,
-                **provenance,
-            }
+            if answer.group not in asked:
+                asked[answer.group] = texts.decode(answer.prompt), said.prompt(answer.prompt)
+            yield {**_said(answer, *asked[answer.group], said), **_facts(answer), **provenance}
+
+
+def _said(answer: Answer, prompt: str, before: list[Message], said: Conversations) -> dict[str, Any]:
+    response = said.response(answer.output, answer.segments)
+    return {
+        "problem_id": answer.problem_id,
+        "prompt": prompt,
+        "response": response[-1].content,
+        "messages": [msgspec.structs.asdict(one) for one in (*before, *response)],
+    }
+
+
+def _facts(answer: Answer) -> dict[str, Any]:
+    return {
+        "score": answer.score,
+        "finished": answer.finished,
+        "prompt_tokens": answer.prompt,
+        "response_tokens": answer.output,
+        "response_mask": [int(sampled) for piece, sampled in pieces(answer.output, answer.segments) for _ in piece],
+        "mean_logprob": answer.logprob,
+        "sample": answer.sample,
+        "group": answer.group,
+        "turns": turns(answer.segments),
+        "engine": answer.engine,
+    }
 
 
 def _provenance(folder: TaskFolder, spec: TaskSpec, record: ShardRecord) -> dict[str, Any]:

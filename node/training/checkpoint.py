@@ -3,13 +3,15 @@
 Every rank writes its own shards (weights and AdamW's two moments, float32); what is no tensor stands in state.json: the
 step, the schedule's and the data's position, which rollout files were learnt from, random states, and the BLAKE3
 of every file. The directory appears by one rename after all of that is on the disk, so a checkpoint is whole or absent.
-A world of another size loads the same files: each rank reads the slices of its own shards.
+A world of another size loads the same files: each rank reads the slices of its own shards. Several machines have each
+their own ranks' files, and go on with the newest step that all of them have.
 
 DCP's usual storage keeps its index as a pickle (`.metadata`), which would run code of whoever wrote the checkpoint.
 The safetensors storage that is used here keeps names, offsets and shapes in the files' own JSON headers; no file is
 unpickled.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,9 +24,13 @@ import torch
 from blake3 import blake3
 from torch import Tensor, distributed
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.tensor import DTensor
 
 from node.state.files import sync_directory, write_whole
 from node.training.errors import TrainingError
@@ -88,7 +94,7 @@ class Checkpoints:
         random = [state.hex() for state in self._world.gather(_random_state(self._world.device))]
         state = CheckpointState(step, self._learner.updates, self._model, dict(consumed), random)
         partial = self._directory / "partial"
-        if self._world.first:
+        if self._world.leader:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         self._world.share(b"\0")
@@ -98,6 +104,8 @@ class Checkpoints:
         found = async_save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._world.size == 1)
         assert isinstance(found, Future)  # noqa: S101 - the thread checkpointer's kind of answer
         self._pending = found
+        if self._world.leader and not self._world.first:
+            self._pending = _then(found, lambda: self._put_in_place(partial, state))
 
     def wait(self) -> None:
         """Until the pending checkpoint is on the disk. Raises TrainingError if it could not be written."""
@@ -123,22 +131,27 @@ class Checkpoints:
         Broken ones are deleted, or they would count as the newest when the next is written. Raises TrainingError for
         one of another model, run or version.
         """
-        for step in reversed(self.available()):
+        below = math.inf
+        while True:
+            newest = max((step for step in self.available() if step < below), default=-1)
+            step = -int(self._world.maxima([-newest])[0])  # what every machine may have
+            if step < 0:
+                return None
             path = self._directory / f"step-{step:06d}"
             state = self._check(path)
-            if state is not None:
+            if self._world.maxima([float(state is None)])[0] == 0:
+                assert state is not None  # noqa: S101 - nobody's is
                 self._restore(path, state)
                 return state
-            self._world.share(b"\0")
-            if self._world.first:
+            if state is None and self._world.leader:
                 shutil.rmtree(path, ignore_errors=True)
             self._world.share(b"\0")
-        return None
+            below = step
 
     # Writing
 
     def _put_in_place(self, partial: Path, state: CheckpointState) -> None:
-        """On the first rank, when every rank's shards are written."""
+        """On the first rank of each machine, when every rank's shards are written."""
         names = sorted(os.listdir(partial))
         whole = msgspec.structs.replace(state, files={name: _digest(partial / name) for name in names})
         write_whole(partial / "state.json", msgspec.json.encode(whole))
@@ -146,9 +159,11 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)
         os.replace(partial, target)
         sync_directory(self._directory)
-        for old in self.available()[: -self._keep]:
+        keep = self._keep if self._world.nodes == 1 else max(2, self._keep)  # until every machine has the new one
+        for old in self.available()[:-keep]:
             shutil.rmtree(self._directory / f"step-{old:06d}", ignore_errors=True)
-        self._written(state.step)
+        if self._world.first:
+            self._written(state.step)
 
     def _moments(self) -> dict[str, Tensor]:
         optimizer = self._learner.optimizer.state
@@ -180,7 +195,7 @@ class Checkpoints:
 
     def _restore(self, path: Path, state: CheckpointState) -> None:
         learner = self._learner
-        reader = HuggingFaceStorageReader(str(path))
+        reader = _Reader(str(path), {name: tensor.shape for name, tensor in learner.parameters.items()})
         stored = reader.read_metadata().state_dict_metadata
         target = {f"weight/{name}": parameter.detach() for name, parameter in learner.parameters.items()}
         moments: dict[str, dict[str, Tensor]] = {}
@@ -188,7 +203,8 @@ class Checkpoints:
             if f"{_SLOTS[0]}/{name}" in stored:
                 moments[name] = {slot: torch.zeros_like(parameter.detach()) for slot in _SLOTS}
                 target |= {f"{slot}/{name}": tensor for slot, tensor in moments[name].items()}
-        load(target, storage_reader=reader, process_group=self._group, no_dist=self._world.size == 1)
+        planner = _WholePlan(path, target)
+        load(target, storage_reader=reader, planner=planner, process_group=self._group, no_dist=self._world.size == 1)
         learner.restore_optimizer(state.updates, moments)
         if self._world.rank < len(state.random):
             _set_random_state(bytes.fromhex(state.random[self._world.rank]), self._world.device)
@@ -204,6 +220,60 @@ class _Writer(HuggingFaceStorageWriter):
     def finish(self, metadata: Any, results: Any) -> None:
         super().finish(metadata, results)
         self._complete()
+
+
+class _Reader(HuggingFaceStorageReader):
+    """Of a directory that may lack what the shards on other machines hold, from which their tensors' sizes follow.
+
+    shapes: parameter -> its whole shape, which its moments have too.
+    """
+
+    def __init__(self, path: str, shapes: Mapping[str, torch.Size]) -> None:
+        super().__init__(path)
+        self._shapes = shapes
+
+    def read_metadata(self) -> Metadata:
+        found = super().read_metadata()
+        for name, stored in found.state_dict_metadata.items():
+            shape = self._shapes.get(name.partition("/")[2])
+            if isinstance(stored, TensorStorageMetadata) and shape is not None:
+                stored.size = shape
+        return found
+
+
+class _WholePlan(DefaultLoadPlanner):
+    """Every number of this rank's shards is read, or nothing is."""
+
+    def __init__(self, path: Path, target: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._path, self._target = path, target
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        read = dict.fromkeys(self._target, 0)
+        for item in central_plan.items:
+            read[item.dest_index.fqn] += math.prod(item.lengths)
+        for name, tensor in self._target.items():
+            own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if read[name] != own.numel():
+                raise _elsewhere(self._path, name)
+        return super().finish_plan(central_plan)
+
+
+def _then(found: Future[Any], complete: Callable[[], None]) -> Future[Any]:
+    """Done when `found` is and `complete` has been called, in the same thread."""
+    done: Future[Any] = Future()
+
+    def call(found: Future[Any]) -> None:
+        try:
+            found.result()
+            complete()
+        except BaseException as error:  # whoever waits for it is to have it
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    found.add_done_callback(call)
+    return done
 
 
 def _digest(path: Path) -> str:
@@ -238,6 +308,14 @@ def _foreign(path: Path, why: str) -> TrainingError:
         f"the checkpoint {path.name} does not belong to this run",
         why,
         f"use the state directory of its own run, or move {path} away",
+    )
+
+
+def _elsewhere(path: Path, name: str) -> TrainingError:
+    return TrainingError(
+        f"the checkpoint {path.name} is not whole on this machine",
+        f"{name} or a part of it was written by a machine of another number",
+        "go on with the machines, the node_rank of each and the world_size with which it was written",
     )
 
 

@@ -4,12 +4,13 @@
     advantage(samples: Samples) -> array                                      float[n], per sample
 
 What one's own functions return is checked: shape, type, finite numbers, and that the loss depends on the log-probs.
-A loss that needs `proximal_logprobs` says so: `my_loss.needs_proximal = True`. Nothing that such a loss returns is
+A loss that needs `proximal_logprobs` says so: `my_loss.needs_proximal = True`. One that pulls at tokens of advantage
+zero is found by trying it, or says so: `my_loss.pulls_at_zero_advantage = True`. Nothing that such a loss returns is
 masked or normalised yet; the recipe's normalisation follows.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from node.own_code import Function, calling, load_function, unusable
 from node.training.advantages import group_advantages
 from node.training.losses.base import TokenLoss
-from node.training.losses.registry import NEEDS_PROXIMAL, LossInputs, evaluate
+from node.training.losses.registry import NEEDS_PROXIMAL, LossInputs, evaluate, pulls_at_zero_advantage
 from protocol.own_code import is_import_path
 from protocol.recipe import Objective
 
@@ -43,12 +44,13 @@ _ADVANTAGE = "an array of one finite number per sample"
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """needs_proximal: whether the loss is to be given the proximal policy's log-probs; metrics: names of what a loss of
-    one's own measures of each token."""
+    """needs_proximal: whether the loss is to be given the proximal policy's log-probs; pulls_at_zero_advantage: whether
+    tokens of groups without signal have a gradient; metrics: names of what one's own loss measures of each token."""
 
     loss: Loss
     advantage: Advantage
     needs_proximal: bool
+    pulls_at_zero_advantage: bool
     metrics: tuple[str, ...] = ()
 
 
@@ -60,14 +62,23 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
     advantage = _advantage(objective, assets)
     name = objective.loss
     if assets is None or not is_import_path(name):
-        return Functions(lambda tokens, o: evaluate(o, tokens), advantage, name in NEEDS_PROXIMAL)
+        pulls = pulls_at_zero_advantage(objective)
+        return Functions(lambda tokens, o: evaluate(o, tokens), advantage, name in NEEDS_PROXIMAL, pulls)
     function = load_function(name, assets)
 
     def loss(tokens: LossInputs, objective: Objective) -> TokenLoss:
         return _checked_loss(name, calling(name, function, tokens, objective, wanted=_LOSS), tokens)
 
     metrics = tuple(sorted(loss(_a_few_tokens(), objective).metrics))
-    return Functions(loss, advantage, bool(getattr(function, "needs_proximal", False)), metrics)
+    pulls = bool(getattr(function, "pulls_at_zero_advantage", False)) or _pulls(loss, objective)
+    return Functions(loss, advantage, bool(getattr(function, "needs_proximal", False)), pulls, metrics)
+
+
+def _pulls(loss: Loss, objective: Objective) -> bool:
+    """Whether a few tokens without advantage are given a gradient."""
+    tokens = replace(_a_few_tokens(), advantages=torch.zeros(6))
+    (gradient,) = torch.autograd.grad(loss(tokens, objective).loss.sum(), tokens.logprobs, allow_unused=True)
+    return gradient is not None and bool((gradient != 0).any())
 
 
 def _checked_loss(name: str, returned: object, tokens: LossInputs) -> TokenLoss:

@@ -1,7 +1,8 @@
 """`python -m node.training.launch --spool DIR`: the trainer, tied to the daemon by stdin.
 
-Of several processes torchrun runs inside this one; a trainer of one process is this one: it starts seconds sooner. When
-stdin ends, all are terminated: a killed daemon leaves no trainer behind.
+Of several processes, on one machine or on several (node.training.rendezvous), torchrun runs inside this one; a trainer
+of one process is this one: it starts seconds sooner. When stdin ends, all are terminated: a killed daemon leaves no
+trainer behind.
 """
 
 import argparse
@@ -14,7 +15,12 @@ import threading
 import time
 from pathlib import Path
 
+from node.state.files import write_whole
+from node.training import rendezvous
+from node.training.errors import TrainingError
 from node.training.orphan import LAUNCHER_PID
+from node.training.settings import TrainerSettings, decode_settings
+from node.training.spool import Spool
 
 GRACE_SECONDS = 10.0
 PROGRAM = "node.training.trainer"
@@ -31,30 +37,48 @@ def _stop_with_stdin() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _world_size(settings: Path) -> int:
-    """The workers check the settings whole and say what is wrong with them; here, one is enough for that."""
+def _settings(path: Path) -> TrainerSettings:
+    """Where they cannot be used the worker says what is wrong with them; one is enough for that."""
     try:
-        return max(1, int(json.loads(settings.read_bytes()).get("world_size", 1)))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return 1
+        return decode_settings(path.read_bytes())
+    except (OSError, TrainingError):
+        return TrainerSettings()
+
+
+def _meet_machines(settings: TrainerSettings, spool: Spool) -> bool:
+    """Set the environment for several machines; False if that cannot be, which then stands in the spool."""
+    try:
+        os.environ.update(rendezvous.prepare(settings, _told))
+    except TrainingError as error:
+        reason = {"what": error.what, "why": error.why, "remedy": error.remedy}
+        print(json.dumps({"event": "training.failed", **reason}), file=sys.stderr, flush=True)
+        write_whole(spool.error_path, json.dumps(reason).encode())
+        return False
+    return True
+
+
+def _told(what: str) -> None:
+    print(json.dumps({"event": "training.rendezvous", "machine": what}), file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spool", required=True)
     spool = parser.parse_args().spool
-    ranks = _world_size(Path(spool) / "trainer.json")
+    settings = _settings(Path(spool) / "trainer.json")
     _stop_with_stdin()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if ranks == 1:
+    if settings.world_size == settings.nodes == 1:
         runpy.run_module(PROGRAM, run_name="__main__")
         return
+    if settings.nodes > 1 and not _meet_machines(settings, Spool(Path(spool))):
+        sys.exit(1)
     os.environ[LAUNCHER_PID] = str(os.getpid())
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
 
     try:
-        run.main(["--standalone", f"--nproc-per-node={ranks}", "--module", PROGRAM, "--spool", spool])
+        run.main([*rendezvous.arguments(settings), "--module", PROGRAM, "--spool", spool])
     except SignalException as stopped:  # as it was asked to: torchrun's traceback would look like a failure
         sys.exit(128 + int(stopped.sigval))
 

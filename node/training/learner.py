@@ -23,6 +23,7 @@ from node.training.advantages import overlong_penalty, row_weights
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
 from node.training.functions import Samples, functions_of
+from node.training.lora import add_adapters, without_adapters
 from node.training.losses.registry import LossInputs
 from node.training.losses.regularisers import reference_kl
 from node.training.memory import out_of_memory_says_what_to_lower
@@ -34,7 +35,8 @@ from node.training.rows import usable_rows
 from node.training.settings import TrainerSettings
 from node.training.sharding import fill, prepare_model, whole
 from node.training.tally import Tally, describe
-from node.training.world import World
+from node.training.world import World, compute_dtype
+from protocol.lora import LORA_B
 from protocol.recipe import Recipe
 
 Weights = Mapping[str, Tensor]
@@ -54,7 +56,10 @@ class Update:
 
 
 class Learner:
-    """A model with fp32 master weights and AdamW, sharded over the world if that has a mesh."""
+    """A model with fp32 master weights and AdamW, sharded over the world if that has a mesh.
+
+    With recipe.lora only the adapters' tensors are parameters; the rest is frozen and stays the start model's.
+    """
 
     def __init__(
         self,
@@ -66,19 +71,29 @@ class Learner:
         max_output_tokens: int = 1,
         assets: Path | None = None,
     ) -> None:
-        """assets: where the source of the recipe's own functions lies. Raises OwnCodeError."""
+        """assets: where the source of the recipe's own functions lies. Raises OwnCodeError, and TrainingError for an
+        adapter that does not fit the model."""
         self._recipe = recipe
         self._objective = recipe.objective()
         self._functions = functions_of(self._objective, assets)
         self._settings = settings or TrainerSettings()
         self._world = world or World()
         self._limit = max_output_tokens
+        self.micro_batch_tokens = self._settings.micro_batch_tokens
+        self.divisible = False
+        """Whether a smaller `micro_batch_tokens` would make the passes of the last step smaller."""
         self._temperature = temperature
         self.model = model
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        if recipe.lora:
+            sharded = self._world.mesh is not None
+            dtype = compute_dtype(self._settings, self._world.device) if sharded else torch.float32
+            add_adapters(model, recipe.lora, dtype)
         self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
         self._reference: PolicyModel | None = None
-        self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
+        named: list[tuple[str, Tensor]] = sorted(model.named_parameters())
+        self.parameters = {name: tensor for name, tensor in named if tensor.requires_grad}
+        self.frozen = {name: tensor for name, tensor in named if not tensor.requires_grad}
         on_gpu = self._world.device.type == "cuda" and not self._settings.offload_parameters
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
@@ -104,7 +119,8 @@ class Learner:
 
     @property
     def needs_reference(self) -> bool:
-        return self._objective.reference_kl > 0
+        """Whether a second model is needed; an adapter's reference is the model without it."""
+        return self._objective.reference_kl > 0 and self._recipe.lora is None
 
     def set_reference(self, model: Any, weights: Weights) -> None:
         """Give the model that KL is measured to; `model` is a fresh one like the learner's."""
@@ -123,13 +139,15 @@ class Learner:
     def step(self, rows: Sequence[BatchRow], step: int, timing: Any = NO_TIMING) -> dict[str, Any]:
         """Turn policy `step` into policy `step + 1`; returns metrics. timing(name): a context that is timed.
 
-        A batch in which no group carries signal makes no update: what is measured at updates is then None or absent.
+        A batch in which nothing has a gradient makes no update: what is measured at updates is then None or absent.
 
         Raises TrainingError if a number is not finite, if memory runs out, or if no row is usable.
         """
         good, refused = usable_rows(rows, self.vocabulary)
         with timing("pack"):
             updates = self._updates(good, step)
+        passes = [members for update in updates for together in update.rounds for members in together]
+        self.divisible = any(len(members) > 1 for members in passes)
         tally = Tally(self._functions.metrics)
         norms: list[float] = []
         with out_of_memory_says_what_to_lower(self._settings, step):
@@ -157,6 +175,13 @@ class Learner:
 
     # What each update learns from
 
+    @property
+    def _all_count(self) -> bool:
+        """Whether rows of groups without signal have a gradient too."""
+        objective = self._objective
+        regular = objective.reference_kl > 0 or objective.entropy_bonus > 0
+        return regular or self._functions.pulls_at_zero_advantage
+
     def _updates(self, rows: list[BatchRow], step: int) -> list[Update]:
         """Advantages within groups of the whole batch, then whole groups dealt out to the updates."""
         objective = self._objective
@@ -171,8 +196,7 @@ class Learner:
         for share in _shares(groups, self._recipe.updates_per_step, self._recipe.seed, step):
             counted = share[learnt[share]]
             weights = row_weights(objective.normalisation, groups[counted], lengths[counted], self._limit)
-            regular = objective.reference_kl > 0 or objective.entropy_bonus > 0
-            kept = np.ones(len(counted), dtype=bool) if regular else advantages[counted] != 0
+            kept = np.ones(len(counted), dtype=bool) if self._all_count else advantages[counted] != 0
             chosen = counted[kept]
             update = Update([rows[i] for i in chosen], advantages[chosen], weights[kept])
             update.rounds = self._plan(update.rows)
@@ -183,8 +207,8 @@ class Learner:
         fed = np.array([row.fed for row in rows], dtype=np.int64)
         settings = self._settings
         if settings.packing:
-            return plan(fed, settings.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
-        return plan_padded(fed, settings.micro_batch_tokens, self._world.size)
+            return plan(fed, self.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
+        return plan_padded(fed, self.micro_batch_tokens, self._world.size)
 
     def _find_proximal(self, updates: Sequence[Update]) -> None:
         """For losses that keep to the policy before the first update: its log-probs for all later ones."""
@@ -225,6 +249,9 @@ class Learner:
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        if self._recipe.lora and self._objective.reference_kl > 0:
+            with without_adapters(self.model):
+                return self.policy(batch)[0]
         return None if self._reference is None else self._reference(batch)[0]
 
     def _inputs(
@@ -285,22 +312,44 @@ class Learner:
         self.optimizer.step()
         return norm
 
-    @torch.no_grad()
-    def image(self) -> dict[str, Tensor]:
-        """The weights as bf16 tensors on the CPU: what is published, and what samplers use.
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the whole tensors, whatever part of them is here."""
+        return {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
 
-        All ranks take part; only the first keeps what comes of it, the others get an empty dictionary.
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights as bf16 tensors, one at a time and in name order, on the first rank's CPU: what is published.
+
+        All ranks take part in each; whoever lets go of one before it asks for the next has one in memory.
         """
+        place = torch.device("cpu") if self._world.first else self._world.device
+        for name, parameter in self.parameters.items():
+            yield name, whole(self._as_published(name, parameter), torch.bfloat16).to(place)
+
+    def image(self) -> dict[str, Tensor]:
+        """All of them at once, on the first rank; the others get an empty dictionary."""
         found: dict[str, Tensor] = {}
-        for name, tensor in self.parameters.items():
-            gathered = whole(tensor, torch.bfloat16)
+        for name, tensor in self.tensors():
             if self._world.first:
-                found[name] = gathered.cpu()
+                found[name] = tensor
         return found
 
     @torch.no_grad()
+    def _as_published(self, name: str, tensor: Tensor) -> Tensor:
+        """An adapter's scale goes into its second matrix: see protocol.lora."""
+        lora = self._recipe.lora
+        return tensor * lora.scale if lora and name.endswith(LORA_B) else tensor
+
+    @torch.no_grad()
     def load_weights(self, weights: Weights) -> None:
+        """What learns, as it starts: policies of adapters have the scale in them, which parameters have not."""
         for name, parameter in self.parameters.items():
+            fill(parameter, weights[name])
+
+    @torch.no_grad()
+    def load_frozen(self, weights: Weights) -> None:
+        """What does not learn: nothing, but for adapters."""
+        for name, parameter in self.frozen.items():
             fill(parameter, weights[name])
 
 

@@ -22,6 +22,10 @@ PEAK_TFLOPS = {
 }
 
 
+FROZEN = 4 / 6
+"""The share of the work that a parameter without a gradient of its own makes: it has no third product."""
+
+
 def peak_flops(device: torch.device, given_tflops: float) -> float | None:
     """FLOP/s of one device at bf16; None if nobody knows."""
     if given_tflops > 0:
@@ -32,7 +36,7 @@ def peak_flops(device: torch.device, given_tflops: float) -> float | None:
     return next((peak * 1e12 for key, peak in PEAK_TFLOPS.items() if key in name), None)
 
 
-def training_flops(parameters: int, tokens: float, mean_length: float, layers: int, hidden: int) -> float:
+def training_flops(parameters: float, tokens: float, mean_length: float, layers: int, hidden: int) -> float:
     """Of forward and backward pass: 6 per parameter and token, and causal attention's 6 layers hidden per token and
     position (Chowdhery et al. 2022, appendix B, halved for the causal mask). Recomputation counts as nothing."""
     return tokens * (6.0 * parameters + 6.0 * layers * hidden * mean_length)
@@ -56,7 +60,7 @@ def measured(
     found["tokens_per_second"] = tokens / seconds
     peak = peak_flops(device, peak_tflops)
     if peak is not None:
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        parameters = sum(p.numel() * (1 if p.requires_grad else FROZEN) for p in model.parameters())
         config = model.config
         work = training_flops(parameters, tokens, mean_length, config.num_hidden_layers, config.hidden_size)
         found["mfu"] = work / seconds / (peak * size)

@@ -12,7 +12,7 @@ from node.training.errors import TrainingError
 
 
 class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """world_size: processes, one per GPU; device: "auto" takes GPUs where there are some.
+    """world_size: processes of this machine, one per GPU; device: "auto" takes GPUs where there are some.
 
     dtype: what the layers compute in ("auto": bfloat16 on GPUs, float32 on CPUs); master weights, gradients'
     reduction and optimiser are float32 always, and so are embedding and output head unless fp32_logits is off;
@@ -23,8 +23,16 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reshard_after_forward: free each layer's gathered weights between forward and backward pass;
     logit_cells: most logits (tokens * vocabulary) that exist at a time;
     checkpoint_every: in steps; keep_checkpoints: how many; async_checkpoints: write while training goes on;
-    deterministic: the same numbers at every replay, also on GPUs, where it costs some speed;
-    threads: CPU threads of each process; peak_tflops: of one device, for the MFU (0: by the device's name, if known).
+    deterministic: the same numbers at every replay, also on GPUs, where it costs some speed: an operation that has no
+    such form there ends the training; off: a replay that differs from what was published is only logged;
+    evaluation_device, evaluation_dtype: of the evaluator's engine ("auto": where GPUs train, one that no process of the
+    learner has or else the first, in bfloat16; on a CPU float32);
+    threads: CPU threads of each process; peak_tflops: of one device, for the MFU (0: by the device's name, if known);
+    nodes: machines that train together, each with world_size processes; node_rank: which of them this one is, 0 being
+    that of the daemon or of `train`; rendezvous: HOST:PORT at machine 0, where they meet; rendezvous_seconds: how long
+    a machine looks for the first before it gives up; rendezvous_id: any word, the same on all, so that machines of two
+    trainers do not take each other for their own; interface: the network interface that leads to the others (by
+    default the one on the way to `rendezvous`).
     """
 
     world_size: int = 1
@@ -42,13 +50,21 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     keep_checkpoints: int = 2
     async_checkpoints: bool = True
     deterministic: bool = True
+    evaluation_device: Literal["auto", "cpu", "cuda"] = "auto"
+    evaluation_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int = 1
     peak_tflops: float = 0.0
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: str = ""
+    rendezvous_seconds: float = 600.0
+    rendezvous_id: str = ""
+    interface: str = ""
 
     @property
     def forkable(self) -> bool:
         """Whether a fork server can start it: one process (several are torchrun's) of one thread, as torch was told."""
-        return self.world_size == 1 and self.threads == 1
+        return self.world_size == self.nodes == 1 and self.threads == 1
 
     def check(self) -> None:
         """Raises TrainingError naming the first setting that makes no sense."""
@@ -60,9 +76,22 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             ("keep_checkpoints", 1 <= self.keep_checkpoints <= 1000, "must be 1 to 1000"),
             ("threads", 1 <= self.threads <= 1024, "must be 1 to 1024"),
             ("peak_tflops", 0 <= self.peak_tflops < 1e6, "must be 0 (unknown) or more"),
+            ("nodes", 1 <= self.nodes <= 1024, "must be 1 to 1024"),
+            ("node_rank", 0 <= self.node_rank < self.nodes, "must be 0 to nodes - 1"),
+            ("rendezvous", self.nodes == 1 or endpoint(self.rendezvous) is not None, "must be HOST:PORT with nodes"),
+            ("rendezvous_seconds", 1 <= self.rendezvous_seconds <= 1e7, "must be at least 1"),
         ):
             if not good:
-                raise _unusable(f"{name} {rule}, not {getattr(self, name)}")
+                raise _unusable(f"{name} {rule}, not {getattr(self, name)!r}")
+
+
+def endpoint(text: str) -> tuple[str, int] | None:
+    """(host, port) of HOST:PORT, an IPv6 address in brackets; None if it is none."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65535:
+        return None
+    bracketed = host.startswith("[") and host.endswith("]")
+    return None if ":" in host and not bracketed else (host.strip("[]"), int(port))
 
 
 def read_settings(values: Mapping[str, Any]) -> TrainerSettings:

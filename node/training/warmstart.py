@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from node.environments.base import Environment, EnvironmentSettings, Problem, Segment, Transcript
 from node.environments.registry import load_environment
-from node.inference.engine import Request
+from node.inference.engine import Request, generate
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine, bf16_bits, build_model
 from node.inference.turns import play, reply, unbounded
@@ -183,7 +184,7 @@ def mean_reward(
     """Mean score of one sampled rollout (temperature 1) of each problem."""
     drawn = uniforms(seed, len(problems) * max_output_tokens).reshape(len(problems), max_output_tokens)
     requests = [Request(environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
-    rollouts = play(engine.generate, environment, problems, requests, 1.0, unbounded(environment))
+    rollouts = play(partial(generate, engine), environment, problems, requests, 1.0, unbounded(environment))
     return float(np.mean(environment.score(problems, [rollout.transcript for rollout in rollouts])))
 
 

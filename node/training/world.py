@@ -24,18 +24,26 @@ PATIENCE = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """mesh: None where parameters are not sharded; control: a gloo group, None if alone."""
+    """mesh: None where parameters are not sharded; control: a gloo group, None if alone; local_rank: the rank among
+    this machine's processes; nodes: how many machines."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
     mesh: DeviceMesh | None = None
     control: Any = None
+    local_rank: int = 0
+    nodes: int = 1
 
     @property
     def first(self) -> bool:
-        """The rank that writes files."""
+        """The rank that reads batches and publishes policies."""
         return self.rank == 0
+
+    @property
+    def leader(self) -> bool:
+        """The rank that keeps this machine's files in order."""
+        return self.local_rank == 0
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Each value added up over all ranks."""
@@ -58,6 +66,13 @@ class World:
         cells = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         distributed.broadcast(cells, src=0, group=self.control)
         return cells.numpy().tobytes()
+
+    def hand_out(self, data: bytes) -> bytes:
+        """The first rank's bytes, on every rank, whatever the others pass."""
+        if self.size == 1:
+            return data
+        length = int.from_bytes(self.share(len(data).to_bytes(8, "little")), "little")
+        return self.share(data if self.first else bytes(length)) if length else b""
 
     def gather(self, data: bytes) -> list[bytes]:
         """Every rank's bytes, all of one length, on every rank."""
@@ -89,10 +104,19 @@ def compute_dtype(settings: TrainerSettings, device: torch.device) -> torch.dtyp
     return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
 
 
-def join_world(settings: TrainerSettings) -> World:
-    """As torchrun's environment says. One float32 process on a CPU stays plain: sharding would only slow it down."""
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = device_of(settings, int(os.environ.get("LOCAL_RANK", "0")))
+def place_in_world() -> tuple[int, int]:
+    """(rank, size), as torchrun's environment says."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_world(settings: TrainerSettings, store: distributed.Store | None = None) -> World:
+    """As torchrun's environment says. One float32 process on a CPU stays plain: sharding would only slow it down.
+
+    store: where the machines have met, if there are several.
+    """
+    rank, size = place_in_world()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = device_of(settings, local_rank)
     sharded = size > 1 or compute_dtype(settings, device) != torch.float32 or settings.offload_parameters
     if not sharded:
         return World(rank, size, device)
@@ -100,13 +124,16 @@ def join_world(settings: TrainerSettings) -> World:
         torch.cuda.set_device(device)
     if not distributed.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        if "MASTER_ADDR" in os.environ:
+        if store is not None:
+            apart = distributed.PrefixStore("world", store)
+            distributed.init_process_group(backend, store=apart, rank=rank, world_size=size)
+        elif "MASTER_ADDR" in os.environ:
             distributed.init_process_group(backend)
         else:
             distributed.init_process_group(backend, rank=0, world_size=1, store=HashStore())
     mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
     control = distributed.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
-    return World(rank, size, device, mesh, control)
+    return World(rank, size, device, mesh, control, local_rank, settings.nodes)
 
 
 def leave_world(world: World) -> None:

@@ -15,6 +15,14 @@ from typing import Any
 import msgspec
 
 from node.state.files import sync_directory, whole_file, write_whole
+from node.weights.adapter import (
+    ADAPTER_DIRECTORY,
+    ADAPTER_WEIGHTS,
+    POLICY_DIRECTORY,
+    holds_adapter,
+    write_adapter,
+    write_merged,
+)
 from node.weights.errors import WeightsError, disk_errors
 from node.weights.images import mapped, raw
 from node.weights.records import RECORD_NAME, PolicyRecord, encode_record, read_record
@@ -71,7 +79,8 @@ def export_model(
 ) -> Exported:
     """Write the directory `out`, which must not exist. assets: the model's other files (configuration, tokenizer).
 
-    Every tensor is checked on the way. Raises MalformedPolicy, WeightsError, WeightsDiskError.
+    An adapter is written below it, in PEFT's format and as it was signed; merged into the start model only where that
+    lies beside the assets. Every tensor is checked on the way. Raises MalformedPolicy, WeightsError, WeightsDiskError.
     """
     if out.exists():
         raise WeightsError(f"{out} exists", "a model directory is written whole or not at all", "name another one")
@@ -80,14 +89,20 @@ def export_model(
     try:
         with disk_errors(f"the model directory {out}"):
             partial.mkdir(parents=True)
-            files = _write_shards(image, record.manifest, partial, shard_bytes, told)
+            adapter = holds_adapter(image)
+            signed = partial / POLICY_DIRECTORY if adapter else partial
+            signed.mkdir(exist_ok=True)
+            written = _write_shards(image, record.manifest, signed, shard_bytes, told)
+            files = tuple(str((signed / name).relative_to(partial)) for name in written)
             for name, source in assets.items():
                 if name == CONFIG_NAME:
                     write_whole(partial / name, as_bf16(source.read_bytes()))
                     continue
                 with whole_file(partial / name) as file, source.open("rb") as data:
                     shutil.copyfileobj(data, file)
-            write_whole(partial / RECORD_NAME, encode_record(record))
+            if adapter:
+                files += _write_adapter(image, assets, partial)
+            write_whole(signed / RECORD_NAME, encode_record(record))
             os.replace(partial, out)
             sync_directory(out.parent)
     except BaseException:
@@ -95,6 +110,17 @@ def export_model(
         raise
     size = sum((out / name).stat().st_size for name in files)
     return Exported(out, record.manifest.step, record.manifest.policy_root, files, size)
+
+
+def _write_adapter(image: Path, assets: Mapping[str, Path], out: Path) -> tuple[str, ...]:
+    """For PEFT and, where the start model is at hand, merged; the weight files, relative to `out`."""
+    place = assets[CONFIG_NAME].parent if CONFIG_NAME in assets else out
+    write_adapter(image, out / ADAPTER_DIRECTORY, place)
+    found = f"{ADAPTER_DIRECTORY}/{ADAPTER_WEIGHTS}"
+    if not any(place.glob("*.safetensors")):
+        return (found,)
+    write_merged(image, place, out / "model.safetensors")
+    return (found, "model.safetensors")
 
 
 def as_bf16(config: bytes) -> bytes:

@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.wire import Inspect, Produce
 from protocol.blobs import describe
 from protocol.checks import Reason

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from node.inference import settings
+from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.settings import EngineSettings
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol.checks import OBJECTIVE, Reason

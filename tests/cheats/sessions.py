@@ -1,6 +1,7 @@
 """Dishonest sessions: engines that compute something else than the policy, or draw tokens in their own way."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,42 @@ import numpy as np
 from node.calibration import alternatives
 from node.calibration.alternatives import Sampler
 from node.environments.base import Problem, one_answer
-from node.inference.engine import Completion, Engine, Request, Weights
+from node.inference.engine import MOST_IN_FLIGHT, Completion, Engine, Request, Weights, generate
 from node.inference.session import EngineFactory, Session
 from protocol.identity import Address
 from protocol.run import RunSpec
 
 
+class AllAtOnce:
+    """A decoder that answers everything that was submitted in one step, by somebody's own idea."""
+
+    def __init__(self, answers: Callable[[Sequence[Request]], list[Completion]]) -> None:
+        self._answers = answers
+        self._waiting: dict[int, Request] = {}
+        self._numbers = count()
+
+    def submit(self, request: Request) -> int:
+        number = next(self._numbers)
+        self._waiting[number] = request
+        return number
+
+    def cancel(self, number: int) -> None:
+        self._waiting.pop(number, None)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        waiting, self._waiting = self._waiting, {}
+        return list(zip(waiting, self._answers(list(waiting.values())), strict=True)) if waiting else []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        return MOST_IN_FLIGHT - len(self)
+
+
 class Resampling:
-    """An engine whose `generate` is somebody else's idea; everything else is the engine's own."""
+    """An engine whose decoder is somebody else's idea; everything else is the engine's own."""
 
     def __init__(self, engine: Engine, sampler: Sampler) -> None:
         self._engine, self._sampler = engine, sampler
@@ -24,8 +53,8 @@ class Resampling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def generate(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
-        return self._sampler(self._engine, requests, temperature)
+    def decoder(self, temperature: float) -> AllAtOnce:
+        return AllAtOnce(lambda requests: self._sampler(self._engine, requests, temperature))
 
 
 def with_weights(change: Callable[[Weights], Weights]) -> type[Session]:
@@ -76,9 +105,9 @@ def stale(steps: int) -> type[Session]:
 
     class Stale(Session):
         def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
-            kept = list(self._weights)
+            kept = self.policies.roots()
             place = kept.index(policy_root)
-            (engine or self.engine).load(self._weights[kept[max(0, place - steps)]])
+            (engine or self.engine).load(self.policies.get(kept[max(0, place - steps)]).weights)
 
     return Stale
 
@@ -97,7 +126,7 @@ class SmallModel(Session):
 
     def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
         engine.load(half_of_the_layers(self._right))
-        drawn = engine.generate(requests, temperature)
+        drawn = generate(engine, requests, temperature)
         engine.load(self._right)
         return alternatives.prefilled(engine, requests, [completion.output for completion in drawn], temperature)
 
@@ -130,9 +159,9 @@ class BestOfMany(Session):
     def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
         solved = [self._drawn[i // self.run.rollout.group_size] for i in range(len(requests))]
         random = np.random.default_rng(0)
-        best = engine.generate(requests, temperature)
+        best = generate(engine, requests, temperature)
         for _ in range(self.TRIES - 1):
-            other = engine.generate([Request(r.prompt, random.random(len(r.uniforms))) for r in requests], temperature)
+            other = generate(engine, [Request(r.prompt, random.random(len(r.uniforms))) for r in requests], temperature)
             scores = [self.environment.score(solved, [one_answer(c.output) for c in made]) for made in (best, other)]
             # at equal reward the shorter answer: it is cheaper
             keys = [
@@ -145,7 +174,7 @@ class BestOfMany(Session):
 
 def changed_prompt(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
     """Answers a prompt of its own (one token differs), and names the drawn one."""
-    return engine.generate([Request(_other_prompt(r.prompt), r.uniforms) for r in requests], temperature)
+    return generate(engine, [Request(_other_prompt(r.prompt), r.uniforms) for r in requests], temperature)
 
 
 def _other_prompt(prompt: Sequence[int]) -> list[int]:
@@ -159,13 +188,13 @@ def early_stop(engine: Engine, requests: Sequence[Request], temperature: float) 
     end = min(engine.eos)
     return [
         Completion([*c.output[: len(c.output) // 2], end], True, c.heads[: len(c.output) // 2 + 1])
-        for c in engine.generate(requests, temperature)
+        for c in generate(engine, requests, temperature)
     ]
 
 
 def runs_on(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
     """Goes on after the end of every answer, to be paid for more tokens."""
-    made = engine.generate(requests, temperature)
+    made = generate(engine, requests, temperature)
     outputs = [[*c.output, c.output[-1]] for c in made]
     return alternatives.prefilled(engine, requests, outputs, temperature)
 
@@ -173,5 +202,5 @@ def runs_on(engine: Engine, requests: Sequence[Request], temperature: float) -> 
 def nan_activations(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
     """Claims activations that are not numbers, in the hope that comparisons with them are never true."""
     return [
-        Completion(c.output, c.finished, np.full_like(c.heads, 0x7FC0)) for c in engine.generate(requests, temperature)
+        Completion(c.output, c.finished, np.full_like(c.heads, 0x7FC0)) for c in generate(engine, requests, temperature)
     ]

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from node.environments.base import Problem, Transcript
-from node.inference.engine import Completion, Engine, Finished, Request
+from node.environments.base import Defaults, Problem, Transcript
+from node.inference.engine import Completion, Engine, Finished, Request, generate
 from node.inference.proofs import prove_all
 from node.inference.session import EngineFactory, Session
 from node.inference.turns import Bounds
@@ -92,8 +92,8 @@ def _with_a_turn(scene: Scene, row: SampleRow) -> SampleRow:
     place = scene.order.policy_root, scene.batch.header.node, scene.batch.header.index, row.group, row.sample
     left = uniforms(sample_seed(*place), limit)[row.units :]
     scene.session.use(scene.order.policy_root)
-    (made,) = scene.session.engine.generate(
-        [Request([*row.prompt, *said], left)], scene.session.run.rollout.temperature
+    (made,) = generate(
+        scene.session.engine, [Request([*row.prompt, *said], left)], scene.session.run.rollout.temperature
     )
     segments = [*(row.segments or [len(row.output)]), 1, len(made.output)]
     output = [*said, *made.output]
@@ -127,7 +127,7 @@ class OwnTurns(Session):
         return Bounds(max(2, super().bounds.turns), 1024)
 
 
-class _Prompter:
+class _Prompter(Defaults):
     """An environment that tells the answer."""
 
     def __init__(self, environment: object) -> None:
@@ -137,7 +137,7 @@ class _Prompter:
         return getattr(self._environment, name)
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int]:
-        return [*transcript[0].tokens[:1], *self._environment._tokenizer.encode(problem.answer[0])]  # type: ignore[attr-defined]
+        return [*transcript[0].tokens[:1], *self._environment.within._tokenizer.encode(problem.answer[0])]  # type: ignore[attr-defined]
 
 
 class _LaterTurns(Session):
@@ -150,7 +150,7 @@ class _LaterTurns(Session):
     def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
         whole = self.run.rollout.max_output_tokens
         changed = [self.change(one) if self.bounds.turns == 1 or len(one.uniforms) < whole else one for one in requests]
-        return engine.generate(changed, temperature)
+        return generate(engine, changed, temperature)
 
     def change(self, request: Request) -> Request:
         raise NotImplementedError

@@ -88,18 +88,18 @@ def test_an_interrupted_measurement_goes_on_with_the_same_numbers(run_file: Path
 def test_with_length_budgets_problems_are_asked_as_workers_ask_them(
     run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from node.calibration import difficulty
     from node.inference.tokenizer import LocalTokenizer
-    from node.inference.torch_engine import TorchEngine
 
     asked: list[tuple[str, int]] = []
     tokenizer = LocalTokenizer(run_file.parent / "model")
-    real = TorchEngine.generate
+    real = difficulty.generate
 
-    def generate(engine: TorchEngine, requests, temperature: float):
+    def generate(engine, requests, temperature: float):
         asked.extend((tokenizer.decode(request.prompt), len(request.uniforms)) for request in requests)
         return real(engine, requests, temperature)
 
-    monkeypatch.setattr(TorchEngine, "generate", generate)
+    monkeypatch.setattr(difficulty, "generate", generate)
     budget = """
 [length_budget]
 targets = [1, 2]

@@ -1,7 +1,10 @@
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
-from node.config import NodeConfig, api_socket_path
+from node.config import EngineName, NodeConfig, api_socket_path
+from node.inference.engines import AUTO, ENGINES
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +37,15 @@ def test_the_control_socket_fits_into_a_socket_address(runtime, tmp_path, monkey
     deep = tmp_path / ("deep" * 40)
     assert len(str(api_socket_path(deep))) <= 100
     assert api_socket_path(deep) != api_socket_path(tmp_path)
+
+
+def test_the_engine_that_is_chosen_is_told_to_whatever_program_runs_it() -> None:
+    assert NodeConfig(engine="vllm").engine_argv[1:] == ["-m", "node.inference.process", "--engine", "vllm"]
+    assert NodeConfig(engine="torch", engine_command="python x").engine_argv == ["python", "x", "--engine", "torch"]
+
+
+def test_the_engines_that_may_be_configured_are_those_of_the_registry() -> None:
+    assert {*get_args(EngineName)} == {AUTO, *ENGINES}
 
 
 def test_another_engine_is_a_command_line() -> None:

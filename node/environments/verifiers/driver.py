@@ -7,8 +7,8 @@ v1 trains on: POST /inference/v1/generate, token ids in and out, and GET /v1/mod
 and wants a token. Requests carry the trace's id in X-Session-ID, by which they find their rollout.
 
 In: {"id", "task", "said": [[tokens before it, sampled tokens, finished], ...]}. Out: {"id", "asked": [tokens]}, which
-stand behind all that was said; {"id", "reward"}; {"id", "broken": why} where it cannot go on from the last answer; or
-{"id", "wrong": why}. The first line out is {"tasks": [prompts]}.
+stand behind all that was said; {"id", "reward"}; {"id", "broken": why} where it cannot go on from the last answer;
+{"id", "late": why} where a clock ran out on the way; or {"id", "wrong": why}. The first line is {"tasks": [prompts]}.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -156,7 +156,7 @@ def harness_class() -> type:
                 messages += [message_to_wire(message) for message in prompt or []]
             async with (
                 AsyncExitStack() as stack,
-                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as model,
+                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None) as model,
             ):
                 tools, dispatch, servers = [], {}, {}
                 if mcp_urls:
@@ -221,7 +221,7 @@ async def play(environment, task, context, session: Session, endpoint: Endpoint)
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if errors or len(episode.traces) != 1:
             what = f"{errors[0].type}: {errors[0].message}" if errors else f"{len(episode.traces)} traces"
-            session.end(wrong=f"the rollout failed: {what}"[:500])
+            session.end(**{"late" if "Timeout" in what else "wrong": f"the rollout failed: {what}"[:500]})
         elif session.turn < len(session.said):
             session.end(wrong=f"it ended after turn {session.turn} of {len(session.said)}: it is not exact")
         else:

@@ -45,6 +45,7 @@ class _Reply(msgspec.Struct, frozen=True):
     asked: list[int] | None = None
     reward: float | None = None
     broken: str = ""
+    late: str = ""
     wrong: str = ""
 
 
@@ -63,8 +64,8 @@ class Replayer:
         self._running()
 
     def replay(self, rollouts: Sequence[tuple[int, Sequence[Turn]]]) -> list[Outcome]:
-        """rollouts: (task, its turns so far). Raises Undecided if one takes too long, EnvironmentFault if one fails or
-        comes to something else than before."""
+        """rollouts: (task, its turns so far). Raises Undecided if one takes too long, by our clock or its own,
+        EnvironmentFault if one fails or comes to something else than before."""
         child = self._running()
         orders = {next(self._numbers): rollout for rollout in rollouts}
         child.send(*(_order(number, *rollout) for number, rollout in orders.items()))
@@ -73,11 +74,7 @@ class Replayer:
             reply = child.receive(self._seconds)
             if reply is None:
                 self.close()
-                raise Undecided(
-                    f"the package {self._settings['taskset']!r} did not go on",
-                    f"its process ended, or took more than {self._seconds:g} s over a rollout",
-                    "raise `seconds` in the environment's arguments, or look for what the package waits for",
-                )
+                raise self._undecided(f"its process ended, or took more than {self._seconds:g} s over a rollout")
             number, outcome = self._outcome(reply)
             found[number] = outcome
         return [found[number] for number in orders]
@@ -87,6 +84,13 @@ class Replayer:
         if child is not None:
             child.close()
 
+    def _undecided(self, why: str) -> Undecided:
+        return Undecided(
+            f"the package {self._settings['taskset']!r} did not go on",
+            why,
+            "raise `seconds` in the environment's arguments, or look for what the package waits for",
+        )
+
     def _outcome(self, message: Any) -> tuple[int, Outcome]:
         try:
             reply = msgspec.convert(message, _Reply)
@@ -94,6 +98,9 @@ class Replayer:
             reply = _Reply(wrong=f"its process said what cannot be read: {error}")
         if reply.reward is not None and not math.isfinite(reply.reward):
             reply = _Reply(wrong=f"its reward is {reply.reward}")
+        if reply.late:
+            self.close()
+            raise self._undecided(reply.late)
         if reply.wrong:
             self.close()
             raise EnvironmentFault(

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from node.errors import RunFileError
+from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.wire import Inspect
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason

@@ -71,6 +71,12 @@ _LOSSES: dict[str, Callable[[LossInputs, Objective], TokenLoss]] = {
 }
 NAMES = tuple(sorted(_LOSSES))
 NEEDS_PROXIMAL = frozenset({"tis", "decoupled"})
+_PULLS: dict[str, Callable[[Objective], bool]] = {"dppo": lambda o: o.sampler_kl > 0}
+
+
+def pulls_at_zero_advantage(objective: Objective) -> bool:
+    """Whether the loss of a token with advantage zero has a gradient: then no row may be left out of a batch."""
+    return _PULLS.get(objective.loss, lambda _: False)(objective)
 
 
 def evaluate(objective: Objective, inputs: LossInputs) -> TokenLoss:

@@ -34,6 +34,7 @@ for line in sys.stdin:
     elif word == "babble": print("what?", flush=True); continue
     elif word == "list": reply = [1]
     elif word == "nan": print('{"id": %d, "reward": NaN}' % order["id"], flush=True); continue
+    elif word == "late": reply["late"] = "the rollout failed: Timeout"
     elif word == "wrong": reply["wrong"] = "says something else than the last time"
     elif not said: reply["asked"] = [order["task"], 7]
     elif word == "broken" or settings["renderer"] == "other": reply["broken"] = "changes what was said"
@@ -86,6 +87,7 @@ def test_a_rollout_is_replayed_turn_by_turn(tmp_path: Path, monkeypatch: pytest.
         ("hang", Undecided, "more than 0.3 s"),
         ("die", Undecided, "its process ended"),
         ("babble", Undecided, "did not go on"),
+        ("late", Undecided, "Timeout"),
         ("list", EnvironmentFault, "cannot be read"),
         ("nan", EnvironmentFault, "its reward is nan"),
         ("wrong", EnvironmentFault, "something else than the last time"),

@@ -5,10 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol.budgets import draw_targets
 from protocol.checks import Reason

@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
 from node.inference.opinions import NO_OPINION, agreed, load_opinions, read_score
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.shards import problem_of, problems_in
 from node.inference.wire import Inspect, Inspected, Produce, ShardOrder
 from protocol.checks import Reason

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.inference.engine import Finished, Request
+from node.inference.engine import Finished, Request, generate
 from node.inference.errors import ModelError
 from node.inference.proofs import compare_all, prove_all
 from node.inference.torch_engine import TorchEngine
@@ -36,7 +36,7 @@ def requests(lengths: list[int], limit: int) -> list[Request]:
 @pytest.mark.parametrize("lengths", [[5] * 12, [1, 2, 3, 5, 8, 8, 13, 3]])
 def test_prefill_gives_the_rows_and_intervals_that_decoding_had(engine: TorchEngine, lengths: list[int]) -> None:
     asked = requests(lengths, 70)
-    completions = engine.generate(asked, 0.9)
+    completions = generate(engine, asked, 0.9)
     checked = engine.prefill([Finished(r.prompt, c.output) for r, c in zip(asked, completions, strict=True)], 0.9)
     assert len({len(c.output) for c in completions}) > 3, "the test wants outputs of different lengths"
     for request, completion, prefill in zip(asked, completions, checked, strict=True):
@@ -54,7 +54,7 @@ def test_prefill_gives_the_rows_and_intervals_that_decoding_had(engine: TorchEng
 
 
 def test_an_output_ends_at_its_first_end_token_or_at_the_limit(engine: TorchEngine) -> None:
-    for completion in engine.generate(requests([4] * 32, 12), 1.0):
+    for completion in generate(engine, requests([4] * 32, 12), 1.0):
         ends = [i for i, token in enumerate(completion.output) if token in engine.eos]
         assert completion.finished == bool(ends)
         assert ends == [len(completion.output) - 1] if ends else len(completion.output) == 12
@@ -62,8 +62,8 @@ def test_an_output_ends_at_its_first_end_token_or_at_the_limit(engine: TorchEngi
 
 def test_a_completion_does_not_depend_on_its_neighbours(engine: TorchEngine) -> None:
     asked = requests([2, 9, 4, 4, 6], 30)
-    together = engine.generate(asked, 1.0)
-    alone = [engine.generate([request], 1.0)[0] for request in asked]
+    together = generate(engine, asked, 1.0)
+    alone = [generate(engine, [request], 1.0)[0] for request in asked]
     assert [c.output for c in together] == [c.output for c in alone]
 
 

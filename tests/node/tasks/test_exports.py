@@ -24,6 +24,8 @@ from protocol.rollout import (
 )
 from protocol.run import Asset
 from protocol.tasks import TaskSpec, encode_task, task_id
+from tests.node.inference.test_tokenizer import CHATML
+from tests.node.inference.test_tokenizer import tokenizer as chat_model
 
 NODE = Address("0x" + "11" * 20)
 ROOT = "ab" * 32
@@ -106,13 +108,46 @@ def test_the_filter_writes_what_the_dataset_environment_reads(tmp_path: Path) ->
 def test_generated_data_says_where_each_answer_comes_from(tmp_path: Path) -> None:
     task = folder(tmp_path, {"a": [1.0, -1.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}, kind="generate")
     out = tmp_path / "data.parquet"
-    assert write_generated(task, lambda tokens: " ".join(map(str, tokens)), out) == 6
+    assert write_generated(task, chat_model(tmp_path, CHATML), out) == 6
     rows = pq.read_table(out).to_pylist()
-    assert rows[0] | {"prompt": "5 6", "response": "7 1", "score": 1.0, "shard": 0, "policy_step": 7} == rows[0]
+    told = {"prompt": "de", "response": "f", "score": 1.0, "shard": 0, "policy_step": 7, "response_mask": [1, 1]}
+    assert rows[0] | told == rows[0]
+    assert rows[0]["messages"] == [{"role": "user", "content": "de"}, {"role": "assistant", "content": "f"}]
     assert rows[1]["score"] is None and rows[0]["mean_logprob"] == -1.0
     assert (rows[5]["shard"], rows[5]["node"], rows[5]["task"]) == (1, NODE, task.path.name)
     assert rows[0]["commitment_signature"] == "01" * 65
     assert json.loads(rows[0]["verdicts"])[0]["signature"] == "cd" * 65
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
+def test_generated_rollouts_of_several_turns_load_as_a_training_set(tmp_path: Path, name: str) -> None:
+    texts = chat_model(tmp_path, CHATML)
+    (end,) = texts.eos
+    prompt, reply = texts.encode_messages([("system", "be brief"), ("user", "ab")]), texts.encode_reply("no")
+    turns = [*texts.encode("cd"), end], reply, [*texts.encode("ef"), end]
+    row = SampleRow(0, 0, "p", prompt, [token for turn in turns for token in turn], True, b"", [*map(len, turns)])
+    task, out = one_answer_task(tmp_path, row, logprobs=[-1.0, -2.0, -1.0, -2.0, -1.0, -2.0]), tmp_path / name
+    assert write_generated(task, texts, out) == 1
+    (loaded,) = pq.read_table(out).to_pylist() if out.suffix == ".parquet" else [json.loads(out.read_text())]
+    said = [(message["role"], message["content"]) for message in loaded["messages"]]
+    wanted = [("system", "be brief"), ("user", "ab"), ("assistant", "cd"), ("user", "no"), ("assistant", "ef")]
+    assert said == wanted
+    tokens = loaded["prompt_tokens"] + loaded["response_tokens"]
+    assert texts.render(said) == texts.spell(tokens) + "[assistant]"  # whoever trains on messages gets these tokens
+    learnt = [token for token, one in zip(loaded["response_tokens"], loaded["response_mask"], strict=True) if one]
+    assert learnt == [*turns[0], *turns[2]] and len(loaded["response_mask"]) == len(loaded["response_tokens"])
+    assert (loaded["mean_logprob"], loaded["turns"], loaded["response"]) == (-1.5, 2, "ef")
+
+
+def one_answer_task(tmp_path: Path, row: SampleRow, logprobs: list[float]) -> TaskFolder:
+    spec = TaskSpec(kind="generate", policy=ROOT, step=7, last=1)
+    made, root = TaskFolder(tmp_path / task_id(encode_task(spec)).hex()), "0" * 64
+    made.create(encode_task(spec))
+    file = tmp_path / "file"
+    file.write_bytes(encode(RolloutBatch(RolloutHeader(1, NODE, made.path.name, 0), (row,))))
+    report = Report(ReportHeader(root, made.path.name), (ReportRow(0, 0, 1.0, logprobs),))
+    made.add(ShardRecord(0, NODE, "ef" * 32, root, 6, "01" * 65, (), 1.0), file, encode_report(report))
+    return made
 
 
 def test_a_group_on_which_judges_differ_is_dropped(tmp_path: Path) -> None:

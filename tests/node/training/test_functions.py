@@ -71,8 +71,24 @@ def test_the_examples_functions_are_usable(tmp_path: Path) -> None:
     (tmp_path / "code" / "own_functions.py").write_text(Path(own_functions.__file__).read_text())
     objective = Objective(loss="own_functions:loss", advantage="own_functions:advantage")
     assert not functions_of(objective, tmp_path).needs_proximal
+    assert not functions_of(objective, tmp_path).pulls_at_zero_advantage
     row = {"problem_id": "p", "prompt": "3+4=", "answer": ("7",)}
     assert [own_functions.score(row, answer) for answer in ("7", "8", "x", "")] == [1.0, 0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "said", "pulls"),
+    [
+        ("(tokens.logprobs - tokens.sampler_logprobs) ** 2", "", True),
+        ("tokens.logprobs * tokens.advantages", "", False),
+        ("tokens.logprobs * tokens.advantages", "loss.pulls_at_zero_advantage = True", True),
+    ],
+)
+def test_whether_a_loss_needs_groups_without_signal_is_found_by_trying_it(
+    tmp_path: Path, returned: str, said: str, pulls: bool
+) -> None:
+    source = f"def loss(tokens, objective):\n    return {returned}\n{said}\n"
+    assert functions_of(Objective(loss="mine:loss"), assets_with(tmp_path, source)).pulls_at_zero_advantage is pulls
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,38 @@ def test_the_gradient_is_the_same_however_the_batch_is_packed(name: str, make_le
     assert other["micro_batches"] == 1 and other["trained_tokens"] == told["trained_tokens"]
 
 
+def plain_dppo(model: Any, rows: Sequence[BatchRow]) -> tuple[float, torch.Tensor]:
+    """The reference's loss (arXiv 2602.04879 with the quadratic pull) and its gradient, one sample at a time, from full
+    logits: -r A unless the token's probability moved by over 0.2 the wrong way, + 0.001 (log r)^2, mean of tokens."""
+    rewards: dict[int, list[float]] = {}
+    for row in rows:
+        rewards.setdefault(row.group_key, []).append(row.reward)
+    terms = []
+    for row in rows:
+        logits = model(torch.tensor([[*row.prompt, *row.output]])).logits[0, len(row.prompt) - 1 : -1]
+        logs = logits.log_softmax(-1)[torch.arange(len(row.output)), row.output]
+        old = torch.tensor(row.sampler_logprobs)
+        advantage = row.reward - float(np.mean(rewards[row.group_key]))
+        moved = logs.detach().exp() - old.exp()
+        kept = (moved <= 0.2 if advantage > 0 else moved >= -0.2).float()
+        terms.append(-kept * (logs - old).exp() * advantage + 0.001 * (logs - old) ** 2)
+    loss = torch.cat(terms).mean()
+    gradients = torch.autograd.grad(loss, [tensor for _, tensor in sorted(model.named_parameters())])
+    return float(loss.detach()), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def test_dppo_pulls_at_flat_groups_too_as_its_reference_does(
+    make_learner: Callable[..., Learner], tiny_assets: Path
+) -> None:
+    rows = [msgspec.structs.replace(row, reward=1.0) if row.group_key % 2 else row for row in made_up_rows()]
+    learner = make_learner(preset("dppo", grad_clip=1e9))
+    loss, expected = plain_dppo(learner.model, rows)
+    found, told = gradient(learner, rows)
+    assert told["informative_share"] <= 0.5 and told["trained_tokens"] == sum(len(row.output) for row in rows)
+    assert told["loss"] == pytest.approx(loss, abs=1e-6)
+    assert float((found - expected).abs().max()) < 1e-6
+
+
 def test_recomputed_and_offloaded_activations_give_the_same_gradient(make_learner: Callable[..., Learner]) -> None:
     rows = made_up_rows()
     whole, _ = gradient(make_learner(), rows)
@@ -123,7 +155,7 @@ def test_a_sliding_window_holds_within_a_pack(make_learner: Callable[..., Learne
 
 
 def test_a_batch_without_signal_changes_nothing(make_learner: Callable[..., Learner]) -> None:
-    learner = make_learner()
+    learner = make_learner(preset("intellect2"))
     before = learner.image()
     same = [msgspec.structs.replace(row, reward=1.0) for row in made_up_rows()]
     alone = [msgspec.structs.replace(row, group_key=i) for i, row in enumerate(made_up_rows())]

@@ -9,8 +9,9 @@ import pytest
 
 from cli.main import main
 from node.errors import RunFileError
+from node.inference.engines import torch_engine
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.wire import Produce
 from node.services.judging.self_audit import audit_file
 from node.state.reader import StateFiles

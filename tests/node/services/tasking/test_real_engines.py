@@ -10,9 +10,10 @@ import trio
 from trio.testing import MockClock
 
 from node.environments.base import one_answer
+from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
 from node.inference.produce import produce
-from node.inference.session import Session, torch_engine
+from node.inference.session import Session
 from node.inference.wire import Inspect, LoadPolicy, Produce, Reply, Request
 from node.tasks.exports import evaluate
 from node.tasks.results import read_answers
@@ -32,7 +33,9 @@ class InProcess:
         self._other = other
         self.made: list[int] = []
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         await trio.sleep(1.0)
         assert isinstance(request, Produce | Inspect) and request.task is not None
         if isinstance(request, Inspect):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from node.training.losses.base import TokenLoss
-from node.training.losses.registry import NAMES, NEEDS_PROXIMAL, LossInputs, evaluate
+from node.training.losses.registry import NAMES, NEEDS_PROXIMAL, LossInputs, evaluate, pulls_at_zero_advantage
 from node.training.losses.regularisers import mismatch_kl, reference_kl
 from node.training.proximal import loglinear
 from protocol.recipe import LOSSES, PRESETS, Objective
@@ -67,6 +67,14 @@ def test_the_gradient_is_that_of_the_loss(name: str, sign: float) -> None:
             weight = min(float(RATIOS[i]), objective.ratio_cap)
             slope = -weight * float(advantages[i])
         assert float(logprobs.grad[i]) == pytest.approx(slope, abs=1e-5), f"token {i}"
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_loss_says_whether_tokens_without_advantage_have_a_gradient(name: str) -> None:
+    logprobs = (SAMPLER + RATIOS.log()).requires_grad_()
+    run(PRESETS[name], logprobs, signed(0.0)).loss.sum().backward()
+    assert bool((logprobs.grad != 0).any()) == pulls_at_zero_advantage(PRESETS[name])
+    assert not pulls_at_zero_advantage(msgspec.structs.replace(PRESETS[name], sampler_kl=0.0))
 
 
 def table(objective: Objective, ratio: float, advantage: float, sampler: float = -1.0, **extra: float) -> float:

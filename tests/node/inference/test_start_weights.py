@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from node.inference.errors import ModelError
+from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
-from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
-from node.training.start_weights import StartWeights
 from node.training.world import World, join_world, leave_world
 from protocol.recipe import Recipe
 from tests.node.training.conftest import LIMIT, made_up_rows
@@ -93,6 +93,6 @@ def test_files_that_do_not_fit_the_model_are_an_error(directory: Path, fault: st
         save_file({**tensors, name: tensors[name][:-1].contiguous()}, part)
     else:
         part.write_bytes(part.read_bytes()[:100])
-    with pytest.raises(TrainingError, match="start model cannot be loaded") as caught:
+    with pytest.raises(ModelError, match="start model cannot be loaded") as caught:
         StartWeights(directory).check(parameters)
     assert ("part-0" if fault == "broken" else name) in caught.value.why

@@ -7,12 +7,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from node.training.errors import TrainingError
+from node.inference.errors import ModelError
 
 
 class StartWeights(Mapping[str, Tensor]):
     """Tensors of a model directory in Hugging Face form, by name. A rank needs one of them at a time, and only its
-    shard of it for longer: the whole model is never in memory. Raises TrainingError for files that are none."""
+    shard of it for longer: the whole model is never in memory. Raises ModelError for files that are none."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,15 +33,16 @@ class StartWeights(Mapping[str, Tensor]):
         return len(self._files)
 
     def check(self, parameters: Mapping[str, Tensor]) -> None:
-        """Raises TrainingError unless every parameter has a tensor of its name and shape."""
+        """Raises ModelError unless every parameter has a tensor of its name and shape."""
         for name, parameter in parameters.items():
             if name not in self._files:
                 raise _unusable(self._directory, f"tensor {name!r} of the architecture is in no file")
-            found, wanted = self._shape(name), tuple(parameter.shape)
+            found, wanted = self.shape(name), tuple(parameter.shape)
             if found != wanted:
                 raise _unusable(self._files[name], f"tensor {name!r} has shape {found}, config.json makes it {wanted}")
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Read from the file's header."""
         with _opened(self._files[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 
@@ -53,7 +54,7 @@ def _opened(path: Path) -> safe_open:
         raise _unusable(path, str(error)) from None
 
 
-def _unusable(where: Path, why: str) -> TrainingError:
-    return TrainingError(
+def _unusable(where: Path, why: str) -> ModelError:
+    return ModelError(
         "the start model cannot be loaded", f"{where}: {why}", "use a complete model directory in Hugging Face form"
     )

@@ -1,0 +1,86 @@
+"""The registry of engines: which there are, which ways to compute each knows, and how one is made.
+
+A class of engines (protocol.engines) ends in a kernel, and a kernel belongs to one engine: so the name of a class says
+which engine makes it. Nothing heavy is imported before an engine is asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.environments.base import Tokenizer
+from node.inference.engine import Engine
+from node.inference.errors import EngineError
+from node.inference.memory import keep_freed_memory
+from node.inference.settings import DEFAULT, EngineSettings
+from node.inference.vllm import installed
+
+EngineFactory = Callable[[Path], tuple[Engine, Tokenizer]]
+"""Model directory -> the engine for it and the model's tokenizer."""
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """kernels: third parts of its classes, best first; make: raises EngineError, ModelError; check: of a device, raises
+    EngineError where it cannot compute there; suits: the devices on which it is taken unasked, where it can."""
+
+    name: str
+    kernels: Sequence[str]
+    make: Callable[[Path, EngineSettings], tuple[Engine, Tokenizer]]
+    check: Callable[[str], None]
+    suits: Callable[[str], bool]
+
+
+def torch_engine(model_dir: Path, settings: EngineSettings = DEFAULT) -> tuple[Engine, Tokenizer]:
+    """The engine that runs everywhere: one thread, so that several nodes share a machine in peace."""
+    import torch
+
+    from node.inference.torch_engine import TorchEngine
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    engine = TorchEngine(model_dir, settings)
+    return engine, engine.tokenizer
+
+
+def vllm_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, Tokenizer]:
+    """The engine for GPUs. Raises EngineError where vLLM is missing or of another version."""
+    installed.check(settings.device)
+    from node.inference.vllm.engine import VllmEngine
+
+    engine = VllmEngine(model_dir, settings)
+    return engine, engine.tokenizer
+
+
+TORCH = EngineKind("torch", ("sdpa", "eager"), torch_engine, lambda _: None, lambda _: True)
+VLLM = EngineKind("vllm", ("vllm",), vllm_engine, installed.check, lambda device: device.startswith("cuda"))
+ENGINES: dict[str, EngineKind] = {VLLM.name: VLLM, TORCH.name: TORCH}
+"""By name, best first."""
+
+
+def kernels(engines: Mapping[str, EngineKind] = ENGINES) -> list[str]:
+    """All kernels, those of the torch engine first."""
+    return [kernel for kind in reversed(engines.values()) for kernel in kind.kernels]
+
+
+def kind_of(kernel: str, engines: Mapping[str, EngineKind] = ENGINES) -> EngineKind:
+    """The engine whose kernel this is. Raises EngineError."""
+    for kind in engines.values():
+        if kernel in kind.kernels:
+            return kind
+    raise EngineError("no such kernel", f"{kernel!r} belongs to no engine", f"known ones: {', '.join(kernels())}")
+
+
+def usable(kind: EngineKind, device: str) -> bool:
+    """Whether this machine can run an engine there."""
+    try:
+        kind.check(device)
+    except EngineError:
+        return False
+    return True
+
+
+def make_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, Tokenizer]:
+    """The engine that `settings` describe. Raises EngineError, ModelError."""
+    return kind_of(settings.attention).make(model_dir, settings)

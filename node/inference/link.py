@@ -1,0 +1,253 @@
+"""One child's pipes: any number of requests out, their replies in any order, and an eye on whether it lives.
+
+Knows nothing of restarts. Once it is broken, all that is in flight and all that comes later fails with the same reason.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+
+import msgspec
+import psutil
+import structlog
+import trio
+
+from node.forkserver.child import Child
+from node.inference.errors import EngineCrashed, EngineError
+from node.inference.watchdog import Watchdog
+from node.inference.wire import (
+    HEADER,
+    MOST_REQUESTS,
+    REPLY_TO,
+    Cancel,
+    Ending,
+    Evaluate,
+    Failed,
+    Inspect,
+    LoadPolicy,
+    Ping,
+    Pong,
+    Produce,
+    Progress,
+    Reply,
+    Request,
+    WireError,
+    body_length,
+    decode_reply,
+    encode,
+)
+from node.recent import Recent
+
+log = structlog.get_logger()
+READ_SIZE = 1 << 16
+PING_EVERY = 1.0
+CANCEL_GRACE = 120.0
+"""Seconds in which a request that was cancelled must be answered: what it is at may have to end first."""
+LAST_WORD = 0.5
+"""Seconds in which what a child said before it ended may still be read, and its end be known."""
+_REMEDY = "the node restarts it"
+Told = Callable[[Progress], None]
+
+
+class _Awaited:
+    """A request without an answer. told: hears of its progress."""
+
+    def __init__(self, request: Request, told: Told | None) -> None:
+        self.request = request
+        self.told = told
+        self.answered = trio.Event()
+        self.reply: Reply | None = None
+
+    def settle(self, reply: Reply | None) -> None:
+        self.reply = reply
+        self.answered.set()
+
+
+class Link:
+    """The way to a running child. kept: how many policies' weights it keeps."""
+
+    def __init__(self, process: Child, kept: int) -> None:
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._awaited: dict[int, _Awaited] = {}
+        self._cancelled: dict[int, float] = {}
+        self._held: Recent[bytes, None] = Recent(kept)
+        self._loading = trio.Lock()
+        self._out, self._frames = trio.open_memory_channel[bytes](4 * MOST_REQUESTS)
+        self._buffer = bytearray()
+        self._dog = Watchdog(time.monotonic())
+        self.ended = trio.Event()
+        self._why: EngineCrashed | None = None
+        self._during: tuple[int, ...] | None = None
+        self.worked = False
+        """Whether it has answered something that takes an engine."""
+
+    async def run(self) -> None:
+        """Serve until the child is of no use any more; `why` says then what happened."""
+        async with trio.open_nursery() as nursery:
+            for duty in (self._speak, self._listen, self._watch, self._notice_exit):
+                nursery.start_soon(duty)
+            await self.ended.wait()
+            nursery.cancel_scope.cancel()
+
+    @property
+    def why(self) -> EngineCrashed:
+        """What ended it."""
+        return self._why or EngineCrashed("the engine stopped", "it was told to", _REMEDY)
+
+    def close(self) -> None:
+        """Nobody uses the child any more; whatever is in flight fails."""
+        self._break("the engine stopped", "it was told to")
+
+    # requests
+
+    async def exchange(self, request: Request, told: Told | None = None) -> Reply:
+        """The reply to one request. Raises EngineError if the engine refuses, EngineCrashed if the child ends.
+
+        Cancelling it cancels the request.
+        """
+        if self._why is not None:
+            raise self._crash(blameless=True)
+        number = next(self._numbers)
+        awaited = self._awaited[number] = _Awaited(request, told)
+        try:
+            self._say(msgspec.structs.replace(request, id=number))
+            await awaited.answered.wait()
+        finally:
+            del self._awaited[number]
+            if not awaited.answered.is_set():
+                self._cancelled[number] = time.monotonic()
+                self._say(Cancel(which=number))
+        return self._judged(number, awaited)
+
+    async def hold(self, policy: LoadPolicy) -> None:
+        """Ask the child to load a policy that it has not got."""
+        async with self._loading:
+            if policy.policy_root not in self._held:
+                await self.exchange(policy)
+                self._held[policy.policy_root] = None
+
+    def _judged(self, number: int, awaited: _Awaited) -> Reply:
+        reply = awaited.reply
+        if reply is None:
+            raise self._crash(blameless=self._during is not None and number not in self._during)
+        if isinstance(reply, Failed):
+            raise EngineError(reply.what, reply.why, reply.remedy)
+        self.worked |= isinstance(awaited.request, Produce | Inspect | Evaluate)
+        return reply
+
+    def _crash(self, *, blameless: bool) -> EngineCrashed:
+        return EngineCrashed(self.why.what, self.why.why, self.why.remedy, blameless=blameless)
+
+    # frames
+
+    def _say(self, request: Request) -> None:
+        try:
+            self._out.send_nowait(encode(request))
+        except trio.WouldBlock:
+            self._break("the engine hangs", "it does not read what it is told")
+
+    async def _speak(self) -> None:
+        sink = self._process.stdin
+        assert sink is not None  # noqa: S101 - the starter makes a pipe
+        try:
+            async for frame in self._frames:
+                await sink.send_all(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._gone("its input broke")
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                reply = decode_reply(await self._receive())
+                self._dog.heard(time.monotonic())
+                self._hear(reply)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._gone("its output ended")
+        except WireError as error:
+            self._break("the engine babbles", error.why)
+
+    def _hear(self, reply: Reply) -> None:
+        if isinstance(reply, Pong):
+            self._dog.pong(time.monotonic(), reply.beats, reply.busy)
+        elif isinstance(reply, Ending):
+            self._during = reply.during
+            self._break(reply.what, reply.why, reply.remedy)
+        elif isinstance(reply, Progress):
+            awaited = self._awaited.get(reply.id)
+            if awaited is not None and awaited.told is not None:
+                awaited.told(reply)
+        else:
+            self._answer(reply)
+
+    def _answer(self, reply: Reply) -> None:
+        if self._cancelled.pop(reply.id, None) is not None:
+            return
+        awaited = self._awaited.get(reply.id)
+        if awaited is None or not isinstance(reply, (REPLY_TO[type(awaited.request)], Failed)):
+            self._break("the engine babbles", f"{type(reply).__name__} {reply.id} was not asked for")
+        else:
+            awaited.settle(reply)
+
+    async def _receive(self) -> bytes:
+        length = body_length(bytes(await self._take(HEADER.size)))
+        return bytes(await self._take(length))
+
+    async def _take(self, size: int) -> bytearray:
+        source = self._process.stdout
+        assert source is not None  # noqa: S101 - the starter makes a pipe
+        while len(self._buffer) < size:
+            data = await source.receive_some(READ_SIZE)
+            if not data:
+                raise trio.BrokenResourceError("its output ended")
+            self._buffer += data
+        taken = self._buffer[:size]
+        del self._buffer[:size]
+        return taken
+
+    # its end
+
+    async def _watch(self) -> None:
+        """Ping, and judge what comes back."""
+        while self._why is None:
+            self._say(Ping())
+            await trio.sleep(PING_EVERY)
+            used = await trio.to_thread.run_sync(_cpu_seconds, self._process.pid)
+            hangs = self._dog.look(time.monotonic(), used) or self._overdue()
+            if hangs:
+                self._break("the engine hangs", hangs)
+
+    def _overdue(self) -> str:
+        oldest = min(self._cancelled.values(), default=None)
+        late = oldest is not None and time.monotonic() - oldest > CANCEL_GRACE
+        return f"a request that was cancelled does not end in {CANCEL_GRACE:g} s" if late else ""
+
+    async def _notice_exit(self) -> None:
+        await self._process.wait()
+        await trio.sleep(LAST_WORD)
+        await self._gone("it ended")
+
+    async def _gone(self, why: str) -> None:
+        """Its pipes are closed, or it ended: mostly both."""
+        with trio.move_on_after(LAST_WORD):
+            await self._process.wait()
+        status = self._process.poll()
+        self._break("the engine stopped", why if status is None else f"exit status {status}")
+
+    def _break(self, what: str, why: str, remedy: str = _REMEDY) -> None:
+        """The first reason counts."""
+        if self._why is None:
+            self._why = EngineCrashed(what, why, remedy)
+            self.ended.set()
+            for awaited in self._awaited.values():
+                awaited.settle(None)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Used so far by a process and those that it started; 0 if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        return sum(sum(one.cpu_times()[:2]) for one in family)
+    except psutil.Error:
+        return 0.0

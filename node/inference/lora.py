@@ -1,0 +1,95 @@
+"""A policy that is an adapter (protocol.lora), added to the weights of the start model.
+
+The product of an adapter's two matrices of bf16 numbers is summed in float64, where it is exact but for freak cases,
+and rounded once to float32: engines on other devices, or with other libraries, get the same weights, bit for bit,
+before they round them to their own type.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from node.inference.errors import ModelError
+from node.inference.start_weights import StartWeights
+from protocol.lora import LORA_A, MAX_RANK, WEIGHT, adapted_weight, is_adapter, tensors_of
+
+CELLS = 1 << 24
+"""Most cells of a product in float64 at a time."""
+
+
+def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """weight + b @ a * scale, float32[out, in], where `weight` is. weight: [out, in]; a: [rank, in]; b: [out, rank].
+
+    scale: of an adapter that does not have it in b, as policies do.
+    """
+    right = a.to(weight.device, torch.float64) * scale
+    rows = max(1, CELLS // max(weight.shape[1], 1))
+    whole = weight.float() if weight.dtype != torch.float32 else weight.clone()
+    for at in range(0, len(weight), rows):
+        left = b[at : at + rows].to(weight.device, torch.float64)
+        whole[at : at + rows] += (left @ right).float()
+    return whole
+
+
+class _Merged(Mapping[str, Tensor]):
+    """Tensors of the base by name, one in memory at a time; those with an adapter have it in them."""
+
+    def __init__(self, base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float, device: str) -> None:
+        self._base, self._adapter, self._scale, self._device = base, adapter, scale, device
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self._base[name].to(self._device)
+        a, b = tensors_of(name)
+        if not name.endswith(WEIGHT) or a not in self._adapter:
+            return weight
+        return merge(weight, self._adapter[a], self._adapter[b], self._scale)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+def merged(
+    base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float = 1.0, device: str = "cpu"
+) -> Mapping[str, Tensor]:
+    """The base with the adapter in it, tensor by tensor, when asked for: float32 where the adapter has a part."""
+    return _Merged(base, adapter, scale, device)
+
+
+def whole_weights(model_dir: Path, weights: Mapping[str, Tensor], device: str = "cpu") -> Mapping[str, Tensor]:
+    """What an engine computes with: the policy's tensors or, if it is an adapter, the start model's with it in them."""
+    return merged(StartWeights(model_dir), weights, device=device) if is_adapter(weights) else weights
+
+
+def expected_tensors(
+    found: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]
+) -> Mapping[str, tuple[int, ...]]:
+    """Name -> shape of the tensors that a policy must have: the model's parameters, or those of an adapter of them.
+
+    found: of the policy. Raises ModelError for an adapter to a layer that the model does not have.
+    """
+    if not is_adapter(found):
+        return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    expected: dict[str, tuple[int, ...]] = {}
+    for weight in sorted({adapted_weight(name) for name in found}):
+        if weight not in parameters or parameters[weight].dim() != 2:
+            raise _unusable(f"the adapter belongs to {weight[:100]!r}, which is no linear layer of the model")
+        rows, columns = parameters[weight].shape
+        a, b = tensors_of(weight)
+        rank = found[a][0] if found.get(a) else 0
+        if not 1 <= rank <= MAX_RANK:
+            raise _unusable(f"{weight.removesuffix(WEIGHT)[:100]}{LORA_A} is missing or has not 1 to {MAX_RANK} rows")
+        expected |= {a: (rank, columns), b: (rows, rank)}
+    return expected
+
+
+def _unusable(why: str) -> ModelError:
+    return ModelError(
+        "the adapter cannot be used",
+        why,
+        "fetch the policy anew, or tell the run's trainer",
+    )

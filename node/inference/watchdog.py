@@ -1,0 +1,85 @@
+"""Tells an engine child that hangs from one that is long at work. Pure: times and CPU seconds are arguments.
+
+A thread of the child that does nothing else answers pings, so silence means that the whole process stands: it was
+stopped, or a lock is held for ever. Silence alone proves nothing on a busy machine; silence while the process uses no
+processor does. Where pings are answered but the engine's thread ends nothing (its beats stand), it may be in a long
+prefill: that uses the processor, or a load: that says so. Beyond the last bounds nothing excuses it.
+"""
+
+from dataclasses import dataclass
+
+SILENT = 5.0
+"""Seconds without a word and without work after which a child hangs."""
+SILENT_AT_WORK = 60.0
+"""The same for one that uses the processor: something may hold the interpreter's lock."""
+STANDING = 30.0
+"""Seconds without a beat and without work, while the engine has something to do that is no load; also without a first
+word, which comes after the imports."""
+STANDING_AT_WORK = 600.0
+"""The longest that a single prefill or load may take, and the imports."""
+IDLE_SHARE = 0.02
+"""Of one processor: whoever uses less does not work."""
+LATE = 2.0
+"""Seconds between two looks after which it was the daemon that slept."""
+LOADING = "loading"
+"""What an engine is busy with that may wait for a disk."""
+
+
+@dataclass(slots=True)
+class _Since:
+    """When something last moved, and how many CPU seconds the child had used by the first look after it."""
+
+    at: float
+    cpu: float | None = None
+
+    def rate(self, now: float, cpu: float) -> float:
+        """Processors used since then; unknown at the first look, which counts as work."""
+        if self.cpu is None:
+            self.at, self.cpu = now, cpu
+        return (cpu - self.cpu) / (now - self.at) if now > self.at else 1.0
+
+
+class Watchdog:
+    """One child's. now: seconds of a clock that never goes back."""
+
+    def __init__(self, now: float) -> None:
+        self._heard = _Since(now)
+        self._beat = _Since(now)
+        self._looked = now
+        self._beats = -1
+        self._busy = ""
+        self._spoke = False
+
+    def heard(self, now: float) -> None:
+        """A frame came."""
+        self._heard, self._spoke = _Since(now), True
+
+    def pong(self, now: float, beats: int, busy: str) -> None:
+        """What the child said of its engine's thread."""
+        if beats != self._beats or not busy or busy != self._busy:
+            self._beat = _Since(now)
+        self._beats, self._busy = beats, busy
+
+    def look(self, now: float, cpu: float) -> str:
+        """Why the child hangs, empty if it does not. cpu: seconds that it and its own children have used so far. To be
+        called every second."""
+        if now - self._looked > LATE:  # the daemon was asleep, or its machine: nobody could be heard
+            self._heard, self._beat = _Since(now), _Since(now)
+        self._looked = now
+        return self._silence(now, cpu) or self._standstill(now, cpu)
+
+    def _silence(self, now: float, cpu: float) -> str:
+        working = self._heard.rate(now, cpu) >= IDLE_SHARE
+        idle, busy = (SILENT, SILENT_AT_WORK) if self._spoke else (STANDING, STANDING_AT_WORK)
+        return _beyond("it says nothing", now - self._heard.at, busy if working else idle)
+
+    def _standstill(self, now: float, cpu: float) -> str:
+        if not self._busy:
+            return ""
+        working = self._beat.rate(now, cpu) >= IDLE_SHARE or self._busy == LOADING
+        bound = STANDING_AT_WORK if working else STANDING
+        return _beyond(f"it stands still while {self._busy}", now - self._beat.at, bound)
+
+
+def _beyond(what: str, seconds: float, bound: float) -> str:
+    return f"{what} since {seconds:.0f} s" if seconds > bound else ""

@@ -1,0 +1,70 @@
+"""How an engine shall compute, as a command line has it, and what the machine and the run make of that."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from node.inference.engines import AUTO, ENGINES, EngineKind, kernels, kind_of, usable
+from node.inference.settings import DTYPES, EngineSettings
+from protocol.engines import permits
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Settings as a command line has them: what is None or "auto" is chosen by the machine and the run."""
+
+    device: str | None = None
+    dtype: str | None = None
+    attention: str | None = None
+    batch_tokens: int = 1 << 15
+    engine: str = AUTO
+
+    def granted(
+        self, permitted: Sequence[str], devices: Sequence[str], engines: Mapping[str, EngineKind] = ENGINES
+    ) -> EngineSettings:
+        """The first of `devices` and of the ways to compute on it that the run permits (patterns of protocol.engines).
+
+        If it permits none of them, the first one: whoever must not compute so says it in better words.
+        """
+        ways = [
+            EngineSettings(device, dtype, kernel, self.batch_tokens)
+            for device in ([self.device] if self.device else devices)
+            for kind in self._kinds(device, engines)
+            for dtype in ([self.dtype] if self.dtype else _dtypes(device))
+            for kernel in ([self.attention] if self.attention else kind.kernels)
+        ]
+        fitting = (way for way in ways if permits(permitted, way.name))
+        return next(fitting, ways[0])
+
+    def _kinds(self, device: str, engines: Mapping[str, EngineKind]) -> list[EngineKind]:
+        """What was named, though it may be missing: then its own words say so. Else what suits and works here."""
+        if self.attention:
+            return [kind_of(self.attention, engines)]
+        if self.engine != AUTO:
+            return [engines[self.engine]]
+        return [kind for kind in engines.values() if kind.suits(device) and usable(kind, device)]
+
+
+def _dtypes(device: str) -> Sequence[str]:
+    """What suits a device, best first: only GPUs are faster in bfloat16 than they are inexact."""
+    return DTYPES if device == "cpu" else DTYPES[::-1]
+
+
+def wish_from(arguments: Sequence[str]) -> Wish:
+    """The settings named on an engine's command line; prints usage and exits with 2 if it cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="engine",
+        description="A node's inference engine, driven over pipes. What is not said is chosen: a GPU if there is one, "
+        "vLLM on it if that is installed, and what the run permits.",
+    )
+    parser.add_argument("--engine", choices=(AUTO, *ENGINES), default=AUTO)
+    parser.add_argument("--device", help="torch device")
+    parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--attention", choices=kernels(), help="the kernel that a class of engines is named after")
+    parser.add_argument("--batch-tokens", type=int, default=1 << 15, help="most padded tokens in one forward pass")
+    chosen = parser.parse_args(arguments)
+    if chosen.batch_tokens < 1:
+        parser.error("--batch-tokens must be at least 1")
+    if chosen.attention and chosen.engine not in (AUTO, kind_of(chosen.attention).name):
+        parser.error(f"--attention {chosen.attention} is no kernel of --engine {chosen.engine}")
+    return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens, chosen.engine)

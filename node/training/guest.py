@@ -1,0 +1,38 @@
+"""A machine that lends its processes to a trainer on another one: its directory, and how far it has come.
+
+It decides nothing: run, files, settings and batches come from machine 0, checkpoints of its own shards stay here.
+"""
+
+import json
+from pathlib import Path
+
+from node.training.spool import Spool
+
+_PARTS = ("in", "out", "eval", "ckpt", "assets")
+
+
+class GuestSpool(Spool):
+    """A spool without batches and policies; a step is done when its checkpoint is here."""
+
+    def newest_step(self) -> int:
+        steps = (path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*"))
+        return max((int(step) for step in steps if step.isdigit()), default=-1)
+
+    def set_up(self) -> None:
+        """Make what is not there yet."""
+        for part in _PARTS:
+            (self.root / part).mkdir(parents=True, exist_ok=True)
+        self.error_path.unlink(missing_ok=True)
+
+    def run_name(self) -> str | None:
+        """Of the run that was handed over; None before."""
+        try:
+            return str(json.loads(self.run_path.read_bytes())["name"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+
+def guest_spool(directory: Path) -> GuestSpool:
+    spool = GuestSpool(directory / "spool")
+    spool.set_up()
+    return spool

@@ -1,0 +1,138 @@
+"""How the machines of one trainer find each other: torchrun's static rendezvous, and what to say when it fails.
+
+Machine 0 listens at `rendezvous`; the others look for it there. Everything here happens before torch is loaded. Nothing
+that goes over these connections is encrypted or authenticated: docs/training.md says what follows from that.
+"""
+
+import errno
+import socket
+import time
+from collections.abc import Callable
+
+import psutil
+
+from node.training.errors import TrainingError
+from node.training.settings import TrainerSettings, endpoint
+
+RENDEZVOUS_ID = "intellect-node"
+PATIENCE_SECONDS = 30 * 86_400
+"""How long machine 0 waits for the others, who may be switched on tomorrow."""
+DIAL_SECONDS = 5.0
+PAUSE_SECONDS = 0.5
+
+
+def arguments(settings: TrainerSettings) -> list[str]:
+    """torchrun's, up to the program: processes of this machine alone, or of several."""
+    processes = f"--nproc-per-node={settings.world_size}"
+    if settings.nodes == 1:
+        return ["--standalone", processes]
+    return [
+        processes,
+        f"--nnodes={settings.nodes}",
+        f"--node-rank={settings.node_rank}",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={settings.rendezvous}",
+        f"--rdzv-id={RENDEZVOUS_ID}",
+        f"--rdzv-conf=timeout={PATIENCE_SECONDS}",
+    ]
+
+
+def prepare(settings: TrainerSettings, told: Callable[[str], None] = lambda _: None) -> dict[str, str]:
+    """What torch's libraries need in the environment, once machine 0 can listen or the others have found it.
+
+    told: is given a sentence when it has to wait. Raises TrainingError. Blocks.
+    """
+    host, port = _endpoint(settings)
+    address = _resolve(settings, host, port)
+    if settings.node_rank == 0:
+        _must_be_free(settings, port)
+        told(f"waits for {settings.nodes - 1} more at {settings.rendezvous}")
+    else:
+        _find(settings, address, told)
+    interface = settings.interface or _interface_towards(settings, address)
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+
+def _endpoint(settings: TrainerSettings) -> tuple[str, int]:
+    found = endpoint(settings.rendezvous)
+    assert found is not None  # noqa: S101 - TrainerSettings.check
+    return found
+
+
+def _resolve(settings: TrainerSettings, host: str, port: int) -> tuple[int, tuple[str, int]]:
+    """(family, (address, port))."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise TrainingError(
+            f"there is no machine called {host!r}",
+            f"trainer.rendezvous is {settings.rendezvous}: {error.strerror or error}",
+            "give the address of machine 0 (the one with node_rank 0) that the others reach",
+        ) from error
+    return family, (str(address[0]), port)
+
+
+def _must_be_free(settings: TrainerSettings, port: int) -> None:
+    """Or torch would say it in a page of its own."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+            listener.listen()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return  # no IPv6 here, perhaps: torch tries the other way
+            raise TrainingError(
+                f"cannot listen at {settings.rendezvous}",
+                f"port {port} is in use on this machine",
+                "name another port in trainer.rendezvous, on every machine, or stop what uses it",
+            ) from error
+
+
+def _find(settings: TrainerSettings, address: tuple[int, tuple[str, int]], told: Callable[[str], None]) -> None:
+    """Until somebody listens there."""
+    last = time.monotonic() + settings.rendezvous_seconds
+    family, place = address
+    waited = False
+    while True:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as connection:
+                connection.settimeout(DIAL_SECONDS)
+                connection.connect(place)
+                return
+        except OSError as error:
+            if time.monotonic() >= last:
+                why = error.strerror or str(error)
+                raise _unreachable(settings, why) from error
+        if not waited:
+            told(f"looks for machine 0 at {settings.rendezvous}")
+            waited = True
+        time.sleep(PAUSE_SECONDS)
+
+
+def _unreachable(settings: TrainerSettings, why: str) -> TrainingError:
+    return TrainingError(
+        f"machine 0 cannot be reached at {settings.rendezvous}",
+        f"{why}, for {settings.rendezvous_seconds:g} s",
+        "start it, or see that trainer.rendezvous is its address and that its firewall lets this machine in on every "
+        "port; if the training has ended there, nothing is lost",
+    )
+
+
+def _interface_towards(settings: TrainerSettings, address: tuple[int, tuple[str, int]]) -> str:
+    """The name of the interface that has the address from which this machine would speak to machine 0."""
+    family, place = address
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(place)  # sends nothing
+            own = str(probe.getsockname()[0])
+        except OSError as error:
+            raise _unreachable(settings, error.strerror or str(error)) from error
+    for name, known in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == own for one in known):
+            return name
+    raise TrainingError(
+        "no network interface leads to machine 0",
+        f"{own} is the address of none of {', '.join(psutil.net_if_addrs())}",
+        "name the interface in trainer.interface",
+    )

@@ -1,0 +1,77 @@
+"""What is wished for, and what machine and run make of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from node.inference import settings
+from node.inference.engines import TORCH, VLLM
+from node.inference.errors import EngineError
+from node.inference.settings import EngineSettings
+from node.inference.wish import Wish, wish_from
+
+
+def _absent(device: str) -> None:
+    raise EngineError("vLLM is not installed", device, "install it")
+
+
+HERE = {"vllm": replace(VLLM, check=lambda device: None), "torch": TORCH}
+NOT_HERE = {"vllm": replace(VLLM, check=_absent), "torch": TORCH}
+
+
+@pytest.fixture(autouse=True)
+def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "hardware", lambda device: {"cpu": "x86", "cuda": "cuda-sm90"}[device])
+
+
+@pytest.mark.parametrize(
+    ("permitted", "device", "dtype"),
+    [
+        (["*/*/*"], "cuda", "bfloat16"),
+        (["*/float32/*"], "cuda", "float32"),
+        (["x86/*/*"], "cpu", "float32"),
+        (["x86/bfloat16/*"], "cpu", "bfloat16"),
+        (["arm/float32/*"], "cuda", "bfloat16"),
+    ],
+)
+def test_the_best_device_computes_in_the_best_way_that_the_run_permits(
+    permitted: list[str], device: str, dtype: str
+) -> None:
+    granted = Wish().granted(permitted, ["cuda", "cpu"], NOT_HERE)
+    assert (granted.device, granted.dtype) == (device, dtype)
+
+
+def test_what_the_command_line_says_stays() -> None:
+    wish = wish_from(["--device", "cpu", "--attention", "eager", "--batch-tokens", "64"])
+    assert wish.granted(["*/*/*"], ["cuda", "cpu"]) == EngineSettings("cpu", "float32", "eager", 64)
+    forbidden = wish_from(["--dtype", "bfloat16"]).granted(["*/float32/*"], ["cpu"])
+    assert forbidden.dtype == "bfloat16"  # the node then says that the run does not permit it
+
+
+def test_nonsense_on_the_command_line_ends_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (["--dtype", "fp4"], ["--batch-tokens", "0"], ["--engine", "vllm", "--attention", "sdpa"]):
+        with pytest.raises(SystemExit):
+            wish_from(wrong)
+    assert "batch-tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("permitted", "device", "dtype", "kernel"),
+    [
+        (["*/*/*"], "cuda", "bfloat16", "vllm"),
+        (["*/float32/*"], "cuda", "float32", "vllm"),
+        (["*/*/sdpa"], "cuda", "bfloat16", "sdpa"),
+        (["x86/*/*"], "cpu", "float32", "sdpa"),  # on a CPU nobody takes vLLM unasked
+    ],
+)
+def test_vllm_is_taken_unasked_on_a_gpu_where_the_run_admits_it(
+    permitted: list[str], device: str, dtype: str, kernel: str
+) -> None:
+    granted = Wish().granted(permitted, ["cuda", "cpu"], HERE)
+    assert (granted.device, granted.dtype, granted.attention) == (device, dtype, kernel)
+
+
+def test_an_engine_that_is_asked_for_by_name_is_taken_even_where_it_is_missing() -> None:
+    for wish in (wish_from(["--engine", "vllm"]), wish_from(["--attention", "vllm"])):
+        assert wish.granted(["*/*/*"], ["cpu"], NOT_HERE).name == "x86/float32/vllm"
+    assert wish_from(["--engine", "torch"]).granted(["*/*/*"], ["cuda"], HERE).attention == "sdpa"

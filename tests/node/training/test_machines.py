@@ -1,0 +1,172 @@
+"""Machines that train together share nothing but the process group, and go on where all of them were."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from node.run.file import describe_file
+from node.training.errors import TrainingError
+from node.training.guest import guest_spool
+from node.training.handover import hand_over
+from node.training.meeting import hello, objection
+from node.training.rendezvous import arguments, prepare
+from node.training.settings import TrainerSettings, endpoint
+from node.training.spool import Spool
+from protocol.lora import Lora
+from protocol.run import Asset, RunSpec, encode_run
+from tests.node.training.test_trainer import STEPS, batch, images, outcome, work
+
+ROOT = Path(__file__).resolve().parents[3]
+PAIR = TrainerSettings(nodes=2, rendezvous="127.0.0.1:1", device="cpu", checkpoint_every=2)
+Pair = tuple[Spool, Spool]
+LATE = 28
+"""When the guest has the files (18 calls) and its first checkpoint (6), and writes its second."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def run(tiny_run: RunSpec, tiny_assets: Path) -> RunSpec:
+    """With an adapter, and with its files named."""
+    files = sorted(path for path in tiny_assets.rglob("*") if path.is_file())
+    infos = [(str(path.relative_to(tiny_assets)), describe_file(path)) for path in files]
+    assets = tuple(Asset(path=path, root=info.root.hex(), size=info.size) for path, info in infos)
+    recipe = msgspec.structs.replace(tiny_run.recipe, lora=Lora(rank=3))
+    return msgspec.structs.replace(tiny_run, assets=assets, recipe=recipe)
+
+
+@pytest.fixture
+def make_pair(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> Callable[[str], Pair]:
+    def make(name: str) -> Pair:
+        host, guest = Spool(tmp_path / name), guest_spool(tmp_path / f"{name}-guest")
+        host.prepare(encode_run(run), tiny_assets)
+        for step in range(STEPS):
+            host.write_batch(step, batch(step))
+        for rank, spool in enumerate((host, guest)):
+            settings = msgspec.structs.replace(PAIR, node_rank=rank)
+            spool.settings_path.write_bytes(msgspec.json.encode(settings))
+        return host, guest
+
+    return make
+
+
+def train(pair: Pair, *ends: int) -> list[str]:
+    """How the ranks of each life ended."""
+    program = Path(__file__).with_name("two_machines.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(free_port()), *(str(spool.root) for spool in pair), *map(str, ends)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=280,
+    )
+    assert done.stdout.splitlines()[-1] == "0 0", done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(300)
+def test_two_machines_publish_what_one_does_although_one_of_them_is_killed(make_pair: Callable[[str], Pair]) -> None:
+    alone, _ = make_pair("alone")
+    work(alone, device="cpu")
+    killed = make_pair("killed")
+    lives = train(killed, LATE, 0)
+    assert [life.split()[1] for life in lives] == [str(-signal.SIGKILL), "0"], "replayed steps came out the same"
+    for mine, theirs in zip(outcome(killed[0])[1:], outcome(alone)[1:], strict=True):
+        for name in ("loss", "grad_norm", "entropy", "mismatch_kl"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), (mine["step"], name)
+    host, guest = killed
+    assert not images(guest) and not list((guest.root / "in").iterdir())
+    assert (guest.root / "run.json").read_bytes() == host.run_path.read_bytes()
+    shards = [sorted(path.name for path in (spool.checkpoints / "step-000006").iterdir()) for spool in killed]
+    assert len(shards[0]) == len(shards[1]) == 2 and shards[0] != shards[1], "a machine keeps its own"
+
+
+def test_what_a_machine_lacks_is_given_to_it_and_nothing_else(make_pair: Callable[[str], Pair]) -> None:
+    """Not what it has already, by name and size."""
+    host, guest = make_pair("given")
+    (guest.root / "assets" / "model").mkdir()
+    weights = guest.assets / "model" / "model.safetensors"
+    shutil.copyfile(host.assets / "model" / "model.safetensors", weights)
+    before = weights.stat().st_ino
+    world = SimpleNamespace(leader=True, first=False, maxima=list, share=lambda data: data)
+    held = {path.name: path.read_bytes() for path in (host.assets / "model").iterdir()}
+    given: list[str] = []
+    world.hand_out = lambda data: held[given[-1].removeprefix("model/")]
+    hand_over(world, guest, host.run_path.read_bytes(), given.append)  # type: ignore[arg-type]
+    assert sorted(given) == sorted(f"model/{name}" for name in held if name != "model.safetensors")
+    assert all((guest.assets / "model" / name).read_bytes() == data for name, data in held.items())
+    assert weights.stat().st_ino == before
+    (guest.assets / given[0]).unlink()
+    held = dict.fromkeys(held, b"something else")
+    with pytest.raises(TrainingError, match="did not arrive"):
+        hand_over(world, guest, host.run_path.read_bytes(), given.append)  # type: ignore[arg-type]
+    assert not (guest.assets / given[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("program", "9.9", "machine 1 has 9.9"),
+        ("torch", "1.0", "torch"),
+        ("name", "another", "'another'"),
+        ("nodes", 3, "one of 3"),
+        ("run", b"{}", "holds another run"),
+    ],
+)
+def test_machines_that_do_not_fit_together_are_told_why(field: str, value: object, words: str, run: RunSpec) -> None:
+    encoded = encode_run(run)
+    first = hello(PAIR, encoded)
+    fits = msgspec.structs.replace(first, machine=1, run=b"")
+    longer = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, steps=99))
+    assert objection([first, fits, msgspec.structs.replace(fits, run=encode_run(longer))]) == ()
+    what, why, remedy = objection([first, fits, msgspec.structs.replace(fits, **{field: value})])
+    assert words in why and what and remedy
+
+
+def test_a_first_machine_that_is_not_there_is_named_and_so_is_a_port_in_use() -> None:
+    port = free_port()
+    away = msgspec.structs.replace(PAIR, node_rank=1, rendezvous=f"127.0.0.1:{port}", rendezvous_seconds=1.0)
+    told: list[str] = []
+    with pytest.raises(TrainingError, match=rf"cannot be reached at 127.0.0.1:{port}"):
+        prepare(msgspec.structs.replace(away, rendezvous_seconds=0.01), told.append)
+    with socket.create_server(("127.0.0.1", port)):
+        assert set(prepare(away).values()) == {"lo"}
+        with pytest.raises(TrainingError, match="cannot listen"):
+            prepare(msgspec.structs.replace(away, node_rank=0))
+    with pytest.raises(TrainingError, match="no machine called"):
+        prepare(msgspec.structs.replace(away, rendezvous="nowhere.invalid:29500"))
+
+
+def test_torchrun_is_told_of_the_machines_only_where_there_are_several() -> None:
+    assert arguments(TrainerSettings(world_size=2)) == ["--standalone", "--nproc-per-node=2"]
+    assert {"--nnodes=2", "--node-rank=0", "--rdzv-endpoint=127.0.0.1:1"} < set(arguments(PAIR))
+    assert not PAIR.forkable
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gpu0:29500", ("gpu0", 29500)),
+        ("[fd00::1]:1", ("fd00::1", 1)),
+        ("fd00::1:29500", None),
+        ("gpu0", None),
+        ("gpu0:0", None),
+        (":29500", None),
+    ],
+)
+def test_a_rendezvous_is_a_host_and_a_port(text: str, found: object) -> None:
+    assert endpoint(text) == found
