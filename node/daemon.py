@@ -36,6 +36,7 @@ from node.preflight.admission import Applicant, admit
 from node.preflight.listening import announced, choose_listen, remember_port, without_peer
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
+from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import compile_run
 from node.run.problems import check_run
@@ -212,6 +213,9 @@ class Daemon:
         hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         log.info("hardware.found", summary=hardware.summary)
         role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
+        if role == "worker" and self.config.role == "auto":
+            self.progress.enter("role", "measuring how fast this machine's engine is, once")
+            check_speed(await measured(self.config.home, hardware, self.config.engine_options))
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
