@@ -7,6 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from node.network.errors import NetworkError
+from node.network.host import Libp2pNetwork
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.swarm.claims import MAX_REQUEST, NO, PAUSE, PROTOCOL, Claims, Pose, Prover, ShowRows, Tell, Trial
 from node.swarm.claims import IsReady as Ready
@@ -41,6 +42,13 @@ class Reference:
 
     async def rows(self, challenge: Challenge, rows: tuple[int, ...]) -> bytes:
         return self._product(challenge)[list(rows)].astype("<i4").tobytes()
+
+
+class AtOnce(Reference):
+    """Is warm already, and takes the time that it takes."""
+
+    async def warm(self) -> None:
+        await trio.sleep(0)
 
 
 class Babbling(Reference):
@@ -151,3 +159,19 @@ async def test_questions_out_of_turn_cost_nothing(autojump_clock: MockClock) -> 
             assert await ask(verifier, ShowRows(rows)) == NO
         nursery.cancel_scope.cancel()
     assert prover.asked == 1 and not pair.answering.told
+
+
+async def test_a_challenge_travels_over_libp2p() -> None:
+    verifier, prover = (Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0") for key in (VERIFIER, PROVER))
+    asking, answering = (Claims(one, lambda _: True, size=SIZE, seconds=60.0) for one in (verifier, prover))
+    answering.prover = AtOnce()
+    async with trio.open_nursery() as nursery:
+        for network in (verifier, prover):
+            await nursery.start(network.run)
+        verifier.set_contacts({PROVER.address: prover.contacts()[0]})
+        with trio.fail_after(30):
+            while not verifier.connected():  # noqa: ASYNC110 - the network has no event for it
+                await trio.sleep(0.05)
+            trial = await asking.challenge(PROVER.address)
+        nursery.cancel_scope.cancel()
+    assert trial is not None and trial.passed and answering.believed
