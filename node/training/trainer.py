@@ -48,6 +48,7 @@ from node.training.lora import StartAdapter  # noqa: E402
 from node.training.meeting import meet, open_store  # noqa: E402
 from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
+from node.training.pulse import keep_watch  # noqa: E402
 from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
@@ -308,6 +309,8 @@ def _train(spool: Spool) -> None:
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
         torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
     if welcome is not None:
+        if world.leader:
+            keep_watch(open_store, settings.node_rank, settings.nodes)
         hand_over(world, spool, welcome.run)
     with out_of_memory_says_what_to_lower(settings):
         trainer = Trainer(spool, settings, world)
