@@ -1,12 +1,15 @@
 # Two commands matter: `make demo` and `make test`. Both prepare .venv first, once.
 #
 #   PYTHON=python3.12      which Python makes the environment (3.11, 3.12 or 3.13)
+#   VLLM_PYTHON=...        the same for test-vllm (3.11)
 #   TORCH=cuda             accept a CUDA build of torch although this machine shows no GPU
 #   TORCH_INDEX=URL        an extra package index that offers torch's CPU wheels
 #   ARGS="--workers 3"     options handed on to `intellect-node demo` or to pytest
 
 PYTHON ?= python3
+VLLM_PYTHON ?= python3.11
 VENV := .venv
+VLLM_VENV := .venv-vllm
 ARGS ?=
 BIN := $(VENV)/bin
 export TORCH TORCH_INDEX
@@ -14,7 +17,7 @@ BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-contracts test-verifiers lint format install clean
+.PHONY: help demo test test-contracts test-verifiers test-vllm lint format install clean
 
 help:
 	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
@@ -22,6 +25,7 @@ help:
 	@echo "make lint    ruff and pyright"
 	@echo "make test-contracts  Solidity: rebuild, tests, slither, mutants (ARGS=\"build forge slither\")"
 	@echo "make test-verifiers  packages of verifiers v1: installs it (566 MB) in a place of its own, and tests against it"
+	@echo "make test-vllm  the engine's tests on vLLM: installs a build for CPUs (3.5 GB) in .venv-vllm, and tests with it"
 	@echo "make clean   remove the environment and what the demo left"
 
 demo: $(VENV)/.ready-train
@@ -36,6 +40,12 @@ test-contracts: $(VENV)/.ready-dev
 test-verifiers: $(VENV)/.ready-dev
 	@$(BIN)/intellect-node verifiers install
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/node/environments/test_verifiers.py $(ARGS)
+
+test-vllm: $(VLLM_VENV)/.ready
+	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/node/inference/test_every_engine.py tests/node/inference/vllm $(ARGS)
+
+$(VLLM_VENV)/.ready: pyproject.toml scripts/vllm_environment.py
+	@$(VLLM_PYTHON) scripts/vllm_environment.py --venv $(VLLM_VENV) --stamp $@
 
 lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff check .
@@ -57,6 +67,6 @@ $(VENV)/.ready-dev: $(INPUTS)
 	@$(PYTHON) scripts/browser.py
 
 clean:
-	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info
+	@rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info
 	@find . -name __pycache__ -type d -not -path './contracts/node_modules/*' -prune -exec rm -rf {} +
-	@echo "removed .venv and caches; demo/ (state, report) is yours: rm -r demo"
+	@echo "removed .venv, .venv-vllm and caches; demo/ (state, report) is yours: rm -r demo"

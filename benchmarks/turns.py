@@ -2,14 +2,18 @@
 
     python -m benchmarks.turns [--files 300] [--forged 20] [--json FILE]
     python -m benchmarks.turns --speed [--files 40]
+    python -m benchmarks.turns --steps [--rollouts 128]
 
 Files of two groups of four samples for `retry` with three tries, by a toy model after a warm start: float32 engines on
 this machine's CPU on both sides, real `produce` and real `inspect` of every group. Each cheat of tests/cheats/turns.py
 forges --forged files. --speed: seconds of CPU of producing and judging one file of 8 groups of 8 for `sort`, which
 takes one turn, by the untaught model; the same command on an older commit says what turns cost those who take none.
+--steps: seconds, by the clock, in which a package in the sandbox (`env new --kind multi-turn`) says something three
+times in each of --rollouts rollouts: asked one by one, and all rollouts of a turn at once. No model answers.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -22,6 +26,7 @@ from typing import Any
 import msgspec
 import torch
 
+from node.environments.base import Environment, Segment
 from node.environments.registry import load_environment
 from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
@@ -134,6 +139,46 @@ def speed(assets: Path, files: int) -> dict[str, dict[str, float]]:
     return {name: _spread(values) for name, values in seconds.items()}
 
 
+def steps(place: Path, rollouts: int) -> dict[str, float]:
+    """Seconds of all turns. Each way has an environment of its own, which remembers nothing of the other."""
+    from node.environments.base import Defaults
+    from node.environments.package.archive import pack
+    from node.environments.package.environment import Arguments, load
+    from node.environments.package.templates import template
+    from node.training.warmstart import write_config, write_tokenizer
+
+    (place / "environments").mkdir()
+    (place / "environments" / "guess.tar").write_bytes(
+        pack({"environment.py": template("multi-turn", "guess").encode()})
+    )
+    alphabet = "".join(map(chr, range(32, 127)))
+    write_tokenizer(place, alphabet)
+    write_config(place, len(alphabet) + 2, hidden=64, layers=1)
+    tokenizer, found = LocalTokenizer(place), dict[str, float]()
+    for name in ("one by one", "at once"):
+        environment = load(Arguments(), place, "guess", tokenizer)
+        ask = environment.steps if name == "at once" else functools.partial(Defaults.steps, environment)
+        found[name] = _seconds_of_steps(environment, ask, tokenizer, rollouts)
+        environment.close()
+        show(f"{name}: {found[name]:.2f} s")
+    return found
+
+
+def _seconds_of_steps(environment: Environment, ask: Any, tokenizer: LocalTokenizer, rollouts: int) -> float:
+    """Every guess is another one, and too high."""
+    problems = [environment.problem(number % environment.size) for number in range(rollouts)]
+    transcripts: list[list[Segment]] = [[] for _ in problems]
+    (end,) = tokenizer.eos
+    started = time.monotonic()
+    for turn in range(3):
+        for number, transcript in enumerate(transcripts):
+            guess = tokenizer.encode(str(100 + 3 * number + turn))
+            transcript.append(Segment([*guess, end], sampled=True))
+        for transcript, said in zip(transcripts, ask(problems, transcripts), strict=True):
+            transcript.append(Segment(said, sampled=False))
+    return time.monotonic() - started
+
+
 def _spread(values: list[float]) -> dict[str, float]:
     low, middle, high = statistics.quantiles(values, n=4)
     return {"least": min(values), "quarter": low, "median": middle, "three_quarters": high}
@@ -143,21 +188,26 @@ def show(text: str) -> None:
     print(f"\r{text}", end="" if sys.stdout.isatty() else "\n", flush=True)
 
 
+def _measured(assets: Path, given: argparse.Namespace) -> dict[str, Any]:
+    if given.steps:
+        return {"seconds": steps(assets, given.rollouts)}
+    start_model(assets, taught=not given.speed)
+    if given.speed:
+        return {"seconds_cpu": speed(assets, given.files or 40)}
+    return {"honest": honest(assets, given.files or 300), "forged": forged(assets, given.forged)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=0, help="honest files, or files to time (default 300, or 40)")
     parser.add_argument("--forged", type=int, default=20, help="files of each cheat")
     parser.add_argument("--speed", action="store_true", help="time files of one turn")
+    parser.add_argument("--steps", action="store_true", help="time what a package says between turns")
+    parser.add_argument("--rollouts", type=int, default=128, help="rollouts of --steps")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        assets = Path(place)
-        start_model(assets, taught=not given.speed)
-        result: dict[str, Any] = (
-            {"seconds_cpu": speed(assets, given.files or 40)}
-            if given.speed
-            else {"honest": honest(assets, given.files or 300), "forged": forged(assets, given.forged)}
-        )
+        result = _measured(Path(place), given)
     print(json.dumps(result))
     if given.json:
         given.json.write_bytes(msgspec.json.encode(result))

@@ -13,7 +13,7 @@ StepRecords = Sequence[dict[str, Any]]
 COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#c51b8a", "#8c6d31", "#17becf")
 FADED = 0.35
 AGES = 9
-LEARNER = ("wait", "load", "pack", "forward_backward", "optimizer", "step", "publish", "eval", "checkpoint")
+LEARNER = ("wait", "load", "pack", "forward_backward", "optimizer", "step", "publish", "checkpoint")
 """Parts of the learner's step that add up; "step" stands for the three before it where they are not told apart."""
 
 

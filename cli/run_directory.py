@@ -219,7 +219,7 @@ def assemble(
     from node.inference.wire import kept_policies
     from node.metrics.observer import open_observer
     from node.services.local import LocalRun
-    from node.training.client import TrainerProcess
+    from node.training.client import EvaluatorProcess, TrainerProcess
     from node.training.spool import Spool
     from node.web.address import bind
     from node.web.listener import Listener
@@ -235,6 +235,7 @@ def assemble(
         home.assets,
         engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, kept=kept, starter=children),
         learner=TrainerProcess(spool, settings=means.settings, starter=children),
+        evaluator=EvaluatorProcess(spool, compiled.spec, means.settings, children),
         spool=spool,
         observer=observer,
         async_level=level,

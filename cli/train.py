@@ -149,7 +149,7 @@ def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any
 
     from cli.demo.report import copy_model
 
-    copy_model(home.spool, home.model)
+    copy_model(home.spool, home.model, summary["steps"])
     home.report.mkdir(parents=True, exist_ok=True)
     (home.report / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if report:
@@ -260,6 +260,8 @@ def numbers_of(record: dict[str, Any]) -> str:
         value = record.get(name)
         if isinstance(value, int | float):
             parts.append(f"{label} {value:{form}}" if label else f"{value:{form}} tok/s")
+    if isinstance(record.get("micro_batch_tokens"), int):
+        parts.append(f"micro-batches of {record['micro_batch_tokens']:,} tokens: memory ran out")
     if record.get("updates") == 0:
         parts.append("nothing learnt: no group carried signal")
     return "  ".join(parts)

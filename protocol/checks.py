@@ -46,6 +46,7 @@ class Reason(IntEnum):
     CONVICTED = 18
     NOT_LEASED = 19
     FORGED_TURN = 20
+    WRONG_REPORT = 21
 
 
 OBJECTIVE = frozenset(

@@ -28,7 +28,6 @@ MAX_VERDICT_BYTES = MAX_MESSAGE_BYTES // 2 - 256
 """An envelope of a verdict: two of them fit one dispute."""
 MAX_VALUES = 768
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
-MAX_RESULT_BYTES = 1 << 20
 """Of a task's result that is no rollout file."""
 _CONTEXT = "intellect-node message v1"
 _WHAT = "malformed message"
@@ -170,16 +169,6 @@ class TaskClaimed(_Message, frozen=True):
     sequence: int
 
 
-class TaskDone(_Message, frozen=True):
-    """The result of a shard that is no rollout file (a review): a report, as a blob. task, root: 32 bytes; size:
-    bytes. Results that are rollout files are told as such (`RolloutCommitted`)."""
-
-    task: bytes
-    shard: int
-    root: bytes
-    size: int
-
-
 class WorkPublished(_Message, frozen=True):
     """A worker shows the files behind the root that it put on chain for an epoch.
 
@@ -204,7 +193,6 @@ Message = (
     | EpochJudged
     | TaskOffered
     | TaskClaimed
-    | TaskDone
 )
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 T = TypeVar("T")
@@ -333,23 +321,20 @@ def _fault(message: Message, pool: int) -> str | None:
         case WorkPublished(epoch=epoch, root=root, leaves_root=leaves, leaves_size=size):
             if len(root) != 32 or len(leaves) != 32 or epoch < 0 or size <= 0:
                 return "a root is not 32 bytes, or a number is out of range"
-        case TaskOffered() | TaskClaimed() | TaskDone():
+        case TaskOffered() | TaskClaimed():
             return _task_fault(message)
         case CheckRequested():
             return None
     return None
 
 
-def _task_fault(message: TaskOffered | TaskClaimed | TaskDone) -> str | None:
+def _task_fault(message: TaskOffered | TaskClaimed) -> str | None:
     match message:
         case TaskOffered(spec=spec, done=done, sequence=sequence):
             if not 0 < len(spec) <= MAX_SPEC_BYTES or len(done) > MAX_SHARDS // 8 or sequence < 0:
                 return "the task is too long, or a number is out of range"
         case TaskClaimed(task=task, shard=shard, sequence=sequence):
             if len(task) != 32 or not 0 <= shard < MAX_SHARDS or sequence < 0:
-                return "a root is not 32 bytes, or a number is out of range"
-        case TaskDone(task=task, shard=shard, root=root, size=size):
-            if len(task) != 32 or len(root) != 32 or not 0 <= shard < MAX_SHARDS or not 0 < size <= MAX_RESULT_BYTES:
                 return "a root is not 32 bytes, or a number is out of range"
     return None
 

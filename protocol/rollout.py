@@ -91,7 +91,8 @@ class ReportHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReportRow(msgspec.Struct, frozen=True):
-    """reward: recomputed by the validator; logprobs: float32, one per sampled token, of the sampling policy."""
+    """reward: recomputed by the validator, NaN where it is a matter of opinion; logprobs: float32, one per sampled
+    token, of the sampling policy."""
 
     group: int
     sample: int

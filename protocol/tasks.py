@@ -1,9 +1,9 @@
 """Tasks of the swarm: what is asked for, cut into shards, and who should do which.
 
-A task is a specification, a blob; its root is the task's id. A shard's result is a rollout file whose commitment names
-the task in place of the policy and the shard in place of the submission's index, so that whatever holds of rollouts
-holds of it. Problems and random numbers follow from (task, shard) and not from who does it: whoever takes a shard over
-makes the same answers. Pure.
+A task is a specification, a blob; its root is the task's id. A shard's result is a rollout file (of a review: a report)
+whose commitment names the task in place of the policy and the shard in place of the submission's index, so that
+whatever holds of rollouts holds of it. Problems and random numbers follow from (task, shard) and not from who does it:
+whoever takes a shard over makes the same answers. Pure.
 """
 
 from collections.abc import Iterable
@@ -30,6 +30,10 @@ MAX_SHARDS = 4096
 MAX_SHARD_SIZE = 256
 MAX_SHARD_SAMPLES = 8192
 MAX_NAME = 128
+MAX_REVIEW_BYTES = 1 << 20
+"""Of a review's report."""
+MAX_REVIEW_UNITS = 1 << 20
+"""What one review may be paid for at most, in units of work."""
 COPIES = 3
 """How many nodes do the same of a judge or review task, each by itself."""
 SUBJECT = "subject.arrow"
@@ -51,8 +55,9 @@ class TaskSpec(Section, frozen=True):
     "all" numbers the held-out ones after the training ones; first, last: numbers of the problems, without the last;
     samples: answers to each; shard_size: problems of a shard; copies: nodes that each do the same; max_prompt_tokens,
     max_output_tokens, temperature: 0 for the run's; lease_seconds: how long a claimed shard may take; device: what
-    engines must compute on; subject: 64 hex digits of what is judged (a rollout file) or reviewed (a package); judged:
-    the root that is named in that file's header; nonce: tells tasks apart that are equal otherwise.
+    engines must compute on; subject: 64 hex digits of what is judged (a rollout file) or reviewed (a package);
+    units: of work that each report of a review counts as, since nothing of it is sampled; nonce: tells tasks apart that
+    are equal otherwise.
     """
 
     kind: Kind
@@ -72,6 +77,7 @@ class TaskSpec(Section, frozen=True):
     lease_seconds: float = 120.0
     device: Device = "any"
     subject: str = ""
+    units: int = 0
     nonce: str = ""
     version: int = 1
 
@@ -128,6 +134,7 @@ class TaskSpec(Section, frozen=True):
             ("shards", sizes and self.shards <= MAX_SHARDS, f"at most {MAX_SHARDS}: make each larger"),
             ("policy", is_root(self.policy) or self.kind == "review", "must be the root of a policy, 64 hex digits"),
             ("subject", is_root(self.subject) == pinned, "must be a root, 64 hex digits, to judge or review"),
+            ("units", self._units_fit(), f"1 to {MAX_REVIEW_UNITS} for a review, 0 for what is sampled"),
             ("assets", self.kind != "judge" or self._has_subject(), f"must hold what is judged as {SUBJECT}"),
             ("lease_seconds", 1 <= self.lease_seconds <= 86_400, "must be 1 to 86400"),
             ("temperature", self.temperature == 0 or 0.01 <= self.temperature <= 10, "must be 0 or 0.01 to 10"),
@@ -141,6 +148,9 @@ class TaskSpec(Section, frozen=True):
             ),
             ("assets", len(self.assets) <= 16, "a task has at most 16 files"),
         ]
+
+    def _units_fit(self) -> bool:
+        return self.units == 0 if self.samples_asked else 1 <= self.units <= MAX_REVIEW_UNITS
 
     def _has_subject(self) -> bool:
         return any((asset.path, asset.root) == (SUBJECT, self.subject) for asset in self.assets)

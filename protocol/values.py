@@ -4,6 +4,7 @@ Rewards are exact: per group 4 bytes of a hash. Log-probabilities are floating p
 verdict says must be what its report holds; the trainer checks that before it believes either.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -43,6 +44,11 @@ def mean_logprobs(logprobs: Mapping[int, Sequence[np.ndarray]]) -> bytes:
     return np.minimum(np.asarray(means, dtype="<f4"), 0.0).astype("<f4").tobytes()
 
 
+def _tag(rewards: Sequence[float]) -> bytes:
+    """Of a group in a report: without a reward it is one that the verdict leaves undecided."""
+    return UNDECIDED if all(math.isnan(reward) for reward in rewards) else reward_tag(rewards)
+
+
 def report_fault(report: Report, message: VerdictIssued, groups: int, group_size: int) -> str | None:
     """Why a report cannot be what the verdict speaks of, None if it is."""
     drawn = unpack_groups(message.checked, groups)
@@ -56,7 +62,7 @@ def report_fault(report: Report, message: VerdictIssued, groups: int, group_size
     means = group_means(message, groups)
     for group in present:
         rows = [row for row in report.rows if row.group == group]
-        if reward_tag([row.reward for row in rows]) != message.rewards[4 * group : 4 * group + 4]:
+        if _tag([row.reward for row in rows]) != message.rewards[4 * group : 4 * group + 4]:
             return f"its rewards of group {group} are not those of the verdict"
         mean = np.frombuffer(mean_logprobs({group: [np.asarray(r.logprobs, dtype=np.float32) for r in rows]}), "<f4")
         if group in means and not abs(float(mean[0]) - means[group]) <= 1e-4:

@@ -71,22 +71,22 @@ def main() -> int:
     started = time.monotonic()
 
     if not python.exists():
-        _say(f"making {options.venv} with Python {sys.version.split()[0]}")
-        _make_venv(options.venv)
+        say(f"making {options.venv} with Python {sys.version.split()[0]}")
+        make_venv(options.venv)
     log.write_text("", encoding="utf-8")
-    _upgrade_pip(python, log)
+    upgrade_pip(python, log)
     extras = [name for name in options.extras.split(",") if name]
     if "train" in extras and not _installed(python, "torch"):
         _check_torch(python, log)
     if shutil.which("anvil") is None and shutil.which("npm") is None:
-        _say("neither anvil nor npm is here: taking node from the package index for the local chain")
+        say("neither anvil nor npm is here: taking node from the package index for the local chain")
         extras.append("devnet")
     _install(python, extras, log)
     if "train" in extras:
         _prepare_sandbox(python, log)
     for stamp in options.stamp:
         stamp.touch()
-    _say(f"ready after {time.monotonic() - started:.0f} s")
+    say(f"ready after {time.monotonic() - started:.0f} s")
     return 0
 
 
@@ -101,33 +101,33 @@ def _parse() -> argparse.Namespace:
 def _check_python() -> None:
     if OLDEST <= sys.version_info[:2] < TOO_NEW:
         return
-    _fail(
+    fail(
         f"Python {sys.version.split()[0]} cannot run this",
         "torch and libp2p are pinned to versions for Python 3.11, 3.12 and 3.13",
         "name another one: make demo PYTHON=python3.11",
     )
 
 
-def _make_venv(venv: Path) -> None:
+def make_venv(venv: Path) -> None:
     if importlib.util.find_spec("ensurepip") is None:
-        _fail(
+        fail(
             "no virtual environment can be made",
             "this Python comes without ensurepip",
             "install it, e.g. `apt install python3-venv`, and run the command again",
         )
     result = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, text=True, check=False)
     if result.returncode:
-        _fail(
+        fail(
             "no virtual environment could be made",
             _last_line(result.stderr or result.stdout),
             f"rm -r {venv} and run again",
         )
 
 
-def _upgrade_pip(python: Path, log: Path) -> None:
+def upgrade_pip(python: Path, log: Path) -> None:
     version = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, text=True, check=True).stdout
     if tuple(int(part) for part in version.split()[1].split(".")[:2]) < PIP_MINIMUM:
-        _pip(python, ["install", "--upgrade", "pip"], log, "renewing pip")
+        pip(python, ["install", "--upgrade", "pip"], log, "renewing pip")
 
 
 def _check_torch(python: Path, log: Path) -> None:
@@ -147,9 +147,9 @@ def _check_torch(python: Path, log: Path) -> None:
     if not cuda:
         return
     if _has_nvidia_gpu():
-        _say("an NVIDIA GPU is here: taking the CUDA build of torch (about 2.7 GB)")
+        say("an NVIDIA GPU is here: taking the CUDA build of torch (about 2.7 GB)")
         return
-    _fail(
+    fail(
         f"pip would install the CUDA build of {wanted}: about 2.7 GB that this machine has no GPU for",
         "the package index offers no CPU wheel of it",
         "one of:\n"
@@ -183,20 +183,20 @@ def _has_nvidia_gpu() -> bool:
 
 def _install(python: Path, extras: Sequence[str], log: Path) -> None:
     target = f"{REPOSITORY}[{','.join(extras)}]" if extras else str(REPOSITORY)
-    _say("installing about 130 packages (1 GB on disk; half a minute from a near index, else some minutes)")
+    say("installing about 130 packages (1 GB on disk; half a minute from a near index, else some minutes)")
     constraints = str(REPOSITORY / "constraints.txt")
-    _pip(python, ["install", "-c", constraints, *_index_options(), "-e", target], log, "installing")
+    pip(python, ["install", "-c", constraints, *_index_options(), "-e", target], log, "installing")
 
 
 def _prepare_sandbox(python: Path, log: Path) -> None:
     """The interpreter for strangers' code, once for this user. Without it everything else works."""
-    _say("fetching and compiling the sandbox's interpreter (26 MB, half a minute; once)")
+    say("fetching and compiling the sandbox's interpreter (26 MB, half a minute; once)")
     command = [python, "-m", "cli", "sandbox", "install"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", check=False)
     _append(log, result.stdout + result.stderr)
     if result.returncode:
         why = next((line for line in result.stderr.splitlines() if "why:" in line), _last_line(result.stderr))
-        _say(f"it is not there: {why.replace('why:', '').strip()}\n    do: {python} -m cli sandbox install")
+        say(f"it is not there: {why.replace('why:', '').strip()}\n    do: {python} -m cli sandbox install")
 
 
 def _index_options() -> list[str]:
@@ -204,7 +204,7 @@ def _index_options() -> list[str]:
     return ["--extra-index-url", url] if url else []
 
 
-def _pip(python: Path, arguments: Sequence[str], log: Path, label: str) -> None:
+def pip(python: Path, arguments: Sequence[str], log: Path, label: str) -> None:
     """Runs pip, shows what it is at in one line, keeps its words in the log."""
     command = [python, "-m", "pip", *arguments, "--progress-bar", "off", "--disable-pip-version-check"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
@@ -232,8 +232,8 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 def _explain_failure(output: str, log: Path) -> NoReturn:
     for pattern, why, remedy in DIAGNOSES:
         if pattern in output:
-            _fail("the installation failed", why, f"{remedy} (pip's words: {log})")
-    _fail("the installation failed", _last_line(output), f"read {log}, mend the cause, run the command again")
+            fail("the installation failed", why, f"{remedy} (pip's words: {log})")
+    fail("the installation failed", _last_line(output), f"read {log}, mend the cause, run the command again")
 
 
 def _installed(python: Path, package: str) -> bool:
@@ -251,7 +251,7 @@ def _append(log: Path, text: str) -> None:
         file.write(text)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(f"  - {text}", flush=True)
 
 
@@ -260,7 +260,7 @@ def _progress(text: str) -> None:
         print(f"\r\033[K    {text[:100]}", end="" if text else "\r", flush=True)
 
 
-def _fail(what: str, why: str, remedy: str) -> NoReturn:
+def fail(what: str, why: str, remedy: str) -> NoReturn:
     print(f"error: {what}\n  why: {why}\n  do:  {remedy}", file=sys.stderr)
     sys.exit(3)
 

@@ -14,6 +14,7 @@ from typing import Any
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
 from node.state.files import write_whole
+from node.training.spool import Spool
 from node.weights.adapter import ADAPTER_DIRECTORY, holds_adapter, write_adapter, write_merged
 from node.weights.export import CONFIG_NAME, as_bf16
 
@@ -87,13 +88,14 @@ def write_report(
 
 
 def read_metrics(spool: Path) -> list[dict[str, Any]]:
-    """One object per optimiser step, in order, as the trainer process wrote them."""
+    """One object per step, in order, as learner and evaluator wrote them."""
+    held = Spool(spool)
     found = []
     for path in sorted((spool / "out").glob("step-*.json")):
         try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError:
-            continue  # the trainer was cut off while it wrote this one; the next start writes it again
+            found.append(held.record(int(path.stem.removeprefix("step-"))))
+        except (OSError, ValueError):
+            continue  # no file of the learner's
     return found
 
 
@@ -103,18 +105,14 @@ def metrics_of(snapshot: Snapshot) -> list[dict[str, Any]]:
     return [{"step": step, "eval_reward": value, "reward_mean": train.get(step)} for step, value in snapshot.rewards]
 
 
-def copy_model(spool: Path, target: Path) -> bool:
-    """The newest complete policy as a Hugging Face-format directory; False when there is none yet.
+def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
+    """A complete policy as a Hugging Face-format directory: the newest, or the one after `step` steps if that is still
+    there. False when there is none yet.
 
     An adapter is merged into the start model, and stands beside it in PEFT's format.
     """
-    images = [
-        path
-        for path in sorted((spool / "out").glob("policy-*.safetensors"))
-        if (path.with_name(path.stem.replace("policy", "step") + ".json")).exists()
-    ]
-    source = spool / "assets" / "model"
-    if not images or not source.is_dir():
+    image, source = _image(Spool(spool), step), spool / "assets" / "model"
+    if image is None or not source.is_dir():
         return False
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -125,14 +123,22 @@ def copy_model(spool: Path, target: Path) -> bool:
     config = partial / CONFIG_NAME
     config.write_bytes(as_bf16(config.read_bytes()))
     (partial / "model.safetensors.index.json").unlink(missing_ok=True)
-    if holds_adapter(images[-1]):
-        write_merged(images[-1], source, partial / "model.safetensors")
-        write_adapter(images[-1], partial / ADAPTER_DIRECTORY, source)
+    if holds_adapter(image):
+        write_merged(image, source, partial / "model.safetensors")
+        write_adapter(image, partial / ADAPTER_DIRECTORY, source)
     else:
-        shutil.copyfile(images[-1], partial / "model.safetensors")
+        shutil.copyfile(image, partial / "model.safetensors")
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return True
+
+
+def _image(spool: Spool, step: int | None) -> Path | None:
+    for one in [*([] if step is None else [step]), *range(spool.newest_step(), -1, -1)]:
+        path = spool.policy_path(one)
+        if spool.is_complete(one) and path.exists():
+            return path
+    return None
 
 
 def draw_curve(directory: Path, snapshot: Snapshot) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What every kind of task may be told. 0, or "" for the policy: what fits."""
+    """What every kind of task may be told. 0, or "" for the policy: what fits; units: that each review counts as."""
 
     policy: str = "newest"
     samples: int = 1
@@ -24,6 +24,7 @@ class Sizes:
     lease: float = 120.0
     device: str = "any"
     nonce: str = ""
+    units: int = 10_000
 
     def fields(self) -> dict[str, Any]:
         """Of a TaskSpec."""
@@ -120,32 +121,35 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
 
 def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
     """A judgement of every answer in a rollout file that this node holds. root: 64 hex digits, or how they begin."""
+    from node.tasks.judging import judge_task
     from protocol.rollout import MAX_FILE_BYTES, decode
-    from protocol.tasks import COPIES, SUBJECT, TaskSpec
+    from protocol.tasks import SUBJECT
 
     path = _blob(bench, root)
-    rows = decode(path.read_bytes()[: MAX_FILE_BYTES + 1], 65_536).rows
-    asset = _asset(SUBJECT, path)
-    rollout = bench.run.rollout
-    room = 2 * (rollout.max_prompt_tokens + rollout.max_output_tokens) + 2048
-    fields = {**sizes.fields(), "samples": 1, "copies": COPIES, "max_prompt_tokens": room}
-    spec = TaskSpec(kind="judge", last=len(rows), subject=asset.root, assets=(asset,), **fields)
+    data = path.read_bytes()[: MAX_FILE_BYTES + 1]
+    spec = judge_task(bench.run, data, len(decode(data, 65_536).rows), **sizes.fields())
     return Wish(spec, sizes.policy, {SUBJECT: path})
 
 
 def of_package(package: Path, scratch: Path, sizes: Sizes) -> Wish:
-    """A review of a proposed environment package: a module, a directory or an archive. scratch: where it is packed."""
+    """A review of a proposed environment package: a module, a directory or an archive. scratch: where it is packed.
+
+    Raises SandboxError where this machine has no interpreter for it.
+    """
     from node.environments.package.archive import pack
     from node.environments.package.source import read_source
+    from node.environments.runtime import RUNTIME
+    from node.sandbox import find_runtime
     from node.state.files import write_whole
     from protocol.tasks import COPIES, TaskSpec
 
     packed = scratch / "package.tar"
     write_whole(packed, pack(read_source(package)))
-    asset = _asset("package.tar", packed)
-    fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce}
-    spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=asset.root, assets=(asset,), **fields)
-    return Wish(spec, "", {asset.path: packed})
+    files = {"package.tar": packed, RUNTIME: find_runtime()}  # whoever has the interpreter does not fetch it
+    assets = tuple(_asset(path, file) for path, file in files.items())
+    fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": sizes.units}
+    spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=assets[0].root, assets=assets, **fields)
+    return Wish(spec, "", files)
 
 
 def _asset(path: str, file: Path) -> "Asset":

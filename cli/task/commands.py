@@ -184,6 +184,7 @@ REVIEW = "Example:  intellect-node task review my_env.py --out report.json"
 def review(
     package: Annotated[Path, typer.Argument(help="A proposed environment: a .py module, a directory or a .tar.")],
     state_dir: StateDir = None,
+    units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of work that each report is paid as.")] = 10_000,
     lease: Lease = 600.0,
     nonce: Nonce = "",
     out: MaybeOut = None,
@@ -196,7 +197,7 @@ def review(
 
     directory = chosen_directory(state_dir)
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
-        wish = of_package(package, Path(folder), Sizes(lease=lease, nonce=nonce))
+        wish = of_package(package, Path(folder), Sizes(lease=lease, nonce=nonce, units=units))
         _carry_out(directory, wish, reviewing(out), wait=wait, as_json=as_json)
 
 

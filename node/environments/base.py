@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from node.environments.errors import Undecided
+
 Determinism = Literal["exact", "bounded", "judged"]
 """What `step` and `score` depend on. exact: on their arguments alone; bounded: on limits that are counted, too, such
 as fuel, so that what runs into one ends the same way everywhere; judged: on somebody's opinion. What depends on a clock
@@ -98,13 +100,46 @@ def last_answer(transcript: Transcript) -> list[int]:
     return transcript[-1].tokens
 
 
-class OneTurn:
+Reply = list[int] | None | Undecided
+"""What an environment says behind an answer: tokens, None where the rollout is over, or that this machine cannot
+tell."""
+
+
+class Plain(Protocol):
+    """The part of an environment that says one thing."""
+
+    @property
+    def determinism(self) -> Determinism: ...
+
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None: ...
+
+
+class Defaults:
+    """What environments have in common that gain nothing by being asked about many rollouts at once, and whose problems
+    are all of one class."""
+
+    def steps(self: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+        return [_reply(self, problem, one) for problem, one in zip(problems, transcripts, strict=True)]
+
+    def is_judged(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
+        return self.determinism == "judged"
+
+
+def _reply(environment: Plain, problem: Problem, transcript: Transcript) -> Reply:
+    try:
+        return environment.step(problem, transcript)
+    except Undecided as undecided:
+        return undecided
+
+
+class OneTurn(Defaults):
     """What environments that take one answer have in common."""
 
     turns = 1
 
-    def step(self, problem: Problem, transcript: Transcript) -> None:
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Over after the answer."""
+        return None
 
 
 class Environment(Protocol):
@@ -131,6 +166,10 @@ class Environment(Protocol):
     @property
     def determinism(self) -> Determinism: ...
 
+    def is_judged(self, problem: Problem) -> bool:
+        """Whether the reward for this problem is a matter of opinion: nothing here decides it."""
+        ...
+
     @property
     def turns(self) -> int:
         """Most sampled segments of a rollout; 1: one answer."""
@@ -152,6 +191,11 @@ class Environment(Protocol):
         """What the environment says after the last sampled segment, which ended with an end token: tokens, chat
         template included; None: the rollout is over. Only called where `turns` is more than 1, in bounded time. Raises
         Undecided if this machine cannot tell."""
+        ...
+
+    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+        """The same of many rollouts at once, each by itself: what `step` would say of it, whatever becomes of the
+        others."""
         ...
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:

@@ -105,6 +105,9 @@ class DatasetEnvironment(OneTurn):
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return encode_prompt(problem, self._tokenizer, chat=self._chat)
 
+    def is_judged(self, problem: Problem) -> bool:
+        return TASK_TYPES[problem.task].determinism == "judged"
+
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         answers = [self._complete(last_answer(transcript)) for transcript in transcripts]
         scores = [0.0] * len(answers)

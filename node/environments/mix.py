@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from node.environments.base import Determinism, Environment, EnvironmentSettings, Problem, Transcript
+from node.environments.base import Determinism, Environment, EnvironmentSettings, Problem, Reply, Transcript
 from node.environments.errors import EnvironmentFault
 
 SHARES = 1 << 20
@@ -83,6 +83,12 @@ class MixEnvironment:
         """The environments by their labels."""
         return dict(self._environments)
 
+    @property
+    def held_back_parts(self) -> list[Sequence[int]]:
+        """The numbers of each environment's held-back problems."""
+        owners = [which for which, _ in self._held_back]
+        return [[n for n, owner in enumerate(owners) if owner == which] for which in range(len(self.labels))]
+
     def problem(self, number: int) -> Problem:
         if not 0 <= number < self.size:
             raise IndexError(f"problem {number} of {self.size}")
@@ -105,6 +111,21 @@ class MixEnvironment:
         environment = self._environments[label]
         sampled = sum(segment.sampled for segment in transcript)
         return environment.step(inner, transcript) if sampled < environment.turns else None
+
+    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+        replies: list[Reply] = [None] * len(problems)
+        inner = [self._inner(problem) for problem in problems]
+        answers = [sum(segment.sampled for segment in transcript) for transcript in transcripts]
+        for label, part in self._environments.items():
+            places = [i for i, (own, _) in enumerate(inner) if own == label and answers[i] < part.turns]
+            said = part.steps([inner[i][1] for i in places], [transcripts[i] for i in places]) if places else []
+            for place, reply in zip(places, said, strict=True):
+                replies[place] = reply
+        return replies
+
+    def is_judged(self, problem: Problem) -> bool:
+        label, inner = self._inner(problem)
+        return self._environments[label].is_judged(inner)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         scores = [0.0] * len(problems)

@@ -22,9 +22,11 @@ def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
 
     def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
         from node.sandbox import find_runtime, open_wasi
+        from node.sandbox.pool import SandboxPool
         from node.sandbox.wasi.settings import Settings
 
-        return open_wasi(files, entry, limits, find_runtime(assets), settings=Settings(optimised=optimised))
+        runtime, settings = find_runtime(assets), Settings(optimised=optimised)
+        return SandboxPool(lambda: open_wasi(files, entry, limits, runtime, settings=settings))
 
     return opened
 

@@ -44,11 +44,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]."""
+    """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]; swaps: places in the
+    output from which on other weights drew, where an engine was interrupted by a new policy between two tokens."""
 
     output: list[int]
     finished: bool
     heads: U16
+    swaps: tuple[int, ...] = ()
 
     @property
     def rows(self) -> U16:

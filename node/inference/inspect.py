@@ -3,6 +3,7 @@
 Whatever the file holds, the result is a verdict: a stranger's bytes never raise out of here.
 """
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -71,12 +72,14 @@ def inspect(session: Session, order: Inspect) -> Inspected:
 @dataclass
 class Findings:
     """What the checks computed on their way. rewards: of all samples; undecided: groups that could not be scored in
-    time; unreplayed: those of them whose turns could not be replayed; groups, rows, prefills: those that went through
+    time; unreplayed: those of them whose turns could not be replayed; judged: those whose rewards are a matter of
+    opinion; groups, rows, prefills: those that went through
     the model; verifier: class of the engine that looked."""
 
     rewards: list[float] = field(default_factory=list)
     undecided: set[int] = field(default_factory=set)
     unreplayed: set[int] = field(default_factory=set)
+    judged: set[int] = field(default_factory=set)
     group_size: int = 1
     groups: tuple[int, ...] = ()
     rows: list[SampleRow] = field(default_factory=list)
@@ -84,6 +87,9 @@ class Findings:
     statistics: dict[str, float] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=lambda: Evidence({}))
     verifier: str = ""
+
+    def reward(self, row: SampleRow) -> float:
+        return math.nan if row.group in self.judged else self.rewards[row.group * self.group_size + row.sample]
 
 
 def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fault | None:
@@ -106,6 +112,9 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
     if fault:
         return fault
     found.rewards, found.undecided = score_groups(session, batch, tasks, found.unreplayed, until)
+    found.judged = {
+        group for group in found.undecided - found.unreplayed if session.environment.is_judged(tasks.problems[group])
+    }
     found.groups = tuple(sorted(set(drawn)))
     if not found.groups:
         return None
@@ -203,9 +212,8 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
 
 
 def _prefill(session: Session, engine: Engine, policy_root: bytes, rows: Sequence[SampleRow]) -> list[Prefill]:
-    session.use(policy_root, engine)
     sequences = [Finished(row.prompt, row.output, row.segments) for row in rows]
-    return engine.prefill(sequences, session.run.rollout.temperature)
+    return session.prefill(policy_root, engine, sequences)
 
 
 def _check_numbers(
@@ -274,13 +282,12 @@ def _distances(session: Session, order: Inspect, found: Findings) -> np.ndarray:
 
 
 def _write_report(order: Inspect, data: bytes, found: Findings) -> bool:
-    """Write what was recomputed of the drawn groups; False if there is nothing that could be trained on."""
+    """Write what was recomputed of the drawn groups; False if there is nothing that could be trained on. Where judges
+    are to say the reward, it is NaN."""
     rows = tuple(
-        ReportRow(
-            row.group, row.sample, found.rewards[row.group * found.group_size + row.sample], prefill.logprobs.tolist()
-        )
+        ReportRow(row.group, row.sample, found.reward(row), prefill.logprobs.tolist())
         for row, prefill in zip(found.rows, found.prefills, strict=True)
-        if row.group not in found.undecided
+        if row.group not in found.undecided - found.judged
     )
     if not rows or not order.report_path:
         return False

@@ -3,19 +3,27 @@
 A turn that the environment would not have said, one that is missing and one too many are objective faults, because
 its replies follow from bytes that the worker signed. Whoever cannot replay a group (out of time, or a part of the
 environment is missing here) says nothing about it.
+
+Rollouts are replayed turn by turn, some groups together, so that an environment is asked about many at once; what is
+found is what would be found one by one.
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from node.environments.base import Segment, Transcript
+from node.environments.base import Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
 from node.inference.session import Session
 from node.inference.tasks import Tasks, sampled_tokens
-from node.inference.turns import reply
+from node.inference.turns import Due, replies
 from protocol.checks import Fault, check_turn
 from protocol.rollout import RolloutBatch, SampleRow
 from protocol.segments import pieces
+
+AT_ONCE = 16
+"""Rollouts of one pass, where a group has no more: between passes the clock is looked at."""
+_LATE = Undecided("a turn cannot be replayed", "the time for it is over", "nothing to do here")
 
 
 def transcript_of(row: SampleRow) -> Transcript:
@@ -29,39 +37,72 @@ def replay_turns(
     passed protocol.checks."""
     if session.bounds.turns == 1:
         return None, set()
-    groups = sorted(range(len(tasks.problems)), key=lambda group: group not in first)
+    groups, size = range(len(tasks.problems)), session.run.rollout.group_size
     if session.environment.determinism == "judged":
         return None, set(groups)
     unreplayed: set[int] = set()
-    for group in groups:
-        try:
-            fault = _replay_group(session, batch, tasks, group, until)
-        except Undecided:
-            unreplayed.add(group)
-        else:
-            if fault:
-                return fault, unreplayed
+    drawn, others = [group for group in groups if group in first], [group for group in groups if group not in first]
+    for some in (*_together(drawn, size), *_together(others, size)):
+        replays = [_replay_of(tasks, row) for group in some for row in batch.rows if row.group == group]
+        _replay(session, replays, until)
+        for group in some:
+            found = next((one.found for one in replays if one.row.group == group and one.found), None)
+            if isinstance(found, Fault):
+                return found, unreplayed
+            if found is not None:
+                unreplayed.add(group)
     return None, unreplayed
 
 
-def _replay_group(session: Session, batch: RolloutBatch, tasks: Tasks, group: int, until: float) -> Fault | None:
-    rows = (row for row in batch.rows if row.group == group)
-    faults = (fault for row in rows for fault in _replay(session, tasks, row, until))
-    return next(faults, None)
+def _together(groups: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    count = max(1, AT_ONCE // size)
+    for start in range(0, len(groups), count):
+        yield groups[start : start + count]
 
 
-def _replay(session: Session, tasks: Tasks, row: SampleRow, until: float) -> Iterator[Fault]:
-    """The faults of one rollout, turn by turn."""
-    problem, limit = tasks.problems[row.group], tasks.limits[row.group]
-    transcript = transcript_of(row)
-    for turn in range(len(transcript) // 2 + 1):
-        if time.monotonic() >= until:
-            raise Undecided("a turn cannot be replayed", "the time for it is over", "nothing to do here")
-        so_far, rest = transcript[: 2 * turn + 1], transcript[2 * turn + 1 :]
-        said = rest[0].tokens if rest else None
-        open_end = not rest and not row.finished
-        room = limit - sampled_tokens(so_far)
-        replayed = None if open_end else reply(session.environment, problem, so_far, session.bounds, room)
-        fault = check_turn(row, turn, said, replayed)
-        if fault:
-            yield fault
+@dataclass(slots=True)
+class _Replay:
+    """One rollout, at the answer `turn`. found: the first that is wrong with it, or cannot be told."""
+
+    row: SampleRow
+    problem: Problem
+    transcript: Transcript
+    limit: int
+    turn: int = 0
+    found: Fault | Undecided | None = None
+
+    @property
+    def rest(self) -> Transcript:
+        """What it has behind that answer."""
+        return self.transcript[2 * self.turn + 1 :]
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether that answer is the last and lacks its end: nobody is asked about it."""
+        return not self.rest and not self.row.finished
+
+    def due(self) -> Due:
+        so_far = self.transcript[: 2 * self.turn + 1]
+        return Due(self.problem, so_far, self.limit - sampled_tokens(so_far))
+
+    def hear(self, reply: Reply) -> bool:
+        """Compare with what the environment says there; whether there is more to replay."""
+        said = self.rest[0].tokens if self.rest else None
+        self.found = reply if isinstance(reply, Undecided) else check_turn(self.row, self.turn, said, reply)
+        self.turn += 1
+        return self.found is None and said is not None
+
+
+def _replay_of(tasks: Tasks, row: SampleRow) -> _Replay:
+    return _Replay(row, tasks.problems[row.group], transcript_of(row), tasks.limits[row.group])
+
+
+def _replay(session: Session, replays: Sequence[_Replay], until: float) -> None:
+    """Turn by turn, each of all rollouts that have one: what an environment says rests on what it said before."""
+    going = [one for one in replays if not one.is_cut_off]
+    while going:
+        due = [one.due() for one in going]
+        late = time.monotonic() >= until
+        said: list[Reply] = [_LATE] * len(due) if late else replies(session.environment, due, session.bounds)
+        more = [one for one, reply in zip(going, said, strict=True) if one.hear(reply)]
+        going = [one for one in more if not one.is_cut_off]

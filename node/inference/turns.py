@@ -4,7 +4,7 @@ An answer is drawn; the environment says something behind it or is done; the nex
 holds every token so far. Nothing that was sampled is ever encoded anew or left out, so the prompt of each turn extends
 the one before it exactly. One sequence of random numbers and one budget of tokens reach over all turns.
 
-The same rule says when a rollout is over for who makes it and for who replays it: `reply`.
+The same rule says when a rollout is over for who makes it and for who replays it: `replies`.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from node.environments.base import Environment, Problem, Segment, Transcript
+from node.environments.base import Environment, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
 from node.inference.engine import U16, Completion, Request
 from node.inference.errors import EngineError
@@ -78,9 +78,34 @@ def reply(
 
     room: how many more tokens may be sampled. Raises Undecided.
     """
-    if len(transcript) // 2 + 1 >= bounds.turns or room < 1:
-        return None
-    said = environment.step(problem, transcript)
+    (said,) = replies(environment, [Due(problem, transcript, room)], bounds)
+    if isinstance(said, Undecided):
+        raise said
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A rollout whose last answer is finished. room: how many more tokens may be sampled."""
+
+    problem: Problem
+    transcript: Transcript
+    room: int
+
+
+def replies(environment: Environment, due: Sequence[Due], bounds: Bounds) -> list[Reply]:
+    """What `reply` says of each, in one pass; one that the environment cannot tell hinders no other."""
+    found: list[Reply] = [None] * len(due)
+    asked = [i for i, one in enumerate(due) if len(one.transcript) // 2 + 1 < bounds.turns and one.room >= 1]
+    if not asked:
+        return found
+    said = environment.steps([due[i].problem for i in asked], [due[i].transcript for i in asked])
+    for place, one in zip(asked, said, strict=True):
+        found[place] = one if isinstance(one, Undecided) else _fitting(one, due[place].transcript, bounds)
+    return found
+
+
+def _fitting(said: list[int] | None, transcript: Transcript, bounds: Bounds) -> list[int] | None:
     before = sum(len(segment.tokens) for segment in transcript if not segment.sampled)
     return list(said) if said and before + len(said) <= bounds.environment_tokens else None
 
@@ -102,6 +127,9 @@ class _Play:
     def next(self) -> Request:
         said = [token for segment in self.transcript for token in segment.tokens]
         return Request([*self.request.prompt, *said], self.request.uniforms[self.sampled :])
+
+    def due(self) -> Due:
+        return Due(self.problem, self.transcript, len(self.request.uniforms) - self.sampled)
 
     def answered(self, completion: Completion) -> None:
         self.transcript.append(Segment(completion.output, sampled=True))
@@ -130,25 +158,27 @@ def play(
     while going:
         for one, completion in zip(going, generate([one.next() for one in going], temperature), strict=True):
             one.answered(completion)
-        going = [one for one in going if one.finished and _goes_on(environment, one, bounds, strict)]
+        going = _going_on(environment, [one for one in going if one.finished], bounds, strict)
     return [one.whole() for one in plays]
 
 
-def _goes_on(environment: Environment, one: _Play, bounds: Bounds, strict: bool) -> bool:
-    """Whether the environment says something; adds it."""
-    said = _asked(environment, one, bounds, strict)
-    if said is None:
-        return False
-    one.transcript.append(Segment(said, sampled=False))
-    return True
+def _going_on(environment: Environment, plays: Sequence[_Play], bounds: Bounds, strict: bool) -> list[_Play]:
+    """Those to whom the environment says something; adds it."""
+    said = _asked(environment, [one.due() for one in plays], bounds, strict)
+    for one, tokens in zip(plays, said, strict=True):
+        if tokens is not None:
+            one.transcript.append(Segment(tokens, sampled=False))
+    return [one for one, tokens in zip(plays, said, strict=True) if tokens is not None]
 
 
-def _asked(environment: Environment, one: _Play, bounds: Bounds, strict: bool) -> list[int] | None:
-    room = len(one.request.uniforms) - one.sampled
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return reply(environment, one.problem, one.transcript, bounds, room)
-        except Undecided as error:
-            if strict and attempt == ATTEMPTS:
-                raise EngineError("a rollout cannot go on", f"{error.what}: {error.why}", error.remedy) from None
-    return None
+def _asked(environment: Environment, due: Sequence[Due], bounds: Bounds, strict: bool) -> list[list[int] | None]:
+    found = replies(environment, due, bounds)
+    for _ in range(ATTEMPTS - 1):
+        unsure = [place for place, one in enumerate(found) if isinstance(one, Undecided)]
+        again = replies(environment, [due[place] for place in unsure], bounds)
+        for place, one in zip(unsure, again, strict=True):
+            found[place] = one
+    left = next((one for one in found if isinstance(one, Undecided)), None)
+    if left is not None and strict:
+        raise EngineError("a rollout cannot go on", f"{left.what}: {left.why}", left.remedy)
+    return [None if isinstance(one, Undecided) else one for one in found]

@@ -23,6 +23,7 @@ from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.preflight.clock import against_chain
 from node.preflight.disk import check_disk
 from node.preflight.engine import check_engine
+from node.preflight.engines import check_engines
 from node.preflight.finding import Finding, failure, ok
 from node.preflight.gpu import check_gpu
 from node.preflight.keys import check_keys
@@ -41,7 +42,18 @@ from node.run.assets import Run
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
 
-CODES = {"rpc": 4, "network": 4, "pool": 4, "stake": 4, "gas": 4, "join": 4, "memory": 3, "engine": 6, "peers": 5}
+CODES = {
+    "rpc": 4,
+    "network": 4,
+    "pool": 4,
+    "stake": 4,
+    "gas": 4,
+    "join": 4,
+    "memory": 3,
+    "engine": 6,
+    "engines": 6,
+    "peers": 5,
+}
 """The program's exit code for a failed check; 3 for the others."""
 
 
@@ -73,7 +85,7 @@ class Survey:
     async def run(self) -> list[Finding]:
         await self._thread(self._look_at_files)
         self._hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
-        await self._thread(lambda: [check_gpu(self._hardware)])
+        await self._thread(lambda: [check_gpu(self._hardware), self._look_at_engines()])
         profile = await self._profile()
         if profile is not None:
             await self._thread(lambda: check_rpc(profile, time.time(), deep=self._scope.deep))
@@ -96,6 +108,10 @@ class Survey:
             check_lock(self._directory, joining=self._scope.joining),
             *keys,
         ]
+
+    def _look_at_engines(self) -> Finding:
+        config = self._config
+        return check_engines(config.engine, gpu=bool(self._hardware.gpus), own=config.engine_command)
 
     async def _profile(self) -> NetworkProfile | None:
         try:

@@ -1,11 +1,30 @@
 """From a file that the engine made to a promise that everybody hears: stored, signed, journaled, posted."""
 
 from pathlib import Path
+from typing import Protocol
 
-from node.inference.wire import Produced
+import msgspec
+
 from node.services.station import Station
 from protocol.messages import RolloutCommitted
 from protocol.statements import WorkCommitment, sign
+
+
+class MadeFile(Protocol):
+    """units: of work in it."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def units(self) -> int: ...
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A file that no engine made."""
+
+    path: str
+    units: int
 
 
 def slot_name(root: bytes, index: int) -> bytes:
@@ -13,19 +32,17 @@ def slot_name(root: bytes, index: int) -> bytes:
     return root + index.to_bytes(8, "big")
 
 
-async def commit(
-    station: Station, root: bytes, index: int, produced: Produced, step: int | None = None
-) -> WorkCommitment:
+async def commit(station: Station, root: bytes, index: int, made: MadeFile, step: int | None = None) -> WorkCommitment:
     """Commit to a file under (root, index). step: of the policy; None for a task's. Raises StateError where the journal
     holds another promise for this place."""
-    path = Path(produced.path)
+    path = Path(made.path)
     info = await station.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
-    commitment = WorkCommitment(station.pool, station.key.address, root, index, info.root, produced.units)
+    commitment = WorkCommitment(station.pool, station.key.address, root, index, info.root, made.units)
     signature = sign(station.key, station.domain, commitment)
     message = RolloutCommitted(pool=station.pool, commitment=commitment, signature=signature, size=info.size)
     raw = station.board.sealed(message)
-    place, made = (slot_name(root, index), raw), (info.root, root, index, produced.units, station.clock.wall())
-    await station.journal.do(station.journal.commit_file, *place, *made, station.run.root, step)
+    place, file = (slot_name(root, index), raw), (info.root, root, index, made.units, station.clock.wall())
+    await station.journal.do(station.journal.commit_file, *place, *file, station.run.root, step)
     await station.board.post_raw(raw)
     return commitment

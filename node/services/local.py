@@ -28,7 +28,8 @@ from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe as describe_selection
 from node.training.batch import Batch, BatchHeader, encode_batch
-from node.training.client import TrainerProcess
+from node.training.client import EvaluatorProcess, TrainerProcess
+from node.training.evaluations import Evaluations
 from node.training.length import same_but_for_length
 from node.training.spool import Spool
 from protocol.blobs import describe
@@ -41,7 +42,8 @@ from protocol.statements import Outcome
 log = structlog.get_logger()
 POLL = 0.02
 WORK_DEADLINE = 3600.0
-ENGINE_TRIES = 5
+ENGINE_TRIES = 3
+"""Of a file, each of which the engine's client repeats by itself."""
 _NODE = "intellect-node local node v1"
 Told = Callable[[dict[str, Any]], None]
 
@@ -58,6 +60,7 @@ class LocalRun:
         *,
         engine: EngineProcess,
         learner: TrainerProcess,
+        evaluator: EvaluatorProcess,
         spool: Spool,
         observer: Observer,
         async_level: int,
@@ -65,6 +68,7 @@ class LocalRun:
     ) -> None:
         self._run, self._encoded, self._assets = run, encoded, assets
         self._engine, self._learner, self._spool, self._observer = engine, learner, spool, observer
+        self._evaluator, self._evaluations = evaluator, Evaluations(spool, run)
         self._level = async_level
         self._told = told
         self._node = local_address(run.recipe.seed)
@@ -72,7 +76,7 @@ class LocalRun:
         self._batch_log = BatchLog(spool.root)
         self._pool = RolloutPool(run)
         self._made: dict[int, int] = {}
-        self._evaluations: list[float] = []
+        self._rewards: list[float] = []
         self._seconds: dict[str, float] = {}
         self._tokens = 0
         self._before = self._began = 0.0
@@ -88,7 +92,8 @@ class LocalRun:
         return {
             "run": {"step": self._observer.newest, "steps_total": self._run.recipe.steps},
             "processes": [
-                {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._engine, self._learner)
+                {"name": one.name, "pid": one.pid, "restarts": one.restarts}
+                for one in (self._engine, self._learner, self._evaluator)
             ],
             "training": {
                 "step": self._observer.newest,
@@ -107,30 +112,34 @@ class LocalRun:
             nursery.start_soon(self._make_batches, nursery)
             async with trio.open_nursery() as inner:
                 inner.start_soon(self._learner.run)
+                inner.start_soon(self._evaluator.run)
                 await self._follow()
             nursery.cancel_scope.cancel()
 
     # policies and records out
 
     async def _follow(self) -> None:
-        """Record each step as the learner completes it; end the run where it has to end before its last step."""
+        """Record each step when it is learnt and evaluated; end the run where it has to end before its last step."""
         self._began = time.monotonic()
         for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
-            await self._completed(step)
+            await _until(lambda step=step: self._evaluations.complete(step))
             record = await trio.to_thread.run_sync(self._record, step)
             self._told(record)
-            self._spool.forget_policies(min(step, self._spool.next_batch() - self._level))
+            self._forget_policies()
             self.ended_by = self._reason_to_end(record)
             if self.ended_by:
                 self._learner.finish()
+                self._evaluator.finish()
                 return
 
-    async def _completed(self, step: int) -> None:
-        while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
-            await trio.sleep(POLL)
+    def _forget_policies(self) -> None:
+        """All but those that are sampled with, the newest on record, and those after it that are evaluated."""
+        recorded, newest = self._observer.newest, self._spool.newest_step()
+        evaluated = [step for step in range(recorded + 1, newest) if self._evaluations.due(step)]
+        self._spool.forget_policies(min(newest, self._spool.next_batch() - self._level), keep=[recorded, *evaluated])
 
     def _record(self, step: int) -> dict[str, Any]:
-        learner = msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, Any])
+        learner = self._spool.record(step)
         entry = self._batch_log.read(step - 1) if step > 0 else None
         batch, seconds = (entry.metrics, entry.seconds) if entry else ({}, {})
         elapsed = round(self._before + time.monotonic() - self._began, 3)
@@ -140,8 +149,8 @@ class LocalRun:
 
     def _reason_to_end(self, record: dict[str, Any]) -> str | None:
         if isinstance(record.get("eval_reward"), float):
-            self._evaluations.append(record["eval_reward"])
-        if reached_target(self._run, self._evaluations):
+            self._rewards.append(record["eval_reward"])
+        if reached_target(self._run, self._rewards):
             return f"the goal is reached: recipe.target_reward = {self._run.recipe.target_reward:g}"
         if self._run.alarms.stop and self._observer.alarms:
             return f"an alarm rings: {self._observer.alarms[0].text}"
@@ -154,9 +163,10 @@ class LocalRun:
             await nursery.start(self._engine.run)
         for step in range(self._spool.next_batch(), self._run.recipe.steps):
             policy = max(0, step - self._level)
-            await self._completed(policy)
+            await _until(lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind)
             selection = await self._fill(step, policy)
             await trio.to_thread.run_sync(self._hand_over, selection)
+            self._forget_policies()
 
     async def _fill(self, step: int, policy: int) -> Selection:
         """Make files with `policy` until the batch of `step` is full."""
@@ -236,7 +246,7 @@ class LocalRun:
         """After a restart: the evaluations and the time so far, and the rollouts that are neither stale nor used."""
         for record in read_records(self._observer.path):
             if isinstance(record.get("eval_reward"), float):
-                self._evaluations.append(record["eval_reward"])
+                self._rewards.append(record["eval_reward"])
             self._before = max(self._before, float(record.get("elapsed", 0.0)))
         step = self._spool.next_batch()
         self._tokens = self._batch_log.tokens(self._observer.newest)
@@ -266,6 +276,12 @@ class LocalRun:
         for path in self._rollouts.glob("[0-9]*"):  # what begins with a dot is being written
             if int(path.name.partition("-")[0]) < before:
                 path.unlink(missing_ok=True)
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    """Other processes write the spool: it can only be looked at again and again."""
+    while not true():  # noqa: ASYNC110
+        await trio.sleep(POLL)
 
 
 def group_name(group: Group) -> str:

@@ -20,13 +20,13 @@ from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.inference.wire import kept_policies
 from node.member import Member
+from node.recipe.docket import Docket
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
 from node.state.tally import Tally
-from node.tasks.sharing import EngineShare
 from node.tasks.stock import TaskStock
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
@@ -94,11 +94,6 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         )
 
     @cached_property
-    def turns(self) -> EngineShare:
-        """Who may use the engine next: rollouts, or a task."""
-        return EngineShare()
-
-    @cached_property
     def stock(self) -> TaskStock:
         """What the engine needs for tasks."""
         station = self.station
@@ -107,6 +102,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         stock = TaskStock(station.run, station.blobs, self.policies, station.shelf, members, place)
         station.jury.tasks.follow(stock.heed)
         return stock
+
+    @cached_property
+    def docket(self) -> Docket:
+        """What waits for judges at the trainer."""
+        return Docket(self.station.run.spec)
 
     @cached_property
     def leaves(self) -> Leaves:

@@ -18,7 +18,6 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     TaskClaimed,
-    TaskDone,
     TaskOffered,
     VerdictIssued,
     WorkPublished,
@@ -36,7 +35,6 @@ OWN: Mapping[type[Message], tuple[float, float]] = {
     EpochJudged: (0.5, 64.0),  # one per epoch that is not what was accepted, and again once a minute
     TaskOffered: (2.0, 64.0),  # each open task about once in twenty seconds
     TaskClaimed: (2.0, 64.0),  # one a shard, of seconds at least
-    TaskDone: (0.5, 16.0),  # one per review
 }
 """Messages per second, and in a burst, of one member by itself."""
 ELSE = (2.0, 128.0)

@@ -33,7 +33,6 @@ from protocol.messages import (
     RolloutCommitted,
     Signed,
     TaskClaimed,
-    TaskDone,
     TaskOffered,
     VerdictIssued,
 )
@@ -111,7 +110,6 @@ class Jury:
             nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
             nursery.start_soon(self._follow, self._board.subscribe(TaskOffered), self._on_offer)
             nursery.start_soon(self._follow, self._board.subscribe(TaskClaimed), self.tasks.claimed)
-            nursery.start_soon(self._follow, self._board.subscribe(TaskDone), self.tasks.reported)
             nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self.register.commit)
             nursery.start_soon(self._follow, self._board.subscribe(Heartbeat, may_validate), self._on_beat)
             nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)

@@ -23,8 +23,10 @@ from node.swarm.taskbook import Task, TaskBook
 from protocol.checks import Fault, Slot, check_duplicate, check_gap, check_staleness, slot_of
 from protocol.identity import Address
 from protocol.messages import RolloutCommitted, Signed
+from protocol.rollout import MAX_FILE_BYTES
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment, work_id
+from protocol.tasks import MAX_REVIEW_BYTES
 from protocol.work import most_files
 
 BACKLOG_SECONDS = 20.0
@@ -63,6 +65,16 @@ class Work(msgspec.Struct):
     @property
     def node(self) -> Address:
         return self.commitment.node
+
+    @property
+    def is_review(self) -> bool:
+        """Whether its file is a report on a package, of which nothing was sampled."""
+        return self.task is not None and not self.task.spec.samples_asked
+
+    @property
+    def most_bytes(self) -> int:
+        """More than that of its file is not fetched."""
+        return min(self.signed.message.size, MAX_REVIEW_BYTES if self.is_review else MAX_FILE_BYTES)
 
     @property
     def title(self) -> str:
@@ -233,9 +245,7 @@ class Register:
 
     def _places(self, task: Task | None) -> int:
         """How many commitments one node may make for a policy, or for a task."""
-        if task is None:
-            return self._most
-        return task.spec.shards if task.spec.samples_asked else 0
+        return self._most if task is None else task.spec.shards
 
     def _set_aside(self, node: _Submissions, id: WorkId, early: _Early, *, wait: bool) -> None:
         """What may become work waits, a few of each node's, for a while; the rest was never said."""

@@ -25,7 +25,6 @@ from protocol.messages import (
     RolloutCommitted,
     Signed,
     TaskClaimed,
-    TaskDone,
     TaskOffered,
     VerdictIssued,
     WorkPublished,
@@ -44,7 +43,6 @@ MOST: Mapping[type[Message], int] = {
     EpochJudged: 64,  # one per epoch that is not what was accepted
     TaskOffered: 64,  # MOST_TASKS of the task book, each said again and again
     TaskClaimed: 64,  # one a shard
-    TaskDone: 16,  # one per review
 }
 """Messages that are kept of one author."""
 KEPT_STEPS = 32

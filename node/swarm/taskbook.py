@@ -17,7 +17,7 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.leases import Leases, Standing
 from protocol.lots import unpack_groups
-from protocol.messages import Signed, TaskClaimed, TaskDone, TaskOffered
+from protocol.messages import Signed, TaskClaimed, TaskOffered
 from protocol.tasks import TaskId, TaskSpec, decode_task, task_id
 
 log = structlog.get_logger()
@@ -33,8 +33,7 @@ WorkId = bytes
 
 class Task(msgspec.Struct):
     """One task as this node knows it. sequence: of its last offer; open: its owner waits for results; opened: when it
-    was heard of; gathered: shards whose results its owner has; reports: of shards whose result is no rollout file, by
-    shard, the first of each holder."""
+    was heard of; gathered: shards whose results its owner has."""
 
     id: TaskId
     spec: TaskSpec
@@ -46,7 +45,6 @@ class Task(msgspec.Struct):
     sequence: int = -1
     open: bool = True
     gathered: frozenset[int] = frozenset()
-    reports: dict[int, tuple[Address, TaskDone]] = {}
 
     @property
     def policy_root(self) -> bytes:
@@ -66,7 +64,7 @@ class TaskBook:
         self._is_silent = is_silent
         self._clock = clock
         self._started = clock()
-        self._tasks: Recent[TaskId, Task] = Recent(MOST_TASKS)
+        self._tasks: dict[TaskId, Task] = {}
         self._early: dict[Address, Recent[tuple[TaskId, int], None]] = {}
         self._listeners: list[Callable[[Task], None]] = []
         self.refused = 0
@@ -102,20 +100,8 @@ class TaskBook:
             return False
         return task.leases.claim(message.shard, node, self._clock(), self._is_alive)
 
-    def reported(self, signed: Signed[TaskDone]) -> bool:
-        """Note the report of a shard that is no rollout file; whether it is its holder's."""
-        message, node = signed.message, signed.author
-        task = self._tasks.get(message.task)
-        if task is None or task.spec.samples_asked or not task.leases.holds(message.shard, node, self._clock()):
-            return False
-        task.reports.setdefault(message.shard, (node, message))
-        task.leases.commit(message.shard, node, message.root)
-        for listener in self._listeners:
-            listener(task)
-        return True
-
     def committed(self, task: Task, shard: int, node: Address, work: WorkId) -> None:
-        """A result was heard of: a commitment to a rollout file."""
+        """A result was heard of: a commitment to its file."""
         task.leases.commit(shard, node, work)
 
     def decided(self, task: Task, shard: int, work: WorkId, *, accepted: bool) -> None:
@@ -157,13 +143,20 @@ class TaskBook:
         now = self._clock()
         backlog = now - self._started < BACKLOG_SECONDS
         leases = Leases(id, spec, now)
-        task = Task(id, spec, signed.message.spec, signed.author, leases, now, backlog, reports={})
+        task = Task(id, spec, signed.message.spec, signed.author, leases, now, backlog)
+        self._make_room()
         self._tasks[id] = task
         for node, claims in list(self._early.items()):
             for of, shard in [one for one in claims if one[0] == id]:
                 del claims[of, shard]
                 leases.claim(shard, node, now, self._is_alive)
         return task
+
+    def _make_room(self) -> None:
+        """For one more: the oldest that is over goes first."""
+        if len(self._tasks) >= MOST_TASKS:
+            over = (id for id, task in self._tasks.items() if not task.open)
+            del self._tasks[next(over, next(iter(self._tasks)))]
 
     def _update(self, task: Task, message: TaskOffered) -> None:
         task.sequence, task.open = message.sequence, message.open

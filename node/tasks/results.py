@@ -2,6 +2,7 @@
 report. Nothing that a worker says about its own success is read. Pure over bytes.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -13,7 +14,7 @@ from protocol.tasks import MAX_SHARD_SAMPLES
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One answer. output, segments: as in a rollout file; score: None where no validator could decide in time; logprob:
+    """One answer. output, segments: as in a rollout file; score: None where no validator could decide; logprob:
     mean per sampled token."""
 
     shard: int
@@ -55,7 +56,7 @@ def _answers(shard: int, batch: RolloutBatch, values: Sequence[ReportRow]) -> It
             row.output,
             row.segments,
             row.finished,
-            found.reward if found else None,
+            None if found is None or math.isnan(found.reward) else found.reward,
             mean,
             batch.header.engine,
         )

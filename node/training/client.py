@@ -1,12 +1,13 @@
-"""The daemon's end of the trainer process: start it, restart it while that helps, stop it cleanly.
+"""The daemon's end of the processes that train and evaluate: start them, restart them while that helps, stop them.
 
-Progress is read from the spool, not from the process, so nothing is lost with it.
+Progress is read from the spool, not from the processes, so nothing is lost with them.
 """
 
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -15,8 +16,10 @@ import trio
 from node.forkserver.child import Anew, Child, Starter
 from node.state.files import write_whole
 from node.training.errors import TrainingError
+from node.training.evaluations import Evaluations
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
+from protocol.run import RunSpec
 
 log = structlog.get_logger()
 RESTARTS_WITHOUT_PROGRESS = 5
@@ -31,67 +34,76 @@ class _GivenUp(msgspec.Struct, frozen=True):
     remedy: str
 
 
-class TrainerProcess:
-    """A supervised trainer on a prepared spool."""
+class SpoolProcess:
+    """A supervised child that works on a prepared spool and ends when its work is done.
 
-    name = "learner"
-    engine_name = "torch"
+    module: the program; part: the directory of the spool that it alone writes; error_path: where it says that it
+    cannot go on; progress: a number that grows with what it gets done.
+    """
 
     def __init__(
         self,
+        name: str,
         spool: Spool,
-        command: Sequence[str] | None = None,
-        settings: TrainerSettings | None = None,
-        starter: Starter | None = None,
+        command: Sequence[str],
+        settings: TrainerSettings | None,
+        starter: Starter | None,
+        *,
+        part: str,
+        error_path: Path,
+        progress: Callable[[], int],
     ) -> None:
-        self._spool = spool
+        self.name = name
+        self._spool, self._part, self._error_path, self._progress = spool, part, error_path, progress
         self._settings = settings or TrainerSettings()
-        self._command = list(command or [sys.executable, "-m", "node.training.launch"])
-        self._starter = starter if starter and self._settings.forkable else Anew()
+        self._command = list(command)
+        self._starter = starter or Anew()
         self._process: Child | None = None
         self._finishing = trio.Event()
         self.restarts = 0
-        """How often it was started again: the launcher, which ends with any of its workers."""
+        """How often it was started again."""
 
     @property
     def pid(self) -> int | None:
-        """Of the launcher: the trainer itself, or torchrun, with whom its workers die."""
+        """Of the child: for a trainer its launcher, with whom the workers die."""
         return self._process.pid if self._process else None
 
     def finish(self) -> None:
-        """Ask the trainer to stop; `run` then returns."""
+        """Ask the child to stop; `run` then returns."""
         self._finishing.set()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the trainer running until it has done its last step or `finish` is called.
+        """Keep the child running until its work is done or `finish` is called.
 
-        Raises TrainingError if the trainer says that it cannot go on, or keeps dying without progress.
+        Raises TrainingError if it says that it cannot go on, or keeps dying without progress.
         """
         task_status.started()
-        failures, progress = 0, self._spool.newest_step()
+        failures, progress = 0, self._progress()
         while True:
             status = await self._run_once()
             if status == 0 or self._finishing.is_set():
                 return
             self._raise_if_given_up()
-            newest = self._spool.newest_step()
+            newest = self._progress()
             failures, progress = (1 if newest > progress else failures + 1), newest
             if failures > RESTARTS_WITHOUT_PROGRESS:
-                raise TrainingError(
-                    "the trainer keeps dying",
-                    f"{failures} times after step {newest}, last with exit status {status}",
-                    "see the trainer's log for the cause; where it ends without a word, the system may have killed the "
-                    f"trainer for want of memory: lower trainer.micro_batch_tokens (now "
-                    f"{self._settings.micro_batch_tokens})",
-                )
+                raise self._hopeless(failures, newest, status)
             self.restarts += 1
-            log.warning("learner.died", status=status, step=newest, failures=failures)
+            log.warning(f"{self.name}.died", status=status, step=newest, failures=failures)
             with trio.move_on_after(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)):
                 await self._finishing.wait()
                 return
 
+    def _hopeless(self, failures: int, step: int, status: int) -> TrainingError:
+        return TrainingError(
+            f"the {self.name} keeps dying",
+            f"{failures} times after step {step}, last with exit status {status}",
+            "see the trainer's log for the cause; where it ends without a word, the system may have killed it "
+            f"for want of memory: lower trainer.micro_batch_tokens (now {self._settings.micro_batch_tokens})",
+        )
+
     def _prepare_spool(self) -> None:
-        self._spool.forget_halves("out")
+        self._spool.forget_halves(self._part)
         write_whole(self._spool.settings_path, msgspec.json.encode(msgspec.to_builtins(self._settings)))
 
     async def _run_once(self) -> int:
@@ -101,7 +113,7 @@ class TrainerProcess:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)}
         process = await self._starter.start(command, environment, heard=False)
         self._process = process
-        log.info("learner.started", pid=process.pid)
+        log.info(f"{self.name}.started", pid=process.pid)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._stop_when_finishing, process)
@@ -120,12 +132,57 @@ class TrainerProcess:
         _kill_group(process.pid)
 
     def _raise_if_given_up(self) -> None:
-        """The trainer's own reason to stop is not cured by another start."""
+        """The child's own reason to stop is not cured by another start."""
         try:
-            reason = msgspec.json.decode(self._spool.error_path.read_bytes(), type=_GivenUp)
+            reason = msgspec.json.decode(self._error_path.read_bytes(), type=_GivenUp)
         except (OSError, msgspec.MsgspecError):
             return
         raise TrainingError(reason.what, reason.why, reason.remedy)
+
+
+class TrainerProcess(SpoolProcess):
+    """The learner: the trainer, or torchrun with several of them."""
+
+    engine_name = "torch"
+
+    def __init__(
+        self,
+        spool: Spool,
+        command: Sequence[str] | None = None,
+        settings: TrainerSettings | None = None,
+        starter: Starter | None = None,
+    ) -> None:
+        forkable = (settings or TrainerSettings()).forkable
+        super().__init__(
+            "learner",
+            spool,
+            command or [sys.executable, "-m", "node.training.launch"],
+            settings,
+            starter if forkable else None,
+            part="out",
+            error_path=spool.error_path,
+            progress=spool.newest_step,
+        )
+
+
+class EvaluatorProcess(SpoolProcess):
+    """What scores the learner's policies, beside it."""
+
+    def __init__(
+        self, spool: Spool, run: RunSpec, settings: TrainerSettings | None = None, starter: Starter | None = None
+    ) -> None:
+        forkable = (settings or TrainerSettings()).threads == 1
+        left = Evaluations(spool, run)
+        super().__init__(
+            "evaluator",
+            spool,
+            [sys.executable, "-m", "node.training.evaluation"],
+            settings,
+            starter if forkable else None,
+            part="eval",
+            error_path=spool.evaluator_error_path,
+            progress=lambda: left.next() or run.recipe.steps,
+        )
 
 
 async def _end(process: Child) -> None:

@@ -1,75 +1,54 @@
-"""The first rank's evaluation: held-back problems, answered by the engine that samplers use, and scored."""
+"""Held-back problems, answered by the engine that samplers use, and scored."""
 
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from blake3 import blake3
 
-from node.environments.base import Environment, Problem
-from node.environments.mix import label_of
 from node.environments.registry import load_environment
-from node.inference.engine import Request, generate
-from node.inference.settings import EngineSettings
+from node.inference.engine import Weights, generate
+from node.inference.evaluation import Evaluation
+from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.torch_engine import TorchEngine
-from node.inference.turns import bounds_of, play
-from protocol.budgets import told_in_evaluation
+from node.training.settings import TrainerSettings
 from protocol.run import RunSpec
-from protocol.sampling import uniforms
 
-_EVALUATION = "intellect-node evaluation draw v1"
+
+def evaluation_engine(settings: TrainerSettings) -> EngineSettings:
+    """How the evaluator computes: on a GPU that no process of the learner has, or else on the first."""
+    place = settings.evaluation_device if settings.evaluation_device != "auto" else settings.device
+    gpus = torch.cuda.device_count() if place != "cpu" else 0
+    if gpus == 0 and place != "cuda":
+        device, natural = "cpu", "float32"
+    else:
+        learners = settings.world_size if settings.device != "cpu" else 0
+        device, natural = f"cuda:{learners if gpus > learners else 0}", "bfloat16"
+    return EngineSettings(
+        device=device, dtype=natural if settings.evaluation_dtype == "auto" else settings.evaluation_dtype
+    )
 
 
 class Evaluator:
-    """The engine that samplers use, on the first rank's device."""
+    """An engine of its own, and the environments of a run."""
 
-    def __init__(self, run: RunSpec, assets: Path, device: torch.device) -> None:
-        self._run = run
-        self._engine = TorchEngine(assets / "model", EngineSettings(device=str(device)))
+    def __init__(self, run: RunSpec, assets: Path, settings: EngineSettings = DEFAULT) -> None:
+        self._engine = TorchEngine(assets / "model", settings)
         tokenizer = self._engine.tokenizer
-        self._environment: Environment = load_environment(run.environment, assets, tokenizer)
-        self._others = {one.title: load_environment(one, assets, tokenizer) for one in run.evaluation.environments}
+        environment = load_environment(run.environment, assets, tokenizer)
+        others = {one.title: load_environment(one, assets, tokenizer) for one in run.evaluation.environments}
+        self._environments = (environment, *others.values())
+        self._evaluation = Evaluation(run, environment, others, partial(generate, self._engine))
 
-    def evaluate(self, weights: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
-        """Mean reward of one rollout per held-back problem; the random numbers follow from seed and step.
+    def read(self, image: Path) -> Weights:
+        """A policy's weights. Raises ModelError."""
+        return self._engine.read(str(image))
 
-        eval_reward is of what the run trains on; evaluation environments stand beside it, each under its label.
-        """
-        self._engine.load(dict(weights))
-        problems, scores = self._answered(self._environment, step, "")
-        labels = [label_of(self._run.environment, problem.problem_id) for problem in problems]
-        table = {
-            label: float(np.mean([s for s, own in zip(scores, labels, strict=True) if own == label]))
-            for label in sorted(set(labels))
-        }
-        for label, environment in self._others.items():
-            table[label] = float(np.mean(self._answered(environment, step, label)[1]))
-        found: dict[str, Any] = {"eval_reward": float(np.mean(scores))}
-        return found | ({"eval_reward_by_environment": table} if len(table) > 1 else {})
-
-    def _answered(self, environment: Environment, step: int, label: str) -> tuple[list[Problem], list[float]]:
-        """The problems of an environment that are evaluated on, and what their answers scored. label: empty for what
-        the run trains on; others draw numbers of their own."""
-        count = min(self._run.evaluation.problems, environment.held_back)
-        limit = self._run.rollout.max_output_tokens
-        place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little") + label.encode()
-        drawn = uniforms(blake3(place, derive_key_context=_EVALUATION).digest(), count * limit).reshape(count, limit)
-        problems = [environment.held_back_problem(i) for i in range(count)]
-        prompts = [self._prompt(environment, number, problem) for number, problem in enumerate(problems)]
-        requests = [Request(prompt, numbers) for prompt, numbers in zip(prompts, drawn, strict=True)]
-        temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
-        rollouts = play(partial(generate, self._engine), environment, problems, requests, temperature, bounds)
-        return problems, environment.score(problems, [rollout.transcript for rollout in rollouts])
-
-    def _prompt(self, environment: Environment, number: int, problem: Problem) -> list[int]:
-        """With the text of a length budget, where the run has budgets: as in training."""
-        text = told_in_evaluation(self._run, problem.prompt, number)
-        return environment.prompt_tokens(replace(problem, prompt=text))
+    def evaluate(self, weights: Weights, step: int) -> dict[str, Any]:
+        """The figures of node.inference.evaluation for these weights."""
+        self._engine.load(weights)
+        return self._evaluation.figures(step)
 
     def close(self) -> None:
-        for environment in (self._environment, *self._others.values()):
+        for environment in self._environments:
             environment.close()

@@ -4,9 +4,9 @@
     advantage(samples: Samples) -> array                                      float[n], per sample
 
 What one's own functions return is checked: shape, type, finite numbers, and that the loss depends on the log-probs.
-A loss that needs `proximal_logprobs` says so: `my_loss.needs_proximal = True`. One that pulls at tokens of advantage zero
-is found by trying it, or says so: `my_loss.pulls_at_zero_advantage = True`. Nothing that such a loss returns is masked or
-normalised yet; the recipe's normalisation follows.
+A loss that needs `proximal_logprobs` says so: `my_loss.needs_proximal = True`. One that pulls at tokens of advantage
+zero is found by trying it, or says so: `my_loss.pulls_at_zero_advantage = True`. Nothing that such a loss returns is
+masked or normalised yet; the recipe's normalisation follows.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ _ADVANTAGE = "an array of one finite number per sample"
 @dataclass(frozen=True, slots=True)
 class Functions:
     """needs_proximal: whether the loss is to be given the proximal policy's log-probs; pulls_at_zero_advantage: whether
-    tokens of groups without signal have a gradient; metrics: names of what a loss of one's own measures of each token."""
+    tokens of groups without signal have a gradient; metrics: names of what one's own loss measures of each token."""
 
     loss: Loss
     advantage: Advantage

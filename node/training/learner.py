@@ -79,6 +79,9 @@ class Learner:
         self._settings = settings or TrainerSettings()
         self._world = world or World()
         self._limit = max_output_tokens
+        self.micro_batch_tokens = self._settings.micro_batch_tokens
+        self.divisible = False
+        """Whether a smaller `micro_batch_tokens` would make the passes of the last step smaller."""
         self._temperature = temperature
         self.model = model
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
@@ -143,6 +146,8 @@ class Learner:
         good, refused = usable_rows(rows, self.vocabulary)
         with timing("pack"):
             updates = self._updates(good, step)
+        passes = [members for update in updates for together in update.rounds for members in together]
+        self.divisible = any(len(members) > 1 for members in passes)
         tally = Tally(self._functions.metrics)
         norms: list[float] = []
         with out_of_memory_says_what_to_lower(self._settings, step):
@@ -202,8 +207,8 @@ class Learner:
         fed = np.array([row.fed for row in rows], dtype=np.int64)
         settings = self._settings
         if settings.packing:
-            return plan(fed, settings.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
-        return plan_padded(fed, settings.micro_batch_tokens, self._world.size)
+            return plan(fed, self.micro_batch_tokens, self._world.size, int(self.model.config.hidden_size))
+        return plan_padded(fed, self.micro_batch_tokens, self._world.size)
 
     def _find_proximal(self, updates: Sequence[Update]) -> None:
         """For losses that keep to the policy before the first update: its log-probs for all later ones."""
@@ -307,19 +312,29 @@ class Learner:
         self.optimizer.step()
         return norm
 
-    @torch.no_grad()
-    def image(self) -> dict[str, Tensor]:
-        """The weights as bf16 tensors on the CPU: what is published, and what samplers use.
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the whole tensors, whatever part of them is here."""
+        return {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
 
-        All ranks take part; only the first keeps what comes of it, the others get an empty dictionary.
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights as bf16 tensors, one at a time and in name order, on the first rank's CPU: what is published.
+
+        All ranks take part in each; whoever lets go of one before it asks for the next has one in memory.
         """
+        place = torch.device("cpu") if self._world.first else self._world.device
+        for name, parameter in self.parameters.items():
+            yield name, whole(self._as_published(name, parameter), torch.bfloat16).to(place)
+
+    def image(self) -> dict[str, Tensor]:
+        """All of them at once, on the first rank; the others get an empty dictionary."""
         found: dict[str, Tensor] = {}
-        for name, tensor in self.parameters.items():
-            gathered = whole(self._as_published(name, tensor), torch.bfloat16)
+        for name, tensor in self.tensors():
             if self._world.first:
-                found[name] = gathered.cpu()
+                found[name] = tensor
         return found
 
+    @torch.no_grad()
     def _as_published(self, name: str, tensor: Tensor) -> Tensor:
         """An adapter's scale goes into its second matrix: see protocol.lora."""
         lora = self._recipe.lora

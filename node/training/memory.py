@@ -8,6 +8,11 @@ import torch
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
 
+
+class OutOfMemory(TrainingError):
+    """Memory ran out."""
+
+
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 _ADVICE = (
     ("activation_checkpointing", False, "turn on trainer.activation_checkpointing"),
@@ -18,7 +23,7 @@ _ADVICE = (
 
 @contextmanager
 def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int | None = None) -> Iterator[None]:
-    """Turn every kind of out-of-memory error into a TrainingError. step: None for what is not done for one step."""
+    """Turn every kind of out-of-memory error into OutOfMemory. step: None for what is not done for one step."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -29,12 +34,12 @@ def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int | None
         raise _advice(settings, step, str(error)) from error
 
 
-def _advice(settings: TrainerSettings, step: int | None, why: str) -> TrainingError:
+def _advice(settings: TrainerSettings, step: int | None, why: str) -> OutOfMemory:
     short = why.strip().splitlines()[0][:200] if why.strip() else "no memory is left"
     if step is None:
         more = [text for name, off, text in _ADVICE if name == "offload_parameters" and getattr(settings, name) == off]
         wider = f"raise trainer.world_size (now {settings.world_size}): the model is shared out among the processes"
-        return TrainingError("memory ran out for the model and its optimiser", short, "; or ".join([wider, *more]))
+        return OutOfMemory("memory ran out for the model and its optimiser", short, "; or ".join([wider, *more]))
     more = [text for name, off, text in _ADVICE if getattr(settings, name) == off]
     lower = f"lower trainer.micro_batch_tokens (now {settings.micro_batch_tokens})"
-    return TrainingError(f"memory ran out in step {step}", short, "; or ".join([lower, *more]))
+    return OutOfMemory(f"memory ran out in step {step}", short, "; or ".join([lower, *more]))

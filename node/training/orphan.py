@@ -1,4 +1,5 @@
-"""A trainer must not outlive its launcher: torchrun gives its workers sessions of their own.
+"""A child must not outlive who started it. A trainer watches its launcher, since torchrun gives its workers sessions of
+their own; an evaluator its standard input, which ends with the daemon.
 
 Imports nothing heavy, so that the watch begins before torch is loaded.
 """
@@ -18,6 +19,17 @@ def die_with_launcher() -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(LOOK_EVERY)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def die_with_stdin() -> None:
+    """End this process at once when its standard input ends."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            continue
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -23,7 +23,10 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reshard_after_forward: free each layer's gathered weights between forward and backward pass;
     logit_cells: most logits (tokens * vocabulary) that exist at a time;
     checkpoint_every: in steps; keep_checkpoints: how many; async_checkpoints: write while training goes on;
-    deterministic: the same numbers at every replay, also on GPUs, where it costs some speed;
+    deterministic: the same numbers at every replay, also on GPUs, where it costs some speed: an operation that has no
+    such form there ends the training; off: a replay that differs from what was published is only logged;
+    evaluation_device, evaluation_dtype: of the evaluator's engine ("auto": where GPUs train, one that no process of the
+    learner has or else the first, in bfloat16; on a CPU float32);
     threads: CPU threads of each process; peak_tflops: of one device, for the MFU (0: by the device's name, if known);
     nodes: machines that train together, each with world_size processes; node_rank: which of them this one is, 0 being
     that of the daemon or of `train`; rendezvous: HOST:PORT at machine 0, where they meet; rendezvous_seconds: how long
@@ -47,6 +50,8 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     keep_checkpoints: int = 2
     async_checkpoints: bool = True
     deterministic: bool = True
+    evaluation_device: Literal["auto", "cpu", "cuda"] = "auto"
+    evaluation_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int = 1
     peak_tflops: float = 0.0
     nodes: int = 1

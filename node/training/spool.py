@@ -2,12 +2,14 @@
 
     run.json                       canonical RunSpec
     trainer.json                   TrainerSettings, of this start
+    lowered.json                   which steps need smaller micro-batches: node.training.lowering
     assets                         link to the run's files
     in/batch-000012.arrow          daemon -> trainer: what step 12 learns from (policy 12 -> policy 13)
     out/policy-000013.safetensors  trainer -> daemon: the image, then
     out/step-000013.json           its metrics; its presence means that the step is complete
+    eval/step-000013.json          evaluator -> daemon: what the policy scored, some time after, where that is asked for
     ckpt/step-000010/              weights, optimiser state, position: node.training.checkpoint
-    error.json                     why the trainer gave up, if it did
+    error.json                     why the trainer gave up, if it did; evaluator-error.json: why the evaluator did
 
 Every file appears whole or not at all. Knows names and atomicity; knows nothing of what is inside.
 """
@@ -15,8 +17,11 @@ Every file appears whole or not at all. Knows names and atomicity; knows nothing
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from node.state.files import write_whole
 from node.training.errors import TrainingError
@@ -49,8 +54,16 @@ class Spool:
         return self.root / "ckpt"
 
     @property
+    def lowered_path(self) -> Path:
+        return self.root / "lowered.json"
+
+    @property
     def error_path(self) -> Path:
         return self.root / "error.json"
+
+    @property
+    def evaluator_error_path(self) -> Path:
+        return self.root / "evaluator-error.json"
 
     def batch_path(self, step: int) -> Path:
         return self.root / "in" / f"batch-{step:06d}.arrow"
@@ -61,12 +74,24 @@ class Spool:
     def metrics_path(self, step: int) -> Path:
         return self.root / "out" / f"step-{step:06d}.json"
 
+    def evaluation_path(self, step: int) -> Path:
+        return self.root / "eval" / f"step-{step:06d}.json"
+
+    def record(self, step: int) -> dict[str, Any]:
+        """The metrics of a complete step, with those of its evaluation, if that is there. Raises OSError, and
+        msgspec.DecodeError."""
+        found = _read(self.metrics_path(step))
+        try:
+            return found | _read(self.evaluation_path(step))
+        except FileNotFoundError:
+            return found
+
     def prepare(self, run: bytes, assets: Path, same: Callable[[bytes, bytes], bool] = operator.eq) -> None:
         """Create the spool of a run, or find it again. same(old, new): whether two encoded runs count as one.
 
         Raises TrainingError if it belongs to another run.
         """
-        for part in ("in", "out", "ckpt"):
+        for part in ("in", "out", "eval", "ckpt"):
             (self.root / part).mkdir(parents=True, exist_ok=True)
         if self.run_path.exists() and not same(self.run_path.read_bytes(), run):
             raise TrainingError(
@@ -81,6 +106,7 @@ class Spool:
         link.symlink_to(assets.resolve(), target_is_directory=True)
         os.replace(link, self.assets)
         self.error_path.unlink(missing_ok=True)
+        self.evaluator_error_path.unlink(missing_ok=True)
 
     def is_complete(self, step: int) -> bool:
         """Whether policy `step` and its metrics are there."""
@@ -112,16 +138,21 @@ class Spool:
             if step < before:
                 self.batch_path(step).unlink(missing_ok=True)
 
-    def forget_policies(self, before: int) -> None:
-        """Delete the images (not the metrics) of steps below `before`."""
+    def forget_policies(self, before: int, keep: Collection[int] = ()) -> None:
+        """Delete the images (not the metrics) of steps below `before` that are not in `keep`."""
         for path in (self.root / "out").glob("policy-*.safetensors"):
-            if int(path.stem.removeprefix("policy-")) < before:
+            step = int(path.stem.removeprefix("policy-"))
+            if step < before and step not in keep:
                 path.unlink(missing_ok=True)
 
     def forget_halves(self, part: str) -> None:
-        """Delete what a killed writer left in `part`, "in" or "out", of files that never got their names."""
+        """Delete what a killed writer left in `part`, "in", "out" or "eval", of files that never got their names."""
         for path in (self.root / part).glob(".*"):
             path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
 
 
 def _steps(directory: Path) -> list[int]:

@@ -6,8 +6,6 @@ batch. Where machine, world size and settings stay the same, the same batches gi
 however often the process is killed in between. The first rank reads and writes; the others compute.
 """
 
-import argparse
-import fcntl
 import json
 import os
 import sys
@@ -30,34 +28,36 @@ from node.training.orphan import die_with_launcher  # noqa: E402 - the environme
 if __name__ == "__main__":
     die_with_launcher()
 
-import msgspec  # noqa: E402
 import torch  # noqa: E402
-from blake3 import blake3  # noqa: E402
 
 from node.inference.start_weights import StartWeights  # noqa: E402
-from node.inference.torch_engine import bf16_bits, build_model  # noqa: E402
-from node.state.files import write_whole  # noqa: E402
+from node.inference.torch_engine import build_model  # noqa: E402
+from node.state.files import whole_file, write_whole  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
+from node.training.determinism import as_deterministic_as_set  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
-from node.training.evaluator import Evaluator  # noqa: E402
 from node.training.handover import hand_over  # noqa: E402
+from node.training.image import Image, stream_image  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
 from node.training.lora import StartAdapter  # noqa: E402
+from node.training.lowering import MicroBatchLimit  # noqa: E402
 from node.training.meeting import meet, open_store  # noqa: E402
-from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
+from node.training.memory import OutOfMemory, out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
+from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
 from node.training.pulse import keep_watch  # noqa: E402
-from node.training.settings import TrainerSettings, decode_settings  # noqa: E402
+from node.training.settings import TrainerSettings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
 from node.training.world import World, compute_dtype, join_world, leave_world, place_in_world  # noqa: E402
-from protocol.errors import IntellectError  # noqa: E402
-from protocol.policy import describe_tensors, encode_image, policy_root  # noqa: E402
+from protocol.policy import policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
 
 POLL_SECONDS = 0.01
+AGAIN = 75
+"""Exit status of a trainer that is to be started again (EX_TEMPFAIL)."""
 PARTS = ("wait", "load", "forward_backward", "optimizer", "publish")
 
 
@@ -97,6 +97,7 @@ class Trainer:
             rollout.max_output_tokens,
             spool.assets,
         )
+        self._limit = MicroBatchLimit(spool.lowered_path, self._settings.micro_batch_tokens, self._world)
         self._consumed: dict[str, int] = {}
         self._checkpoints = Checkpoints(
             spool.checkpoints,
@@ -106,7 +107,6 @@ class Trainer:
             keep=self._settings.keep_checkpoints,
             written=self._forget_batches,
         )
-        self._evaluator = Evaluator(self._run, spool.assets, self._world.device) if self._world.first else None
 
     def train(self) -> None:
         """Work until the run's last step is published."""
@@ -118,7 +118,7 @@ class Trainer:
             with watch("load"):
                 batch = self._admit(decode_batch(data), step)
             with watch("step"):
-                metrics: dict[str, Any] = self._learner.step(batch.rows, step, watch)
+                metrics = self._learn(batch, step, watch)
             metrics["staleness"] = dict(Counter(str(step - row.policy_step) for row in batch.rows))
             metrics["performance"] = self._measure(metrics, watch)
             step += 1
@@ -131,9 +131,19 @@ class Trainer:
                         self._checkpoints.wait()
         self._checkpoints.wait()
 
-    def close(self) -> None:
-        if self._evaluator is not None:
-            self._evaluator.close()
+    def _learn(self, batch: Batch, step: int, watch: Stopwatch) -> dict[str, Any]:
+        """Where memory runs out and smaller micro-batches may help, all ranks start again with them: what the step had
+        begun is undone by the checkpoint. Raises SystemExit then, OutOfMemory where nothing is left to divide."""
+        limit = self._learner.micro_batch_tokens = self._limit.at(step)
+        try:
+            metrics = self._learner.step(batch.rows, step, watch)
+        except OutOfMemory as error:
+            if not self._learner.divisible:
+                raise
+            event = {"event": "training.memory_ran_out", "step": step, "why": error.why}
+            print(json.dumps({**event, "micro_batch_tokens": self._limit.lower(step)}), file=sys.stderr, flush=True)
+            raise SystemExit(AGAIN) from error
+        return metrics | ({"micro_batch_tokens": limit} if limit < self._settings.micro_batch_tokens else {})
 
     def _stopwatch(self) -> Stopwatch:
         return Stopwatch(self._world.device)
@@ -195,55 +205,61 @@ class Trainer:
     # Policies out
 
     def _publish(self, step: int, metrics: dict[str, Any], watch: Stopwatch) -> None:
-        """Image, then evaluation, then metrics: their presence makes the step complete."""
+        """Image, then metrics: their presence makes the step complete."""
         with watch("publish"):
-            weights = self._learner.image()
-            if self._evaluator is None:
-                return
-            tensors = {name: bf16_bits(tensor) for name, tensor in weights.items()}
-            image = encode_image(tensors)
-            digest = blake3(image).hexdigest()
-            if self._published_before(step, digest):
-                return
-            write_whole(self._spool.policy_path(step), image)
-        evaluation = self._run.evaluation
-        if step % evaluation.every == 0 or step == self._run.recipe.steps:
-            with watch("eval"):
-                metrics |= self._evaluator.evaluate(weights, step)
+            image = self._write_image(step)
+        if image is None or not self._world.first:
+            return
         metrics |= {
             "step": step,
             "seconds": watch.seconds,
-            "policy_root": policy_root(step, describe_tensors(tensors)).hex(),
-            "image": digest,
-            "computed_by": self._computed_by(),
+            "policy_root": policy_root(step, image.tensors).hex(),
+            "image": image.digest,
+            "computed_by": self._computed_by(step),
         }
         write_whole(self._spool.metrics_path(step), json.dumps(metrics, allow_nan=False).encode())
 
-    def _published_before(self, step: int, digest: str) -> bool:
-        """Whether step is complete already. Raises TrainingError if what was published differs without a reason.
+    def _write_image(self, step: int) -> Image | None:
+        """On the first rank, with what the others bring; None where it was published before.
 
-        Another machine, world size or setting rounds differently. Then the published images stand as they are: they
-        are what was sampled from, and the log-probs of their rollouts are theirs.
+        Raises TrainingError if that was another one.
         """
-        if not self._spool.is_complete(step):
-            return False
-        known = json.loads(self._spool.metrics_path(step).read_bytes())
-        if known.get("image") != digest:
-            if known.get("computed_by") == self._computed_by():
-                raise TrainingError(
-                    f"step {step} came out differently than before the restart",
-                    "the replay of its batches gave other weights than those that were published",
-                    "resume on the machine and with the program versions that the run was trained with",
-                )
-            event = {"event": "replay.rounded_differently", "step": step, "before": known.get("computed_by")}
-            print(json.dumps(event), file=sys.stderr, flush=True)
-        return True
+        learner = self._learner
+        if not self._world.first:
+            for _ in learner.tensors():
+                continue
+            return None
+        if self._spool.is_complete(step):
+            self._compare(step, stream_image(learner.shapes, learner.tensors()).digest)
+            return None
+        with whole_file(self._spool.policy_path(step)) as file:
+            return stream_image(learner.shapes, learner.tensors(), file)
 
-    def _computed_by(self) -> str:
-        """Whatever the last bits of a policy depend on."""
+    def _compare(self, step: int, digest: str) -> None:
+        """With what was published. Raises TrainingError if that differs without a reason.
+
+        Another machine, world size or setting rounds differently, and so may every replay that is not deterministic.
+        Then the published images stand as they are: they are what was sampled from, and the log-probs of their
+        rollouts are theirs.
+        """
+        known = json.loads(self._spool.metrics_path(step).read_bytes())
+        if known.get("image") == digest:
+            return
+        if known.get("computed_by") == self._computed_by(step) and self._settings.deterministic:
+            raise TrainingError(
+                f"step {step} came out differently than before the restart",
+                "the replay of its batches gave other weights than those that were published",
+                "resume on the machine and with the program versions that the run was trained with",
+            )
+        event = {"event": "replay.rounded_differently", "step": step, "before": known.get("computed_by")}
+        print(json.dumps(event), file=sys.stderr, flush=True)
+
+    def _computed_by(self, step: int) -> str:
+        """Whatever the last bits of policy `step` depend on."""
         s, device = self._settings, self._world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        layout = f"{'packed' if s.packing else 'padded'} {s.micro_batch_tokens} {s.logit_cells} {s.fp32_logits}"
+        tokens = self._limit.at(step - 1)
+        layout = f"{'packed' if s.packing else 'padded'} {tokens} {s.logit_cells} {s.fp32_logits}"
         kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
         return f"{name} {kind} {layout} threads {s.threads} torch {torch.__version__}"
 
@@ -278,25 +294,17 @@ def _unusable(step: int, why: str) -> TrainingError:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train on a spool. Started by node.training.launch.")
-    parser.add_argument("--spool", type=Path, required=True)
-    spool = Spool(parser.parse_args().spool)
-    rank = os.environ.get("RANK", "0")
-    with (spool.root / f"trainer-{rank}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            _train(spool)
-        except IntellectError as error:
-            reason = {"what": error.what, "why": error.why, "remedy": error.remedy}
-            print(json.dumps({"event": "training.failed", "rank": rank, **reason}), file=sys.stderr, flush=True)
-            if not spool.error_path.exists():
-                write_whole(spool.error_path, msgspec.json.encode(reason))
-            return 1
-    return 0
+    spool, rank = spool_named_on_the_command_line("Train on a spool. Started by node.training.launch."), _rank()
+    said = {"event": "training.failed", "rank": rank}
+    return alone(f"trainer-{rank}", spool, lambda: _train(spool), spool.error_path, said)
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
 
 
 def _train(spool: Spool) -> None:
-    settings = decode_settings(spool.settings_path.read_bytes()) if spool.settings_path.exists() else TrainerSettings()
+    settings = settings_of(spool)
     store = welcome = None
     if settings.nodes > 1:
         store, own = open_store(), spool.run_path.read_bytes() if spool.run_path.exists() else b""
@@ -307,17 +315,12 @@ def _train(spool: Spool) -> None:
     world = join_world(settings, store)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
-        torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
     if welcome is not None:
         if world.leader:
             keep_watch(open_store, settings.node_rank, settings.nodes)
         hand_over(world, spool, welcome.run)
-    with out_of_memory_says_what_to_lower(settings):
-        trainer = Trainer(spool, settings, world)
-        try:
-            trainer.train()
-        finally:
-            trainer.close()
+    with as_deterministic_as_set(settings, world.device), out_of_memory_says_what_to_lower(settings):
+        Trainer(spool, settings, world).train()
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from node.environments.base import Problem, Transcript
+from node.environments.base import Defaults, Problem, Transcript
 from node.inference.engine import Completion, Engine, Finished, Request, generate
 from node.inference.proofs import prove_all
 from node.inference.session import EngineFactory, Session
@@ -127,7 +127,7 @@ class OwnTurns(Session):
         return Bounds(max(2, super().bounds.turns), 1024)
 
 
-class _Prompter:
+class _Prompter(Defaults):
     """An environment that tells the answer."""
 
     def __init__(self, environment: object) -> None:
@@ -137,7 +137,7 @@ class _Prompter:
         return getattr(self._environment, name)
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int]:
-        return [*transcript[0].tokens[:1], *self._environment._tokenizer.encode(problem.answer[0])]  # type: ignore[attr-defined]
+        return [*transcript[0].tokens[:1], *self._environment.within._tokenizer.encode(problem.answer[0])]  # type: ignore[attr-defined]
 
 
 class _LaterTurns(Session):

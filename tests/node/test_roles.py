@@ -176,8 +176,8 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
         assert status["work"] == WORK
         assert (status["training"] is not None) == (role == "trainer")
         assert ("withheld" in status["verdicts"]) == (role == "validator")
-        child = "learner" if role == "trainer" else "engine"
-        assert [(one["name"], one["restarts"]) for one in status["processes"]] == [(child, 0)]
+        children = ["learner", "evaluator"] if role == "trainer" else ["engine"]
+        assert [(one["name"], one["restarts"]) for one in status["processes"]] == [(name, 0) for name in children]
         assert status["node"]["engine"] == ("torch" if role == "trainer" else "double")
         assert status["audit"]["quarantined"] == []
 

@@ -1,3 +1,5 @@
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -164,5 +166,10 @@ def test_a_report_must_hold_what_its_verdict_says() -> None:
     assert "does not" in str(report_fault(report(0, 1), verdict, GROUPS, SIZE))
     assert "rewards" in str(report_fault(report(0, reward=0.5), verdict, GROUPS, SIZE))
     assert "log-probabilities" in str(report_fault(report(0, logprob=-2.0), verdict, GROUPS, SIZE))
+    opinion = said(groups=(0, 2), rewards=reward_tags(REWARDS, SIZE, {2}))
+    unknown = Report(report().header, (*report(0).rows, *report(2, reward=math.nan).rows))
+    assert report_fault(unknown, opinion, GROUPS, SIZE) is None  # judges are to say it
+    assert "rewards" in str(report_fault(unknown, verdict, GROUPS, SIZE))
+    assert "rewards" in str(report_fault(report(0, 2), opinion, GROUPS, SIZE))
     broken = report(0, 2)
     assert "whole" in str(report_fault(Report(broken.header, broken.rows[:3]), verdict, GROUPS, SIZE))

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from node.environments.base import Determinism, Problem, Tokenizer, Transcript
+from node.environments.base import Determinism, Problem, Reply, Tokenizer, Transcript
 from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
@@ -24,6 +24,8 @@ from node.recent import Recent
 
 MAX_ID = 256
 _REMEMBERED = 1 << 14
+_Asked = tuple[Problem, Transcript, list[Turn]]
+"""What an answer stands in: its problem, all that was said, and the same as text."""
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,10 +97,28 @@ class PackageEnvironment:
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
-        said = self._reply(problem, transcript, self._turns(problem, transcript))
+        return self._encoded(self._reply(problem, transcript, self._turns(problem, transcript)))
+
+    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+        """In one pass through the sandbox. What was said before is known by then, or is asked for one by one."""
+        replies: list[Reply] = [None] * len(problems)
+        asked: dict[int, _Asked] = {}
+        for place, (problem, transcript) in enumerate(zip(problems, transcripts, strict=True)):
+            try:
+                asked[place] = problem, transcript, self._turns(problem, transcript)
+            except Undecided as undecided:
+                replies[place] = undecided
+        for place, said in zip(asked, self._replies(list(asked.values())), strict=True):
+            replies[place] = said if isinstance(said, Undecided) else self._encoded(said)
+        return replies
+
+    def _encoded(self, said: str) -> list[int] | None:
         if not said:
             return None
         return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
+
+    def is_judged(self, problem: Problem) -> bool:  # noqa: ARG002 - a package has one class
+        return self.determinism == "judged"
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0."""
@@ -132,15 +152,27 @@ class PackageEnvironment:
         return turns
 
     def _reply(self, problem: Problem, before: Transcript, turns: list[Turn]) -> str:
-        """What the package says behind `before`, whose text is `turns`; empty: nothing. Raises Undecided.
+        """What the package says behind `before`, whose text is `turns`; empty: nothing. Raises Undecided."""
+        (said,) = self._replies([(problem, before, turns)])
+        if isinstance(said, Undecided):
+            raise said
+        return said
+
+    def _replies(self, asked: Sequence[_Asked]) -> list[str | Undecided]:
+        """The same of many rollouts at once.
 
         Remembered by all that it follows from: two texts may have the same tokens, and the one that the package
         meant here must not depend on what it said elsewhere.
         """
-        place = _place(problem, before)
-        if place not in self._said:
-            self._said[place] = self._package.step(_row(problem), turns) or ""
-        return self._said[place]
+        places = [_place(problem, before) for problem, before, _ in asked]
+        known: dict[bytes, str | Undecided] = {place: self._said[place] for place in places if place in self._said}
+        new = {place: one for place, one in zip(places, asked, strict=True) if place not in known}
+        heard = self._package.steps([(_row(problem), turns) for problem, _, turns in new.values()])
+        for place, said in zip(new, heard, strict=True):
+            known[place] = said if isinstance(said, Undecided) else said or ""
+            if not isinstance(said, Undecided):
+                self._said[place] = said or ""
+        return [known[place] for place in places]
 
 
 def load(

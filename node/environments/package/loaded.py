@@ -127,12 +127,14 @@ class LoadedPackage:
 
         A step that fails ends the rollout: on every machine, since its limits are counted.
         """
-        try:
-            outcome = self.sandbox.call("step", row, turns)
-        except NoOutcome as error:
-            raise Undecided(error.what, error.why, error.remedy) from error
-        said = outcome.value if outcome.status is Status.OK else None
-        return said if isinstance(said, str) and said and len(said) <= MAX_SAID else None
+        (said,) = self.steps([(row, turns)])
+        if isinstance(said, Undecided):
+            raise said
+        return said
+
+    def steps(self, asked: Sequence[tuple[Row, list[Turn]]]) -> list[str | None | Undecided]:
+        """The same of many rollouts at once."""
+        return [_said(outcome) for outcome in self.sandbox.call_all("step", asked)]
 
     def golden(self, row: Row) -> tuple[str, ...]:
         """The right answer of a row, turn by turn. Raises PackageError, Undecided."""
@@ -150,6 +152,13 @@ class LoadedPackage:
 
     def close(self) -> None:
         self.sandbox.close()
+
+
+def _said(outcome: Outcome | Undecided) -> str | None | Undecided:
+    if isinstance(outcome, Undecided):
+        return outcome
+    said = outcome.value if outcome.status is Status.OK else None
+    return said if isinstance(said, str) and said and len(said) <= MAX_SAID else None
 
 
 def _slice(lines: Sequence[bytes], first: int, most: int) -> Iterator[int]:

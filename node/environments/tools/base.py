@@ -1,6 +1,9 @@
 """The interface of a tool."""
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from node.environments.errors import Undecided
 
 
 class Tool(Protocol):
@@ -13,6 +16,10 @@ class Tool(Protocol):
 
     def answer(self, text: str) -> str:
         """The result of a call: a function of `text` alone, or of that and counted limits. Raises Undecided."""
+        ...
+
+    def answers(self, texts: Sequence[str]) -> list[str | Undecided]:
+        """The same of many calls at once, each by itself."""
         ...
 
     def close(self) -> None:

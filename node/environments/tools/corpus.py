@@ -7,14 +7,14 @@ earlier row. BM25 as in Robertson and Zaragoza, The Probabilistic Relevance Fram
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from pathlib import Path
 
 import msgspec
 
 from node.environments.dataset import read_rows
-from node.environments.errors import DatasetError
+from node.environments.errors import DatasetError, Undecided
 
 NAME = "search"
 MAX_PASSAGES = 1_000_000
@@ -92,6 +92,9 @@ class SearchTool:
     def answer(self, text: str) -> str:
         found = self._corpus.best(text)
         return "\n\n".join(self._shown(passage) for passage in found) or "nothing was found"
+
+    def answers(self, texts: Sequence[str]) -> list[str | Undecided]:
+        return [self.answer(text) for text in texts]
 
     def _shown(self, passage: Passage) -> str:
         title = f"{passage.title}: " if passage.title else ""

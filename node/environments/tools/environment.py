@@ -9,8 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from node.environments import dataset
-from node.environments.base import Determinism, Environment, Problem, Tokenizer, Transcript, last_answer, one_answer
-from node.environments.errors import EnvironmentFault
+from node.environments.base import (
+    Determinism,
+    Environment,
+    Problem,
+    Reply,
+    Tokenizer,
+    Transcript,
+    last_answer,
+    one_answer,
+)
+from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.names import nearest
 from node.environments.runtime import opener_for
 from node.environments.tools import corpus, python
@@ -72,7 +81,22 @@ class ToolEnvironment:
         call = parse_call(self._tokenizer.decode(last_answer(transcript)), self._tools)
         if call is None:
             return None
-        return self._encode(tell_result(self._tools[call.tool].answer(call.text), self._most))
+        return self._told(self._tools[call.tool].answer(call.text))
+
+    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:  # noqa: ARG002
+        calls = [parse_call(self._tokenizer.decode(last_answer(one)), self._tools) for one in transcripts]
+        replies: list[Reply] = [None] * len(calls)
+        for name, tool in self._tools.items():
+            asked = {place: call.text for place, call in enumerate(calls) if call and call.tool == name}
+            for place, found in zip(asked, tool.answers(list(asked.values())) if asked else (), strict=True):
+                replies[place] = found if isinstance(found, Undecided) else self._told(found)
+        return replies
+
+    def is_judged(self, problem: Problem) -> bool:
+        return self._problems.is_judged(problem)
+
+    def _told(self, result: str) -> list[int]:
+        return self._encode(tell_result(result, self._most))
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """A call that nobody answered any more is no answer."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from node.environments.base import Determinism, Problem, Tokenizer, Transcript
+from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript
 from node.environments.errors import EnvironmentFault
 from node.environments.verifiers.replay import Outcome, Replayer, Turn
 
@@ -34,7 +34,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 120.0
 
 
-class VerifiersEnvironment:
+class VerifiersEnvironment(Defaults):
     name = "verifiers"
     determinism: Determinism = "bounded"
     gave_up = 0

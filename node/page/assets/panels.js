@@ -6,7 +6,7 @@ import { clock, count, duration, fixed, name, percent, plural, seconds, short, t
 
 const FEW = 25;
 const LEGEND = [["■", "trainer"], ["▲", "validator"], ["●", "worker"], ["◎", "this node, with lines to its peers"]];
-const LEARNER = ["wait", "load", "pack", "forward_backward", "optimizer", "publish", "announce", "eval", "checkpoint"];
+const LEARNER = ["wait", "load", "pack", "forward_backward", "optimizer", "publish", "announce", "checkpoint"];
 const SPLIT_WORDS = { wait: "waiting for a batch", load: "loading it", pack: "packing", forward_backward: "learning", optimizer: "optimiser", publish: "writing the policy", announce: "announcing it", eval: "evaluating", checkpoint: "checkpoint" };
 const FILE_WORDS = { commit: "made and promised", verify: "judged", fetch: "fetched", queue: "waiting for its turn" };
 

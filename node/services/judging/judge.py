@@ -22,6 +22,7 @@ from node.services.generating import EngineChild
 from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.queue import FileQueue
 from node.services.judging.records import WorkerRecords
+from node.services.judging.reviews import Reviews
 from node.services.leaves import Leaves
 from node.services.station import Rate, Station
 from node.state.tally import Tally
@@ -40,12 +41,13 @@ from protocol.messages import (
     RolloutCommitted,
     VerdictIssued,
 )
-from protocol.rollout import MAX_FILE_BYTES
 from protocol.statements import Outcome, Verdict, sign, work_id
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
 FETCH_PAUSE = 1.0
+LAST_TRY = 5.0
+"""Seconds for a file that has been due for long, of a worker who did not hand over the one before it."""
 POLICY_TIMEOUT = 30.0
 GAP_POLL = 0.5
 CLAIM_PATIENCE = 8.0
@@ -107,6 +109,7 @@ class Validator:
         self._engine = engine
         self._policies = policies
         self._stock = stock
+        self._reviews = Reviews(stock)
         self._scratch = scratch
         self._audit = station.run.spec.audit
         self._register = station.jury.register
@@ -118,6 +121,7 @@ class Validator:
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
+        self._owing: set[Address] = set()
         own, clock = station.key.address, station.clock.monotonic
         self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
         self.rate = Rate(clock=station.clock.monotonic)
@@ -235,19 +239,29 @@ class Validator:
 
     async def _deliver(self, work: Work) -> Path | None:
         """The file, from its worker or whoever has it; None if nobody hands it over in time."""
-        root, limit = work.commitment.file_root, min(work.signed.message.size, MAX_FILE_BYTES)
-        with trio.move_on_after(self._audit.delivery_seconds):
+        root, limit = work.commitment.file_root, work.most_bytes
+        with trio.move_on_after(self._patience(work)):
             while True:
                 try:
                     path = await self._station.blobs.fetch(
                         root, self._holders(work), max_size=limit, timeout=FETCH_TIMEOUT
                     )
                     work.delivered = True
+                    self._owing.discard(work.node)
                     return path
                 except IntellectError as error:
                     log.info("rollout.unavailable", node=work.node, why=error.why)
                 await trio.sleep(FETCH_PAUSE)
+        self._owing.add(work.node)
         return None
+
+    def _patience(self, work: Work) -> float:
+        """Seconds to wait for a file. After one that never came, the worker's others are due since they were heard of:
+        what a dead worker left behind is not waited for one by one."""
+        whole = self._audit.delivery_seconds
+        if work.node not in self._owing:
+            return whole
+        return max(work.at + whole - self._station.clock.monotonic(), LAST_TRY)
 
     def _holders(self, work: Work) -> list[Address]:
         """Who may have a file: its worker, the other validators, and the trainer, so that a worker who serves only some
@@ -272,10 +286,16 @@ class Validator:
             if gone:
                 log.info("rollout.ignored", node=node, why=gone.detail)
                 continue
-            try:
-                await self._judge_file(candidate)
-            except OwnTrouble as trouble:
-                self._put_off(candidate, str(trouble), nursery)
+            if candidate.work.is_review:  # takes minutes and no engine
+                nursery.start_soon(self._judge_or_put_off, candidate, nursery)
+            else:
+                await self._judge_or_put_off(candidate, nursery)
+
+    async def _judge_or_put_off(self, candidate: Candidate, nursery: trio.Nursery) -> None:
+        try:
+            await self._judge_file(candidate)
+        except OwnTrouble as trouble:
+            self._put_off(candidate, str(trouble), nursery)
 
     def _put_off(self, candidate: Candidate, why: str, nursery: trio.Nursery) -> None:
         """Try again later; after some tries say nothing about the file: others will."""
@@ -303,6 +323,9 @@ class Validator:
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)
             return
+        if work.is_review:
+            await self._judge_review(work, candidate.recheck)
+            return
         started = self._station.clock.monotonic()
         lot = await self._lot(work, candidate.recheck)
         path = candidate.path or await self._deliver(work)
@@ -317,6 +340,16 @@ class Validator:
         elif found.outcome == Outcome.ACCEPT:
             self._register.was_read(work)
         await self._pronounce(work, found, lot, await self._standing(work, found), seconds, candidate.recheck)
+
+    async def _judge_review(self, work: Work, recheck: bool) -> None:
+        """A report is what this validator finds itself, to the byte. It says nothing of how well its author samples."""
+        started = self._station.clock.monotonic()
+        try:
+            found = await self._reviews.inspect(work, afresh=recheck)
+        except IntellectError as error:
+            raise OwnTrouble(f"{error.what}: {error.why}") from error
+        seconds = self._station.clock.monotonic() - started
+        await self._pronounce(work, found, None, None, seconds, recheck)
 
     async def _lot(self, work: Work, recheck: bool) -> Lot | None:
         """The groups to recompute, None for all of them: of a task's every one, since its owner needs every score."""

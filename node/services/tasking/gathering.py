@@ -10,8 +10,8 @@ from node.swarm.register import Work
 from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
-from protocol.messages import TaskDone, VerdictIssued
-from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES, decode_report
+from protocol.messages import VerdictIssued
+from protocol.rollout import MAX_REPORT_BYTES, decode_report
 from protocol.tasks import MAX_SHARD_SAMPLES
 from protocol.values import report_fault
 
@@ -26,7 +26,7 @@ async def gather(station: Station, folder: TaskFolder, work: Work) -> None:
     file = await station.blobs.fetch(
         commitment.file_root,
         [work.node, *votes],
-        max_size=min(work.signed.message.size, MAX_FILE_BYTES),
+        max_size=work.most_bytes,
         timeout=FETCH_TIMEOUT,
     )
     work.delivered = True
@@ -41,13 +41,6 @@ async def gather(station: Station, folder: TaskFolder, work: Work) -> None:
         at=time.time(),
     )
     await trio.to_thread.run_sync(folder.add, record, file, report)
-
-
-async def gather_report(station: Station, folder: TaskFolder, node: Address, done: TaskDone) -> None:
-    """Keep a reviewer's report. Raises IntellectError where it cannot be had."""
-    path = await station.blobs.fetch(done.root, [node], max_size=done.size, timeout=FETCH_TIMEOUT)
-    record = ShardRecord(done.shard, node, "", done.root.hex(), 0, "", (), time.time())
-    await trio.to_thread.run_sync(folder.add, record, path, b"")
 
 
 async def _report(station: Station, work: Work, votes: dict[Address, VerdictIssued]) -> bytes:

@@ -4,6 +4,7 @@ Only the pool's trainer may offer, so this runs at its node. A task and its resu
 restart goes on with what is open. Of a shard one result is kept, the first that was accepted: no row is there twice.
 """
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -13,9 +14,11 @@ import structlog
 import trio
 
 from node.recent import Recent
+from node.recipe.docket import Docket
 from node.services.base import Service
 from node.services.station import Station
-from node.services.tasking.gathering import gather, gather_report
+from node.services.tasking.gathering import gather
+from node.services.tasking.judges import Judges
 from node.services.tasking.wishes import TaskWish, WishRefused, routes
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
@@ -24,9 +27,8 @@ from node.swarm.taskbook import Task, describe_task
 from node.tasks.records import TaskFolder, folder_of, folders
 from node.weights.keeper import HeldPolicy
 from protocol.errors import IntellectError
-from protocol.identity import Address
 from protocol.lots import pack_groups
-from protocol.messages import CheckRequested, TaskDone, TaskOffered
+from protocol.messages import CheckRequested, TaskOffered
 from protocol.tasks import TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
@@ -41,7 +43,7 @@ REMEMBERED = 8192
 
 class _Own(msgspec.Struct):
     """A task of this node. works: results that were heard of and not gathered; said: times that its end was told;
-    busy: shards that are being gathered."""
+    busy: shards that are being gathered; passing: nothing of it is kept once its end was told."""
 
     folder: TaskFolder
     spec: TaskSpec
@@ -52,38 +54,43 @@ class _Own(msgspec.Struct):
     said: int = 0
     repeated: float = -1e9
     busy: set[int] = set()
+    passing: bool = False
 
 
 class Offering(Service):
-    """directory: of the tasks' folders."""
+    """directory: of the tasks' folders; docket: what waits for judges. own: the tasks of this node."""
 
     name = "offers"
 
-    def __init__(self, station: Station, directory: Path) -> None:
+    def __init__(self, station: Station, directory: Path, docket: Docket | None = None) -> None:
         self._station = station
         self._directory = directory
-        self._own: dict[TaskId, _Own] = {}
+        self._judges = Judges(self, docket, station.run.spec, directory) if docket is not None else None
+        self.own: dict[TaskId, _Own] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._limit = trio.CapacityLimiter(GATHERERS)
         self._sequence = 0
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.station, place.directory / "tasks")
+        service = cls(place.station, place.directory / "tasks", place.docket)
         if place.control is not None:
             place.control.mount(routes(service))
         return service
 
     async def run(self) -> None:
         await self._recall()
+        await trio.to_thread.run_sync(lambda: self._directory.mkdir(parents=True, exist_ok=True))
         self._station.jury.register.follow(self._hear)
         async with trio.open_nursery() as nursery:
             while True:
-                for id, own in list(self._own.items()):
+                for id, own in list(self.own.items()):
                     try:
-                        await self._tend(id, own, nursery)
+                        await self._tend(own, nursery)
                     except OSError as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
+                if self._judges is not None:
+                    await self._judges.tend()
                 await trio.sleep(LOOK_EVERY)
 
     def status(self) -> dict[str, Any]:
@@ -91,14 +98,14 @@ class Offering(Service):
 
     def tasks(self) -> list[dict[str, Any]]:
         """What became of the tasks of this node, oldest first."""
-        return [self._described(id, own) for id, own in self._own.items()]
+        return [self._described(id, own) for id, own in self.own.items()]
 
     # what its owner asks for
 
     async def offer(self, wish: TaskWish) -> TaskId:
         """Begin a task. Raises WishRefused, ProtocolError for what makes no sense, IntellectError for files that cannot
         be added."""
-        if sum(own.open for own in self._own.values()) >= MOST_OPEN:
+        if sum(own.open for own in self.own.values()) >= MOST_OPEN:
             raise WishRefused("no further task", f"{MOST_OPEN} are open", "wait for one to end, or cancel one")
         spec = wish.spec
         if spec.kind != "review":
@@ -112,7 +119,7 @@ class Offering(Service):
                 raise WishRefused(f"{asset.path} has changed", "its bytes are not those that were named", "ask again")
         encoded = encode_task(spec)
         id = task_id(encoded)
-        if id not in self._own:
+        if id not in self.own:
             await self._station.blobs.add(encoded)
             await trio.to_thread.run_sync(folder_of(self._directory, id).create, encoded)
             self._begin(id, folder_of(self._directory, id), spec, encoded, set(), is_open=True)
@@ -122,11 +129,15 @@ class Offering(Service):
 
     async def cancel(self, id: TaskId) -> None:
         """Wait for no more results of a task. Raises WishRefused."""
-        own = self._own.get(id)
+        own = self.own.get(id)
         if own is None:
             raise WishRefused("no such task", id.hex()[:16], "look at: intellect-node task status")
         if own.open:
             await self._close(own, cancelled=True)
+
+    def forget(self, id: TaskId) -> None:
+        """Keep nothing of a task once everybody has heard of its end."""
+        self.own[id].passing = True
 
     def _policy(self, wanted: str) -> HeldPolicy:
         """wanted: "newest", a step, or the beginning of a root."""
@@ -152,7 +163,7 @@ class Offering(Service):
     # what is heard
 
     def _hear(self, work: Work) -> None:
-        own = self._own.get(work.task.id) if work.task else None
+        own = self.own.get(work.task.id) if work.task else None
         if own is not None and own.open:
             own.works[work.id] = work
 
@@ -173,17 +184,19 @@ class Offering(Service):
         self, id: TaskId, folder: TaskFolder, spec: TaskSpec, encoded: bytes, done: set[int], *, is_open: bool
     ) -> None:
         said = 0 if is_open else LAST_WORDS
-        self._own[id] = _Own(folder, spec, encoded, done, is_open, works={}, said=said, busy=set())
+        self.own[id] = _Own(folder, spec, encoded, done, is_open, works={}, said=said, busy=set())
 
     # from time to time
 
-    async def _tend(self, id: TaskId, own: _Own, nursery: trio.Nursery) -> None:
+    async def _tend(self, own: _Own, nursery: trio.Nursery) -> None:
         """Say again what is open; gather what has been accepted; end what is complete."""
         if own.said >= LAST_WORDS:
+            if own.passing:
+                del self.own[own.folder.id]
+                await trio.to_thread.run_sync(shutil.rmtree, own.folder.path, True)
             return
         if own.open:
             self._gather_accepted(own, nursery)
-            self._gather_reports(id, own, nursery)
             if len(own.done) == own.spec.shards:
                 await self._close(own)
         if trio.current_time() - own.repeated >= REPEAT_EVERY:
@@ -203,7 +216,7 @@ class Offering(Service):
         await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
         own.open = False
         own.works.clear()
-        if own.spec.policy and not any(one.open and one.spec.policy == own.spec.policy for one in self._own.values()):
+        if own.spec.policy and not any(one.open and one.spec.policy == own.spec.policy for one in self.own.values()):
             self._station.shelf.let_go(bytes.fromhex(own.spec.policy))
         await self._say(own)
         what = "cancelled" if cancelled else "done"
@@ -238,23 +251,6 @@ class Offering(Service):
 
     async def _ask_again(self, work: Work) -> None:
         await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
-
-    def _gather_reports(self, id: TaskId, own: _Own, nursery: trio.Nursery) -> None:
-        task = self._station.jury.tasks.find(id)
-        for shard, (node, report) in list(task.reports.items()) if task else ():
-            if shard not in own.done and shard not in own.busy:
-                own.busy.add(shard)
-                nursery.start_soon(self._gather_report, own, node, report)
-
-    async def _gather_report(self, own: _Own, node: Address, report: TaskDone) -> None:
-        try:
-            await gather_report(self._station, own.folder, node, report)
-            own.done.add(report.shard)
-        except (IntellectError, OSError) as error:
-            log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=report.shard, why=str(error))
-            await trio.sleep(LOOK_EVERY)
-        finally:
-            own.busy.discard(report.shard)
 
     def _described(self, id: TaskId, own: _Own) -> dict[str, Any]:
         task: Task | None = self._station.jury.tasks.find(id)

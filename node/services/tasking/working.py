@@ -1,8 +1,8 @@
-"""The worker's part in tasks: claim a shard, do it, commit to its file (or tell its report); take over what others
-left.
+"""The worker's part in tasks: claim a shard, do it, commit to its file; take over what others left.
 
-A file is committed like a rollout file, so what becomes of it (verdicts, pay) is followed where those are. Rollouts
-come first on the engine. A shard that somebody else took over meanwhile is dropped: it would earn nothing.
+A file (of a review: a report) is committed like a rollout file, so what becomes of it (verdicts, pay) is followed where
+those are. The engine itself sees to it that rollouts come first (node.inference.fair). A shard that somebody else took
+over meanwhile is dropped: it would earn nothing.
 """
 
 import time
@@ -14,19 +14,18 @@ import trio
 
 from node.inference.wire import Produce, Produced
 from node.services.base import Service
-from node.services.committing import commit, slot_name
+from node.services.committing import Made, MadeFile, commit, slot_name
 from node.services.generating import EngineChild
 from node.services.station import Station
-from node.services.tasking.reviewing import PACKAGE, review_package
 from node.services.workplace import Workplace
 from node.swarm.hearing import is_cut_off, voices
 from node.swarm.taskbook import Task
-from node.tasks.sharing import EngineShare
+from node.tasks.reviewing import review_package
 from node.tasks.stock import TaskStock
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.liveness import MemberState
-from protocol.messages import TaskClaimed, TaskDone
+from protocol.messages import TaskClaimed
 from protocol.tasks import admits_engine
 
 log = structlog.get_logger()
@@ -46,15 +45,12 @@ class TaskWork(Service):
 
     name = "tasks"
 
-    def __init__(
-        self, station: Station, engine: EngineChild, stock: TaskStock, turns: EngineShare, scratch: Path
-    ) -> None:
+    def __init__(self, station: Station, engine: EngineChild, stock: TaskStock, scratch: Path) -> None:
         self._station = station
         self._own = station.key.address
         self._book = station.jury.tasks
         self._engine = engine
         self._stock = stock
-        self._turns = turns
         self._scratch = scratch
         self._said: dict[bytes, bool] = {}
         self._committed: dict[tuple[bytes, int], float] = {}
@@ -65,7 +61,7 @@ class TaskWork(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.engine, place.stock, place.turns, place.scratch)
+        return cls(place.station, place.engine, place.stock, place.scratch)
 
     async def run(self) -> None:
         while True:
@@ -74,7 +70,6 @@ class TaskWork(Service):
             if found is None:
                 await trio.sleep(POLL)
                 continue
-            await self._turns.turn()
             try:
                 await self._take(*found)
             except IntellectError as error:
@@ -132,22 +127,17 @@ class TaskWork(Service):
 
     async def _review(self, task: Task, shard: int) -> None:
         """Check a proposed package, and tell what was found."""
-        package = await self._stock.files(task) / PACKAGE
-        if not await self._claim(task, shard):
-            return
-        report = await trio.to_thread.run_sync(review_package, package)
-        info = await self._station.blobs.add(report)
-        done = TaskDone(pool=self._station.pool, task=task.id, shard=shard, root=info.root, size=info.size)
-        await self._station.board.post(done)
-        self._said[slot_name(task.id, shard)] = True
-        self.counts["committed"] += 1
-        log.info("task.reviewed", task=task.id.hex()[:16], shard=shard, report=info.root.hex())
+        files = await self._stock.files(task)
+        if await self._claim(task, shard):
+            report = await trio.to_thread.run_sync(review_package, files)
+            out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.json"
+            await trio.to_thread.run_sync(out.write_bytes, report)
+            await self._deliver(task, shard, Made(str(out), task.spec.units))
 
     async def _sample(self, task: Task, shard: int) -> None:
         order, load = await self._stock.order(task)
         if not await self._claim(task, shard):
             return
-        started = trio.current_time()
         out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.arrow"
         asked = Produce(
             policy_root=task.id,
@@ -159,17 +149,20 @@ class TaskWork(Service):
         )
         produced = await self._engine.ask(asked, timeout=max(PRODUCE_DEADLINE, task.spec.lease_seconds), policy=load)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
-        self._turns.task_took(produced.seconds)
         self.seconds += produced.seconds
+        await self._deliver(task, shard, produced)
+
+    async def _deliver(self, task: Task, shard: int, made: MadeFile) -> None:
+        """Commit to what was made, unless somebody else took the shard over meanwhile."""
         if task.leases.free_since(shard, trio.current_time(), self._is_alive) is None and not self._holds(task, shard):
             self.counts["lost"] += 1
-            log.info("task.lost", task=task.id.hex()[:16], shard=shard, seconds=trio.current_time() - started)
+            log.info("task.lost", task=task.id.hex()[:16], shard=shard)
             return
-        commitment = await commit(self._station, task.id, shard, produced)
+        commitment = await commit(self._station, task.id, shard, made)
         self._said[slot_name(task.id, shard)] = True
         self._committed[task.id, shard] = trio.current_time()
         self.counts["committed"] += 1
-        self.units += produced.units
+        self.units += made.units
         log.info("task.committed", task=task.id.hex()[:16], shard=shard, root=commitment.file_root.hex())
 
     async def _claim(self, task: Task, shard: int) -> bool:

@@ -8,16 +8,19 @@ through the model. What is rejected after it was used is forgotten where it wait
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import structlog
 import trio
 
 from node.recent import Recent
+from node.recipe.docket import Unjudged, without_rewards
 from node.recipe.join import join
 from node.recipe.pool import Group
 from node.services.station import Station
 from node.services.training.journeys import Journeys
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
+from protocol.disputes import UNDECIDED
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
 from protocol.lots import unpack_groups
@@ -35,7 +38,7 @@ REMEMBERED = 8192
 
 class Intake:
     """A service. fresh: whether groups of a step may still be trained on; taken_in, taken_back: what becomes of groups,
-    and of a work's; journeys: hears how far each work has come."""
+    and of a work's; to_judge: is given groups that have no reward yet; journeys: hears how far each work has come."""
 
     def __init__(
         self,
@@ -43,7 +46,8 @@ class Intake:
         *,
         fresh: Callable[[int], bool],
         taken_in: Callable[[list[Group]], None],
-        taken_back: Callable[[WorkId], int],
+        taken_back: Callable[[WorkId], object],
+        to_judge: Callable[[Unjudged], None] = lambda _: None,
         journeys: Journeys | None = None,
     ) -> None:
         self._station = station
@@ -52,6 +56,7 @@ class Intake:
         self._fresh = fresh
         self._taken_in = taken_in
         self._taken_back = taken_back
+        self._to_judge = to_judge
         self._journeys = journeys or Journeys(station.clock.monotonic)
         self._open: dict[WorkId, Work] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
@@ -157,25 +162,27 @@ class Intake:
     async def _fetch_accepted(self) -> None:
         async for work in self._accepted:
             try:
-                groups = await self._obtain(work)
+                groups, unjudged = await self._obtain(work)
             except IntellectError as error:
                 log.warning("rollout.lost", work=work.id.hex()[:16], why=error.why)
-                groups = []
-            if not groups:
+                groups, unjudged = [], None
+            if not groups and unjudged is None:
                 self.lost += 1
             elif self._station.jury.ballots.state(work.id) is not FileState.REJECTED:
                 self._journeys.reached(work.id, "fetch")
                 self._taken_in(groups)
+                if unjudged is not None:
+                    self._to_judge(unjudged)
 
-    async def _obtain(self, work: Work) -> list[Group]:
-        """Tokens from the worker's file, rewards and log-probs from the reports of validators that accepted it; nothing
-        if it is stale, or nobody's report can be had."""
+    async def _obtain(self, work: Work) -> tuple[list[Group], Unjudged | None]:
+        """Tokens from the worker's file, rewards and log-probs from the reports of validators that accepted it, and
+        what of it waits for judges; nothing if it is stale, or nobody's report can be had."""
         if not self._fresh(work.step):
-            return []
+            return [], None
         votes = {a: vote for a, vote in self._station.jury.ballots.accepting(work.id).items() if vote.report_root}
         reports = await self._fetch_reports(votes)
         if not reports:
-            return []
+            return [], None
         file = await self._fetch(work, list(votes))
         return await trio.to_thread.run_sync(self._join, work, file, reports)
 
@@ -200,8 +207,11 @@ class Intake:
         groups = self._spec.rollout.prompts_per_file
         return {group for vote, _ in reports for group in unpack_groups(vote.checked, groups) or ()}
 
-    def _join(self, work: Work, path: Path, reports: list[tuple[VerdictIssued, Path]]) -> list[Group]:
-        """Pair the samples of a file with their recomputed values; groups that nobody recomputed are left out."""
+    def _join(
+        self, work: Work, path: Path, reports: list[tuple[VerdictIssued, Path]]
+    ) -> tuple[list[Group], Unjudged | None]:
+        """Pair the samples of a file with their recomputed values; groups that nobody recomputed are left out, and
+        those that all who looked leave to judges wait for them."""
         root = work.commitment.file_root
         batch = decode(path.read_bytes(), self._spec.rollout.samples_per_file)
         values: dict[int, list[ReportRow]] = {}
@@ -210,9 +220,15 @@ class Intake:
             for row in self._read_report(root, vote, where).rows:
                 found.setdefault(row.group, []).append(row)
             values = {**found, **values}  # the first report that has a group is the one
+        waiting = without_rewards([row for rows in values.values() for row in rows])
+        decided = _decided([vote for vote, _ in reports], self._spec.rollout.prompts_per_file)
+        known = tuple(row for group in sorted(values.keys() - waiting) for row in values[group])
         header = ReportHeader(root.hex(), batch.header.policy_root)
-        merged = Report(header, tuple(row for group in sorted(values) for row in values[group]))
-        return join(self._spec, root, work.step, batch, merged, name=work.id)
+        groups = join(self._spec, root, work.step, batch, Report(header, known), name=work.id)
+        rows = tuple(row for group in sorted(waiting - decided) for row in values[group])
+        left = tuple(row for row in batch.rows if row.group in waiting - decided)
+        rest = msgspec.structs.replace(batch, rows=left)
+        return groups, Unjudged(work.id, root, work.step, rest, rows) if rows else None
 
     def _read_report(self, root: bytes, vote: VerdictIssued, path: Path) -> Report:
         """A report that is about this file and holds what its author signed; raises ProtocolError."""
@@ -224,3 +240,9 @@ class Intake:
         if fault is not None:
             raise ProtocolError("unusable report", fault)
         return report
+
+
+def _decided(votes: Sequence[VerdictIssued], groups: int) -> set[int]:
+    """The groups that one of these verdicts has a reward for: no judge is asked about them."""
+    known = (vote.rewards for vote in votes if len(vote.rewards) == 4 * groups)
+    return {group for tags in known for group in range(groups) if tags[4 * group : 4 * group + 4] != UNDECIDED}

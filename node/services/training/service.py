@@ -9,7 +9,7 @@ from node.metrics.observer import open_observer
 from node.services.base import Service
 from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
-from node.training.client import TrainerProcess
+from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.weights.publish import Publisher
@@ -35,8 +35,10 @@ class Training(Trainer, Service):
         )
         observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
         observer = await trio.to_thread.run_sync(observing)
-        learner = TrainerProcess(spool, settings=read_settings(config.trainer), starter=place.starter)
-        return cls(station, learner, spool, publisher, observer)
+        settings = read_settings(config.trainer)
+        learner = TrainerProcess(spool, settings=settings, starter=place.starter)
+        evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
+        return cls(station, learner, evaluator, spool, publisher, observer, place.docket)
 
     async def run(self) -> None:
         try:

@@ -1,10 +1,12 @@
-"""The trainer: publish each policy, gather verified rollouts, hand the learner one batch per step.
+"""The trainer: publish each policy, gather verified rollouts, hand the learner one batch per step. A step is put on
+record when its policy is evaluated, which nobody waits for unless the evaluator falls far behind.
 
 Which files may be used is the intake's to say, which groups make a batch node.recipe's; staleness is counted from
 the policy that made the tokens. Publishing and batching are journaled, so a restart neither repeats nor loses anything.
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,14 +17,17 @@ from node.metrics.alarms import Alarm
 from node.metrics.ends import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
+from node.recipe.docket import Docket
 from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe
 from node.services.station import Rate, Station
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
+from node.swarm.register import WorkId
 from node.training.batch import Batch, BatchHeader, encode_batch
-from node.training.client import TrainerProcess
+from node.training.client import EvaluatorProcess, TrainerProcess
+from node.training.evaluations import Evaluations
 from node.training.spool import Spool
 from node.weights.publish import Publisher
 
@@ -47,16 +52,28 @@ class Trainer:
     """Drives one learner until the run's last step."""
 
     def __init__(
-        self, station: Station, learner: TrainerProcess, spool: Spool, publisher: Publisher, observer: Observer
+        self,
+        station: Station,
+        learner: TrainerProcess,
+        evaluator: EvaluatorProcess,
+        spool: Spool,
+        publisher: Publisher,
+        observer: Observer,
+        docket: Docket | None = None,
     ) -> None:
         self._station = station
         self._learner = learner
+        self._evaluator = evaluator
         self._spool = spool
         self._publisher = publisher
         self._observer = observer
         self._spec = station.run.spec
         self._batch_log = BatchLog(spool.root)
+        self._evaluations = Evaluations(spool, self._spec)
+        self._announced: dict[int, float] = {}
         self._pool = RolloutPool(self._spec)
+        self._docket = docket or Docket(self._spec)
+        self._docket.fresh, self._docket.taken_in = self._fresh, self._take_in
         self._used: set[bytes] = set()
         self._tokens = 0
         self._journeys = Journeys(station.clock.monotonic)
@@ -64,7 +81,8 @@ class Trainer:
             station,
             fresh=self._fresh,
             taken_in=self._take_in,
-            taken_back=self._pool.forget,
+            taken_back=self._take_back,
+            to_judge=self._docket.put,
             journeys=self._journeys,
         )
         self.rate = Rate(30.0, station.clock.monotonic)
@@ -123,9 +141,14 @@ class Trainer:
         await self._recall()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._learner.run)
+            nursery.start_soon(self._evaluator.run)
             nursery.start_soon(self._intake.run)
             nursery.start_soon(self._feed)
-            nursery.start_soon(self._publish)
+            async with trio.open_nursery() as until_over:
+                until_over.start_soon(self._publish)
+                await self._put_on_record()
+                until_over.cancel_scope.cancel()
+            self._finish()
 
     # policies out
 
@@ -137,26 +160,40 @@ class Trainer:
                 await trio.sleep(POLL)
             if self._station.jury.distrust.is_set():  # a second daemon with this key, or a copied state directory
                 self.ended_by = f"this trainer contradicted itself: {self._station.jury.policies.fork}"
-                break
-            metrics = await trio.to_thread.run_sync(self._read_metrics, step)
+                return
             began = self._station.clock.monotonic()
             held = await self._publisher.publish(step, self._spool.policy_path(step))
-            announced = self._station.clock.monotonic() - began
+            self._announced[step] = self._station.clock.monotonic() - began
             self._journeys.published(step)
             self._station.shelf.put(held)
             await self._count_time()
-            self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1)
+            self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1, keep=self._evaluations.waiting())
             self.step = step
             self._tell_of_policy(step)
-            if not self.metrics or metrics.step > self.metrics[-1].step:
-                self.metrics.append(metrics)
-            await trio.to_thread.run_sync(self._observe, step, announced)
+
+    async def _put_on_record(self) -> None:
+        """Each published step in order, once its evaluation is there, until the run ends by what the records say."""
+        recorded = self._observer.newest
+        await self._until(lambda: self.step >= recorded)
+        self.ended_by = self.ended_by or self._reason_to_end()
+        for step in range(recorded + 1, self._spec.recipe.steps + 1):
+            await self._until(lambda step=step: self.step >= step and self._evaluations.complete(step))
+            if self.ended_by:
+                return
+            await trio.to_thread.run_sync(self._observe, step)
             self.ended_by = self._reason_to_end()
             if self.ended_by:
                 log.info("run.ended_early", step=step, why=self.ended_by)
-                break
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Or until the run ends."""
+        while not (self.ended_by or true()):  # noqa: ASYNC110 - other processes write the spool
+            await trio.sleep(POLL)
+
+    def _finish(self) -> None:
         self.done = True
         self._learner.finish()
+        self._evaluator.finish()
         self._station.progress.tell("over", f"the run is over at step {self.step}: {self.ended_by or 'its last step'}")
         log.info("run.finished", step=self.step, seconds=round(self.seconds, 1))
 
@@ -180,7 +217,7 @@ class Trainer:
         journal = self._station.journal
         began = await journal.do(journal.recall, "training_began")
         self.began_at = float(began) if began else None
-        last = self._spool.newest_step()
+        last = self._observer.newest
         for step in range(max(0, last + 1 - HISTORY), last + 1):
             self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
         done = self._spool.next_batch()
@@ -199,17 +236,16 @@ class Trainer:
         self.seconds = now - self.began_at
 
     def _read_metrics(self, step: int) -> StepMetrics:
-        return msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=StepMetrics)
+        return msgspec.convert(self._spool.record(step), StepMetrics)
 
-    def _observe(self, step: int, announced: float) -> None:
-        """Put the step on record, with what its batch was made of. announced: seconds from image to announcement."""
-        if step <= self._observer.newest:
-            return
-        learner = msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, Any])
+    def _observe(self, step: int) -> None:
+        """Put the step on record, with what its batch was made of, and the seconds from image to announcement."""
+        learner = self._spool.record(step)
         entry = self._batch_log.read(step - 1) if step > 0 else None
-        self._observer.observe(
-            learner, {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}, {"announce": announced}
-        )
+        told = {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}
+        announced = self._announced.pop(step, None)
+        self._observer.observe(learner, told, {} if announced is None else {"announce": announced})
+        self.metrics.append(msgspec.convert(learner, StepMetrics))
 
     def _reason_to_end(self) -> str | None:
         """Why the run ends here, before its last step; None if it goes on."""
@@ -226,6 +262,10 @@ class Trainer:
         self._pool.add(group for group in groups if _name(group) not in self._used)
         self.rate.add(sum(sample.length for group in groups for sample in group.samples))
 
+    def _take_back(self, work: WorkId) -> None:
+        self._pool.forget(work)
+        self._docket.forget(work)
+
     # batches in
 
     async def _feed(self) -> None:
@@ -234,7 +274,7 @@ class Trainer:
             step = self._spool.next_batch()
             if step >= self._spec.recipe.steps:
                 return
-            if step <= self.step + AHEAD:
+            if step <= self.step + AHEAD and not self._evaluations.behind:
                 selection = self._pool.take(step)
                 if selection is not None:
                     await self._hand_over(selection)
@@ -289,10 +329,13 @@ class Trainer:
             "done": self.done,
             "seconds": round(self.seconds, 2),
             "invalidated_files": self.invalidated,
+            "judging": {"files": len(self._docket), **self._docket.counts},
         }
-        learner = {"name": self._learner.name, "pid": self._learner.pid, "restarts": self._learner.restarts}
+        children = [
+            {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._learner, self._evaluator)
+        ]
         run = {"over": self.done, "final_reward": self.final_reward, "reward": self.reward}
-        return {"run": run, "training": training, "processes": [learner]}
+        return {"run": run, "training": training, "processes": children}
 
     def beat(self) -> dict[str, Any]:
         rate = round(self.rate.per_second, 1)

@@ -277,7 +277,7 @@ async def test_troubles_of_the_validator_are_never_held_against_a_worker(autojum
     from node.inference.errors import EngineCrashed
 
     class Crashing(TruthfulEngine):
-        async def ask(self, request: Any, *, timeout: float, policy: Any = None) -> Any:
+        async def ask(self, request: Any, *, timeout: float, policy: Any = None, told: Any = None) -> Any:
             await trio.sleep(1)
             raise EngineCrashed("the engine gave no answer", "300 seconds passed", "the node restarts it")
 
@@ -313,6 +313,23 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         assert {ballots.state(root) for root in reasons} == {FileState.REJECTED}
         assert court.slashed() == []
         assert ballots.disputes_raised == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_files_that_a_dead_worker_left_behind_are_not_waited_for_one_by_one(autojump_clock) -> None:
+    court = Court([Validator], quorum=1)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        left = [await court.commit(index=index) for index in range(4)]
+        for index in range(4):
+            court.blobs.missing.add(root_of(index=index))
+        await trio.sleep(court.run.audit.delivery_seconds + 4 * 5 + 5)
+        told = {work_id(one.message.verdict) for one in court.trainer.board.messages(VerdictIssued)}
+        assert told == set(left)
+        court.blobs.missing.clear()
+        alive = await court.commit(index=4)
+        await trio.sleep(5)
+        assert court.trainer.jury.ballots.state(alive) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 

@@ -1,5 +1,6 @@
 """An honest file passes; every cheat is rejected for its own reason; no bytes make the inspector fail."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,30 @@ def test_scoring_that_takes_too_long_is_nobodys_fault(
     now = iter([0.0, 0.0, 0.0, 1e6])  # the look begins, the budget begins, first group, second group
     monkeypatch.setattr("node.inference.inspect.time.monotonic", lambda: next(now, 1e6))
 
-    class Slow:
+    _cannot_tell(honest, monkeypatch)
+    seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
+    assert seen.outcome == Outcome.ACCEPT
+    assert seen.rewards == bytes(8)
+    assert seen.report_path == ""
+
+
+def test_where_judges_are_to_say_the_reward_the_report_has_all_but_that(
+    honest: Session, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = honest.problems(ROOT, NODE, 5)
+    _cannot_tell(honest, monkeypatch, judged=problems[1].problem_id)
+    seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
+    assert (seen.outcome, seen.rewards) == (Outcome.ACCEPT, bytes(8))
+    report = decode_report(Path(seen.report_path).read_bytes(), 8)
+    assert {row.group for row in report.rows} == {1} and all(math.isnan(row.reward) for row in report.rows)
+    assert all(row.logprobs for row in report.rows)
+
+
+def _cannot_tell(session: Session, monkeypatch: pytest.MonkeyPatch, judged: str = "") -> None:
+    """The session's environment finds no reward. judged: the problem of which nobody is to find one."""
+    inner = session.environment
+
+    class Unsure:
         gave_up, turns, determinism = 0, 1, "exact"
 
         def score(self, problems: Any, transcripts: Any) -> list[float]:
@@ -217,15 +241,13 @@ def test_scoring_that_takes_too_long_is_nobodys_fault(
             return [0.0] * len(transcripts)
 
         def prompt_tokens(self, problem: Any) -> list[int]:
-            return honest_environment.prompt_tokens(problem)
+            return inner.prompt_tokens(problem)
 
-    honest_environment = honest.environment
-    monkeypatch.setattr(honest, "environment", Slow())
-    monkeypatch.setattr(honest, "problems", lambda *place: _problems(honest_environment, honest, *place))
-    seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
-    assert seen.outcome == Outcome.ACCEPT
-    assert seen.rewards == bytes(8)
-    assert seen.report_path == ""
+        def is_judged(self, problem: Any) -> bool:
+            return problem.problem_id == judged
+
+    monkeypatch.setattr(session, "environment", Unsure())
+    monkeypatch.setattr(session, "problems", lambda *place: _problems(inner, session, *place))
 
 
 def _problems(environment: Any, session: Session, policy_root: bytes, node: Any, index: int) -> list[Any]:

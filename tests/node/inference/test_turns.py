@@ -1,19 +1,22 @@
 """Rollouts of several turns: what the model is asked, when they end, and what a validator makes of them."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
 import pytest
-import torch
+from hypothesis import given, settings
+from hypothesis.strategies import DataObject, data, integers
 
 from node.calibration.calibrate import exercise_of
 from node.calibration.difficulty import Difficulty
 from node.calibration.measure import hand_over, look_at
-from node.environments.base import Determinism, Problem, Segment, Transcript
+from node.environments.base import Defaults, Determinism, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
 from node.environments.retry import RetryEnvironment
 from node.inference.engine import Completion, Request, generate
@@ -38,7 +41,7 @@ END = 1
 ROOT, NODE = bytes(range(32)), NodeKey(b"\x07" * 32).address
 
 
-class Counts:
+class Counts(Defaults):
     """Says how many answers there were, in `words` tokens; `unsure`: how often it cannot tell first."""
 
     turns, gave_up, determinism = 3, 0, "exact"
@@ -109,6 +112,47 @@ def test_an_environment_that_cannot_tell_is_asked_again_and_never_guessed() -> N
     assert played(Counts(unsure=9), Scripted([5, END]), Bounds(3, 10)).segments == []
 
 
+class Moody(Defaults):
+    """What it says, that it is over, or that it cannot tell, follows from what was said."""
+
+    turns, gave_up, determinism = 4, 0, "exact"
+
+    def __init__(self) -> None:
+        self.asked, self.passes = Counter[str](), 0
+
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
+        place = f"{problem.problem_id} {[segment.tokens for segment in transcript]}"
+        self.asked[place] += 1
+        mood = crc32(place.encode()) % 5
+        if mood == 0 and self.asked[place] <= int(problem.problem_id) % 4:  # 3: for as often as it is asked
+            raise Undecided("it cannot tell", "moody", "wait")
+        return None if mood == 1 else [20 + mood] * (mood + 1)
+
+    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+        self.passes += 1
+        return super().steps(problems, transcripts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data())
+def test_rollouts_that_are_played_together_are_those_that_are_played_one_by_one(draw: DataObject) -> None:
+    count = draw.draw(integers(1, 12))
+    bounds, limit = Bounds(draw.draw(integers(1, 4)), draw.draw(integers(0, 12))), draw.draw(integers(1, 9))
+    problems = [Problem(str(number), "", ()) for number in range(count)]
+    requests = [Request([9], np.linspace(0.1 * number, 1, limit)) for number in range(count)]
+
+    def answers(asked: Sequence[Request], temperature: float) -> list[Completion]:
+        outputs = [[2 + len(one.prompt) % 3, END] if one.uniforms[0] < 0.8 else [5] for one in asked]
+        outputs = [output[: len(one.uniforms)] for output, one in zip(outputs, asked, strict=True)]
+        return [Completion(one, one[-1] == END, np.full((len(one), 1), one[0], np.uint16)) for one in outputs]
+
+    together = Moody()
+    said = [one.transcript for one in play(answers, together, problems, requests, 1.0, bounds)]
+    alone = [play(answers, Moody(), [p], [r], 1.0, bounds) for p, r in zip(problems, requests, strict=True)]
+    assert said == [one.transcript for (one,) in alone]
+    assert together.passes <= 3 * (bounds.turns - 1)
+
+
 @pytest.fixture(scope="module")
 def session(tiny_assets: Path, tiny_run: RunSpec) -> Session:
     environment = EnvironmentSpec(name="retry", args={"digits": 3, "held_back": 64, "tries": 3})
@@ -147,7 +191,7 @@ def test_honest_turns_are_accepted_with_a_log_prob_for_each_sampled_token(sessio
     assert seen.tokens == produced.units == sum(row.units for row in rows) < produced.tokens
 
 
-class Unsure:
+class Unsure(Defaults):
     """The session's environment, which cannot tell what it says to one problem."""
 
     determinism: Determinism = "bounded"
@@ -180,9 +224,9 @@ def test_the_lot_is_replayed_first_and_what_time_does_not_reach_is_left_open(
 ) -> None:
     """The clock stands still until the second group is replayed, then the time is over."""
     rows = decode(Path(produced.path).read_bytes(), 8).rows
-    answers = sum(len(row.segments) // 2 + 1 for row in rows if row.group == 1)
-    for looks, unreplayed in ((2, (0, 1)), (2 + answers - 1, (0, 1)), (2 + answers, (0,))):
-        now = iter([0.0] * looks)  # the look begins, the time begins, then each turn
+    passes = max(len(row.segments) // 2 + row.finished for row in rows if row.group == 1)
+    for looks, unreplayed in ((2, (0, 1)), (2 + passes - 1, (0, 1)), (2 + passes, (0,))):
+        now = iter([0.0] * looks)  # the look begins, the time begins, then each turn of all rollouts of a group
         monkeypatch.setattr("node.inference.replay.time.monotonic", lambda now=now: next(now, 1e9))
         seen = judge(session, produced, groups=(1,))
         assert (seen.outcome, seen.unreplayed) == (Outcome.ACCEPT, unreplayed)
@@ -206,7 +250,7 @@ def under(session: Session, rollout: Any) -> Any:
 
 
 def evaluated(session: Session, assets: Path) -> None:
-    evaluator = Evaluator(session.run, assets, torch.device("cpu"))
+    evaluator = Evaluator(session.run, assets)
     evaluator.evaluate(session.engine.read(str(assets / "model" / "model.safetensors")), 0)
     evaluator.close()
 

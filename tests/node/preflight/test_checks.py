@@ -9,8 +9,10 @@ import pytest
 from contracts.bindings import PoolInfo
 from node.chain.profile import NetworkProfile
 from node.hardware import Gpu, Hardware
+from node.inference.errors import EngineError
 from node.preflight.clock import against_chain, against_peers
 from node.preflight.disk import check_disk, judge_disk
+from node.preflight.engines import check_engines
 from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst
 from node.preflight.gpu import judge_gpu
 from node.preflight.keys import check_keys
@@ -108,6 +110,32 @@ def test_a_model_that_does_not_fit_is_a_failure_and_which_one_depends_on_the_rol
     assert check_memory(model_of(GIB), "trainer", machine).level == "failure"
     with_gpu = Hardware(2, 8 * GIB, (Gpu("H100", 80 * GIB),))
     assert check_memory(model_of(GIB), "trainer", with_gpu).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpu", "here", "level", "words"),
+    [
+        ("auto", True, True, "ok", "vllm"),
+        ("auto", True, False, "ok", "torch; vLLM is not installed"),
+        ("auto", False, True, "ok", "torch"),
+        ("torch", True, True, "ok", "torch"),
+        ("vllm", True, True, "ok", "vllm"),
+        ("vllm", True, False, "failure", "vLLM is not installed"),
+    ],
+)
+def test_the_engine_that_will_compute_is_named(
+    wanted: str, gpu: bool, here: bool, level: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_version() -> str:
+        if here:
+            return "vllm"
+        raise EngineError("vLLM is not installed", "no package vllm", "pip install vllm")
+
+    monkeypatch.setattr("node.preflight.engines.check_version", check_version)
+    found = check_engines(wanted, gpu=gpu, own=None)
+    assert found.level == level and words in found.what
+    assert found.remedy == ("pip install vllm" if level == "failure" else "")
+    assert "mine.py" in check_engines(wanted, gpu=gpu, own="python mine.py").what
 
 
 @pytest.mark.parametrize(

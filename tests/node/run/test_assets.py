@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import trio
 
+from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.environments.runtime import RUNTIME
 from node.run import assets
@@ -12,6 +14,9 @@ from node.sandbox import RuntimeMissing
 from protocol.blobs import describe
 from protocol.identity import Address, address_from_bytes
 from protocol.run import Asset, EnvironmentSpec, RunSpec, encode_run
+from tests.node.networks import Swarm, real
+
+__all__ = ["real"]
 
 HOLDER = address_from_bytes(b"\x05" * 20)
 
@@ -49,3 +54,25 @@ async def test_only_the_very_same_interpreter_is_not_fetched(
     run = await obtain_run(run_root, blobs, lambda: [HOLDER], tmp_path / "runs")  # type: ignore[arg-type]
     assert (run.assets / RUNTIME).read_bytes() == content
     assert blobs.roots == ([run_root] if own == "the interpreter" else [run_root, root])
+
+
+async def test_an_interpreter_that_is_not_here_comes_from_a_peer_over_libp2p(
+    real: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_runtime() -> Path:
+        raise RuntimeMissing("none", "it is not here", "install it")
+
+    monkeypatch.setattr(assets, "find_runtime", find_runtime)
+    content = bytes(range(256)) * 8192  # several pieces
+    asset = Asset(path=RUNTIME, root=describe(content).root.hex(), size=len(content))
+    run = encode_run(RunSpec(name="r", environment=EnvironmentSpec(name="sort"), assets=(asset,)))
+    networks = [real.make(), real.make()]
+    stores = [BlobStore(tmp_path / name, 1 << 26) for name in ("owner", "newcomer")]
+    exchanges = [BlobExchange(network, store) for network, store in zip(networks, stores, strict=True)]
+    await real.start(*networks)
+    await real.introduce(*networks)
+    root = (await stores[0].add(run)).root
+    await stores[0].add(content)
+    with trio.fail_after(30):
+        obtained = await obtain_run(root, exchanges[1], lambda: [networks[0].address], tmp_path / "runs")
+    assert (obtained.assets / RUNTIME).read_bytes() == content

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,11 @@ import pytest
 import trio
 
 from node.inference.engines import torch_engine
-from node.inference.process import Server
+from node.inference.jobs import share_of
+from node.inference.owner import Owner, Ticket
+from node.inference.server import Server
 from node.inference.session import Session
-from node.inference.wire import LoadPolicy, Prepare, decode_reply, encode
+from node.inference.wire import LoadPolicy, Prepare, decode_reply, decode_request, encode
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog
@@ -35,20 +38,24 @@ class EngineInProcess:
 
     def __init__(self, run: bytes, assets: Path) -> None:
         self._server = Server(lambda _: torch_engine, Session)
+        self._owner = Owner(self._server.use)
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self.asked: list[str] = []
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        await trio.to_thread.run_sync(self._server.answer, encode(self._prepare)[4:])
+        threading.Thread(target=self._owner.serve, daemon=True).start()
+        await self.ask(self._prepare, timeout=60)
         task_status.started()
         await trio.sleep_forever()
 
-    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None):
+    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None):
         if policy is not None:
             await self.ask(policy, timeout=timeout)
         self.asked.append(type(request).__name__)
-        reply = await trio.to_thread.run_sync(self._server.answer, encode(request)[4:])
-        return decode_reply(encode(decode_reply(msgspec.msgpack.encode(reply)))[4:])
+        ticket = Ticket(0, share_of(request) or "rollout")
+        request = decode_request(encode(request)[4:])
+        reply = await trio.to_thread.run_sync(self._server.answer, request, ticket, self._owner)
+        return decode_reply(encode(reply)[4:])
 
 
 class Pretender:
@@ -84,12 +91,38 @@ class Pretender:
             tensors[name] = (tensors[name] ^ np.uint16(shift + step)).astype(np.uint16)
         write_whole(self._spool.policy_path(step), encode_image(tensors))
         root = policy_root(step, describe_tensors(tensors)).hex()
-        metrics = {"step": step, "policy_root": root, "eval_reward": 0.1 * step, "seconds": {}}
+        metrics = {"step": step, "policy_root": root, "seconds": {}}
         write_whole(self._spool.metrics_path(step), json.dumps(metrics).encode())
 
 
+class Examiner:
+    """Gives every policy a better mark, `late` steps after it was published, or when there will be no more."""
+
+    name, pid, restarts = "evaluator", None, 0
+
+    def __init__(self, spool: Spool, steps: int, late: int = 0) -> None:
+        self._spool, self._steps, self._late = spool, steps, late
+        self._finishing = trio.Event()
+
+    def finish(self) -> None:
+        self._finishing.set()
+
+    async def run(self) -> None:
+        for step in range(self._steps + 1):
+            wanted = min(step + self._late, self._steps)
+            while self._spool.newest_step() < wanted and not self._finishing.is_set():  # noqa: ASYNC110
+                await trio.sleep(0.005)
+            write_whole(self._spool.evaluation_path(step), json.dumps({"eval_reward": 0.1 * step}).encode())
+
+
 def make(
-    run: RunSpec, assets: Path, directory: Path, level: int, stop_after: int = STEPS, still: bool = False
+    run: RunSpec,
+    assets: Path,
+    directory: Path,
+    level: int,
+    stop_after: int = STEPS,
+    still: bool = False,
+    late: int = 0,
 ) -> tuple[LocalRun, EngineInProcess]:
     encoded, spool = encode_run(run), Spool(directory / "spool")
     engine = EngineInProcess(encoded, assets)
@@ -100,6 +133,7 @@ def make(
         assets,
         engine=engine,  # type: ignore[arg-type]
         learner=Pretender(spool, assets / "model" / "model.safetensors", run.recipe.steps, stop_after, still),  # type: ignore[arg-type]
+        evaluator=Examiner(spool, run.recipe.steps, late),  # type: ignore[arg-type]
         spool=spool,
         observer=Observer(run, directory),
         async_level=level,
@@ -151,6 +185,19 @@ async def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
     await last.run()
     assert batches(tmp_path / "killed") == batches(tmp_path / "straight")
     assert story(tmp_path / "killed") == story(tmp_path / "straight")
+
+
+async def test_training_does_not_wait_for_an_evaluation_and_the_run_does(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    """Each policy is evaluated two steps after it was published: the same batches, the same records."""
+    prompt, _ = make(run, tiny_assets, tmp_path / "prompt", 1)
+    await prompt.run()
+    late, _ = make(run, tiny_assets, tmp_path / "late", 1, late=2)
+    await late.run()
+    assert batches(tmp_path / "late") == batches(tmp_path / "prompt")
+    assert story(tmp_path / "late") == story(tmp_path / "prompt")
+    assert [record["eval_reward"] for record in story(tmp_path / "late")] == [0.1 * n for n in range(STEPS + 1)]
 
 
 async def test_a_run_that_is_lengthened_goes_on_as_if_it_had_been_meant_to(

@@ -6,7 +6,7 @@ from node.swarm.taskbook import BACKLOG_SECONDS, EARLY, MOST_TASKS, TaskBook, de
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
 from protocol.lots import pack_groups
-from protocol.messages import Signed, TaskClaimed, TaskDone, TaskOffered
+from protocol.messages import Signed, TaskClaimed, TaskOffered
 from protocol.tasks import TaskSpec, encode_task, task_id
 
 OWNER, A, B = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
@@ -91,15 +91,3 @@ def test_a_silent_holders_shard_may_be_claimed(heard: Heard) -> None:
     assert not heard.claim(B, 0)
     heard.silent.add(A)
     assert heard.claim(B, 0)
-
-
-def test_a_report_counts_from_the_holder_of_a_review_and_from_nobody_else(heard: Heard) -> None:
-    review = encode_task(TaskSpec(kind="review", last=1, copies=3, subject="ab" * 32))
-    id = task_id(review)
-    heard.offer(encoded=review)
-    heard.book.claimed(Signed(A, TaskClaimed(pool=1, task=id, shard=0, sequence=1), b""))
-    done = TaskDone(pool=1, task=id, shard=0, root=bytes(32), size=9)
-    assert not heard.book.reported(Signed(B, done, b""))
-    assert heard.book.reported(Signed(A, done, b"")) and not heard.book.reported(Signed(A, done, b""))
-    task = heard.book.find(id)
-    assert task and task.reports == {0: (A, done)}

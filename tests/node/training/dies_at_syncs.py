@@ -32,9 +32,7 @@ def live(root: Path, end: int) -> None:
 
     for name in ("fsync", "replace"):
         setattr(os, name, deadly(getattr(os, name)))
-    trainer = Trainer(Spool(root), TrainerSettings(checkpoint_every=2))
-    trainer.train()
-    trainer.close()
+    Trainer(Spool(root), TrainerSettings(checkpoint_every=2)).train()
 
 
 def main() -> None:

@@ -1,14 +1,21 @@
-"""Evaluation environments beside what is trained on: each scored by itself, under its label."""
+"""What is evaluated: a sample of all held-back problems, other environments beside it, each policy once."""
 
+import json
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
-import torch
 from safetensors.torch import load_file
 
+from node.inference.evaluation import sample
 from node.metrics.prometheus import render
-from node.training.evaluator import Evaluator
-from protocol.run import EnvironmentSpec, EvaluationSpec, RolloutSpec, RunSpec
+from node.training import evaluation
+from node.training.evaluations import MOST_WAITING, Evaluations
+from node.training.evaluator import Evaluator, evaluation_engine
+from node.training.settings import TrainerSettings
+from node.training.spool import Spool
+from protocol.run import EnvironmentSpec, EvaluationSpec, RolloutSpec, RunSpec, encode_run
 from protocol.sections import EvaluationEnvironment
 
 SORT = {"digits": 2, "held_back": 20}
@@ -21,7 +28,7 @@ def evaluated(assets: Path, *environments: EvaluationEnvironment) -> dict:
         rollout=RolloutSpec(max_output_tokens=4),
         evaluation=EvaluationSpec(problems=12, environments=environments),
     )
-    evaluator = Evaluator(run, assets, torch.device("cpu"))
+    evaluator = Evaluator(run, assets)
     try:
         return evaluator.evaluate(load_file(assets / "model" / "model.safetensors"), 3)
     finally:
@@ -43,3 +50,80 @@ def test_evaluation_environments_stand_by_label_and_leave_the_runs_own_reward_al
     assert both["eval_reward"] == alone["eval_reward"] == pytest.approx(table["sort"])
     shown = render({"training": {"latest": both}})
     assert 'intellect_step_eval_reward_by_environment{environment="length"} 4.0' in shown
+
+
+def test_the_sample_is_of_the_whole_set_and_another_for_each_key() -> None:
+    """Of a mix each part has the share that taking turns gives it."""
+    chosen = [sample([range(500)], 100, bytes([key]) * 32) for key in range(40)]
+    assert all(len(set(one)) == 100 and one == sorted(one) for one in chosen)
+    assert chosen[0] != chosen[1] and set().union(*chosen) == set(range(500))
+    assert sample([range(500)], 100, bytes(32)) == chosen[0], "the same at every replay"
+    assert sample([range(7)], 100, bytes(32)) == list(range(7)), "all of a small set"
+    turns = [[0, 2, 4], [1, 3, 5, *range(6, 100)]]
+    for key in range(5):
+        mixed = sample(turns, 8, bytes([key]) * 32)
+        assert len(mixed) == 8 and set(mixed) >= {0, 2, 4}
+
+
+def test_a_policy_is_evaluated_after_it_is_out_and_once(tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path) -> None:
+    """A killed evaluator goes on with the policy that it was at, and finds what it would have found."""
+    run = msgspec.structs.replace(tiny_run, recipe=msgspec.structs.replace(tiny_run.recipe, steps=3))
+    run = msgspec.structs.replace(run, evaluation=EvaluationSpec(problems=4, every=2))
+    spools = [Spool(tmp_path / name) for name in ("straight", "killed")]
+    for spool in spools:
+        spool.prepare(encode_run(run), tiny_assets)
+        for step in range(4):
+            shutil.copyfile(tiny_assets / "model" / "model.safetensors", spool.policy_path(step))
+            spool.metrics_path(step).write_text(json.dumps({"step": step, "loss": 0.5}))
+    straight, killed = spools
+    left = Evaluations(straight, run)
+    assert left.waiting() == [0, 2, 3] and left.complete(1) and not left.complete(2)
+    evaluation.evaluate_all(straight)
+    assert left.waiting() == [] and left.next() is None
+    told = [straight.record(step) for step in range(4)]
+    assert [("eval_reward" in one, one["loss"]) for one in told] == [
+        (True, 0.5),
+        (False, 0.5),
+        (True, 0.5),
+        (True, 0.5),
+    ]
+    assert told[2]["eval_problems"] == 4 and told[2]["eval_held_back"] == 64
+
+    evaluation.evaluate_all(killed)
+    killed.evaluation_path(2).unlink()
+    written = killed.evaluation_path(3).stat().st_mtime_ns
+    evaluation.evaluate_all(killed)
+    assert killed.evaluation_path(3).stat().st_mtime_ns == written
+    timed = ("eval_seconds",)
+    again = [{name: value for name, value in killed.record(step).items() if name not in timed} for step in range(4)]
+    assert again == [{name: value for name, value in one.items() if name not in timed} for one in told]
+
+
+def test_training_waits_for_an_evaluator_that_is_far_behind(tiny_run: RunSpec, tmp_path: Path) -> None:
+    run = msgspec.structs.replace(tiny_run, recipe=msgspec.structs.replace(tiny_run.recipe, steps=20))
+    spool = Spool(tmp_path)
+    spool.prepare(encode_run(run), tmp_path)
+    left = Evaluations(spool, run)
+    for step in range(MOST_WAITING + 1):
+        assert not left.behind
+        spool.policy_path(step).touch()
+        spool.metrics_path(step).write_text("{}")
+    assert left.behind
+    spool.forget_policies(3, keep=left.waiting())
+    assert spool.policy_path(0).exists(), "it has to be evaluated still"
+    spool.policy_path(0).unlink()
+    assert left.next() == 1 and not left.behind, "what is gone is waited for no longer"
+
+
+def test_the_evaluator_stays_off_the_learners_gpus_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine(gpus: int, **settings: object) -> tuple[str, str]:
+        monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+        chosen = evaluation_engine(TrainerSettings(**settings))
+        return chosen.device, chosen.dtype
+
+    assert engine(0) == ("cpu", "float32")
+    assert engine(1) == ("cuda:0", "bfloat16")
+    assert engine(4, world_size=3) == ("cuda:3", "bfloat16")
+    assert engine(4, world_size=4, evaluation_dtype="float32") == ("cuda:0", "float32")
+    assert engine(4, evaluation_device="cpu") == engine(4, device="cpu") == ("cpu", "float32")
+    assert engine(4, device="cpu", evaluation_device="cuda") == ("cuda:0", "bfloat16")

@@ -53,7 +53,7 @@ def test_the_gradient_is_the_same_however_the_batch_is_packed(name: str, make_le
 
 def plain_dppo(model: Any, rows: Sequence[BatchRow]) -> tuple[float, torch.Tensor]:
     """The reference's loss (arXiv 2602.04879 with the quadratic pull) and its gradient, one sample at a time, from full
-    logits: -r A unless the token's probability moved by more than 0.2 the wrong way, + 0.001 (log r)^2, mean of tokens."""
+    logits: -r A unless the token's probability moved by over 0.2 the wrong way, + 0.001 (log r)^2, mean of tokens."""
     rewards: dict[int, list[float]] = {}
     for row in rows:
         rewards.setdefault(row.group_key, []).append(row.reward)

@@ -104,6 +104,20 @@ def test_a_reward_is_the_packages_own_and_what_was_cut_off_scores_nothing(loaded
     assert environment.faults == {}
 
 
+def test_many_rollouts_are_told_in_one_pass_what_each_is_told_alone(loaded: Loader) -> None:
+    together, alone = loaded(), loaded()
+    transcripts = [said(str(n // 2)) for n in range(20)]  # each twice: asked once
+    problems = [together.problem(n % 5) for n in range(20)]
+    replies = together.steps(problems, transcripts)
+    assert replies == [alone.step(*one) for one in zip(problems, transcripts, strict=True)] and None not in replies[:4]
+    before = len(together._package.sandbox.calls)  # noqa: SLF001
+    assert together.steps(problems, transcripts) == replies
+    assert len(together._package.sandbox.calls) == before  # noqa: SLF001
+    together._package.sandbox.fail_with["step"] = NoOutcome("no outcome", "busy", "wait")  # noqa: SLF001
+    told, unsure = together.steps([problems[0], problems[0]], [transcripts[0], said("new")])
+    assert told == replies[0] and isinstance(unsure, Undecided)
+
+
 ECHO = NEXT.replace('f"not {turns[-1]', "f\"{row['n'] % 2 and 'No' or 'no'} {turns[-1]").replace(
     '== str(row["n"] + 1)', '== "y" and turns[1]["content"].startswith(row["n"] % 2 and "No" or "no")'
 )

@@ -61,6 +61,7 @@ def test_a_null_info_is_good_where_nothing_of_it_is_needed(tmp_path: Path) -> No
     rows = [row(n, **likeness, gold_standard_solution="because") for n in range(30)]
     environment = load(tmp_path, rows)
     assert environment.determinism == "judged" and environment.problem(0).answer == ("because",)
+    assert environment.is_judged(environment.problem(0))
     answers = [one_answer(Characters().encode("because\n"))] * 2
     assert environment.score([environment.problem(0)] * 2, answers) == [0.0, 0.0] and environment.gave_up == 2
     with pytest.raises(DatasetError, match="line 31: verification_info needs ground_truth"):
@@ -98,6 +99,7 @@ def test_a_data_set_is_as_dependable_as_its_least_row_and_says_whether_it_runs_p
     for kinds, expected, runs in (((predicted,), "exact", False), ((predicted, program), "bounded", True)):
         environment = load(tmp_path, [row(n, **kinds[n % len(kinds)]) for n in range(40)])
         assert environment.determinism == expected
+        assert not environment.is_judged(environment.problem(0))
         assert needs_runtime("dataset", {"path": "d"}, {"d": tmp_path / "d.jsonl"}) is runs
     assert not needs_runtime("sort", {}, {})
 

@@ -14,16 +14,13 @@ from node.services.duties import Duties
 from node.services.tasking.wishes import TaskWish, WishRefused
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
-from node.tasks.exports import review, write_filtered
+from node.tasks.exports import write_filtered
 from node.tasks.results import read_answers, scores_by_problem
-from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.leases import MOST_HELD, Standing
 from protocol.messages import TaskClaimed, VerdictIssued
-from protocol.run import Asset
 from protocol.statements import Outcome
-from protocol.tasks import TaskSpec
 from tests.attacks.validators.court import POOL
 from tests.node.services.tasking.town import LEASE, Town, ToyEngine, at_once, offer_of, score_of, spec
 
@@ -148,28 +145,6 @@ async def test_a_hoarder_delays_a_task_by_its_lease_and_holds_no_more_than_two_s
         await town.finish(id)
         assert trio.current_time() - began < 2 * LEASE
         assert {record.node for record, _, _ in town.folder(id).results()} == {town.workers[0].key.address}
-
-
-async def test_three_nodes_review_and_two_equal_reports_confirm(
-    clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look(package: Path) -> bytes:
-        return b'{"good":false}' if package.parent.name == "1" else b'{"good":true}'
-
-    monkeypatch.setattr("node.services.tasking.working.review_package", look)
-    town = Town(tmp_path)
-    async with opened(town) as nursery:
-        town.start(nursery)
-        (tmp_path / "package").write_bytes(b"its archive")
-        root = describe(b"its archive").root.hex()
-        asset = Asset(path="package.tar", root=root, size=11)
-        wanted = TaskSpec(kind="review", last=1, copies=3, subject=root, assets=(asset,))
-        id = await town.offering.offer(TaskWish(wanted, files={"package.tar": str(tmp_path / "package")}))
-        await town.until(lambda: town.trainer.jury.tasks.find(id))
-        await town.finish(id)
-        found = review(town.folder(id))
-        assert found.confirmed == {"good": True} and len(found.reports) == 2
-        assert len({node for nodes in found.reports.values() for node in nodes}) == 3
 
 
 async def test_only_the_pools_trainer_may_offer(clock: MockClock, tmp_path: Path) -> None:

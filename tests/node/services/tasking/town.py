@@ -21,7 +21,6 @@ from node.services.tasking.wishes import TaskWish
 from node.services.tasking.working import TaskWork
 from node.swarm.taskbook import Task
 from node.tasks.records import TaskFolder, folder_of
-from node.tasks.sharing import EngineShare
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
 from protocol.identity import Address, NodeKey
@@ -41,7 +40,16 @@ from protocol.run import RunSpec
 from protocol.statements import Outcome
 from protocol.tasks import TaskId, TaskSpec, decode_task, encode_task, task_id
 from protocol.values import mean_logprobs, reward_tags
-from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, RecordingJudge, Seat, Trouble, court_run
+from tests.attacks.validators.court import (
+    POOL,
+    TRAINER,
+    VALIDATORS,
+    KnownPolicies,
+    RecordingJudge,
+    Seat,
+    Trouble,
+    court_run,
+)
 
 POLICY = bytes([7]) * 32
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (2, 3, 4))
@@ -81,10 +89,11 @@ class Files:
 
 
 class Stock:
-    """What tasks need is always at hand. number: whose."""
+    """What tasks need is always at hand. place: for the files of tasks, which lie among everybody's blobs."""
 
-    def __init__(self, number: int = 0) -> None:
-        self._number = number
+    def __init__(self, blobs: Path, place: Path) -> None:
+        self._blobs = blobs
+        self._place = place
 
     async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
         await trio.lowlevel.checkpoint()
@@ -92,7 +101,10 @@ class Stock:
 
     async def files(self, task: Task) -> Path:
         await trio.lowlevel.checkpoint()
-        return Path(f"/{self._number}")
+        self._place.mkdir(exist_ok=True)
+        for asset in task.spec.assets:
+            (self._place / asset.path).write_bytes((self._blobs / asset.root).read_bytes())
+        return self._place
 
 
 def score_of(number: int, sample: int) -> float:
@@ -110,7 +122,9 @@ class ToyEngine:
         self.shift = shift
         self.made: list[int] = []
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         assert isinstance(request, Produce | Inspect) and request.task is not None and policy is not None
         spec = decode_task(request.task.spec)
         if isinstance(request, Produce):
@@ -197,8 +211,11 @@ class Town:
         self.scopes: list[trio.CancelScope] = []
 
     def _work(self, seat: Seat, engine: EngineChild) -> TaskWork:
-        stock: Any = Stock(self.workers.index(seat))
-        return TaskWork(seat.station, engine, stock, EngineShare(), self._scratch(seat))
+        stock: Any = self._stock(f"worker-{self.workers.index(seat)}")
+        return TaskWork(seat.station, engine, stock, self._scratch(seat))
+
+    def _stock(self, name: str) -> Stock:
+        return Stock(self.directory / "blobs", self.directory / name)
 
     def _scratch(self, seat: Seat) -> Path:
         place = self.directory / "scratch" / seat.key.address
@@ -206,8 +223,8 @@ class Town:
         return place
 
     def _validator(self, number: int) -> Validator:
-        seat, none, stock = self.seats[number], None, Stock()
-        parts: Any = (none, self.judges[number], self._scratch(seat), none, none, stock)
+        seat, none, stock, known = self.seats[number], None, self._stock(f"validator-{number}"), KnownPolicies()
+        parts: Any = (known, self.judges[number], self._scratch(seat), none, none, stock)
         validator = Validator(seat.station, self._judge(), *parts)
         seat.pledges = lambda: validator.own_lots.pledges
         return validator

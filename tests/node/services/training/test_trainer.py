@@ -166,8 +166,27 @@ class Learner:
             while step > 0 and not self._spool.batch_path(step - 1).exists():
                 await trio.sleep(0.005)
             write_whole(self._spool.policy_path(step), encode_image({"w": np.full((1, 1), step, dtype=np.uint16)}))
-            metrics = {"step": step, "policy_root": policy(step).hex(), "eval_reward": 0.5, "seconds": {}}
+            metrics = {"step": step, "policy_root": policy(step).hex(), "seconds": {}}
             write_whole(self._spool.metrics_path(step), json.dumps(metrics).encode())
+        await trio.sleep_forever()
+
+
+class Examiner:
+    """Evaluates the policies below `until` as soon as they are out."""
+
+    name, pid, restarts = "evaluator", None, 0
+
+    def __init__(self, spool: Spool, until: int) -> None:
+        self._spool, self._until = spool, until
+
+    def finish(self) -> None:
+        """It stops with the test."""
+
+    async def run(self) -> None:
+        for step in range(self._until):
+            while not self._spool.is_complete(step):
+                await trio.sleep(0.005)
+            write_whole(self._spool.evaluation_path(step), b'{"eval_reward": 0.5}')
         await trio.sleep_forever()
 
 
@@ -182,7 +201,7 @@ class House:
         self.spool = Spool(folder / "spool")
         self.spool.prepare(encode_run(run), folder)
 
-    def open(self, last: int) -> tuple[Trainer, Journal]:
+    def open(self, last: int, examined: int = 100) -> tuple[Trainer, Journal]:
         journal = Journal(self.folder / "journal.sqlite")
         self.spool = Spool(self.folder / "spool")
         self.swarm.start_again(self.run)
@@ -199,7 +218,8 @@ class House:
         )
         publisher = SimpleNamespace(publish=self._publish)
         observer = Observer(self.run, self.folder)
-        trainer = Trainer(station, Learner(self.spool, last), self.spool, publisher, observer)  # type: ignore[arg-type]
+        children = Learner(self.spool, last), Examiner(self.spool, examined)
+        trainer = Trainer(station, *children, self.spool, publisher, observer)  # type: ignore[arg-type]
         return trainer, journal
 
     async def _publish(self, step: int, image: Path) -> SimpleNamespace:
@@ -238,6 +258,23 @@ async def test_surplus_groups_wait_for_the_next_batch_through_a_restart(tmp_path
     assert (house.groups(1), house.groups(2)) == (["00:2", "01:0"], ["01:1", "01:2"])
     assert trainer.staleness == {0: 4, 1: 4, 2: 4}, "the batch before the restart counts too"
     assert trainer.queued == 0
+
+
+async def test_a_policy_is_published_before_it_is_evaluated_and_on_record_after(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    house.swarm.submit(0, 0, VARIED)
+    house.swarm.submit(0, 1, VARIED)
+    trainer, journal = house.open(last=2, examined=1)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            while trainer.step < 2 or trainer.latest.get("step") != 0:
+                await trio.sleep(0.005)
+            assert not trainer.done and trainer.reward == 0.5
+            nursery.cancel_scope.cancel()
+    journal.close()
+    later = await house.live(until=1, last=2)
+    assert [one.step for one in later.metrics] == [0, 1, 2], "what was not on record yet comes to it"
 
 
 async def test_a_death_between_journal_and_batch_frees_the_groups(tmp_path: Path) -> None:

@@ -26,13 +26,13 @@ class NoReview(PackageError):
     """This machine cannot review packages."""
 
 
-def review_package(path: Path) -> bytes:
-    """The report on an archive, canonical JSON. Raises NoReview where the interpreter is missing or a play was not
-    decided: another machine may tell."""
-    archive = path.read_bytes()
+def review_package(files: Path) -> bytes:
+    """The report on the archive among a task's files, canonical JSON. Raises NoReview where the interpreter is missing
+    or a play was not decided: another machine may tell."""
+    archive = (files / PACKAGE).read_bytes()
     told: dict[str, Any] = {"package": describe(archive).root.hex(), "good": False, "findings": []}
     try:
-        report = check_package(unpack(archive), _ways(), ROWS)
+        report = check_package(unpack(archive), _ways(files), ROWS)
     except PackageError as error:
         told["findings"] = [_finding(-1, error.what, error.why)]
     except SandboxError as error:
@@ -60,5 +60,6 @@ def _finding(row: int, what: str, why: str) -> dict[str, Any]:
     return {"row": row, "what": what[:TEXT], "why": why[:TEXT]}
 
 
-def _ways() -> list[Way]:
-    return [Way("WASI", "wasi", opener_for()), Way("WASI, other settings", "wasi", opener_for(optimised=False))]
+def _ways(files: Path) -> list[Way]:
+    other = opener_for(files, optimised=False)
+    return [Way("WASI", "wasi", opener_for(files)), Way("WASI, other settings", "wasi", other)]

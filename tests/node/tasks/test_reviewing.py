@@ -11,8 +11,8 @@ from node.environments.package.archive import pack
 from node.environments.package.check import Finding, Report
 from node.environments.package.templates import template
 from node.sandbox import SandboxError
-from node.services.tasking import reviewing
-from node.services.tasking.reviewing import NoReview, review_package
+from node.tasks import reviewing
+from node.tasks.reviewing import PACKAGE, NoReview, review_package
 from protocol.blobs import describe
 
 ARCHIVE = pack({"environment.py": template("single", "capitals").encode()})
@@ -20,15 +20,13 @@ ARCHIVE = pack({"environment.py": template("single", "capitals").encode()})
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    path = tmp_path / "package.tar"
-    path.write_bytes(ARCHIVE)
-    return path
+    (tmp_path / PACKAGE).write_bytes(ARCHIVE)
+    return tmp_path
 
 
 def test_bytes_that_are_no_package_get_a_report_that_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"no archive")
-    told = msgspec.json.decode(review_package(path))
+    (tmp_path / PACKAGE).write_bytes(b"no archive")
+    told = msgspec.json.decode(review_package(tmp_path))
     assert not told["good"] and "plain relative path" in told["findings"][0]["why"]
     assert told["package"] == describe(b"no archive").root.hex()
 

@@ -1,0 +1,47 @@
+"""What a request brings along for its draws, and the rows that follow from them. Knows torch, and no vLLM.
+
+vLLM carries `SamplingParams.extra_args` to wherever tokens are sampled: in them stand the request's number, the
+temperature and its uniforms as bytes, which no copy on the way duplicates or rounds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.inference.engine import F64
+
+KEY = "intellect"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """number: of the request; temperature > 0; uniforms: float64[most output tokens]; output: the tokens so far, a list
+    that grows while the request runs."""
+
+    number: int
+    temperature: float
+    uniforms: F64
+    output: Sequence[int]
+
+
+def extra_args(number: int, temperature: float, uniforms: F64) -> dict[str, Any]:
+    """For vLLM's SamplingParams."""
+    return {KEY: (number, temperature, np.ascontiguousarray(uniforms, dtype=np.float64).tobytes())}
+
+
+def draw_of(extra: Mapping[str, Any] | None, output: Sequence[int] = ()) -> Draw | None:
+    """What `extra_args` gave; None for a request that brought nothing."""
+    if not extra or KEY not in extra:
+        return None
+    number, temperature, uniforms = extra[KEY]
+    return Draw(number, temperature, np.frombuffer(uniforms, dtype=np.float64), output)
+
+
+def force(logits: Tensor, rows: Tensor, tokens: Tensor) -> None:
+    """Make `tokens` (int64[n]) the only choice of a greedy sampler in these rows of logits [m, V]: no other is touched,
+    so that nothing as large as the logits is written."""
+    logits[rows, tokens] = torch.inf

@@ -1,0 +1,94 @@
+"""What the hooks of one vLLM process share: the output head, the rows that it was given, what became of them.
+
+vLLM calls `logits` with the rows to draw from (in place of the model's own head) and, right behind it, a logits
+processor with the result, in the same order: that one calls `draw`. So a token, its row and its place belong together.
+
+The head is our own, in fp32: a validator decides by its last digits, and vLLM's own, tied to the embedding and packed
+for a CPU, keeps its old weights when others are loaded.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from node.inference.engine import F32, F64, U16
+from node.inference.vllm.draws import Draw, force
+from node.inference.vllm.recorder import Recorder
+from node.inference.vllm.sampling import choose, interval
+from node.inference.vllm.watch import Watch
+
+NOT_A_NUMBER = 0x7FC0
+"""bf16 bits that mark a row whose logits were not finite."""
+LOGIT_CELLS = 1 << 23
+"""Most logits (rows * vocabulary) in memory at a time where a finished sequence is looked at."""
+
+
+class Hooks:
+    """load: number of the weights in use, 0 before there are any."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.watches: dict[str, Watch] = {}
+        self.load = 0
+        self._head: tuple[Tensor, Tensor | None] | None = None
+        self._hidden: Tensor | None = None
+
+    def use_head(self, weight: Tensor, bias: Tensor | None, load: int) -> None:
+        """weight: [vocabulary, hidden], bias: [vocabulary], of any type, on the device of the model."""
+        self._head = weight.float(), None if bias is None else bias.float()
+        self.load = load
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32[n, vocabulary] of rows [n, hidden]."""
+        assert self._head is not None, "no weights were loaded"  # noqa: S101 - the engine refuses requests until then
+        self._hidden = hidden
+        return torch.nn.functional.linear(hidden.float(), *self._head)
+
+    def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw], places: Sequence[int]) -> None:
+        """Draw the token of some rows of `logits`, leave a greedy sampler no other, and keep what they were drawn from.
+
+        places: of the tokens in the outputs of their requests.
+        """
+        assert self._hidden is not None and len(self._hidden) == len(logits)  # noqa: S101 - vLLM calls both in a step
+        every = torch.tensor(rows, device=logits.device)
+        drawn = [float(draw.uniforms[place]) for draw, place in zip(draws, places, strict=True)]
+        uniforms = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
+        tokens, sound = self._choose(logits[every], uniforms, draws)
+        bits = bf16_bits(self._hidden[every])
+        bits[~sound.cpu().numpy()] = NOT_A_NUMBER
+        force(logits, every, tokens)
+        numbers = [draw.number for draw in draws]
+        self.recorder.add(zip(numbers, places, strict=True), bits, self.load)
+
+    def _choose(self, logits: Tensor, uniforms: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        """(tokens, whether the logits were finite). A decoder has one temperature; two of them may be at work."""
+        temperatures = {draw.temperature for draw in draws}
+        if len(temperatures) == 1:
+            return choose(logits, uniforms, temperatures.pop())
+        tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        sound = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+        for temperature in temperatures:
+            same = torch.tensor([draw.temperature == temperature for draw in draws], device=logits.device)
+            tokens[same], sound[same] = choose(logits[same], uniforms[same], temperature)
+        return tokens, sound
+
+    def look(self, name: str, drawn: NDArray[np.int64], temperature: float) -> tuple[F64, F64, F32, U16]:
+        """(lo, hi, logprob, heads) of the tokens of a watched request, which is watched no longer."""
+        heads = self.watches.pop(name).heads()
+        assert self._head is not None  # noqa: S101 - as in logits
+        tokens = torch.from_numpy(drawn).to(heads.device)
+        size = max(1, LOGIT_CELLS // len(self._head[0]))
+        parts = [
+            interval(self.logits(heads[at : at + size]), tokens[at : at + size], temperature)
+            for at in range(0, len(drawn), size)
+        ]
+        lo, hi, logprobs = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+        return lo, hi, logprobs, bf16_bits(heads)
+
+
+def bf16_bits(values: Tensor) -> U16:
+    """The bf16 bit patterns of float `values`, on the CPU."""
+    return values.to(torch.bfloat16).view(torch.int16).cpu().numpy().view(np.uint16)

@@ -1,0 +1,100 @@
+"""What every process of vLLM gets (its `worker_extension_cls`): our hooks, and the methods that the engine calls there.
+
+The names begin with the program's own, since vLLM mixes this class into its worker.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from node.inference.engine import F32, F64, U16
+from node.inference.errors import EngineError
+from node.inference.lora import whole_weights
+from node.inference.vllm.hooks import Hooks
+from node.inference.vllm.image import ImageFile
+from node.inference.vllm.readback import check_weights
+from node.inference.vllm.watch import Watch
+
+HEADS = ("lm_head.weight", "model.embed_tokens.weight")
+"""Where the weights of the output head stand: in a tensor of their own, or in the embedding that it is tied to."""
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker. Errors that are raised here reach the engine."""
+
+    model_runner: Any
+
+    def intellect_attach(self) -> None:
+        """Put the hooks in place, once."""
+        self._intellect = hooks = Hooks()
+        model = self.model_runner.get_model()
+        model.compute_logits = lambda hidden, *_, **__: hooks.logits(hidden)
+        _sampler_of(self.model_runner).hooks = hooks
+        model.register_forward_hook(lambda *call: self._intellect_saw(call[-1]))
+
+    def intellect_load(self, model_dir: str, path: str, digest: bytes, load: int) -> None:
+        """Replace the weights by those of an image, and see that vLLM computes with them. load: their number, from 1.
+
+        Raises ModelError for an image of another digest, EngineError where weights were not taken over.
+        """
+        image = ImageFile.checked(Path(path), digest)
+        weights = whole_weights(Path(model_dir), image)
+        with torch.no_grad():
+            self.model_runner.reload_weights(weights_iterator=weights.items())
+            check_weights(self.model_runner.get_model(), weights, seed=load)
+        head = next(weights[name] for name in HEADS if name in weights)
+        bias = weights.get("lm_head.bias")
+        device = self.model_runner.device
+        self._intellect.use_head(head.to(device), None if bias is None else bias.to(device), load)
+
+    def intellect_take(self, number: int, count: int) -> tuple[U16, list[int]]:
+        """(heads, load of each) of the `count` tokens of a request that has ended."""
+        return self._intellect.recorder.take(number, count)
+
+    def intellect_forget(self, number: int) -> None:
+        self._intellect.recorder.forget(number)
+
+    def intellect_watch(self, name: str, places: NDArray[np.int64]) -> None:
+        """Keep the rows at these places of a request that is about to be computed."""
+        self._intellect.watches[name] = Watch(places)
+
+    def intellect_look(self, name: str, drawn: NDArray[np.int64], temperature: float) -> tuple[F64, F64, F32, U16]:
+        """(lo, hi, logprob, heads) of the tokens that were drawn at a request's watched places."""
+        return self._intellect.look(name, drawn, temperature)
+
+    def _intellect_saw(self, hidden: Tensor) -> None:
+        """After each forward pass of the model: [tokens, hidden] of all requests in the batch."""
+        watches = self._intellect.watches
+        if not watches:
+            return
+        for name, first, begin, end in _pieces(self.model_runner):
+            if name in watches:
+                watches[name].saw(first, hidden[begin:end])
+
+
+def _sampler_of(runner: Any) -> Any:
+    if _is_first(runner):
+        from node.inference.vllm.v1 import sampler_of
+    else:
+        from node.inference.vllm.v2 import sampler_of
+    return sampler_of(runner)
+
+
+def _pieces(runner: Any) -> Any:
+    if not _is_first(runner):
+        raise EngineError(
+            "finished sequences cannot be looked at",
+            "vLLM's second model runner does not say which rows are whose",
+            "unset VLLM_USE_V2_MODEL_RUNNER, or use --engine torch for validators",
+        )
+    from node.inference.vllm.v1 import pieces
+
+    return pieces(runner)
+
+
+def _is_first(runner: Any) -> bool:
+    return hasattr(runner, "input_batch")

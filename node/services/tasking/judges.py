@@ -1,0 +1,110 @@
+"""Rewards from judges: each file of the docket becomes a judge task, what its judges agree on its groups' rewards.
+
+A few tasks are open at a time, the freshest files first. A file whose groups grow stale before its judges have spoken
+is given up, and its task cancelled. A task bears the name of its work, so that a restart goes on with it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from node.recipe.docket import Docket, Unjudged
+from node.services.tasking.wishes import TaskWish
+from node.tasks.exports import judgement
+from node.tasks.judging import judge_task, scores_by_place
+from node.tasks.records import TaskFolder
+from protocol.errors import IntellectError
+from protocol.rollout import encode
+from protocol.run import RunSpec
+from protocol.tasks import SUBJECT, TaskId, TaskSpec
+
+log = structlog.get_logger()
+MOST_OPEN = 8
+"""Judge tasks for training at a time; the owner's own tasks come beside them."""
+SHARD_SIZE = 64
+PREFIX = "rewards of "
+
+
+class Owned(Protocol):
+    """A task of this node's owner. open: results are waited for."""
+
+    folder: TaskFolder
+    spec: TaskSpec
+    open: bool
+
+
+class Owner(Protocol):
+    """Who offers tasks."""
+
+    @property
+    def own(self) -> Mapping[TaskId, Owned]: ...
+
+    async def offer(self, wish: TaskWish) -> TaskId: ...
+    async def cancel(self, id: TaskId) -> None: ...
+    def forget(self, id: TaskId) -> None: ...
+
+
+class Judges:
+    """Asked from time to time. scratch: where files lie on their way into the store."""
+
+    def __init__(self, owner: Owner, docket: Docket, run: RunSpec, scratch: Path) -> None:
+        self._owner = owner
+        self._docket = docket
+        self._run = run
+        self._scratch = scratch
+
+    async def tend(self) -> None:
+        """Ask for judges, take what they agree on, give up what is too old."""
+        tasks = {one.spec.nonce: id for id, one in self._owner.own.items() if one.spec.nonce.startswith(PREFIX)}
+        for id in tasks.values():
+            one = self._owner.own[id]
+            if one.open and not self._docket.fresh(one.spec.step):
+                await self._give_up(id, one)
+        for file in self._docket.files:
+            try:
+                await self._tend(file, tasks.get(_nonce(file)))
+            except (IntellectError, OSError) as error:
+                log.warning("judging.failed", work=file.name.hex()[:16], why=str(error))
+
+    async def _tend(self, file: Unjudged, id: TaskId | None) -> None:
+        task = self._owner.own[id] if id is not None else None
+        if not self._docket.fresh(file.step):
+            self._docket.give_up(file)
+            if id is not None and task is not None:
+                await self._give_up(id, task)
+        elif task is None:
+            await self._offer(file)
+        elif not task.open:
+            await self._settle(file, task.folder)
+
+    async def _give_up(self, id: TaskId, task: Owned) -> None:
+        if task.open:
+            await self._owner.cancel(id)
+        self._owner.forget(id)
+
+    async def _offer(self, file: Unjudged) -> None:
+        """Unless enough are open."""
+        open_ones = sum(one.open and one.spec.nonce.startswith(PREFIX) for one in self._owner.own.values())
+        if open_ones >= MOST_OPEN:
+            return
+        data = await trio.to_thread.run_sync(encode, file.batch)
+        path = self._scratch / f"{file.name.hex()}.arrow"
+        await trio.to_thread.run_sync(path.write_bytes, data)
+        try:
+            spec = judge_task(self._run, data, len(file.rows), shard_size=SHARD_SIZE, nonce=_nonce(file))
+            await self._owner.offer(TaskWish(spec, files={SUBJECT: str(path)}))
+        finally:
+            await trio.to_thread.run_sync(path.unlink)
+
+    async def _settle(self, file: Unjudged, folder: TaskFolder) -> None:
+        found = await trio.to_thread.run_sync(judgement, folder)
+        self._docket.settle(file, scores_by_place(found.scores))
+        self._owner.forget(folder.id)
+        log.info("judging.done", work=file.name.hex()[:16], dropped=len(found.dropped), judges=len(found.judges))
+
+
+def _nonce(file: Unjudged) -> str:
+    return PREFIX + file.name.hex()

@@ -1,0 +1,73 @@
+"""The evaluator process: what each policy scores on held-back problems, found beside training, after the policy is out.
+
+`python -m node.training.evaluation --spool DIR`. Takes the policies in order as the learner publishes them and writes
+one file for each. Killed at any instant it goes on where it was: a policy's evaluation follows from seed and step.
+"""
+
+import os
+import sys
+import time
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from node.training.orphan import die_with_stdin  # noqa: E402 - the environment must be set before torch loads
+
+if __name__ == "__main__":
+    die_with_stdin()
+
+import msgspec  # noqa: E402
+import torch  # noqa: E402
+
+from node.state.files import write_whole  # noqa: E402
+from node.training.evaluations import Evaluations  # noqa: E402
+from node.training.evaluator import Evaluator, evaluation_engine  # noqa: E402
+from node.training.memory import out_of_memory_says_what_to_lower  # noqa: E402
+from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
+from node.training.spool import Spool  # noqa: E402
+from protocol.run import decode_run  # noqa: E402
+
+POLL_SECONDS = 0.02
+COURTESY = 5
+"""How far the evaluator stands back for the learner and the samplers where they share cores (as in nice)."""
+
+
+def evaluate_all(spool: Spool) -> None:
+    """Until the last policy that has to be evaluated is."""
+    settings = settings_of(spool)
+    torch.set_num_threads(settings.threads)
+    run = decode_run(spool.run_path.read_bytes(), desk=True)  # the daemon has checked it
+    left = Evaluations(spool, run)
+    with out_of_memory_says_what_to_lower(settings):
+        evaluator = Evaluator(run, spool.assets, evaluation_engine(settings))
+        try:
+            while (step := left.next()) is not None:
+                _wait_for(spool, step)
+                _evaluate(spool, evaluator, step)
+        finally:
+            evaluator.close()
+
+
+def _wait_for(spool: Spool, step: int) -> None:
+    while not spool.is_complete(step):
+        time.sleep(POLL_SECONDS)
+
+
+def _evaluate(spool: Spool, evaluator: Evaluator, step: int) -> None:
+    started = time.monotonic()
+    found = evaluator.evaluate(evaluator.read(spool.policy_path(step)), step)
+    found["eval_seconds"] = round(time.monotonic() - started, 4)
+    write_whole(spool.evaluation_path(step), msgspec.json.encode(found))
+
+
+def main() -> int:
+    spool = spool_named_on_the_command_line("Evaluate the policies of a spool. Started by the daemon.")
+    os.nice(COURTESY)
+    said = {"event": "evaluation.failed"}
+    return alone("evaluator", spool, lambda: evaluate_all(spool), spool.evaluator_error_path, said)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What every engine of the registry must do alike: decoding and prefill tell the same story, whoever decodes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from node.inference.engine import Engine, Finished, Request, generate
+from node.inference.errors import EngineError, ModelError
+from node.inference.proofs import compare_all, prove_all
+from node.inference.torch_engine import TorchEngine
+from protocol import toploc
+from protocol.policy import decode_image, encode_image
+from protocol.sampling import distance, uniforms
+from tests.node.inference.engine_kinds import KINDS, open_engine
+
+K = 32
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest, tiny_assets: Path) -> Engine:
+    return open_engine(request.param, tiny_assets / "model")
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_assets: Path) -> TorchEngine:
+    engine = TorchEngine(tiny_assets / "model")
+    engine.load(engine.read(str(tiny_assets / "model" / "model.safetensors")))
+    return engine
+
+
+@pytest.fixture
+def restored(engine: Engine, tiny_assets: Path) -> Iterator[Engine]:
+    """For tests that load other weights."""
+    yield engine
+    engine.load(engine.read(str(tiny_assets / "model" / "model.safetensors")))
+
+
+def requests(lengths: list[int], limit: int) -> list[Request]:
+    random = np.random.default_rng(1)
+    return [
+        Request(random.integers(2, 12, size=n).tolist(), uniforms(bytes([i]) * 32, limit))
+        for i, n in enumerate(lengths)
+    ]
+
+
+def outputs(engine: Engine, asked: list[Request]) -> list[list[int]]:
+    return [completion.output for completion in generate(engine, asked, 0.9)]
+
+
+@pytest.mark.parametrize("lengths", [[5] * 12, [1, 2, 3, 5, 8, 8, 13, 3]])
+def test_prefill_gives_the_rows_and_intervals_that_decoding_had(
+    engine: Engine, reference: TorchEngine, lengths: list[int]
+) -> None:
+    asked = requests(lengths, 70)
+    completions = generate(engine, asked, 0.9)
+    assert len({len(c.output) for c in completions}) > 3, "the test wants outputs of different lengths"
+    for looking in (engine, reference):
+        checked = looking.prefill([Finished(r.prompt, c.output) for r, c in zip(asked, completions, strict=True)], 0.9)
+        for request, completion, prefill in zip(asked, completions, checked, strict=True):
+            n = len(completion.output)
+            assert completion.heads.shape == prefill.heads.shape == (n, 64) and len(completion.rows) == n - 1
+            assert distance(request.uniforms[:n], prefill.lo, prefill.hi).max() < 1e-6
+            assert np.allclose(np.log(prefill.hi - prefill.lo), prefill.logprobs, atol=1e-4)
+        proofs = prove_all([c.rows for c in completions], K, 32)
+        parsed = [
+            toploc.split_proofs(p, K, toploc.proof_count(len(c.output)))
+            for p, c in zip(proofs, completions, strict=True)
+        ]
+        errors = compare_all(parsed, [p.rows for p in checked], 32)
+        assert max(e.exponent_mismatches for e in errors) <= 1
+        assert max(e.mantissa_mean for e in errors) < 0.1
+
+
+def test_only_what_was_sampled_is_looked_at(engine: Engine) -> None:
+    [request] = requests([4], 12)
+    [whole] = engine.prefill([Finished(request.prompt, [3, 4, 5, 6, 7, 8])], 0.9)
+    [parts] = engine.prefill([Finished(request.prompt, [3, 4, 5, 6, 7, 8], segments=[2, 3, 1])], 0.9)
+    kept = [0, 1, 5]
+    assert np.array_equal(parts.heads, whole.heads[kept])
+    assert np.allclose(parts.lo, whole.lo[kept], atol=1e-12) and np.allclose(parts.hi, whole.hi[kept], atol=1e-12)
+
+
+def test_an_output_ends_at_its_first_end_token_or_at_the_limit(engine: Engine) -> None:
+    for completion in generate(engine, requests([4] * 32, 12), 1.0):
+        ends = [i for i, token in enumerate(completion.output) if token in engine.eos]
+        assert completion.finished == bool(ends)
+        assert ends == [len(completion.output) - 1] if ends else len(completion.output) == 12
+
+
+def test_a_completion_does_not_depend_on_its_neighbours(engine: Engine) -> None:
+    asked = requests([2, 9, 4, 4, 6], 30)
+    together = generate(engine, asked, 1.0)
+    alone = [generate(engine, [request], 1.0)[0] for request in asked]
+    assert [c.output for c in together] == [c.output for c in alone]
+
+
+def test_other_weights_are_the_ones_in_use_once_they_are_loaded(
+    restored: Engine, reference: TorchEngine, tiny_assets: Path
+) -> None:
+    asked = requests([3, 5, 8], 30)
+    own = restored.read(str(tiny_assets / "model" / "model.safetensors"))
+    other = {name: tensor + 0.05 * torch.randn(tensor.shape).to(tensor.dtype) for name, tensor in own.items()}
+    before = outputs(restored, asked)
+    restored.load(other)
+    other_reference = TorchEngine(tiny_assets / "model")
+    other_reference.load(other)
+    assert outputs(restored, asked) == outputs(other_reference, asked) != before
+    restored.load(own)
+    assert outputs(restored, asked) == before
+
+
+def test_logits_that_are_no_numbers_are_said_to_be_the_policys_fault(restored: Engine, tiny_assets: Path) -> None:
+    own = restored.read(str(tiny_assets / "model" / "model.safetensors"))
+    restored.load({**own, "model.norm.weight": torch.full_like(own["model.norm.weight"], torch.nan)})
+    with pytest.raises(EngineError, match="not finite"):
+        generate(restored, requests([4], 3), 1.0)
+    restored.load(own)
+    assert outputs(restored, requests([4], 3))
+
+
+def test_an_image_of_another_shape_or_with_other_names_is_refused(
+    engine: Engine, tiny_assets: Path, tmp_path: Path
+) -> None:
+    tensors = dict(decode_image((tiny_assets / "model" / "model.safetensors").read_bytes()))
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(encode_image({**tensors, "model.norm.weight": tensors["model.norm.weight"][:-1]}))
+    with pytest.raises(ModelError, match="model.norm.weight"):
+        engine.read(str(path))
+    tensors.pop("model.norm.weight")
+    path.write_bytes(encode_image(tensors))
+    with pytest.raises(ModelError, match="model.norm.weight"):
+        engine.read(str(path))
+    path.write_bytes(b"garbage")
+    with pytest.raises(ModelError):
+        engine.read(str(path))

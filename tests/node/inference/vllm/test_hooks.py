@@ -1,0 +1,96 @@
+"""What is drawn, forced and kept, without vLLM: the hooks get rows and logits as its model runner gives them."""
+
+import numpy as np
+import pytest
+import torch
+
+from node.inference.engine import U16
+from node.inference.vllm.draws import Draw, draw_of, extra_args
+from node.inference.vllm.hooks import NOT_A_NUMBER, Hooks, bf16_bits
+from node.inference.vllm.recorder import Recorder
+from node.inference.vllm.watch import Watch
+from protocol import sampling
+
+VOCABULARY, HIDDEN = 300, 16
+
+
+@pytest.fixture
+def hooks() -> Hooks:
+    hooks = Hooks()
+    hooks.use_head(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)), None, load=3)
+    return hooks
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(2))
+
+
+def test_a_request_brings_its_draws_along_bit_for_bit() -> None:
+    numbers = sampling.uniforms(bytes(32), 5)
+    draw = draw_of(extra_args(7, 0.9, numbers), [1, 2])
+    assert draw is not None and (draw.number, draw.temperature, list(draw.output)) == (7, 0.9, [1, 2])
+    assert np.array_equal(draw.uniforms, numbers)
+    assert draw_of(None) is draw_of({"other": 1}) is None
+
+
+def test_the_one_choice_that_is_left_is_the_reference_samplers(hooks: Hooks) -> None:
+    """Some rows are others' (their logits stay as they are), and two decoders have two temperatures."""
+    hidden = rows(40)
+    logits = hooks.logits(hidden)
+    before = logits.clone()
+    ours = [row for row in range(40) if row % 4]
+    draws = [Draw(row, (0.7, 1.0)[row % 2], sampling.uniforms(bytes([row]) * 32, 3), []) for row in ours]
+    hooks.draw(logits, ours, draws, [row % 3 for row in ours])
+    for row, draw in zip(ours, draws, strict=True):
+        u = draw.uniforms[row % 3 : row % 3 + 1]
+        wanted = sampling.choose(before[row : row + 1].numpy(), u, draw.temperature)[0]
+        assert int(logits[row].argmax()) == wanted and torch.isinf(logits[row]).sum() == 1
+        kept, loads = _kept(hooks, draw.number, row % 3)
+        assert np.array_equal(kept, bf16_bits(hidden[row])) and loads == 3
+    assert torch.equal(logits[::4], before[::4])
+
+
+def _kept(hooks: Hooks, number: int, place: int) -> tuple[U16, int]:
+    taken = hooks.recorder._taken[number]
+    return taken.rows[-1], taken.loads[-1]
+
+
+def test_a_row_without_probabilities_is_marked(hooks: Hooks) -> None:
+    hidden = rows(2)
+    hidden[1] = torch.nan
+    logits = hooks.logits(hidden)
+    hooks.draw(logits, [0, 1], [Draw(n, 1.0, np.array([0.5]), []) for n in (0, 1)], [0, 0])
+    heads, _ = hooks.recorder.take(1, 1)
+    assert (heads == NOT_A_NUMBER).all()
+
+
+def test_a_sequence_is_looked_at_as_the_reference_sampler_would(hooks: Hooks) -> None:
+    hidden, drawn = rows(9), np.arange(9) * 30
+    hooks.watches["a"] = Watch(np.arange(9))
+    hooks.watches["a"].saw(0, hidden)
+    logits = hooks.logits(hidden).numpy()
+    lo, hi, logprobs, heads = hooks.look("a", drawn, 0.8)
+    wanted = sampling.interval(logits, drawn, 0.8)
+    assert np.allclose(lo, wanted[0], atol=1e-12) and np.allclose(hi, wanted[1], atol=1e-12)
+    assert np.allclose(logprobs, wanted[2], atol=1e-6) and np.array_equal(heads, bf16_bits(hidden))
+    assert not hooks.watches
+
+
+def test_a_request_that_begins_anew_is_recorded_once() -> None:
+    recorder = Recorder()
+    row = np.arange(4, dtype=np.uint16)[:, None]
+    for place in (0, 0, 1, 2):  # a prompt in two chunks, two tokens more
+        recorder.add([(5, place)], row[place : place + 1], load=1)
+    recorder.add([(5, 1), (6, 0)], row[[3, 3]], load=2)  # its memory was taken after one token; others run beside it
+    heads, loads = recorder.take(5, 2)
+    assert heads[:, 0].tolist() == [0, 3] and loads == [1, 2]
+    with pytest.raises(ValueError, match="1 rows for 2"):
+        recorder.take(6, 2)
+
+
+def test_rows_that_come_in_chunks_are_kept_where_they_are_wanted() -> None:
+    watch = Watch(np.array([2, 3, 6]))
+    hidden = rows(8)
+    for first, last in ((0, 2), (2, 4), (4, 6), (0, 3), (6, 8)):
+        watch.saw(first, hidden[first:last])
+    assert torch.equal(watch.heads(), hidden[[2, 3, 6]])

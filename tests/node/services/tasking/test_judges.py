@@ -1,0 +1,204 @@
+"""Groups of a judged environment: accepted without rewards, scored by three judges, trained on while they are fresh."""
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request
+from node.recipe.docket import Docket, Unjudged
+from node.recipe.pool import Group
+from node.services.committing import Made, commit
+from node.services.tasking.judges import Judges
+from node.services.training.intake import Intake
+from node.swarm.ballots import FileState
+from protocol.identity import Address
+from protocol.rollout import (
+    Report,
+    ReportHeader,
+    ReportRow,
+    RolloutBatch,
+    RolloutHeader,
+    SampleRow,
+    decode,
+    encode,
+    encode_report,
+)
+from protocol.run import RolloutSpec
+from protocol.statements import Outcome
+from protocol.tasks import SUBJECT, TaskSpec
+from protocol.values import mean_logprobs, reward_tags
+from tests.attacks.validators.court import POOL, court_run
+from tests.node.services.tasking.town import POLICY, Town, ToyEngine, at_once
+
+SIZE, GROUPS = 4, 3
+RUN = msgspec.structs.replace(
+    court_run(), rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS)
+)
+DECIDED = 1
+"""The group whose reward is no matter of opinion."""
+
+
+class Critic(ToyEngine):
+    """Judges a file without deciding about most of its groups; its opinions of answers are in `says`."""
+
+    def __init__(self, directory: Path, says: dict[str, list[float]]) -> None:
+        super().__init__()
+        self._directory = directory
+        self.says = says
+
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+        if isinstance(request, Inspect) and request.task is None:
+            await trio.sleep(0.05)
+            return self._left_open(request)
+        return await super().ask(request, timeout=timeout, policy=policy)
+
+    def _left_open(self, order: Inspect) -> Inspected:
+        batch = decode(Path(order.path).read_bytes(), 64)
+        rewards = [0.25 * row.sample if row.group == DECIDED else math.nan for row in batch.rows]
+        rows = [ReportRow(r.group, r.sample, v, [-0.5, -0.5]) for r, v in zip(batch.rows, rewards, strict=True)]
+        report = Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
+        Path(order.report_path).write_bytes(encode_report(report))
+        return self._found(order, batch, rewards, {*range(GROUPS)} - {DECIDED})
+
+    def _found(self, order: Inspect, batch: RolloutBatch, rewards: list[float], undecided: set[int]) -> Inspected:
+        groups = sorted({row.group for row in batch.rows})
+        means = mean_logprobs({group: [np.full(2, -0.5, np.float32)] for group in groups})
+        return Inspected(
+            outcome=int(Outcome.ACCEPT),
+            reason=0,
+            detail="",
+            report_path=order.report_path,
+            rewards_mean=0.0,
+            tokens=batch.units,
+            seconds=0.05,
+            statistics={},
+            checked=tuple(groups),
+            rewards=reward_tags(rewards, len(batch.rows) // len(groups), undecided),
+            logprobs=means,
+        )
+
+    def _produce(self, order: Produce, spec: TaskSpec) -> Produced:
+        header = RolloutHeader(order.pool, Address(order.node), order.policy_root.hex(), order.index)
+        names = [f"{row.group}/{row.sample}" for row in self._subject(spec)]
+        numbers = spec.numbers(order.index)
+        rows = tuple(SampleRow(g, 0, names[n], [5], [6, 1], True, b"") for g, n in enumerate(numbers))
+        Path(order.out_path).write_bytes(encode(RolloutBatch(header, rows)))
+        self.made.append(order.index)
+        units = 2 * len(rows)
+        return Produced(
+            path=order.out_path, units=units, samples=len(rows), tokens=units, seconds=1.0, reward_estimate=0.0
+        )
+
+    def _inspect(self, order: Inspect, spec: TaskSpec) -> Inspected:
+        batch = decode(Path(order.path).read_bytes(), 64)
+        rewards = [self.says[row.problem_id][order.index % spec.copies] for row in batch.rows]
+        rows = [ReportRow(r.group, 0, v, [-0.5, -0.5]) for r, v in zip(batch.rows, rewards, strict=True)]
+        report = Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
+        Path(order.report_path).write_bytes(encode_report(report))
+        return self._found(order, batch, rewards, set())
+
+    def _subject(self, spec: TaskSpec) -> tuple[SampleRow, ...]:
+        (asset,) = [one for one in spec.assets if one.path == SUBJECT]
+        return decode((self._directory / "blobs" / asset.root).read_bytes(), 64).rows
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    return MockClock(autojump_threshold=0)
+
+
+class Court(Town):
+    """The town with a trainer who trains. newest: the step that its next batch is for."""
+
+    def __init__(self, directory: Path, says: dict[str, list[float]]) -> None:
+        critics = [Critic(directory, says) for _ in range(3)]
+        super().__init__(directory, critics, judge=lambda: Critic(directory, says), run=RUN)
+        self.newest, self.taken = 0, list[Group]()
+        self.docket = Docket(RUN)
+        self.docket.fresh = lambda step: self.newest - step <= RUN.recipe.max_staleness
+        self.docket.taken_in = self.taken.extend
+        self.offering._judges = Judges(self.offering, self.docket, RUN, directory / "tasks")
+        self.intake = Intake(
+            self.trainer.station,
+            fresh=self.docket.fresh,
+            taken_in=self.taken.extend,
+            taken_back=self.docket.forget,
+            to_judge=self.docket.put,
+        )
+
+    async def submit(self) -> bytes:
+        """A worker's file; the id of its work, once it is accepted."""
+        seat, path = self.workers[0], self.directory / "file"
+        header = RolloutHeader(POOL, seat.key.address, POLICY.hex(), 0)
+        places = [(group, sample) for group in range(GROUPS) for sample in range(SIZE)]
+        rows = tuple(SampleRow(g, s, f"p{g}", [7], [6, 1], True, b"") for g, s in places)
+        path.write_bytes(encode(RolloutBatch(header, rows)))
+        await commit(seat.station, POLICY, 0, Made(str(path), 2 * len(rows)), 0)
+        register, ballots = self.trainer.jury.register, self.trainer.jury.ballots
+        await self.until(lambda: register.of(seat.key.address))
+        (work,) = register.of(seat.key.address)
+        await self.until(lambda: ballots.state(work.id) is FileState.ACCEPTED)
+        return work.id
+
+
+@asynccontextmanager
+async def opened(town: Court) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        await town.open(nursery)
+        nursery.start_soon(town.intake.run)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+def opinions(apart: int = -1) -> dict[str, list[float]]:
+    """Of three judges, on each answer: its sample's number in sixteenths and one more or less; apart: of one group not
+    near each other."""
+    near = {f"{g}/{s}": [s / 16, (s + 1) / 16, (s + 2) / 16] for g in range(GROUPS) for s in range(SIZE)}
+    return {name: [0.0, 0.5, 1.0] if name == f"{apart}/1" else found for name, found in near.items()}
+
+
+async def test_judges_give_the_rewards_of_groups_that_nobody_else_decides(
+    clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.services.tasking.offering.LAST_WORDS", 1)
+    town = Court(tmp_path, opinions(apart=2))
+    async with opened(town) as nursery:
+        town.start(nursery)
+        id = await town.submit()
+        await town.until(lambda: town.docket.counts["judged"])
+        groups = {group.key: [sample.reward for sample in group.samples] for group in town.taken}
+        assert groups == {(id, DECIDED): [0.0, 0.25, 0.5, 0.75], (id, 0): [(s + 1) / 16 for s in range(SIZE)]}
+        assert town.docket.counts == {"judged": 1, "apart": 1, "too_late": 0} and not town.docket.files
+        assert [row.sampler_logprobs for group in town.taken for row in group.rows] == [[-0.5, -0.5]] * 8
+        (task,) = town.offering.own.values()
+        assert task.spec.problems == 8  # nobody was asked about the group that was decided
+        await town.until(lambda: not town.offering.own)  # nothing is kept of it
+        assert not list((tmp_path / "tasks").iterdir())
+
+
+async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_more(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    town = Court(tmp_path, opinions())
+    async with opened(town) as nursery:
+        await town.submit()
+        await town.until(lambda: town.offering.own)
+        (task,) = list(town.offering.own)
+        await town.until(lambda: town.workers[0].jury.tasks.find(task))
+        town.newest = RUN.recipe.max_staleness + 1
+        await town.until(lambda: not town.task(task, town.workers[0]).open)
+        assert town.docket.counts == {"judged": 0, "apart": 0, "too_late": 2} and not town.docket.files
+        town.start(nursery)
+        await trio.sleep(30)
+        assert len(town.taken) == 1 and not any(engine.made for engine in town.engines)
+        town.docket.put(Unjudged(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
+        town.docket.forget(b"w" * 32)  # its file was rejected after all
+        assert not town.docket.files
