@@ -131,6 +131,13 @@ class View:
         print(json.dumps(fields) if self._json else text, file=self._out, flush=True)
 
 
+def how_the_others_come(settings: "TrainerSettings") -> str:
+    """What machine 0 tells whoever sits before it."""
+    others = "1" if settings.nodes == 2 else f"1 to {settings.nodes - 1}"
+    command = f"trainer rank --nnodes {settings.nodes} --node-rank N --rdzv-endpoint {settings.rendezvous}"
+    return f"begins when the others are there; on each (N is {others}): intellect-node {command}"
+
+
 def words_of(nodes: int | None, endpoint: str | None) -> list[str]:
     """Flags as words of --trainer. Raises CommandError for machines without a place to meet."""
     if (nodes or 1) > 1 and not endpoint:

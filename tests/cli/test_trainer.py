@@ -8,7 +8,8 @@ import pytest
 
 from cli.errors import CommandError
 from cli.main import main
-from cli.trainer import words_of
+from cli.trainer import how_the_others_come, words_of
+from node.training.settings import TrainerSettings
 
 
 def test_machines_need_a_place_to_meet(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -20,6 +21,11 @@ def test_machines_need_a_place_to_meet(capfd: pytest.CaptureFixture[str], tmp_pa
     assert main(["trainer", "rank", "--rdzv-endpoint", "gpu0", "--dir", str(tmp_path)]) == 6
     assert "rendezvous must be HOST:PORT" in " ".join(capfd.readouterr().err.split())
     assert list(tmp_path.iterdir()) == [], "nothing was made for it"
+
+
+def test_machine_0_says_how_the_others_come() -> None:
+    said = how_the_others_come(TrainerSettings(nodes=3, rendezvous="gpu0:29500"))
+    assert "N is 1 to 2" in said and "rank --nnodes 3 --node-rank N --rdzv-endpoint gpu0:29500" in said
 
 
 def test_a_machine_that_finds_nobody_says_so_and_ends(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
