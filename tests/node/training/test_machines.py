@@ -41,10 +41,11 @@ def free_port() -> int:
 
 @pytest.fixture
 def run(tiny_run: RunSpec, tiny_assets: Path) -> RunSpec:
-    """With an adapter, and with its files named."""
+    """With an adapter, and with its files named; problems are nothing that ranks need."""
     files = sorted(path for path in tiny_assets.rglob("*") if path.is_file())
     infos = [(str(path.relative_to(tiny_assets)), describe_file(path)) for path in files]
-    assets = tuple(Asset(path=path, root=info.root.hex(), size=info.size) for path, info in infos)
+    needed = [Asset(path=path, root=info.root.hex(), size=info.size) for path, info in infos]
+    assets = (Asset(path="data/problems.jsonl", root="ab" * 32, size=9), *needed)
     recipe = msgspec.structs.replace(tiny_run.recipe, lora=Lora(rank=3))
     return msgspec.structs.replace(tiny_run, assets=assets, recipe=recipe)
 
