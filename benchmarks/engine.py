@@ -264,7 +264,7 @@ def costs(quick: bool) -> dict[str, float]:
 
 def prefill(quick: bool) -> list[dict[str, float]]:
     model = model_of(configuration(SMALL, LARGE_VOCABULARY))
-    prefiller = Prefiller(model)
+    prefiller = Prefiller(model, model.pass_tokens)
     random = np.random.default_rng(4)
     prefiller.prefill([Finished([1] * 8, [2] * 8)], 1.0)
     found: list[dict[str, float]] = []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from node.inference.engine import MOST_IN_FLIGHT, U16, Completion, Request
 from node.inference.errors import EngineError
-from node.inference.language_model import CHUNK_TOKENS, PASS_TOKENS, LanguageModel, batches, bf16_bits
+from node.inference.language_model import CHUNK_TOKENS, LanguageModel, batches, bf16_bits
 from node.inference.out_of_memory import ran_out, smaller
 
 MOST_ROWS = 256
@@ -209,7 +209,7 @@ class TorchDecoder:
             prompts[one.begun] = len(one.tokens)
             rows = len(self._rows) + len(chosen) + 1
             too_wide = rows > self._most or rows * longest > self._budget
-            if (rows > 1 and too_wide) or (chosen and sum(prompts.values()) > PASS_TOKENS):
+            if (rows > 1 and too_wide) or (chosen and sum(prompts.values()) > self._model.pass_tokens):
                 break
             chosen.append(one)
         return chosen
@@ -239,9 +239,9 @@ class TorchDecoder:
 
     def _run(self, sequences: Sequence[_Sequence]) -> None:
         """Their tokens, shortest first, in passes of about the same number."""
-        row = len(self._rows)
-        for batch in batches(sequences, PASS_TOKENS, lambda one: len(one.tokens)):
-            size = CHUNK_TOKENS if len(batch) == 1 and len(batch[0].tokens) > PASS_TOKENS else PASS_TOKENS
+        row, most = len(self._rows), self._model.pass_tokens
+        for batch in batches(sequences, most, lambda one: len(one.tokens)):
+            size = min(CHUNK_TOKENS, most) if len(batch[-1].tokens) > most else most
             for start in range(0, len(batch[-1].tokens), size):
                 parts = [one.tokens[start : start + size] for one in batch]
                 hidden = self._model.chunk(self._cache, row, start, parts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from node.inference.engine import F32, F64, U16, Finished, Prefill
 from node.inference.errors import EngineError
-from node.inference.language_model import CHUNK_TOKENS, I64, PASS_TOKENS, LanguageModel, batches, bf16_bits
+from node.inference.language_model import CHUNK_TOKENS, I64, LanguageModel, batches, bf16_bits
 from node.inference.out_of_memory import ran_out, smaller
 from protocol.segments import sampled_places
 
@@ -49,7 +49,7 @@ class Prefiller:
     """pass_tokens: most tokens in one pass; halved when memory runs out."""
 
     model: LanguageModel
-    pass_tokens: int = PASS_TOKENS
+    pass_tokens: int
 
     @torch.inference_mode()
     def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:

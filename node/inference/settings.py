@@ -15,7 +15,7 @@ ATTENTIONS = ("sdpa", "eager")
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """dtype: of weights and activations (logits are always float32); attention: the kernel that
-    the class is named after; batch_tokens: most padded tokens in one forward pass, and in one decode batch's cache."""
+    the class is named after; batch_tokens: most tokens in the cache of what is decoded, and in one forward pass."""
 
     device: str = "cpu"
     dtype: str = "float32"

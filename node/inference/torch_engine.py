@@ -82,7 +82,7 @@ class TorchEngine:
         shell = build_model(model_dir, "meta")
         self._names = image_names(shell)
         self._model = LanguageModel(shell, settings.device, getattr(torch, settings.dtype), settings.attention)
-        self._prefiller = Prefiller(self._model)
+        self._prefiller = Prefiller(self._model, min(self._model.pass_tokens, settings.batch_tokens))
         self._decoders: WeakSet[TorchDecoder] = WeakSet()
         self.device = settings.device
         self.dtype = settings.dtype

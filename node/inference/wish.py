@@ -61,7 +61,12 @@ def wish_from(arguments: Sequence[str]) -> Wish:
     parser.add_argument("--device", help="torch device")
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--attention", choices=kernels(), help="the kernel that a class of engines is named after")
-    parser.add_argument("--batch-tokens", type=int, default=1 << 15, help="most padded tokens in one forward pass")
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=1 << 15,
+        help="most tokens in the cache of what is decoded, and in one forward pass",
+    )
     chosen = parser.parse_args(arguments)
     if chosen.batch_tokens < 1:
         parser.error("--batch-tokens must be at least 1")

@@ -80,7 +80,9 @@ def test_a_sequence_is_the_same_whoever_decodes_beside_it(model: LanguageModel, 
     asked = requests(8)
     made = run(TorchDecoder(model, END, budget, 1.0), asked)
     assert [one.output for one in made] == alone(model, asked)
-    checked = Prefiller(model).prefill([Finished(r.prompt, c.output) for r, c in zip(asked, made, strict=True)], 1.0)
+    checked = Prefiller(model, 1024).prefill(
+        [Finished(r.prompt, c.output) for r, c in zip(asked, made, strict=True)], 1.0
+    )
     for request, one, prefill in zip(asked, made, checked, strict=True):
         u = request.uniforms[: len(one.output)]
         assert ((prefill.lo - 1e-6 <= u) & (u <= prefill.hi + 1e-6)).all()
@@ -111,7 +113,7 @@ def test_equal_prompts_go_through_the_model_once(model: LanguageModel, monkeypat
 def test_a_long_prompt_goes_through_in_chunks(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(3)
     expected = alone(model, asked)
-    monkeypatch.setattr(decoding, "PASS_TOKENS", 4)
+    monkeypatch.setattr(model, "pass_tokens", 4)
     monkeypatch.setattr(decoding, "CHUNK_TOKENS", 3)
     seen: Any = Passes(model)
     assert [one.output for one in run(TorchDecoder(seen, END, 1 << 15, 1.0), asked)] == expected

@@ -33,7 +33,7 @@ def assert_equal(one: Prefill, other: Prefill) -> None:
 
 
 def test_chunks_give_what_one_pass_gives(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Prefiller(model).prefill(sequences(), 0.8)
+    whole = Prefiller(model, 1024).prefill(sequences(), 0.8)
     assert [len(one.lo) for one in whole] == [20, 23, 1]
     monkeypatch.setattr(prefilling, "CHUNK_TOKENS", 7)
     for one, other in zip(whole, Prefiller(model, pass_tokens=8).prefill(sequences(), 0.8), strict=True):
@@ -52,12 +52,12 @@ def test_the_head_sees_only_what_was_sampled_and_few_rows_at_a_time(
         return real(logits, *others)
 
     monkeypatch.setattr(device_sampling, "interval", counted)
-    Prefiller(model).prefill(sequences(), 1.0)
+    Prefiller(model, 1024).prefill(sequences(), 1.0)
     assert max(rows) == 6 and sum(rows) == 20 + 23 + 1
 
 
 def test_where_memory_runs_out_passes_become_smaller(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Prefiller(model).prefill(sequences(), 1.0)
+    whole = Prefiller(model, 1024).prefill(sequences(), 1.0)
     real = model.sequences
 
     def fail(batch: list[list[int]]) -> torch.Tensor:
@@ -75,4 +75,4 @@ def test_where_memory_runs_out_passes_become_smaller(model: LanguageModel, monke
 def test_tokens_outside_the_vocabulary_are_refused(model: LanguageModel) -> None:
     for output in ([1, VOCABULARY], [-1, 1]):
         with pytest.raises(EngineError, match="outside the vocabulary"):
-            Prefiller(model).prefill([Finished([1], output)], 1.0)
+            Prefiller(model, 1024).prefill([Finished([1], output)], 1.0)
