@@ -75,7 +75,9 @@ class Generator:
         self._seconds = seconds
         self._random = random.Random(seed)  # noqa: S311 - a model
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         assert isinstance(request, Produce)  # noqa: S101 - a worker asks for nothing else
         seconds = self._seconds * self._random.lognormvariate(0.0, JITTER)
         await trio.sleep(seconds)
@@ -99,7 +101,9 @@ class Checker:
         self._rollout = run.rollout
         self._seconds = seconds
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         assert isinstance(request, Inspect)  # noqa: S101 - a validator asks for nothing else
         groups = tuple(range(self._rollout.prompts_per_file)) if request.groups is None else request.groups
         seconds = 0.05 + self._seconds * len(groups)

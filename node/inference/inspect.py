@@ -212,9 +212,8 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
 
 
 def _prefill(session: Session, engine: Engine, policy_root: bytes, rows: Sequence[SampleRow]) -> list[Prefill]:
-    session.use(policy_root, engine)
     sequences = [Finished(row.prompt, row.output, row.segments) for row in rows]
-    return engine.prefill(sequences, session.run.rollout.temperature)
+    return session.prefill(policy_root, engine, sequences)
 
 
 def _check_numbers(

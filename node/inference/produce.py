@@ -2,14 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from node.inference.engine import Request as Sample
-from node.inference.engine import generate
 from node.inference.errors import EngineError
 from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
@@ -29,11 +27,10 @@ def produce(session: Session, order: Produce) -> Produced:
     """Write the rollout file that `order` asks for. Raises EngineError."""
     started = time.monotonic()
     node = checked_address(order.node)
-    session.use(order.policy_root)
     tasks = _tasks(session, order, node)
     samples = _requests(session, order, node, tasks)
     groups = [i // session.run.rollout.group_size for i in range(len(samples))]
-    rollouts = _play(session, tasks, groups, samples)
+    rollouts = _play(session, order, tasks, groups, samples)
     root, engine = order.policy_root.hex(), session.engine.name
     header = RolloutHeader(order.pool, node, root, order.index, capacity=order.capacity, engine=engine)
     rows = tuple(_rows(session, header, tasks, rollouts))
@@ -79,11 +76,12 @@ def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> 
     ]
 
 
-def _play(session: Session, tasks: Tasks, groups: Sequence[int], samples: Sequence[Sample]) -> list[Rollout]:
+def _play(
+    session: Session, order: Produce, tasks: Tasks, groups: Sequence[int], samples: Sequence[Sample]
+) -> list[Rollout]:
     problems, temperature = [tasks.problems[group] for group in groups], session.run.rollout.temperature
-    bounds = session.bounds
-    engine = partial(generate, session.engine)
-    return play(engine, session.environment, problems, samples, temperature, bounds, strict=True)
+    answers = session.generator(order.policy_root)
+    return play(answers, session.environment, problems, samples, temperature, session.bounds, strict=True)
 
 
 def _rows(session: Session, header: RolloutHeader, tasks: Tasks, rollouts: Sequence[Rollout]) -> list[SampleRow]:

@@ -1,59 +1,102 @@
 """What an engine process holds between requests: the run, its problems, one engine, recent weights."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
-from node.environments.base import Environment, Problem
+from node.environments.base import Environment, EnvironmentSettings, Problem
 from node.environments.registry import load_environment
-from node.inference.engine import Engine, Weights
+from node.inference.engine import Completion, Engine, Finished, Prefill, Request, Weights, generate
 from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
-from node.inference.freshness import PolicyImage
+from node.inference.guarded import Guarded
+from node.inference.kept import KeptPolicies
+from node.inference.owner import EnginePolicy
 from node.inference.shards import Shard, Shards
 from node.inference.tasks import Tasks, deal
-from node.inference.turns import Bounds, bounds_of
+from node.inference.turns import Bounds, Generate, bounds_of
 from node.inference.wire import ShardOrder, kept_policies
-from node.recent import Recent
 from protocol.draw import draw_problems, sample_seed
 from protocol.engines import arithmetic, classes, kind
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
 
 
+class Computing(Protocol):
+    """Who puts work through the engine (node.inference.owner.Desk)."""
+
+    def draw(self, policy: EnginePolicy, requests: Sequence[Request], temperature: float) -> list[Completion]: ...
+    def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]: ...
+
+
 class Session:
-    """A run being worked on. Raises EngineError for requests that it cannot serve."""
+    """A run being worked on. Raises EngineError for requests that it cannot serve.
+
+    By itself it uses its engine at once, in the thread that asks. Where several threads ask, each has a view (`at`) by
+    which somebody else does it for them.
+    """
 
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
         self.run = run
-        self.engine, tokenizer = factory(assets / "model")
-        self.environment: Environment = load_environment(run.environment, assets, tokenizer)
-        self._weights = Recent[bytes, Weights](kept_policies(run), refresh=True)
-        self._images: dict[bytes, PolicyImage] = {}
+        self._assets = assets
+        self.engine, self._tokenizer = factory(assets / "model")
+        self.environment: Environment = self._load(run.environment)
+        self.policies = KeptPolicies(self.engine.read, kept_policies(run))
         self._siblings: dict[tuple[str, str], Engine] = {arithmetic(self.engine.name): self.engine}
         self._in_use: dict[str, bytes] = {}
-        self._shards = Shards(run, assets, self.environment, tokenizer)
+        self._shards = Shards(run, assets, self.environment, self._tokenizer)
         self._shard: Shard | None = None
+        self._evaluated: dict[str, Environment] = {}
+        self._making = threading.Lock()
+        self._computing: Computing = _AtOnce(self.use)
 
-    def at(self, order: ShardOrder | None, number: int) -> Self:
-        """The same engine and weights at the problems of shard `number` of a task; itself where there is no task.
+    def _load(self, environment: EnvironmentSettings) -> Environment:
+        return Guarded(load_environment(environment, self._assets, self._tokenizer))
+
+    def at(self, order: ShardOrder | None, number: int, computing: Computing | None = None) -> Self:
+        """The same engine and weights at the problems of shard `number` of a task, and by way of somebody who computes;
+        itself where there is neither.
 
         Raises EngineError for a task that this program cannot do.
         """
-        if order is None:
+        if order is None and computing is None:
             return self
         view = copy(self)
-        view._shard = self._shards.open(order, number)
-        view.run, view.environment = view._shard.run, view._shard.environment
+        view._computing = computing or self._computing
+        if order is not None:
+            with self._making:
+                view._shard = self._shards.open(order, number)
+            view.run, view.environment = view._shard.run, view._shard.environment
         return view
 
     def keep(self, policy_root: bytes, path: str) -> None:
-        """Read a policy's weights; the oldest ones are forgotten."""
-        self._weights[policy_root] = self.engine.read(path)
-        self._images.setdefault(policy_root, PolicyImage(path))
-        for forgotten in self._images.keys() - self._weights.keys():
-            self._images.pop(forgotten).close()
+        """Read a policy's weights; the oldest ones are forgotten. Raises EngineError."""
+        self.policies.keep(policy_root, path)
+
+    def working_with(self, policy_root: bytes, order: ShardOrder | None) -> AbstractContextManager[None]:
+        """While somebody is at work on a submission or a shard, its policy is kept."""
+        return self.policies.in_use(order.policy_root if order else policy_root)
+
+    def evaluation_environments(self) -> Mapping[str, Environment]:
+        """Those that the run is evaluated on besides its own, by label; loaded once."""
+        with self._making:
+            for one in self.run.evaluation.environments:
+                if one.title not in self._evaluated:
+                    self._evaluated[one.title] = self._load(one)
+            return dict(self._evaluated)
+
+    def generator(self, policy_root: bytes) -> Generate:
+        """How answers are drawn under a kept policy."""
+        return partial(self._computing.draw, EnginePolicy(self.engine, self._policy(policy_root)))
+
+    def prefill(self, policy_root: bytes, engine: Engine, sequences: Sequence[Finished]) -> list[Prefill]:
+        """What an engine, the own one or a sibling, recomputes of finished sequences."""
+        policy = EnginePolicy(engine, self._policy(policy_root))
+        return self._computing.look(policy, sequences, self.run.rollout.temperature)
 
     def like(self, engine_class: str) -> Engine:
         """An engine to look at work of this class with, on this machine's device: one that computes like it, or, where
@@ -81,31 +124,24 @@ class Session:
         for way in ways:
             if not self.run.verification.judges(engine_class, "/".join((hardware, *way))):
                 continue
-            sibling = self._siblings.get(way) or self.engine.sibling(*way)
-            if sibling is not None:
-                return self._siblings.setdefault(way, sibling)
+            with self._making:
+                sibling = self._siblings.get(way) or self.engine.sibling(*way)
+                if sibling is not None:
+                    return self._siblings.setdefault(way, sibling)
         return self.engine
 
     def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
         """Put a kept policy's weights into `engine`, by default the own one."""
         engine = engine or self.engine
         policy_root = self._policy(policy_root)
-        if policy_root not in self._weights:
-            raise EngineError(
-                "the policy is not loaded",
-                f"{policy_root.hex()[:16]} is not among the last {len(self._weights)}",
-                "send LoadPolicy first",
-            )
+        kept = self.policies.get(policy_root)
         if self._in_use.get(engine.name) != policy_root:
-            engine.load(self.adjust(self._weights[policy_root]))
+            engine.load(self.adjust(kept.weights))
             self._in_use[engine.name] = policy_root
 
     def answer(self, policy_root: bytes, key: bytes) -> str:
         """The answer to a freshness challenge over a kept policy's bytes."""
-        policy_root = self._policy(policy_root)
-        if policy_root not in self._images:
-            raise EngineError("the policy is not loaded", policy_root.hex()[:16], "send LoadPolicy first")
-        return self._images[policy_root].answer(key)
+        return self.policies.get(self._policy(policy_root)).image.answer(key)
 
     def adjust(self, weights: Weights) -> Weights:
         """The weights to sample and check with: those of the policy."""
@@ -140,11 +176,25 @@ class Session:
         return bounds_of(self.run, self.environment)
 
     def close(self) -> None:
-        self.environment.close()
+        for environment in (self.environment, *self._evaluated.values()):
+            environment.close()
         self._shards.close()
-        for image in self._images.values():
-            image.close()
-        self._images.clear()
+        self.policies.close()
+
+
+class _AtOnce:
+    """Computes in the thread that asks."""
+
+    def __init__(self, use: Callable[[bytes, Engine], None]) -> None:
+        self._use = use
+
+    def draw(self, policy: EnginePolicy, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        self._use(policy.policy, policy.engine)
+        return generate(policy.engine, requests, temperature)
+
+    def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+        self._use(policy.policy, policy.engine)
+        return policy.engine.prefill(sequences, temperature)
 
 
 def checked_address(text: str) -> Address:

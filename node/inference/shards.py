@@ -10,6 +10,7 @@ from pathlib import Path
 from node.environments.base import Environment, Problem, Tokenizer
 from node.environments.registry import load_environment
 from node.inference.errors import EngineError
+from node.inference.guarded import Guarded
 from node.inference.opinions import load_opinions
 from node.inference.wire import ShardOrder
 from protocol.errors import ProtocolError
@@ -92,7 +93,7 @@ class Shards:
         known = self._kept.pop(id, None)
         self._kept[id] = known or self._load(spec, Path(order.assets_dir))
         while len(self._kept) > KEPT:
-            self._close(next(iter(self._kept)))
+            del self._kept[next(iter(self._kept))]  # closed once no job uses it
         return self._kept[id]
 
     def _load(self, spec: TaskSpec, assets: Path) -> Environment:
@@ -101,13 +102,10 @@ class Shards:
             own = spec.environment
             base = lambda: load_environment(own, assets, self._tokenizer)  # noqa: E731
         if spec.kind != "judge":
-            return base()
-        return load_opinions(assets / SUBJECT, base(), self._tokenizer)
-
-    def _close(self, id: TaskId) -> None:
-        self._kept.pop(id).close()
+            return Guarded(base())
+        return Guarded(load_opinions(assets / SUBJECT, base(), self._tokenizer))
 
     def close(self) -> None:
         """Stop the helpers of the environments that tasks brought along."""
         for id in list(self._kept):
-            self._close(id)
+            self._kept.pop(id).close()

@@ -13,7 +13,8 @@ import structlog
 import trio
 
 from node.chain.errors import tokens
-from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
+from node.inference.link import Told
+from node.inference.wire import LoadPolicy, Produce, Produced, Progress, Reply, Request
 from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
 from node.services.base import Service
@@ -23,7 +24,6 @@ from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.hearing import is_cut_off, voices
 from node.swarm.register import Work, WorkId
-from node.tasks.sharing import EngineShare
 from node.weights.keeper import HeldPolicy
 from protocol.checks import reason_name
 from protocol.errors import IntellectError
@@ -46,7 +46,9 @@ REMEMBERED = 256
 class EngineChild(Protocol):
     """The part of node.inference that a worker drives."""
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply: ...
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> Reply: ...
 
 
 class Generating(Service):
@@ -60,14 +62,12 @@ class Generating(Service):
         engine: EngineChild,
         scratch: Path,
         gauge: CapacityGauge,
-        turns: EngineShare | None = None,
     ) -> None:
         self._station = station
         self._journal = station.journal
         self._engine = engine
         self._scratch = scratch
         self._gauge = gauge
-        self._turns = turns or EngineShare()
         self._informative = 1.0
         self.rate = Rate(clock=station.clock.monotonic)
         self.last_reward: float | None = None
@@ -83,6 +83,7 @@ class Generating(Service):
         self._interval = FIRST_INTERVAL
         self._producing = 0
         """Number of the file that is being made, from 1; 0: none."""
+        self._progress: Progress | None = None
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -90,7 +91,7 @@ class Generating(Service):
         run = place.station.run
         place.engine.check_permitted(run.spec.verification)
         machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
-        return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine), place.turns)
+        return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine))
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
@@ -124,7 +125,8 @@ class Generating(Service):
         newest = self._station.shelf.newest
         about = f"policy {newest.step}" if newest else "the first policy"
         if self._producing:
-            return f"generating file {self._producing} for {about}"
+            sampled = f" ({self._progress.done} of {self._progress.of} answers)" if self._progress else ""
+            return f"generating file {self._producing} for {about}{sampled}"
         judged = self.counts.get("accepted", 0) + self.counts.get("rejected", 0)
         open_files = sum(self.counts.values()) - judged
         waits = f"; {open_files} wait for the validators' verdicts" if open_files else ""
@@ -146,7 +148,7 @@ class Generating(Service):
                 self._station.progress.trouble(f"a file for policy {policy.step} was not made: {error.why}")
                 await trio.sleep(1.0)
             finally:
-                self._producing = 0
+                self._producing, self._progress = 0, None
 
     def _is_cut_off(self) -> bool:
         return is_cut_off(voices(self._station.board, self._station.membership), self._station.clock.monotonic())
@@ -184,8 +186,7 @@ class Generating(Service):
             if fork is not None:
                 self.waiting = f"the trainer contradicted itself: {fork.what}"
             wanted = min(self._share() + math.floor(waited / patience), most_files(self._station.run.spec))
-            self._turns.rollouts_wanted = not self.finished and made < wanted and fork is None
-            if self._turns.rollouts_wanted:
+            if not self.finished and made < wanted and fork is None:
                 return policy
             with trio.move_on_after(30.0 if self.finished else patience - waited % patience + 0.01):
                 await self._station.shelf.newer_than(policy.step)
@@ -230,13 +231,15 @@ class Generating(Service):
             out_path=str(out),
             capacity=self._gauge.capacity,
         )
-        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load)
+        produced = await self._engine.ask(order, timeout=PRODUCE_DEADLINE, policy=load, told=self._note_progress)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self._gauge.note(produced.units, produced.seconds)
-        self._turns.rollout_took(produced.seconds)
         self.generate_seconds += produced.seconds
         self._informative = 0.7 * self._informative + 0.3 * produced.informative
         return produced
+
+    def _note_progress(self, progress: Progress) -> None:
+        self._progress = progress
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
         commitment = await commit(self._station, policy.root, index, produced, policy.step)

@@ -42,7 +42,8 @@ from protocol.statements import Outcome
 log = structlog.get_logger()
 POLL = 0.02
 WORK_DEADLINE = 3600.0
-ENGINE_TRIES = 5
+ENGINE_TRIES = 3
+"""Of a file, each of which the engine's client repeats by itself."""
 _NODE = "intellect-node local node v1"
 Told = Callable[[dict[str, Any]], None]
 

@@ -27,7 +27,6 @@ from node.services.duties import Duties
 from node.services.leaves import Leaves
 from node.services.station import Station
 from node.state.tally import Tally
-from node.tasks.sharing import EngineShare
 from node.tasks.stock import TaskStock
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
@@ -93,11 +92,6 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             repeat=station.board.post_raw,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
         )
-
-    @cached_property
-    def turns(self) -> EngineShare:
-        """Who may use the engine next: rollouts, or a task."""
-        return EngineShare()
 
     @cached_property
     def stock(self) -> TaskStock:

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from node.calibration import alternatives
-from node.inference import process
+from node.inference import process, server
 from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Produce, Produced
@@ -135,7 +135,7 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in CHEATS:
         sys.exit(f"which cheat? one of: {', '.join(CHEATS)}")
     cheat = CHEATS[sys.argv.pop(1)]
-    process.produce = cheat.produce
+    server.produce = cheat.produce
     process.main(cheat.session)
 
 

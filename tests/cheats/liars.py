@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from node.inference import process
+from node.inference import process, server
 from node.inference.errors import EngineError
 from node.inference.inspect import inspect
 from node.inference.session import Session
@@ -104,7 +104,7 @@ def main() -> None:
     """Serve as the liar that the first argument names."""
     if len(sys.argv) < 2 or sys.argv[1] not in LIARS:
         sys.exit(f"which lie? one of: {', '.join(LIARS)}")
-    process.inspect = LIARS[sys.argv.pop(1)]
+    server.inspect = LIARS[sys.argv.pop(1)]
     process.main()
 
 

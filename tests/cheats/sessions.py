@@ -105,9 +105,9 @@ def stale(steps: int) -> type[Session]:
 
     class Stale(Session):
         def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
-            kept = list(self._weights)
+            kept = self.policies.roots()
             place = kept.index(policy_root)
-            (engine or self.engine).load(self._weights[kept[max(0, place - steps)]])
+            (engine or self.engine).load(self.policies.get(kept[max(0, place - steps)]).weights)
 
     return Stale
 

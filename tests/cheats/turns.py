@@ -137,7 +137,7 @@ class _Prompter(Defaults):
         return getattr(self._environment, name)
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int]:
-        return [*transcript[0].tokens[:1], *self._environment._tokenizer.encode(problem.answer[0])]  # type: ignore[attr-defined]
+        return [*transcript[0].tokens[:1], *self._environment.within._tokenizer.encode(problem.answer[0])]  # type: ignore[attr-defined]
 
 
 class _LaterTurns(Session):

@@ -1,8 +1,8 @@
 """The worker's part in tasks: claim a shard, do it, commit to its file; take over what others left.
 
 A file (of a review: a report) is committed like a rollout file, so what becomes of it (verdicts, pay) is followed where
-those are. Rollouts come first on the engine. A shard that somebody else took over meanwhile is dropped: it would earn
-nothing.
+those are. The engine itself sees to it that rollouts come first (node.inference.fair). A shard that somebody else took
+over meanwhile is dropped: it would earn nothing.
 """
 
 import time
@@ -21,7 +21,6 @@ from node.services.workplace import Workplace
 from node.swarm.hearing import is_cut_off, voices
 from node.swarm.taskbook import Task
 from node.tasks.reviewing import review_package
-from node.tasks.sharing import EngineShare
 from node.tasks.stock import TaskStock
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -46,15 +45,12 @@ class TaskWork(Service):
 
     name = "tasks"
 
-    def __init__(
-        self, station: Station, engine: EngineChild, stock: TaskStock, turns: EngineShare, scratch: Path
-    ) -> None:
+    def __init__(self, station: Station, engine: EngineChild, stock: TaskStock, scratch: Path) -> None:
         self._station = station
         self._own = station.key.address
         self._book = station.jury.tasks
         self._engine = engine
         self._stock = stock
-        self._turns = turns
         self._scratch = scratch
         self._said: dict[bytes, bool] = {}
         self._committed: dict[tuple[bytes, int], float] = {}
@@ -65,7 +61,7 @@ class TaskWork(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.engine, place.stock, place.turns, place.scratch)
+        return cls(place.station, place.engine, place.stock, place.scratch)
 
     async def run(self) -> None:
         while True:
@@ -74,7 +70,6 @@ class TaskWork(Service):
             if found is None:
                 await trio.sleep(POLL)
                 continue
-            await self._turns.turn()
             try:
                 await self._take(*found)
             except IntellectError as error:
@@ -154,7 +149,6 @@ class TaskWork(Service):
         )
         produced = await self._engine.ask(asked, timeout=max(PRODUCE_DEADLINE, task.spec.lease_seconds), policy=load)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
-        self._turns.task_took(produced.seconds)
         self.seconds += produced.seconds
         await self._deliver(task, shard, produced)
 

@@ -112,7 +112,9 @@ class TruthfulEngine:
         self.engine_name = "double"
         self.asked: list[Inspect] = []
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         await trio.sleep(self.seconds)
         assert isinstance(request, Inspect) and policy is not None
         self.asked.append(request)

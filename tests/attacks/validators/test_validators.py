@@ -277,7 +277,7 @@ async def test_troubles_of_the_validator_are_never_held_against_a_worker(autojum
     from node.inference.errors import EngineCrashed
 
     class Crashing(TruthfulEngine):
-        async def ask(self, request: Any, *, timeout: float, policy: Any = None) -> Any:
+        async def ask(self, request: Any, *, timeout: float, policy: Any = None, told: Any = None) -> Any:
             await trio.sleep(1)
             raise EngineCrashed("the engine gave no answer", "300 seconds passed", "the node restarts it")
 

@@ -44,7 +44,9 @@ class Held(TruthfulEngine):
         super().__init__(bad)
         self.let_go = trio.Event()
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         await self.let_go.wait()
         return await super().ask(request, timeout=timeout, policy=policy)
 

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from node.inference import wire
 from protocol.identity import NodeKey
 from protocol.policy import decode_image, describe_tensors, policy_root
+from protocol.rollout import decode
 from protocol.run import RunSpec, encode_run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -83,9 +85,40 @@ def test_a_child_survives_garbage_works_and_dies_with_its_input(
     inspected = exchange(child, wire.encode(inspect))
     assert isinstance(inspected, wire.Inspected) and inspected.outcome == 0, inspected
 
+    many_at_a_time(child, order, tmp_path, produced)
+
     assert child.stdin
     child.stdin.close()
     assert child.wait(10) == 0
+
+
+def many_at_a_time(child: Child, order: wire.Produce, tmp_path: Path, produced: wire.Produced) -> None:
+    """A ping is answered before work, a cancelled request fails, and the same order makes the same file in company."""
+    again = msgspec.structs.replace(order, id=22, out_path=str(tmp_path / "again"))
+    frames = [
+        msgspec.structs.replace(order, id=20, index=1, out_path=str(tmp_path / "given-up")),
+        wire.Cancel(which=20),
+        again,
+        wire.Evaluate(id=23, policy_root=order.policy_root, step=0, out_path=str(tmp_path / "figures")),
+        wire.Ping(id=24),
+    ]
+    assert child.stdin and child.stdout
+    child.stdin.write(b"".join(map(wire.encode, frames)))
+    child.stdin.flush()
+    replies: list[wire.Reply] = []
+    while len(replies) < 4:
+        reply = wire.decode_reply(child.stdout.read(wire.body_length(child.stdout.read(4))))
+        replies += [] if isinstance(reply, wire.Progress) else [reply]
+    by_id = {reply.id: reply for reply in replies}
+    assert isinstance(by_id[20], wire.Failed) and "cancelled" in by_id[20].what
+    assert isinstance(by_id[22], wire.Produced) and isinstance(by_id[24], wire.Pong)
+    order_of_replies = [reply.id for reply in replies]
+    assert order_of_replies.index(24) < order_of_replies.index(22)
+    alone, beside = Path(produced.path).read_bytes(), Path(again.out_path).read_bytes()
+    assert [row.output for row in decode(alone, 8).rows] == [row.output for row in decode(beside, 8).rows]
+    assert isinstance(by_id[23], wire.Evaluated)
+    figures = msgspec.json.decode(Path(by_id[23].path).read_bytes())
+    assert by_id[23].samples > 0 and 0 <= figures["eval_reward"] <= 1
 
 
 def test_frames_longer_than_the_limit_are_not_read() -> None:

@@ -48,7 +48,9 @@ class Engine:
         self._folder = folder
         self.under_way = False
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         assert isinstance(request, Produce) and policy is not None
         self.under_way = True
         await trio.sleep(FILE_SECONDS)

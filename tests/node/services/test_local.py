@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,11 @@ import pytest
 import trio
 
 from node.inference.engines import torch_engine
-from node.inference.process import Server
+from node.inference.jobs import share_of
+from node.inference.owner import Owner, Ticket
+from node.inference.server import Server
 from node.inference.session import Session
-from node.inference.wire import LoadPolicy, Prepare, decode_reply, encode
+from node.inference.wire import LoadPolicy, Prepare, decode_reply, decode_request, encode
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog
@@ -35,20 +38,24 @@ class EngineInProcess:
 
     def __init__(self, run: bytes, assets: Path) -> None:
         self._server = Server(lambda _: torch_engine, Session)
+        self._owner = Owner(self._server.use)
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self.asked: list[str] = []
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        await trio.to_thread.run_sync(self._server.answer, encode(self._prepare)[4:])
+        threading.Thread(target=self._owner.serve, daemon=True).start()
+        await self.ask(self._prepare, timeout=60)
         task_status.started()
         await trio.sleep_forever()
 
-    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None):
+    async def ask(self, request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None):
         if policy is not None:
             await self.ask(policy, timeout=timeout)
         self.asked.append(type(request).__name__)
-        reply = await trio.to_thread.run_sync(self._server.answer, encode(request)[4:])
-        return decode_reply(encode(decode_reply(msgspec.msgpack.encode(reply)))[4:])
+        ticket = Ticket(0, share_of(request) or "rollout")
+        request = decode_request(encode(request)[4:])
+        reply = await trio.to_thread.run_sync(self._server.answer, request, ticket, self._owner)
+        return decode_reply(encode(reply)[4:])
 
 
 class Pretender:

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from safetensors.torch import load_file
 
+from node.inference.evaluation import sample
 from node.metrics.prometheus import render
 from node.training import evaluation
 from node.training.evaluations import MOST_WAITING, Evaluations
-from node.training.evaluator import Evaluator, evaluation_engine, sample
+from node.training.evaluator import Evaluator, evaluation_engine
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from protocol.run import EnvironmentSpec, EvaluationSpec, RolloutSpec, RunSpec, encode_run

@@ -33,7 +33,9 @@ class InProcess:
         self._other = other
         self.made: list[int] = []
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         await trio.sleep(1.0)
         assert isinstance(request, Produce | Inspect) and request.task is not None
         if isinstance(request, Inspect):

@@ -21,7 +21,6 @@ from node.services.tasking.wishes import TaskWish
 from node.services.tasking.working import TaskWork
 from node.swarm.taskbook import Task
 from node.tasks.records import TaskFolder, folder_of
-from node.tasks.sharing import EngineShare
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
 from protocol.identity import Address, NodeKey
@@ -123,7 +122,9 @@ class ToyEngine:
         self.shift = shift
         self.made: list[int] = []
 
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply:
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
         assert isinstance(request, Produce | Inspect) and request.task is not None and policy is not None
         spec = decode_task(request.task.spec)
         if isinstance(request, Produce):
@@ -211,7 +212,7 @@ class Town:
 
     def _work(self, seat: Seat, engine: EngineChild) -> TaskWork:
         stock: Any = self._stock(f"worker-{self.workers.index(seat)}")
-        return TaskWork(seat.station, engine, stock, EngineShare(), self._scratch(seat))
+        return TaskWork(seat.station, engine, stock, self._scratch(seat))
 
     def _stock(self, name: str) -> Stock:
         return Stock(self.directory / "blobs", self.directory / name)

@@ -1,0 +1,358 @@
+"""The one thread that touches the engine. Jobs in other threads hand it work and wait; it shares the engine fairly.
+
+Sampling of one policy at one temperature shares a decoder, whoever wants it. Another policy comes in when nothing is in
+flight: a policy that others wait for takes no further requests after `HOLD` seconds, and what is in flight ends first.
+Knows nothing of runs, files and pipes.
+"""
+
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from node.inference.engine import Completion, Decoder, Engine, Finished, Prefill, Request
+from node.inference.errors import EngineError
+from node.inference.fair import FairClock, Share, emptiest
+from node.inference.watchdog import LOADING
+
+HOLD = 5.0
+"""Seconds that a policy keeps the engine at least, while others wait for it: changing policies has a price."""
+
+
+class Cancelled(EngineError):
+    """A job that was given up by whoever wanted it."""
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled", "whoever asked no longer waits", "ask again")
+
+
+@dataclass(eq=False)
+class Ticket:
+    """On whose behalf work is done. number: of the request; progress: hears (answers done, answers wanted)."""
+
+    number: int
+    share: Share
+    progress: Callable[[int, int], None] = lambda done, wanted: None
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class EnginePolicy:
+    """A policy in an engine."""
+
+    engine: Engine
+    policy: bytes
+
+
+@dataclass(eq=False)
+class Work:
+    """What a job waits for. policy: None for what changes it itself; since: when it was taken in."""
+
+    ticket: Ticket
+    policy: EnginePolicy | None
+    since: float = 0.0
+    ended: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: BaseException | None = None
+
+    def end(self, result: object = None, error: BaseException | None = None) -> None:
+        self.result, self.error = result, error
+        self.ended.set()
+
+
+@dataclass(eq=False)
+class Once(Work):
+    """One thing to do as a whole."""
+
+    do: Callable[[], object] = lambda: None
+    what: str = ""
+
+
+@dataclass(eq=False)
+class Draw(Work):
+    """Requests to complete. asked: how many of them the decoder has had."""
+
+    temperature: float = 1.0
+    requests: Sequence[Request] = ()
+    asked: int = 0
+    done: dict[int, Completion] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> bool:
+        return self.asked < len(self.requests)
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A decoder and what it is for. flying: what its numbers stand for, a request of a draw each."""
+
+    decoder: Decoder
+    policy: EnginePolicy
+    temperature: float
+    since: float
+    flying: dict[int, tuple[Draw, int]] = field(default_factory=dict)
+
+    def places(self) -> Counter[Share]:
+        """How many places each kind of work has."""
+        return Counter(draw.ticket.share for draw, _ in self.flying.values())
+
+    def forget(self, work: Work) -> None:
+        for number in [number for number, (draw, _) in self.flying.items() if draw is work]:
+            del self.flying[number]
+            self.decoder.cancel(number)
+
+    def takes(self, work: Work) -> bool:
+        return isinstance(work, Draw) and (work.policy, work.temperature) == (self.policy, self.temperature)
+
+    def bears(self, work: Work) -> bool:
+        """Whether something else can be done while requests are in flight here."""
+        return work.policy is not None and (work.policy == self.policy or work.policy.engine is not self.policy.engine)
+
+
+class Owner:
+    """use: puts a policy into an engine, if it is not there; fatal: hears of every error of an engine, with the
+    numbers of the requests that it was at, and need not return; hold: see HOLD; clock: seconds."""
+
+    def __init__(
+        self,
+        use: Callable[[EnginePolicy], None],
+        *,
+        fatal: Callable[[BaseException, Sequence[int]], None] = lambda error, numbers: None,
+        hold: float = HOLD,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._use = use
+        self._fatal = fatal
+        self._hold = hold
+        self._now = clock
+        self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._works: dict[Share, deque[Work]] = {}
+        self._lane: _Lane | None = None
+        self._closing = False
+        self.clock = FairClock()
+        self.beats = 0
+        self.busy = ""
+
+    # from the threads of jobs
+
+    def draw(
+        self, ticket: Ticket, policy: EnginePolicy, requests: Sequence[Request], temperature: float
+    ) -> list[Completion]:
+        """One completion per request. Raises EngineError, Cancelled."""
+        done = self._wait(Draw(ticket, policy, temperature=temperature, requests=requests)) if requests else {}
+        return [done[place] for place in range(len(requests))]
+
+    def look(
+        self, ticket: Ticket, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float
+    ) -> list[Prefill]:
+        """What the engine recomputes of finished sequences. Raises EngineError, Cancelled."""
+        do = lambda: policy.engine.prefill(sequences, temperature)  # noqa: E731
+        return self._wait(Once(ticket, policy, do=do, what="prefilling"))
+
+    def alone(self, ticket: Ticket, do: Callable[[], Any]) -> Any:
+        """What `do` returns, done by the owner while nothing is in flight. It may take as long as a load."""
+        return self._wait(Once(ticket, None, do=do, what=LOADING))
+
+    def wake(self) -> None:
+        """Look again: a ticket was cancelled."""
+        self._inbox.put(None)
+
+    def _wait(self, work: Work) -> Any:
+        if work.ticket.cancelled:
+            raise Cancelled
+        self._inbox.put(work)
+        work.ended.wait()
+        if work.error is not None:
+            raise work.error
+        return work.result
+
+    # in the owner's thread
+
+    def serve(self) -> None:
+        """For ever."""
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take in what came, and do one thing. Waits if there is nothing to do."""
+        self._take_in()
+        self._forget_cancelled()
+        if self._works:
+            self._do_next()
+        self._close_if_done()
+        self.beats += 1
+        self.busy = ""
+
+    def _do_next(self) -> None:
+        """What is first by the clocks and can be done beside what is in flight; else what is in flight."""
+        for share in self.clock.order(list(self._works)):
+            work = self._head(share)
+            if work is None or self._fits(work):
+                return self._do(share, work)
+            self._closing |= self._waited_enough(work)
+            if self._closing:
+                break
+        return self._step()
+
+    def _take_in(self) -> None:
+        idle = not self._works
+        while idle or not self._inbox.empty():
+            work = self._inbox.get()
+            idle = False
+            if work is not None:
+                work.since = self._now()
+                self._works.setdefault(work.ticket.share, deque()).append(work)
+
+    def _forget_cancelled(self) -> None:
+        for work in [work for works in self._works.values() for work in works if work.ticket.cancelled]:
+            self._end(work, error=Cancelled())
+
+    def _head(self, share: Share) -> Work | None:
+        """The next thing of a kind that has not begun; None: all of it is in flight."""
+        return next((work for work in self._works[share] if not isinstance(work, Draw) or work.pending), None)
+
+    def _fits(self, work: Work) -> bool:
+        if self._lane is None or self._lane.takes(work):
+            return True
+        return self._lane.bears(work) and not isinstance(work, Draw)
+
+    def _waited_enough(self, work: Work) -> bool:
+        assert self._lane is not None  # noqa: S101 - else it would fit
+        return self._now() - max(work.since, self._lane.since) >= self._hold
+
+    def _do(self, share: Share, work: Work | None) -> None:
+        if isinstance(work, Once):
+            self._do_once(share, work)
+            return
+        if work is not None and self._lane is None:
+            self._open(share, work)
+        self._step()
+
+    def _do_once(self, share: Share, work: Once) -> None:
+        began = self._now()
+        try:
+            if work.policy is not None:
+                self._load(work.policy)
+            self.busy = work.what
+            result = work.do()
+        except BaseException as error:
+            self._failed([work], error)
+        else:
+            self._end(work, result)
+        self.clock.charge(share, self._now() - began)
+
+    def _open(self, share: Share, work: Work) -> None:
+        """A decoder for a draw and those like it."""
+        assert isinstance(work, Draw) and work.policy is not None  # noqa: S101 - nothing else gets here
+        began = self._now()
+        try:
+            self._load(work.policy)
+            decoder = work.policy.engine.decoder(work.temperature)
+        except BaseException as error:
+            self._failed([work], error)
+        else:
+            self._lane = _Lane(decoder, work.policy, work.temperature, self._now())
+        self.clock.charge(share, self._now() - began)
+
+    def _load(self, policy: EnginePolicy) -> None:
+        self.busy = LOADING
+        self._use(policy)
+
+    def _step(self) -> None:
+        """One token for everything in flight."""
+        lane = self._lane
+        if lane is None:
+            return
+        began = self._now()
+        self.busy = "sampling"
+        try:
+            if not self._closing:
+                self._fill(lane)
+            places = lane.places()
+            finished = lane.decoder.step()
+        except BaseException as error:
+            self._failed(list(dict.fromkeys(draw for draw, _ in lane.flying.values())), error)
+        else:
+            self._charge(places, self._now() - began)
+            self._hand_out(lane, finished)
+
+    def _fill(self, lane: _Lane) -> None:
+        """Give the decoder's free places away, by weight."""
+        places = lane.places()
+        for _ in range(lane.decoder.room):
+            wanting = self._wanting(lane)
+            if not wanting:
+                return
+            share = emptiest(places, wanting)
+            places[share] += 1
+            self._submit(lane, wanting[share])
+
+    def _submit(self, lane: _Lane, draw: Draw) -> None:
+        """The next request of a draw; one that cannot be served ends it."""
+        try:
+            number = lane.decoder.submit(draw.requests[draw.asked])
+        except EngineError as error:
+            self._end(draw, error=error)
+        else:
+            lane.flying[number] = draw, draw.asked
+            draw.asked += 1
+
+    def _wanting(self, lane: _Lane) -> dict[Share, Draw]:
+        """Of each kind of work the oldest draw with requests that this decoder could take."""
+        found: dict[Share, Draw] = {}
+        for share, works in self._works.items():
+            for work in works:
+                if isinstance(work, Draw) and work.pending and lane.takes(work):
+                    found[share] = work
+                    break
+        return found
+
+    def _charge(self, places: Counter[Share], seconds: float) -> None:
+        for share, count in places.items():
+            self.clock.charge(share, seconds * count / places.total())
+
+    def _hand_out(self, lane: _Lane, finished: Sequence[tuple[int, Completion]]) -> None:
+        for number, completion in finished:
+            draw, place = lane.flying.pop(number)
+            draw.done[place] = completion
+            draw.ticket.progress(len(draw.done), len(draw.requests))
+            if len(draw.done) == len(draw.requests):
+                self._end(draw, draw.done)
+
+    def _close_if_done(self) -> None:
+        """A decoder goes once it is empty and nobody wants more of it, or others had to wait for long."""
+        lane = self._lane
+        if lane is not None and not lane.flying and (self._closing or not self._wanting(lane)):
+            self._lane, self._closing = None, False
+
+    def _failed(self, works: Sequence[Work], error: BaseException) -> None:
+        """Nothing that a decoder held when it failed is used any more."""
+        self._fatal(error, [work.ticket.number for work in works])
+        for work in works:
+            self._end(work, error=error)
+
+    def _end(self, work: Work, result: object = None, error: BaseException | None = None) -> None:
+        if self._lane is not None:
+            self._lane.forget(work)
+        works = self._works[work.ticket.share]
+        works.remove(work)
+        if not works:
+            del self._works[work.ticket.share]
+        work.end(result, error)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The owner's services on behalf of one ticket."""
+
+    owner: Owner
+    ticket: Ticket
+
+    def draw(self, policy: EnginePolicy, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        return self.owner.draw(self.ticket, policy, requests, temperature)
+
+    def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+        return self.owner.look(self.ticket, policy, sequences, temperature)

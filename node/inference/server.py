@@ -1,0 +1,93 @@
+"""What an engine's process answers. Knows requests, and nothing of frames, pipes and threads."""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from node.inference.engines import EngineFactory
+from node.inference.errors import EngineError
+from node.inference.evaluate import evaluate
+from node.inference.inspect import inspect
+from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
+from node.inference.produce import produce
+from node.inference.session import Session
+from node.inference.wire import Evaluate, Failed, Inspect, Loaded, LoadPolicy, Prepare, Produce, Ready, Reply, Request
+from protocol.errors import IntellectError
+from protocol.run import RunSpec, decode_run
+
+SessionType = Callable[..., Session]
+
+
+class Server:
+    """Answers requests, from any thread. factory_for: how a run's engine is made; it lives in the owner's thread."""
+
+    def __init__(self, factory_for: Callable[[RunSpec], EngineFactory], session_type: SessionType) -> None:
+        self._factory_for = factory_for
+        self._session_type = session_type
+        self._session: Session | None = None
+
+    def use(self, policy: EnginePolicy) -> None:
+        """Put a policy into an engine; for the owner's thread."""
+        self._prepared().use(policy.policy, policy.engine)
+
+    def answer(self, request: Request, ticket: Ticket, owner: Owner) -> Reply:
+        """The reply to a request. Never raises."""
+        try:
+            return self._serve(request, ticket, owner)
+        except IntellectError as error:
+            return Failed(id=request.id, what=error.what, why=error.why, remedy=error.remedy)
+        except Exception as error:  # the daemon decides what becomes of us; it must hear of it
+            log("engine.unexpected", error=repr(error), trace=traceback.format_exc())
+            return Failed(
+                id=request.id,
+                what="the engine failed",
+                why=f"{type(error).__name__}: {error}"[:500],
+                remedy="see the log of the engine; restart the node if it happens again",
+            )
+
+    def _serve(self, request: Request, ticket: Ticket, owner: Owner) -> Reply:
+        if isinstance(request, Prepare):
+            return owner.alone(ticket, lambda: self._prepare(request))
+        session = self._prepared()
+        if isinstance(request, LoadPolicy):
+            started = time.monotonic()
+            session.keep(request.policy_root, request.path)
+            return Loaded(id=request.id, seconds=time.monotonic() - started)
+        assert isinstance(request, Produce | Inspect | Evaluate)  # noqa: S101 - the others never get here
+        task = None if isinstance(request, Evaluate) else request.task
+        with session.working_with(request.policy_root, task):
+            return self._work(session, request, Desk(owner, ticket))
+
+    def _work(self, session: Session, request: Produce | Inspect | Evaluate, desk: Desk) -> Reply:
+        if isinstance(request, Evaluate):
+            return evaluate(session.at(None, 0, desk), request)
+        view = session.at(request.task, request.index, desk)
+        return produce(view, request) if isinstance(request, Produce) else inspect(view, request)
+
+    def _prepared(self) -> Session:
+        if self._session is None:
+            raise EngineError("the engine is not ready", "no run was prepared", "send Prepare first")
+        return self._session
+
+    def _prepare(self, request: Prepare) -> Ready:
+        run = decode_run(request.run, desk=True)  # the daemon has checked it
+        if self._session is not None:
+            raise EngineError("the engine is at work", "a run was prepared already", "start another process")
+        session = self._session = self._session_type(run, Path(request.assets_dir), self._factory_for(run))
+        engine = session.engine
+        return Ready(
+            id=request.id,
+            device=engine.device,
+            dtype=engine.dtype,
+            engine=engine.description,
+            parameters=engine.parameters,
+            engine_class=engine.name,
+        )
+
+
+def log(event: str, **fields: str) -> None:
+    """A JSON line for the daemon's owner, on stderr."""
+    print(json.dumps({"event": event, **fields}), file=sys.stderr, flush=True)
