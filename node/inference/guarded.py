@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 
-from node.environments.base import Determinism, Environment, Problem, Transcript
+from node.environments.base import Determinism, Environment, Problem, Reply, Transcript
 
 
 class Guarded:
@@ -60,6 +60,13 @@ class Guarded:
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         with self._lock:
             return self.within.step(problem, transcript)
+
+    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+        with self._lock:
+            return self.within.steps(problems, transcripts)
+
+    def is_judged(self, problem: Problem) -> bool:
+        return self.within.is_judged(problem)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         with self._lock:
