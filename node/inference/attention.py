@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from node.inference.slots import SlotCache
+from node.inference.kv_cache import KVCache
 
 Kernel = Callable[[Tensor, Tensor, Tensor, "Mask"], Tensor]
 """(q [B, heads, T, D], k and v [B, kv heads, S, D], mask) -> [B, heads, T, D]."""
@@ -56,7 +56,7 @@ class Causal:
 class Chunk:
     """Positions from `start` of the rows `first`.. of a cache, which holds what stands before them."""
 
-    def __init__(self, kernel: Kernel, cache: SlotCache, first: int, start: int) -> None:
+    def __init__(self, kernel: Kernel, cache: KVCache, first: int, start: int) -> None:
         self._kernel, self._cache, self._first, self._start = kernel, cache, first, start
         self._mask: Mask = None
 
@@ -75,7 +75,7 @@ class Chunk:
 class Step:
     """One token of each of the first rows of a cache, at its own position."""
 
-    def __init__(self, kernel: Kernel, cache: SlotCache, positions: Tensor, end: int, *, level: bool) -> None:
+    def __init__(self, kernel: Kernel, cache: KVCache, positions: Tensor, end: int, *, level: bool) -> None:
         """positions: int64[rows], all below `end`; level: they are all the same."""
         self._kernel, self._cache, self._end = kernel, cache, end
         self._rows, self._places = torch.arange(len(positions), device=positions.device), positions

@@ -23,7 +23,7 @@ from node.inference.out_of_memory import ran_out, smaller
 MOST_ROWS = 256
 """Sequences at a time: more make neither a CPU nor a GPU faster."""
 _FIRST_GUESS = 256
-"""Output tokens that are reckoned with before any sequence ended."""
+"""Output tokens that are reckoned with until sequences have ended."""
 _HEAD_ROWS = 64
 """Of a request's buffer at first; it doubles."""
 
@@ -53,6 +53,10 @@ class _Sequence:
     def number_due(self) -> float:
         return float(self.request.uniforms[self.output])
 
+    def expected(self, reach: float) -> int:
+        """Tokens in the end, if it is given `reach` tokens of output or has them already."""
+        return len(self.tokens) + max(0, min(len(self.request.uniforms), int(reach)) - self.output)
+
     @property
     def full(self) -> bool:
         return self.output == len(self.request.uniforms)
@@ -67,7 +71,7 @@ def _name(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype=np.int64).tobytes()
 
 
-class SlotDecoder:
+class TorchDecoder:
     """`node.inference.engine.Decoder`. batch_tokens: most tokens in the cache, unless one sequence has more."""
 
     def __init__(self, model: LanguageModel, eos: frozenset[int], batch_tokens: int, temperature: float) -> None:
@@ -94,6 +98,7 @@ class SlotDecoder:
         if min(request.prompt) < 0 or max(request.prompt) >= self._model.vocabulary:
             raise EngineError("a request cannot be served", "it has tokens outside the vocabulary", "report this")
 
+    @torch.inference_mode()
     def cancel(self, number: int) -> None:
         self._waiting = deque(one for one in self._waiting if one.number != number)
         for row, one in enumerate(self._rows):
@@ -106,7 +111,7 @@ class SlotDecoder:
 
     @property
     def room(self) -> int:
-        most = min(self._most, self._budget // self._expected)
+        most = min(self._most, self._budget // max(self._expected, int(self._reach), 1))
         return max(most - len(self), 0 if len(self) else 1)
 
     @torch.inference_mode()
@@ -135,7 +140,7 @@ class SlotDecoder:
 
     def _end(self, row: int) -> tuple[int, Completion]:
         one = self._leave(row)
-        self._reach += (len(one.tokens) - self._reach) / 32
+        self._reach += (one.output - self._reach) / 32
         return one.number, one.completion(one.tokens[-1] in self._eos)
 
     def _leave(self, row: int) -> _Sequence:
@@ -161,7 +166,7 @@ class SlotDecoder:
 
     @property
     def _expected(self) -> int:
-        return max(self._longest, int(self._reach))
+        return max((one.expected(self._reach) for one in self._rows), default=0)
 
     def _make_room(self) -> None:
         """For the next token of every row; the shortest wait if not all have it."""
@@ -198,10 +203,9 @@ class SlotDecoder:
         """Those that begin now, in order: as many as have room, and no more than one pass over their prompts takes."""
         chosen: list[_Sequence] = []
         prompts: dict[bytes, int] = {}
-        longest = self._expected if self._rows else 0
+        longest = self._expected
         for one in self._waiting:
-            left = len(one.request.uniforms) - one.output
-            longest = max(longest, len(one.tokens) + min(left, int(self._reach)))
+            longest = max(longest, one.expected(self._reach))
             prompts[one.begun] = len(one.tokens)
             rows = len(self._rows) + len(chosen) + 1
             too_wide = rows > self._most or rows * longest > self._budget

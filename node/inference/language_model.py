@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from node.inference import device_sampling
 from node.inference.attention import KERNELS, Causal, Chunk, Step
-from node.inference.slots import SlotCache
+from node.inference.kv_cache import KVCache
 from node.inference.transformer import Transformer
 
 LOGIT_CELLS = 1 << 23
@@ -46,22 +46,22 @@ class LanguageModel:
         if self._head is not self._transformer.head:
             self._head.copy_(self._transformer.head)
 
-    def cache(self) -> SlotCache:
-        return SlotCache(self._transformer.shape, self._device, self._transformer.dtype)
+    def cache(self) -> KVCache:
+        return KVCache(self._transformer.shape, self._device, self._transformer.dtype)
 
     def sequences(self, batch: Sequence[Sequence[int]]) -> Tensor:
         """Whole sequences, padded on the right, where a causal model cannot see it: [B, T, hidden]."""
         tokens = self.padded(batch)
         return self._transformer(tokens, self._range(0, tokens.shape[1]), tokens.shape[1], Causal(self._kernel))
 
-    def chunk(self, cache: SlotCache, first: int, start: int, batch: Sequence[Sequence[int]]) -> Tensor:
+    def chunk(self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]]) -> Tensor:
         """Tokens at `start` and after it of the cache's rows from `first` on, padded on the right: [B, T, hidden]."""
         tokens = self.padded(batch)
         end = start + tokens.shape[1]
         attend = Chunk(self._kernel, cache, first, start)
         return self._transformer(tokens, self._range(start, end), end, attend)
 
-    def step(self, cache: SlotCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+    def step(self, cache: KVCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
         """One token of each of the cache's first rows, at its place: [rows, hidden]."""
         positions, end = self.numbers(places), max(places) + 1
         attend = Step(self._kernel, cache, positions, end, level=end == min(places) + 1)

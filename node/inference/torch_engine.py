@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.inference.decoding import SlotDecoder
+from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, Finished, Prefill, Weights
 from node.inference.errors import EngineError, ModelError
 from node.inference.image import read_image
@@ -83,7 +83,7 @@ class TorchEngine:
         self._names = image_names(shell)
         self._model = LanguageModel(shell, settings.device, getattr(torch, settings.dtype), settings.attention)
         self._prefiller = Prefiller(self._model)
-        self._decoders: WeakSet[SlotDecoder] = WeakSet()
+        self._decoders: WeakSet[TorchDecoder] = WeakSet()
         self.device = settings.device
         self.dtype = settings.dtype
         self.name = settings.name
@@ -118,7 +118,7 @@ class TorchEngine:
         self._model.refreshed()
 
     def decoder(self, temperature: float) -> Decoder:
-        decoder = SlotDecoder(self._model, self.eos, self._settings.batch_tokens, temperature)
+        decoder = TorchDecoder(self._model, self.eos, self._settings.batch_tokens, temperature)
         self._decoders.add(decoder)
         return decoder
 

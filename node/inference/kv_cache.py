@@ -10,7 +10,7 @@ from torch import Tensor
 from node.inference.transformer import Shape
 
 
-class SlotCache:
+class KVCache:
     """keys, values: per layer [rows, kv heads, span, D]; what no sequence wrote is arbitrary but finite."""
 
     def __init__(self, shape: Shape, device: str, dtype: torch.dtype) -> None:
