@@ -17,6 +17,7 @@ from protocol.freivalds import FIRST, GAMMA, NIBBLES, SECOND, Challenge, Row, Wo
 STRIPE = 1024
 """Rows that are multiplied at a time."""
 
+
 class Product:
     """A B, a stripe at a time: memory holds B, and never all of the product."""
 
