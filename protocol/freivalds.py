@@ -1,17 +1,17 @@
 """A timed multiplication of two matrices that nobody can have prepared: what a claim of a GPU is checked by. Pure.
 
-The verifier sends a seed, from which both sides expand two square matrices A and B. The prover multiplies them and answers
-with a digest of each row of C = A B, all of them before it knows which rows it will be asked for; then it shows those.
-The verifier never multiplies: for a secret random vector r it compares C_i r with A_i (B r), which takes O(n^2) once and
-O(n) for each row (R. Freivalds, "Probabilistic machines can use less running time", IFIP 1977).
+The verifier sends a seed, from which both sides expand two square matrices A and B. The prover multiplies them and
+answers with a digest of each row of C = A B, all of them before it knows which rows it will be asked for; then it shows
+those. The verifier never multiplies: for a secret random vector r it compares C_i r with A_i (B r), which takes O(n^2)
+once and O(n) for each row (R. Freivalds, "Probabilistic machines can use less running time", IFIP 1977).
 
-All numbers are whole: entries are -8..7, so every sum in A B stays below 2^24, exact in float32 in any order, as in TF32
-and bfloat16 with float32 sums; and with r below 2^16 every sum of the check stays below 2^53, exact in float64. So there is
-nothing to round, and no two machines can differ.
+All numbers are whole: entries are -8..7, so every sum in A B stays below 2^24, exact in float32 in any order, as in
+TF32 and bfloat16 with float32 sums; and with r below 2^16 every sum of the check stays below 2^53, exact in float64.
+So there is nothing to round, and no two machines can differ.
 
-A wrong row passes with a probability of 2^-16 at most. A prover that has multiplied only a share f of the rows passes with
-f^ROWS. The digest of a row is no cryptographic one: it need not be, since a row that is shown is checked by itself. What
-matters is that nobody knows the digest of a row that was not computed.
+A wrong row passes with a probability of 2^-16 at most. A prover that has multiplied only a share f of the rows passes
+with f^ROWS. The digest of a row is no cryptographic one: it need not be, since a row that is shown is checked by
+itself. What matters is that nobody knows the digest of a row that was not computed.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def decode_rows(answer: bytes, size: int, count: int) -> Row:
 
 
 def chosen_rows(size: int, randomness: bytes) -> tuple[int, ...]:
-    """ROWS different ones, ascending. randomness: the verifier's own, 32 bytes, told to nobody before the digests came."""
+    """ROWS different ones, ascending. randomness: 32 bytes that nobody is told before the digests came."""
     generator = np.random.default_rng(int.from_bytes(randomness, "little"))
     return tuple(sorted(int(row) for row in generator.choice(size, ROWS, replace=False)))
 

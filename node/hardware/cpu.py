@@ -1,4 +1,4 @@
-"""What a processor is called, and which of the abilities it has that engines are faster by. From Linux' /proc/cpuinfo."""
+"""What a processor is called, and which of the abilities that make engines faster it has. From /proc/cpuinfo."""
 
 import platform
 import re

@@ -40,10 +40,10 @@ class Multiplier:
                 with trio.move_on_after(IDLE_SECONDS):
                     await self._used.wait()
                     continue
-                self.stop()
+                await self.stop()
                 await self._used.wait()
         finally:
-            self.stop()
+            await self.stop()
 
     async def warm(self) -> None:
         """Returns once the child can multiply at once. Raises MultiplierError."""
@@ -53,7 +53,7 @@ class Multiplier:
         with trio.CancelScope(shield=True):  # half a start would leave a child that nobody knows
             self._process = await trio.lowlevel.open_process(self._command, stdin=PIPE, stdout=PIPE)
         if await self._read(len(READY), START_SECONDS) != READY:
-            raise self._failed("its first answer is none")
+            raise await self._failed("its first answer is none")
 
     async def digests(self, challenge: Challenge) -> bytes:
         """Of each row of the product. Raises MultiplierError."""
@@ -63,20 +63,27 @@ class Multiplier:
         """Rows of the product last made, int32. Raises MultiplierError."""
         return await self._ask(Show(tuple(rows)), 4 * challenge.size * len(rows))
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """Leaves nothing of the child behind."""
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
+        if process is None:
+            return
+        with trio.CancelScope(shield=True):
             process.kill()
+            await process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    await pipe.aclose()
 
     async def _ask(self, order: Order, size: int) -> bytes:
         await self.warm()
         process = self._process
         if process is None or process.stdin is None:
-            raise self._failed("it was stopped")
+            raise await self._failed("it was stopped")
         try:
             await process.stdin.send_all(msgspec.json.encode(order) + b"\n")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise self._failed("it has ended") from None
+            raise await self._failed("it has ended") from None
         return await self._read(size, ANSWER_SECONDS)
 
     async def _read(self, size: int, seconds: float) -> bytes:
@@ -84,21 +91,21 @@ class Multiplier:
         with trio.move_on_after(seconds):
             length = int.from_bytes(await self._exactly(HEADER_BYTES), "little")
             if length != size:
-                raise self._failed(f"{length} bytes instead of {size}")
+                raise await self._failed(f"{length} bytes instead of {size}")
             return await self._exactly(size)
-        raise self._failed(f"nothing within {seconds:g} s")
+        raise await self._failed(f"nothing within {seconds:g} s")
 
     async def _exactly(self, size: int) -> bytes:
         found = bytearray()
         while len(found) < size:
             if self._process is None or self._process.stdout is None:
-                raise self._failed("it was stopped")
+                raise await self._failed("it was stopped")
             part = await self._process.stdout.receive_some(min(READ_BYTES, size - len(found)))
             if not part:
-                raise self._failed("it has ended")
+                raise await self._failed("it has ended")
             found += part
         return bytes(found)
 
-    def _failed(self, why: str) -> MultiplierError:
-        self.stop()
+    async def _failed(self, why: str) -> MultiplierError:
+        await self.stop()
         return MultiplierError("the multiplying process failed", why, "see the log; members will ask again")

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, asked of NVML, the library that comes with the driver; of nvidia-smi where the library is not found."""
+"""NVIDIA's GPUs, asked of NVML, the library that comes with the driver; of nvidia-smi where it is not found."""
 
 import ctypes
 import shutil

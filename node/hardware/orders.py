@@ -1,4 +1,4 @@
-"""What the daemon asks its multiplying child for: one order a line, as JSON; each answer is 8 bytes of length and a body."""
+"""What the daemon asks its multiplying child for: an order a line, as JSON. Each answer: 8 bytes of length, a body."""
 
 import msgspec
 

@@ -89,9 +89,15 @@ class Offering(Service):
                         await self._tend(own, nursery)
                     except OSError as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
-                if self._judges is not None:
-                    await self._judges.tend()
+                await self._ask_judges()
                 await trio.sleep(LOOK_EVERY)
+
+    async def _ask_judges(self) -> None:
+        if self._judges is not None:
+            try:
+                await self._judges.tend()
+            except (IntellectError, OSError) as error:
+                log.warning("judging.failed", why=str(error))
 
     def status(self) -> dict[str, Any]:
         return {"tasks": {"own": self.tasks()}}

@@ -156,7 +156,7 @@ def test_a_gpu_needs_a_driver_and_a_build_of_torch_that_are_made_for_it(
 ) -> None:
     gpus = (Gpu("L4", 24 * GIB, vendor=vendor),) if vendor else ()
     found = judge_gpu(Hardware(2, GIB, gpus, driver=driver), builds, tool=tool)
-    assert found.level == level and words in found.what
+    assert found.level == level and words in found.what + found.remedy
 
 
 # keys, lock, versions, settings
