@@ -79,10 +79,10 @@ def make_run(directory: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def guest(host: Host, first: Host, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def guest(host: Host, first: Host, directory: Path, processes: int) -> Iterator[subprocess.Popen[bytes]]:
     """`intellect-node trainer rank` in a namespace."""
     words = ["trainer", "rank", "--rdzv-endpoint", f"{first.address}:{PORT}", "--dir", str(directory), "--json"]
-    command = [*host.prefix, sys.executable, "-m", "cli.main", *words, "--trainer", "device=cpu"]
+    command = [*host.prefix, sys.executable, "-m", "cli.main", *words, "--trainer", f"world_size={processes}"]
     with (directory.parent / f"{directory.name}.json").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stdin=subprocess.DEVNULL, env=environment())
     try:
@@ -108,24 +108,27 @@ async def complete(spool: Spool, step: int) -> None:
         await trio.sleep(0.02)
 
 
-async def follow(place: Path, encoded: bytes, assets: Path, hosts: list[Host], killed: int | None) -> Course:
-    """One training. killed: the machine on which a rank is killed; None: nowhere."""
+async def follow(
+    place: Path, encoded: bytes, assets: Path, hosts: list[Host], processes: int, killed: int | None
+) -> Course:
+    """One training. processes: on each machine; killed: the machine on which a rank is killed; None: nowhere."""
     spool = Spool(place / "machine-0")
     spool.prepare(encoded, assets)
     for step in range(KILLED_AFTER):
         spool.write_batch(step, batch(step))
+    meeting = f"{hosts[0].address}:{PORT}"
     settings = TrainerSettings(
-        nodes=2, rendezvous=f"{hosts[0].address}:{PORT}", device="cpu", checkpoint_every=CHECKPOINTS
+        world_size=processes, nodes=2, rendezvous=meeting, device="cpu", checkpoint_every=CHECKPOINTS
     )
     command = [*hosts[0].prefix, sys.executable, "-m", "node.training.launch"]
     process, started, resumed = TrainerProcess(spool, command, settings), time.monotonic(), None
     before = received(hosts[1])
-    with guest(hosts[1], hosts[0], place / "machine-1") as other:
+    with guest(hosts[1], hosts[0], place / "machine-1", processes) as other:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.run)
             await complete(spool, KILLED_AFTER)
             if killed is not None:
-                (victim,) = ranks(other.pid if killed else process.pid or 0)
+                victim = ranks(other.pid if killed else process.pid or 0)[-1]
                 os.kill(victim.pid, signal.SIGKILL)
             when = time.monotonic()
             for step in range(KILLED_AFTER, STEPS):
@@ -147,15 +150,15 @@ def received(host: Host) -> int:
     return int(subprocess.run([*host.prefix, "cat", path], check=True, capture_output=True).stdout)
 
 
-async def measure(quick: bool) -> dict[str, Any]:
+async def measure(quick: bool, processes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, world(public=2, hidden=0) as (hosts, _):
         place = Path(name)
         encoded = make_run(place / "assets")
         with trio.fail_after(LIMIT_SECONDS):
-            straight = await follow(place / "straight", encoded, place / "assets", hosts, None)
+            straight = await follow(place / "straight", encoded, place / "assets", hosts, processes, None)
             kills: list[dict[str, Any]] = []
             for machine in (1,) if quick else (1, 0):
-                found = await follow(place / f"killed-{machine}", encoded, place / "assets", hosts, machine)
+                found = await follow(place / f"killed-{machine}", encoded, place / "assets", hosts, processes, machine)
                 same = found.images == straight.images
                 kills.append(
                     {
@@ -168,6 +171,7 @@ async def measure(quick: bool) -> dict[str, Any]:
                 )
     return {
         "benchmark": "machines",
+        "ranks": 2 * processes,
         "steps": STEPS,
         "policies": len(straight.images),
         "seconds_straight": straight.seconds,
@@ -181,11 +185,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one kill, on machine 1")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("--processes", type=int, default=1, help="ranks on each machine")
     arguments = parser.parse_args()
     if reason := why_not():
         print(json.dumps({"benchmark": "machines", "skipped": reason}) if arguments.json else f"skipped: {reason}")
         return 0
-    found = trio.run(measure, arguments.quick)
+    found = trio.run(measure, arguments.quick, arguments.processes)
     if arguments.json:
         print(json.dumps(found))
     else:

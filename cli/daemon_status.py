@@ -129,6 +129,8 @@ class MemberPart(msgspec.Struct, frozen=True):
     clock_ahead_seconds: float | None = None
     doing: str = ""
     contact: str = ""
+    hardware: str = ""
+    counts_as: str = ""
 
 
 class WorkPart(msgspec.Struct, frozen=True):

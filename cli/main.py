@@ -31,6 +31,7 @@ from cli import (
     run,
     sandbox,
     service,
+    size,
     status,
     stop,
     task,
@@ -99,6 +100,7 @@ app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 app.add_typer(trainer.app, name="trainer")
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
+run.app.command("size", epilog=size.EPILOG)(size.command)
 app.add_typer(run.app, name="run")
 app.add_typer(env.app, name="env")
 app.add_typer(task.app, name="task")

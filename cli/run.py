@@ -197,7 +197,7 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
         found.append(f"decay_steps = {recipe.decay_steps}: the learning rate is 0 for the rest of {recipe.steps} steps")
     if recipe.updates_per_step > rollout.prompts_per_step:
         found.append("updates_per_step is larger than prompts_per_step: some updates would have no group")
-    if facts.parameters > 50_000_000 and recipe.learning_rate > 1e-5:
+    if facts.parameters > 50_000_000 and recipe.learning_rate > (1e-3 if recipe.lora else 1e-5):
         found.append(f"learning_rate = {recipe.learning_rate:g} is high for {_count(facts.parameters)} parameters")
     if run.length_budget.targets and run.length_budget.targets[-1] >= rollout.max_output_tokens:
         found.append("the longest length budget leaves no room below rollout.max_output_tokens")

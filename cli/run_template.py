@@ -66,6 +66,10 @@ seed = 0
 # advantage = "my_losses:ranks"
 # target_reward = 0.8           # stop when ten evaluations in a row average this
 
+# [recipe.lora]                 # the policy is an adapter: small steps to send; a learning_rate ten times as high
+# rank = 16
+# alpha = 32
+
 [filters]
 online = {online}                  # leave groups with equal rewards out and wait for others
 refill = 4                      # ... but look at no more than four times prompts_per_step

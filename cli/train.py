@@ -91,7 +91,7 @@ def command(
     """
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
     from cli.run_directory import Means, RunDirectory, quiet_children
-    from cli.trainer import words_of
+    from cli.trainer import how_the_others_come, words_of
     from node.run.file import load_run_file
 
     _check_flags(run, directory, resume, fresh)
@@ -111,6 +111,8 @@ def command(
             compiled, level = begin(home, run_file, run, wishes, fresh=fresh)
         with quiet_children(home.log) as (out, err):
             view = JsonView(out) if as_json else ProgressView(err, compiled)
+            if means.settings.nodes > 1:
+                print(how_the_others_come(means.settings), file=err)
             try:
                 summary = train(home, compiled, level, means, view)
             except KeyboardInterrupt:

@@ -30,7 +30,7 @@ def about() -> None:
 def rank(
     endpoint: Annotated[
         str, typer.Option("--rdzv-endpoint", help="HOST:PORT at machine 0, as in its trainer.rendezvous.")
-    ] = "",
+    ],
     nodes: Annotated[int, typer.Option("--nnodes", min=2, help="How many machines there are.")] = 2,
     node_rank: Annotated[int, typer.Option("--node-rank", min=1, help="Which one this is: 1 to nnodes - 1.")] = 1,
     directory: Annotated[
@@ -52,16 +52,14 @@ def rank(
     What travels between the machines is neither encrypted nor authenticated, and who reaches the ports can run code
     here: use a network of your own, or WireGuard between them.
     """
-    from cli.run_directory import quiet_children, trainer_settings
-
-    words = [f"nodes={nodes}", f"node_rank={node_rank}"]
-    settings = trainer_settings([*(trainer or []), *words, *([f"rendezvous={endpoint}"] if endpoint else [])])
     from cli.directory_lock import directory_lock
+    from cli.run_directory import quiet_children, trainer_settings
+    from node.training.guest import guest_spool
 
+    words = [*words_of(nodes, endpoint), f"node_rank={node_rank}"]
+    settings = trainer_settings([*(trainer or []), *words])
     place = (directory or Path(f"trainer-{node_rank}")).resolve()
     with directory_lock(place, "training"):
-        from node.training.guest import guest_spool
-
         spool = guest_spool(place)
         with quiet_children(place / "logs" / "processes.log") as (out, err):
             view = View(settings, out if as_json else err, as_json=as_json)
@@ -133,8 +131,15 @@ class View:
         print(json.dumps(fields) if self._json else text, file=self._out, flush=True)
 
 
+def how_the_others_come(settings: "TrainerSettings") -> str:
+    """What machine 0 tells whoever sits before it."""
+    others = "1" if settings.nodes == 2 else f"1 to {settings.nodes - 1}"
+    command = f"trainer rank --nnodes {settings.nodes} --node-rank N --rdzv-endpoint {settings.rendezvous}"
+    return f"begins when the others are there; on each (N is {others}): intellect-node {command}"
+
+
 def words_of(nodes: int | None, endpoint: str | None) -> list[str]:
-    """`train`'s flags as words of --trainer. Raises CommandError for one without the other."""
+    """Flags as words of --trainer. Raises CommandError for machines without a place to meet."""
     if (nodes or 1) > 1 and not endpoint:
         raise CommandError(
             f"--nnodes {nodes} needs --rdzv-endpoint",

@@ -119,7 +119,12 @@ class NodeConfig(BaseSettings):
         """The program of the engine child."""
         default = [sys.executable, "-m", "node.inference.process"]
         program = shlex.split(self.engine_command) if self.engine_command else default
-        return program if self.engine == "auto" else [*program, "--engine", self.engine]
+        return [*program, *self.engine_options]
+
+    @property
+    def engine_options(self) -> list[str]:
+        """What is said to our own engine beyond its program."""
+        return [] if self.engine == "auto" else ["--engine", self.engine]
 
     @property
     def directory(self) -> Path:

@@ -36,10 +36,12 @@ from node.preflight.admission import Applicant, admit
 from node.preflight.listening import announced, choose_listen, remember_port, without_peer
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
+from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import compile_run
 from node.run.problems import check_run
 from node.services.base import Crew, Service
+from node.services.claiming import Claiming
 from node.services.clearing import Clearing
 from node.services.court.auditing import Auditing
 from node.services.ending import Ending
@@ -83,7 +85,7 @@ ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending)
+EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending, Claiming)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),
@@ -211,6 +213,9 @@ class Daemon:
         hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         log.info("hardware.found", summary=hardware.summary)
         role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
+        if role == "worker" and self.config.role == "auto":
+            self.progress.enter("role", "measuring how fast this machine's engine is, once")
+            check_speed(await measured(self.config.home, hardware, self.config.engine_options))
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)

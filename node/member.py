@@ -25,6 +25,7 @@ from node.network.errors import BadContact
 from node.network.interface import Network
 from node.network.redial import parse_bootnode
 from node.swarm.board import Board
+from node.swarm.claims import Claims
 from node.swarm.dialback import DialBack
 from node.swarm.membership import Membership
 from protocol.identity import Address, NodeKey
@@ -57,6 +58,7 @@ class Member:
         self.stock = stock
         self.board = Board(network, key, domain, pool, membership)
         self.dialback = DialBack(network, membership.contact_of)
+        self.claims = Claims(network, membership.is_member)
 
     @property
     def blobs(self) -> Blobs:

@@ -160,8 +160,13 @@ class StatusPage:
             "tokens_per_second": beat.rate if beat else 0.0,
             "connected": connected or own,
             "way": "" if own or not connected else "relayed" if member.address in relayed else "direct",
+            "hardware": beat.engine.partition("/")[0] if beat else "",
+            "counts_as": self._counts_as(member) if beat and not own else "",
             "clock_ahead_seconds": None if own else _clock_ahead(member, now),
         }
+
+    def _counts_as(self, member: liveness.Member) -> str:
+        return self._member.claims.counts_as(member.address, member.beat.engine) if self._member and member.beat else ""
 
     def _slashed(self) -> list[dict[str, Any]]:
         records = self._membership.slashed if self._membership else []

@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.workplace", "node.services.membership", "node.status", "node.api", "node.page"),
     ("node.front",),
     (
+        "node.services.claiming",
         "node.services.ending",
         "node.services.engine",
         "node.services.policies",

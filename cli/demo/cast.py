@@ -15,19 +15,21 @@ from cli.demo.snapshot import Participant
 
 class Casting(msgspec.Struct, frozen=True):
     """Who takes part, and the seed, where the command line does not say; what a demo began with is kept for
-    `--resume`. cheats, liars: typed names."""
+    `--resume`. cheats, liars: typed names; worker_engine: the engine command of honest workers."""
 
     workers: int = 2
     validators: int = 1
     cheats: tuple[str, ...] = ("own-problems",)
     liars: tuple[str, ...] = ()
     seed: int = 0
+    worker_engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """What the user asked for. cheats: of workers, none for an honest swarm; liars: of the first validators; steps:
-    None for the run file's own; page: HOST:PORT of the trainer's page, None for no page."""
+    None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
+    that honest workers compute with."""
 
     directory: Path
     workers: int = 2
@@ -39,10 +41,11 @@ class DemoOptions:
     run_file: Path | None = None
     resume: bool = False
     page: str | None = None
+    worker_engine: str | None = None
 
     @property
     def casting(self) -> Casting:
-        return Casting(self.workers, self.validators, self.cheats, self.liars, self.seed)
+        return Casting(self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine)
 
 
 def remembered(scene: Scene) -> Casting:
@@ -70,7 +73,14 @@ def quorum_of(validators: int) -> int:
     return validators // 2 + 1
 
 
-def join_command(part: Participant, scene: Scene, profile: Path, pool: int, page: str | None = None) -> Sequence[str]:
+def join_command(
+    part: Participant,
+    scene: Scene,
+    profile: Path,
+    pool: int,
+    page: str | None = None,
+    worker_engine: str | None = None,
+) -> Sequence[str]:
     """The command line of a participant: the daemon that everybody runs, or a dishonest one in its place."""
     command = [
         sys.executable,
@@ -88,6 +98,8 @@ def join_command(part: Participant, scene: Scene, profile: Path, pool: int, page
         command += ["--page", page] if page else []
     if part.cheat and part.cheat not in nodes():
         command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
+    if part.role == "worker" and part.cheat is None and worker_engine:
+        command += ["--engine-command", worker_engine]
     return command
 
 

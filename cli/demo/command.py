@@ -36,6 +36,10 @@ def command(
         list[str] | None, typer.Option(help="How a validator lies: false-accuser, rubber-stamp, silent ...")
     ] = None,
     no_cheat: Annotated[bool, typer.Option("--no-cheat", help="Only honest nodes.")] = False,
+    worker_engine: Annotated[
+        str | None,
+        typer.Option(help="What honest workers compute with: a program that speaks the engine protocol, e.g. on vLLM."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the run's own.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the start model and the training (0).")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
@@ -86,6 +90,7 @@ def command(
         run_file=run,
         resume=not fresh,
         page=None if no_page else free_place(),
+        worker_engine=worker_engine or before.worker_engine,
     )
     with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
         summary = trio.run(run_demo, options, view)

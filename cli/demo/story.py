@@ -87,7 +87,7 @@ async def _perform(
 
     try:
         for one in participants:
-            supervisor.start(_program(one, scene, stage, environment, options.page))
+            supervisor.start(_program(one, scene, stage, environment, options))
         view.say(f"{len(participants)} nodes started, each its own process")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch)
@@ -122,8 +122,10 @@ async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], 
             view.say(f"what was done so far: {summary['report']}")
 
 
-def _program(one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], page: str | None) -> Program:
-    command = join_command(one, scene, stage.profile, stage.pool, page)
+def _program(
+    one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], options: DemoOptions
+) -> Program:
+    command = join_command(one, scene, stage.profile, stage.pool, options.page, options.worker_engine)
     return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
 
 

@@ -16,14 +16,15 @@ from typing import cast
 
 import msgspec
 import numpy as np
+import torch
 
 from node.calibration import alternatives
 from node.calibration.alternatives import Sampler, Weights
 from node.calibration.measure import Work, hand_over, look_at
 from node.environments.base import Environment, Problem
-from node.inference.engine import Request, generate
+from node.inference.engine import Engine, Request, generate
+from node.inference.engines import make_engine
 from node.inference.settings import EngineSettings
-from node.inference.torch_engine import TorchEngine
 from node.inference.turns import Bounds, Generate, Rollout, bounds_of, play
 from protocol.checks import check_activations, check_sampling, sampling_statistics
 from protocol.cuts import Cuts
@@ -146,8 +147,11 @@ def measure(
     return measured
 
 
-def _engine(model: Path, settings: EngineSettings) -> tuple[TorchEngine, Weights]:
-    engine = TorchEngine(model, settings)
+def _engine(model: Path, settings: EngineSettings) -> tuple[Engine, Weights]:
+    """The engine of a node, but for its single thread: nothing else runs here."""
+    threads = torch.get_num_threads()
+    engine, _ = make_engine(model, settings)
+    torch.set_num_threads(threads)
     return engine, engine.read(str(model / "model.safetensors"))
 
 
@@ -219,12 +223,12 @@ def exercise_of(run: RunSpec, environment: Environment, samples: int, seed: int)
     return Exercise(environment, problems, requests, run.rollout.temperature, bounds_of(run, environment))
 
 
-def _cheat(engine: TorchEngine, weights: Weights, way: object, exercise: Exercise, k: int, rows: int) -> Work:
+def _cheat(engine: Engine, weights: Weights, way: object, exercise: Exercise, k: int, rows: int) -> Work:
     """One kind of dishonest work; the engine has the right weights before and after."""
     if callable(way):
         made = exercise.played(partial(cast(Sampler, way), engine))
         return hand_over(exercise.requests, made, k, rows)
-    assert isinstance(way, dict)  # noqa: S101 - a way is one or the other
+    assert isinstance(way, Mapping)  # noqa: S101 - a way is one or the other
     engine.load(way)
     try:
         return hand_over(exercise.requests, exercise.played(partial(generate, engine)), k, rows)

@@ -82,6 +82,11 @@ class EngineProcess:
         """What the engine calls itself; empty until it is ready."""
         return f"{self.ready.engine} ({self.ready.device}, {self.ready.dtype})" if self.ready else ""
 
+    @property
+    def used(self) -> dict[str, float]:
+        """Seconds of the running child's engine that each kind of work has had (node.inference.fair)."""
+        return self._link.used if self._link else {}
+
     def check_permitted(self, rules: VerificationSpec) -> None:
         """Raise EngineError unless a run's workers may compute as this engine does. Call when it is ready.
 

@@ -14,7 +14,7 @@ class Reason:
     remedy: str
 
 
-def reason_to_end(error: BaseException) -> Reason | None:
+def reason_to_end(error: Exception) -> Reason | None:
     """None if the process can go on with other requests. Torch's errors are known by name and text: it is not loaded
     for this."""
     names = [kind.__name__ for kind in type(error).__mro__]
@@ -27,5 +27,5 @@ def reason_to_end(error: BaseException) -> Reason | None:
     return None
 
 
-def _says(error: BaseException, text: str, parts: tuple[str, ...]) -> bool:
+def _says(error: Exception, text: str, parts: tuple[str, ...]) -> bool:
     return isinstance(error, RuntimeError) and any(part in text for part in parts)

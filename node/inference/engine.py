@@ -97,7 +97,7 @@ class Decoder(Protocol):
         ...
 
     def step(self) -> list[tuple[int, Completion]]:
-        """One token for every request that has a slot; those that finished. Raises EngineError."""
+        """One token for every request that is being decoded; those that finished. Raises EngineError."""
         ...
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class Decoder(Protocol):
 
 
 MOST_IN_FLIGHT = 8192
-"""Requests that a decoder holds, most of them waiting for a slot."""
+"""Requests that a decoder holds, most of them waiting for their turn."""
 
 
 class Engine(Protocol):

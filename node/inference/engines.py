@@ -61,7 +61,7 @@ ENGINES: dict[str, EngineKind] = {VLLM.name: VLLM, TORCH.name: TORCH}
 
 def kernels(engines: Mapping[str, EngineKind] = ENGINES) -> list[str]:
     """All kernels, those of the torch engine first."""
-    return [kernel for kind in reversed(engines.values()) for kernel in kind.kernels]
+    return [kernel for kind in reversed(list(engines.values())) for kernel in kind.kernels]
 
 
 def kind_of(kernel: str, engines: Mapping[str, EngineKind] = ENGINES) -> EngineKind:

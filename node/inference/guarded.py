@@ -45,6 +45,9 @@ class Guarded:
         """Of the calls of this thread."""
         return getattr(self._own, "gave_up", 0)
 
+    def is_judged(self, problem: Problem) -> bool:
+        return self.within.is_judged(problem)
+
     def problem(self, number: int) -> Problem:
         with self._lock:
             return self.within.problem(number)
@@ -64,9 +67,6 @@ class Guarded:
     def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         with self._lock:
             return self.within.steps(problems, transcripts)
-
-    def is_judged(self, problem: Problem) -> bool:
-        return self.within.is_judged(problem)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         with self._lock:

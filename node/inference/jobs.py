@@ -79,7 +79,7 @@ class Jobs:
             self._start(request, ticket, share)
 
     def _next_share(self) -> Share | None:
-        idle = [share for share in self._waiting if not self._running[share]]
+        idle: list[Share] = [share for share in self._waiting if not self._running[share]]
         if idle:
             return emptiest(self._running, idle)
         return emptiest(self._running, self._waiting) if self._waiting and self._running.total() < self._limit else None

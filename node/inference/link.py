@@ -81,6 +81,8 @@ class Link:
         self._during: tuple[int, ...] | None = None
         self.worked = False
         """Whether it has answered something that takes an engine."""
+        self.used: dict[str, float] = {}
+        """Seconds of the engine that each kind of work has had, as it said last."""
 
     async def run(self) -> None:
         """Serve until the child is of no use any more; `why` says then what happened."""
@@ -170,6 +172,7 @@ class Link:
     def _hear(self, reply: Reply) -> None:
         if isinstance(reply, Pong):
             self._dog.pong(time.monotonic(), reply.beats, reply.busy)
+            self.used = reply.used
         elif isinstance(reply, Ending):
             self._during = reply.during
             self._break(reply.what, reply.why, reply.remedy)

@@ -56,9 +56,9 @@ class Work:
     since: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
     result: Any = None
-    error: BaseException | None = None
+    error: Exception | None = None
 
-    def end(self, result: object = None, error: BaseException | None = None) -> None:
+    def end(self, result: object = None, error: Exception | None = None) -> None:
         self.result, self.error = result, error
         self.ended.set()
 
@@ -120,7 +120,7 @@ class Owner:
         self,
         use: Callable[[EnginePolicy], None],
         *,
-        fatal: Callable[[BaseException, Sequence[int]], None] = lambda error, numbers: None,
+        fatal: Callable[[Exception, Sequence[int]], None] = lambda error, numbers: None,
         hold: float = HOLD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -238,7 +238,7 @@ class Owner:
                 self._load(work.policy)
             self.busy = work.what
             result = work.do()
-        except BaseException as error:
+        except Exception as error:
             self._failed([work], error)
         else:
             self._end(work, result)
@@ -251,7 +251,7 @@ class Owner:
         try:
             self._load(work.policy)
             decoder = work.policy.engine.decoder(work.temperature)
-        except BaseException as error:
+        except Exception as error:
             self._failed([work], error)
         else:
             self._lane = _Lane(decoder, work.policy, work.temperature, self._now())
@@ -273,7 +273,7 @@ class Owner:
                 self._fill(lane)
             places = lane.places()
             finished = lane.decoder.step()
-        except BaseException as error:
+        except Exception as error:
             self._failed(list(dict.fromkeys(draw for draw, _ in lane.flying.values())), error)
         else:
             self._charge(places, self._now() - began)
@@ -328,13 +328,13 @@ class Owner:
         if lane is not None and not lane.flying and (self._closing or not self._wanting(lane)):
             self._lane, self._closing = None, False
 
-    def _failed(self, works: Sequence[Work], error: BaseException) -> None:
+    def _failed(self, works: Sequence[Work], error: Exception) -> None:
         """Nothing that a decoder held when it failed is used any more."""
         self._fatal(error, [work.ticket.number for work in works])
         for work in works:
             self._end(work, error=error)
 
-    def _end(self, work: Work, result: object = None, error: BaseException | None = None) -> None:
+    def _end(self, work: Work, result: object = None, error: Exception | None = None) -> None:
         if self._lane is not None:
             self._lane.forget(work)
         works = self._works[work.ticket.share]

@@ -97,7 +97,9 @@ class Child:
             self._say(Failed(what=error.what, why=error.why, remedy="report this: the daemon sent it"))
             return
         if isinstance(request, Ping):
-            self._say(Pong(id=request.id, beats=self._owner.beats, busy=self._owner.busy))
+            owner = self._owner
+            used = {str(share): seconds for share, seconds in owner.clock.used.items()}
+            self._say(Pong(id=request.id, beats=owner.beats, busy=owner.busy, used=used))
         elif isinstance(request, Cancel):
             self._jobs.cancel(request.which)
             self._owner.wake()
@@ -116,7 +118,7 @@ class Child:
 
         return tell
 
-    def _check_fatal(self, error: BaseException, numbers: Sequence[int]) -> None:
+    def _check_fatal(self, error: Exception, numbers: Sequence[int]) -> None:
         """Never returns from what the process cannot go on after."""
         reason = reason_to_end(error)
         if reason is not None:

@@ -176,10 +176,12 @@ class Ping(_Message, frozen=True):
 
 
 class Pong(_Message, frozen=True):
-    """beats: grows with everything that the engine's thread ends; busy: what it does now, empty for nothing."""
+    """beats: grows with everything that the engine's thread ends; busy: what it does now, empty for nothing; used:
+    seconds of the engine that each kind of work has had (node.inference.fair)."""
 
     beats: int
     busy: str = ""
+    used: dict[str, float] = {}
 
 
 class Progress(_Message, frozen=True):

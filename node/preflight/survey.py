@@ -29,6 +29,7 @@ from node.preflight.gpu import check_gpu
 from node.preflight.keys import check_keys
 from node.preflight.listening import announced, choose_listen
 from node.preflight.lock import check_lock, holder_of
+from node.preflight.machine import check_machine, speed_finding
 from node.preflight.memory import check_memory, weights_of
 from node.preflight.peers import visit
 from node.preflight.ports import check_announced, check_listen, is_public
@@ -38,6 +39,7 @@ from node.preflight.sandbox import check_sandbox
 from node.preflight.settings import check_settings
 from node.preflight.stake import check_gas, check_pool, check_stake
 from node.preflight.versions import check_versions
+from node.recipe.speed import measured, recall
 from node.run.assets import Run
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
@@ -85,7 +87,8 @@ class Survey:
     async def run(self) -> list[Finding]:
         await self._thread(self._look_at_files)
         self._hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
-        await self._thread(lambda: [check_gpu(self._hardware), self._look_at_engines()])
+        await self._thread(lambda: [check_machine(self._hardware), check_gpu(self._hardware), self._look_at_engines()])
+        await self._look_at_speed()
         profile = await self._profile()
         if profile is not None:
             await self._thread(lambda: check_rpc(profile, time.time(), deep=self._scope.deep))
@@ -112,6 +115,14 @@ class Survey:
     def _look_at_engines(self) -> Finding:
         config = self._config
         return check_engines(config.engine, gpu=bool(self._hardware.gpus), own=config.engine_command)
+
+    async def _look_at_speed(self) -> None:
+        """What was measured earlier; measured now where the engine is to be tried."""
+        config, hardware = self._config, self._hardware
+        if self._scope.engine and not config.engine_command:
+            self._add(speed_finding(await measured(config.home, hardware, config.engine_options)))
+        else:
+            await self._thread(lambda: [speed_finding(recall(config.home, hardware))])
 
     async def _profile(self) -> NetworkProfile | None:
         try:

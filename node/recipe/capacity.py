@@ -6,6 +6,7 @@ memory. Pure, but for the two functions that measure.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,20 +23,33 @@ CACHE_BYTES = 4
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """memory: free bytes for a cache; cache_per_token: bytes of key-value cache per token of one sequence."""
+    """memory: free bytes for a cache; cache_per_token: bytes of key-value cache per token of one sequence; gpu_memory:
+    the same of its largest GPU, 0 without."""
 
     memory: int
     cache_per_token: int
+    gpu_memory: int = 0
 
 
 class CapacityGauge:
-    """Speed as measured file by file, and the class that follows. Begins with class 0: nothing is measured yet."""
+    """Speed as measured file by file, and the class that follows.
 
-    def __init__(self, run: RunSpec, machine: Machine) -> None:
+    speed: tokens per second, prompts left out, as far as is known before the first file; without it the class begins
+    with 0. believed: whether the others have seen the machine's GPU compute (node.swarm.claims): until then it counts
+    as one without.
+    """
+
+    def __init__(
+        self,
+        run: RunSpec,
+        machine: Machine,
+        speed: float | None = None,
+        believed: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._run = run
         self._machine = machine
-        self.speed: float | None = None
-        """tokens per second, prompts left out"""
+        self._believed = believed
+        self.speed = speed
 
     def note(self, output_tokens: int, seconds: float) -> None:
         """One file was made in `seconds`."""
@@ -57,14 +71,15 @@ class CapacityGauge:
         rollout = self._run.rollout
         seconds = rollout.samples_per_file * target / self.speed
         tokens = rollout.group_size * (rollout.max_prompt_tokens + target)
-        fits = tokens * self._machine.cache_per_token <= MEMORY_SHARE * self._machine.memory
+        memory = self._machine.gpu_memory if self._believed() else self._machine.memory
+        fits = tokens * self._machine.cache_per_token <= MEMORY_SHARE * memory
         return seconds <= self._run.length_budget.seconds and fits
 
 
 def measure(assets: Path, gpus: tuple[Gpu, ...] = ()) -> Machine:
     """This machine and the run's model. Blocking: call from a thread."""
-    memory = max((gpu.memory for gpu in gpus), default=0) or psutil.virtual_memory().available
-    return Machine(memory, cache_per_token(assets / "model" / "config.json"))
+    largest = max((gpu.memory for gpu in gpus), default=0)
+    return Machine(psutil.virtual_memory().available, cache_per_token(assets / "model" / "config.json"), largest)
 
 
 def cache_per_token(config: Path) -> int:

@@ -13,12 +13,16 @@ from node.run.problems import place_files
 
 def check_architecture(run: CompiledRun) -> None:
     """Raises ModelError for an architecture that engines cannot build, and for a tensor that is missing or has another
-    shape than the architecture's."""
+    shape than the architecture's; TrainingError for an adapter to layers that it does not have."""
     from node.inference.start_weights import StartWeights
     from node.inference.torch_engine import build_model, image_names
+    from node.training.lora import adapted_layers
 
     directory = run.files["model/config.json"].parent
-    StartWeights(directory).check(image_names(build_model(directory, device="meta")))
+    model = build_model(directory, device="meta")
+    StartWeights(directory).check(image_names(model))
+    if run.spec.recipe.lora:
+        adapted_layers(model, run.spec.recipe.lora)
 
 
 def check_functions(run: CompiledRun) -> None:

@@ -28,7 +28,9 @@ class Engine(Service):
         self._progress.tell("engine", f"the engine is ready: {self._child.engine_name}")
 
     def status(self) -> dict[str, Any]:
-        return {"processes": [{"name": self._child.name, "pid": self._child.pid, "restarts": self._child.restarts}]}
+        seconds = {kind: round(used, 1) for kind, used in self._child.used.items()}
+        process = {"name": self._child.name, "pid": self._child.pid, "restarts": self._child.restarts}
+        return {"processes": [process], "engine": {"seconds_by_work": seconds}}
 
     def beat(self) -> dict[str, Any]:
         return {"engine": self._child.engine_name}

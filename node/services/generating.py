@@ -17,6 +17,7 @@ from node.inference.link import Told
 from node.inference.wire import LoadPolicy, Produce, Produced, Progress, Reply, Request
 from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
+from node.recipe.speed import measured
 from node.services.base import Service
 from node.services.committing import commit
 from node.services.station import Rate, Station
@@ -49,6 +50,10 @@ class EngineChild(Protocol):
     async def ask(
         self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
     ) -> Reply: ...
+
+
+BYTES_PER_PARAMETER = 2
+"""Of the weights that a run begins with."""
 
 
 class Generating(Service):
@@ -91,7 +96,8 @@ class Generating(Service):
         run = place.station.run
         place.engine.check_permitted(run.spec.verification)
         machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
-        return cls(place.station, place.engine, place.scratch, CapacityGauge(run.spec, machine))
+        gauge = CapacityGauge(run.spec, machine, await _expected_speed(place), lambda: place.member.claims.believed)
+        return cls(place.station, place.engine, place.scratch, gauge)
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
@@ -323,3 +329,14 @@ class Generating(Service):
     async def _watch_trainer(self) -> None:
         async for signed in self._station.board.subscribe(Heartbeat, self._station.membership.is_trainer):
             self.finished = bool(signed.message.finished)
+
+
+async def _expected_speed(place: Workplace) -> float | None:
+    """Tokens per second before the first file is made, where lengths are dealt by it: so that a fast node need not
+    begin with the shortest."""
+    run = place.station.run
+    if not run.spec.length_budget.targets:
+        return None
+    speed = await measured(place.config.home, place.hardware, place.config.engine_options)
+    weights = sum(asset.size for asset in run.spec.assets if asset.path.endswith(".safetensors"))
+    return None if speed is None else speed.expected(weights // BYTES_PER_PARAMETER)

@@ -18,6 +18,9 @@ from node.training.world import World
 from protocol.blobs import choose_piece_size, describe_pieces
 from protocol.run import Asset, decode_run
 
+NEEDED = ("model/", "code/")
+"""What ranks read; problems are machine 0's affair."""
+
 
 def hand_over(world: World, spool: Spool, run: bytes, told: Callable[[str], None] | None = None) -> None:
     """Give every machine the run and the files that it lacks. All ranks call it. Raises TrainingError."""
@@ -25,7 +28,7 @@ def hand_over(world: World, spool: Spool, run: bytes, told: Callable[[str], None
     receives = world.leader and not world.first
     if receives:
         write_whole(spool.run_path, run)
-    assets = decode_run(run, desk=True).assets  # machine 0's daemon has checked it
+    assets = [one for one in decode_run(run, desk=True).assets if one.path.startswith(NEEDED)]  # machine 0 checked it
     lacking = world.maxima([float(receives and not _has(spool.assets, one)) for one in assets]) if assets else []
     for asset, needed in zip(assets, lacking, strict=True):
         if needed:

@@ -47,6 +47,7 @@ from node.training.meeting import meet, open_store  # noqa: E402
 from node.training.memory import OutOfMemory, out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
 from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
+from node.training.pulse import keep_watch  # noqa: E402
 from node.training.settings import TrainerSettings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
@@ -315,6 +316,8 @@ def _train(spool: Spool) -> None:
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
     if welcome is not None:
+        if world.leader:
+            keep_watch(open_store, settings.node_rank, settings.nodes)
         hand_over(world, spool, welcome.run)
     with as_deterministic_as_set(settings, world.device), out_of_memory_says_what_to_lower(settings):
         Trainer(spool, settings, world).train()

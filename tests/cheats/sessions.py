@@ -153,7 +153,7 @@ class BestOfMany(Session):
         self.engine = Resampling(self.engine, self._draw)
 
     def problems(self, policy_root: bytes, node: Address, index: int) -> list[Problem]:
-        self._drawn = super().problems(policy_root, node, index)
+        self._drawn[:] = super().problems(policy_root, node, index)  # in place: a job has a copy of its session
         return self._drawn
 
     def _draw(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:

@@ -51,6 +51,27 @@ def test_new_does_not_overwrite_and_knows_its_presets(tmp_path: Path, capfd) -> 
     assert run.environment is not None and run.environment.name == "dataset"
 
 
+def test_size_is_told_of_a_run_a_model_and_known_ones(model: Path, capfd) -> None:
+    file = model / "new.toml"
+    assert main(["run", "new", str(file)]) == 0
+
+    def sizes(*arguments: str) -> list[dict]:
+        capfd.readouterr()
+        assert main(["run", "size", *arguments, "--json"]) == 0
+        return json.loads(capfd.readouterr().out.splitlines()[-1])["models"]
+
+    (run,), (bare,) = sizes(str(file)), sizes("--model", str(model / "model"))
+    assert run["model"] == "new" and run["parameters"] == bare["parameters"] > 1000 and run["fewest_ranks"] == 1
+    known = {one["model"]: one for one in sizes("--trainer", "activation_checkpointing=true")}
+    large = known["qwen2.5-32b"]["ranks"]
+    assert large["1"]["state"] == pytest.approx(64 * large["64"]["state"], rel=0.01)
+    assert known["qwen2.5-32b"]["fewest_ranks"] == 16
+    file.write_text(file.read_text().replace("[recipe]", "[recipe]\nlora = { rank = 8 }", 1))
+    assert sizes(str(file))[0]["ranks"]["1"]["state"] <= run["ranks"]["1"]["state"]
+    assert main(["run", "size", "--gpu-gib", "1"]) == 0 and "> 64" in capfd.readouterr().out
+    assert main(["run", "size", str(file), "--model", str(model)]) == 2
+
+
 def test_show_tells_where_each_value_comes_from(tmp_path: Path, capfd) -> None:
     file = tmp_path / "run.toml"
     file.write_text('name = "t"\nmodel = "m"\n[environment]\nname = "sort"\n[recipe]\nname = "dppo"\nclip_low = 0.1\n')

@@ -4,6 +4,7 @@ import pytest
 from protocol.audit import AuditSpec
 from protocol.blobs import describe
 from protocol.decision import DecisionSpec
+from protocol.lora import Lora
 from protocol.run import (
     Asset,
     EnvironmentSpec,
@@ -94,6 +95,9 @@ def test_younger_settings_inside_a_section_are_in_the_bytes_where_they_say_somet
     assert decode_run(encoded, desk=True) == mixed
     assert encoded.count(b'"reward":"mine:score"') == 1 and encoded.count(b'"reward":""') == 1
     assert b'"environments":[{' in encoded and b'"environments"' not in encode_run(RUN)
+    adapted = msgspec.structs.replace(RUN, recipe=Recipe(lora=Lora(rank=4)))
+    assert decode_run(encode_run(adapted)) == adapted and b'"lora":{"alpha":32.0,"rank":4' in encode_run(adapted)
+    assert b'"lora"' not in encode_run(RUN)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,11 @@ def test_younger_settings_inside_a_section_are_in_the_bytes_where_they_say_somet
         ({"recipe": Recipe(loss="mine:loss")}, "recipe.loss = 'mine:loss' is code"),
         ({"recipe": Recipe(advantage="mine:a")}, "recipe.advantage = 'mine:a' is code"),
         ({"recipe": Recipe(loss="../mine:loss")}, "recipe.loss"),
+        ({"recipe": Recipe(lora=Lora(rank=0))}, "recipe.lora.rank"),
+        ({"recipe": Recipe(lora=Lora(alpha=0))}, "recipe.lora.alpha"),
+        ({"recipe": Recipe(lora=Lora(targets=()))}, "recipe.lora.targets"),
+        ({"recipe": Recipe(lora=Lora(targets=("q_proj", "q_proj")))}, "recipe.lora.targets"),
+        ({"recipe": Recipe(lora=Lora(targets=("self_attn.q_proj",)))}, "recipe.lora.targets"),
         ({"environment": EnvironmentSpec(name="sort", reward="mine:score")}, "environment.reward = 'mine:score' is"),
         ({"environment": EnvironmentSpec(name="sort", reward="mine")}, "environment.reward"),
         ({"environment": mixed(EnvironmentPart(name="sort", reward="mine:score"))}, "environments.reward of sort"),

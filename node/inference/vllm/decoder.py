@@ -44,3 +44,7 @@ class VllmDecoder:
 
     def __len__(self) -> int:
         return len(self._going)
+
+    @property
+    def room(self) -> int:
+        return self._engine.room

@@ -6,9 +6,7 @@ is ours (node.inference.vllm.hooks), the same on every engine. Weights are swapp
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +20,15 @@ from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer, read_json
 from node.inference.torch_engine import build_model, image_names
 from node.inference.vllm import installed
-from node.inference.vllm.arguments import arguments, environment
+from node.inference.vllm.arguments import MOST_AT_ONCE, arguments, environment
 from node.inference.vllm.decoder import VllmDecoder
 from node.inference.vllm.draws import extra_args
 from node.inference.vllm.hooks import NOT_A_NUMBER
-from node.inference.vllm.image import ImageFile, write_image
+from node.inference.vllm.image import ImageFile
+from node.inference.vllm.processors import processors
 from protocol.segments import sampled_places
 
 EXTENSION = "node.inference.vllm.worker.WorkerExtension"
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A request inside of vLLM. name: what vLLM calls it; decoder: to whom its completion goes."""
-
-    name: str
-    decoder: VllmDecoder
 
 
 class VllmEngine:
@@ -60,11 +51,13 @@ class VllmEngine:
                 f"{model_dir}: the tokenizer has more tokens than the model",
                 "put the tokenizer that belongs to the model into its directory",
             )
-        self._core = _start(arguments(model_dir, settings, config, _gpus(settings.device)), settings.device)
+        own = {"worker_extension_cls": EXTENSION, "logits_processors": processors()}
+        self._core = start(arguments(model_dir, settings, config, _gpus(settings.device)) | own, settings.device)
         self._longest = self._core.model_config.max_model_len
         self._numbers = 0
         self._load = self._loads = 0
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, VllmDecoder] = {}
+        self._looks: set[int] = set()
         self._everywhere("intellect_attach")
 
     @property
@@ -90,16 +83,12 @@ class VllmEngine:
                 f"{len(self._flights)} requests are in flight",
                 "report this: the engine's owner must drain or cancel them first",
             )
-        if isinstance(weights, ImageFile):
-            self._load_file(weights)
-            return
-        with tempfile.TemporaryDirectory(prefix="intellect-weights-") as folder:
-            self._load_file(write_image(Path(folder) / "image.safetensors", weights))
-
-    def _load_file(self, image: ImageFile) -> None:
         self._loads += 1
         self._load = 0  # there are none, should this fail half-way
-        self._everywhere("intellect_load", str(self._model_dir), str(image.path), image.digest, self._loads)
+        if isinstance(weights, ImageFile):  # every process opens it for itself
+            self._everywhere("intellect_load", str(self._model_dir), str(weights.path), weights.digest, self._loads)
+        else:
+            self._everywhere("intellect_use", str(self._model_dir), weights, self._loads)
         self._load = self._loads
 
     # Decoding
@@ -109,16 +98,20 @@ class VllmEngine:
 
     def begin(self, request: Request, temperature: float, decoder: VllmDecoder) -> int:
         """Put a request in flight for a decoder; its number."""
-        number = self._numbers = self._numbers + 1
-        limit = len(request.uniforms)
+        number = self._number()
         extra = extra_args(number, temperature, request.uniforms)
-        name = self._submit(number, request.prompt, limit, extra_args=extra)
-        self._flights[number] = _Flight(name, decoder)
+        self._submit(number, request.prompt, len(request.uniforms), extra_args=extra)
+        self._flights[number] = decoder
         return number
 
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
     def _submit(self, number: int, prompt: Sequence[int], limit: int, **more: Any) -> str:
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
+        """What vLLM calls the request."""
+        from vllm.inputs import TokensPrompt  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind, SamplingParams  # pyright: ignore[reportMissingImports]
 
         self._check_request(prompt, limit)
         sampling = SamplingParams(
@@ -151,9 +144,11 @@ class VllmEngine:
     def advance(self) -> None:
         """One token for every request that has room; completions go to their decoders."""
         for output in self._guarded(self._core.step):
-            flight = self._flights.pop(int(output.request_id), None)
-            if flight is not None and output.finished:
-                flight.decoder.give(int(output.request_id), self._completion(output))
+            number = int(output.request_id)
+            self._looks.discard(number)
+            flight = self._flights.pop(number, None)
+            if flight is not None:
+                flight.give(number, self._completion(output))
 
     def _completion(self, output: Any) -> Completion:
         said = output.outputs[0]
@@ -168,9 +163,14 @@ class VllmEngine:
         swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
         return Completion(tokens, said.finish_reason == "stop", heads, swaps)
 
+    @property
+    def room(self) -> int:
+        """How many more requests would begin at the next step, were they short."""
+        return max(0, MOST_AT_ONCE - len(self._flights))
+
     def abort(self, number: int) -> None:
         """Forget a request in flight."""
-        self._flights.pop(number)
+        self._flights.pop(number, None)
         self._core.abort_request([str(number)])
         self._everywhere("intellect_forget", number)
 
@@ -183,22 +183,29 @@ class VllmEngine:
         return done
 
     def _prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
-        names = [self._watch(sequence) for sequence in sequences]
-        while self._core.has_unfinished_requests():
-            self.advance()
-        return [
-            Prefill(*self._everywhere("intellect_look", name, np.asarray(sequence.sampled, np.int64), temperature))
-            for name, sequence in zip(names, sequences, strict=True)
-        ]
+        try:
+            names = [self._watch(sequence) for sequence in sequences]
+            while self._looks:
+                self.advance()
+            drawn = [np.asarray(sequence.sampled, np.int64) for sequence in sequences]
+            return [
+                Prefill(*self._everywhere("intellect_look", name, tokens, temperature))
+                for name, tokens in zip(names, drawn, strict=True)
+            ]
+        finally:
+            self._everywhere("intellect_unwatch")
+            self._core.abort_request([str(number) for number in self._looks])
+            self._looks.clear()
 
     def _watch(self, sequence: Finished) -> str:
         """Submit a sequence for one token more, and have its rows kept; nothing of it is read from the cache, where
         decoding left what is to be checked."""
         if min(sequence.output) < 0 or max(sequence.output) >= self.vocabulary:
             raise EngineError("a sequence cannot be checked", "it has tokens outside the vocabulary", "reject it")
-        number = self._numbers = self._numbers + 1
+        number = self._number()
         fed = [*sequence.prompt, *sequence.output[:-1]]
         name = self._submit(number, fed, 1, skip_reading_prefix_cache=True)
+        self._looks.add(number)
         places = len(sequence.prompt) - 1 + sampled_places(sequence.segments, len(sequence.output))
         self._everywhere("intellect_watch", name, places)
         return name
@@ -236,22 +243,18 @@ def _gpus(device: str) -> int:
     return torch.cuda.device_count() if device.startswith("cuda") else 0
 
 
-def _start(arguments: Mapping[str, Any], device: str) -> Any:
-    """vLLM's engine. Its variables are set before it is imported."""
+def start(arguments: Mapping[str, Any], device: str) -> Any:
+    """vLLM's engine. Its variables are set before it is imported. Raises EngineError."""
     for name, value in environment(device).items():
         os.environ.setdefault(name, value)
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    from node.inference.vllm.processors import processors
+    from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
+    from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 
     try:
-        return LLMEngine.from_engine_args(
-            EngineArgs(**arguments, worker_extension_cls=EXTENSION, logits_processors=processors())
-        )
+        return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except (ValueError, RuntimeError) as error:
         raise EngineError(
             "vLLM did not start",
             " ".join(str(error).split())[:500],
-            "see the engine's log; --engine torch does without it",
+            "see the engine's log; --engine torch does without vLLM",
         ) from error

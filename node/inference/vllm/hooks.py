@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from node.inference.device_sampling import choose, interval
 from node.inference.engine import F32, F64, U16
+from node.inference.errors import EngineError
 from node.inference.vllm.draws import Draw, force
 from node.inference.vllm.recorder import Recorder
-from node.inference.vllm.sampling import choose, interval
 from node.inference.vllm.watch import Watch
 
 NOT_A_NUMBER = 0x7FC0
@@ -56,27 +57,30 @@ class Hooks:
         every = torch.tensor(rows, device=logits.device)
         drawn = [float(draw.uniforms[place]) for draw, place in zip(draws, places, strict=True)]
         uniforms = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
-        tokens, sound = self._choose(logits[every], uniforms, draws)
         bits = bf16_bits(self._hidden[every])
-        bits[~sound.cpu().numpy()] = NOT_A_NUMBER
-        force(logits, every, tokens)
+        try:
+            force(logits, every, self._choose(logits[every], uniforms, draws))
+        except EngineError:  # logits that are not finite; raised here, it would leave vLLM half-way through a step
+            bits[:] = NOT_A_NUMBER
         numbers = [draw.number for draw in draws]
         self.recorder.add(zip(numbers, places, strict=True), bits, self.load)
 
-    def _choose(self, logits: Tensor, uniforms: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-        """(tokens, whether the logits were finite). A decoder has one temperature; two of them may be at work."""
+    def _choose(self, logits: Tensor, uniforms: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """int64[n]. A decoder has one temperature; two of them may be at work. Raises EngineError."""
         temperatures = {draw.temperature for draw in draws}
         if len(temperatures) == 1:
             return choose(logits, uniforms, temperatures.pop())
         tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-        sound = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
         for temperature in temperatures:
             same = torch.tensor([draw.temperature == temperature for draw in draws], device=logits.device)
-            tokens[same], sound[same] = choose(logits[same], uniforms[same], temperature)
-        return tokens, sound
+            tokens[same] = choose(logits[same], uniforms[same], temperature)
+        return tokens
 
     def look(self, name: str, drawn: NDArray[np.int64], temperature: float) -> tuple[F64, F64, F32, U16]:
-        """(lo, hi, logprob, heads) of the tokens of a watched request, which is watched no longer."""
+        """(lo, hi, logprob, heads) of the tokens of a watched request, which is watched no longer.
+
+        Raises EngineError for logits that are not finite.
+        """
         heads = self.watches.pop(name).heads()
         assert self._head is not None  # noqa: S101 - as in logits
         tokens = torch.from_numpy(drawn).to(heads.device)

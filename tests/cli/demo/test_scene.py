@@ -97,6 +97,16 @@ def test_only_the_cheat_is_told_another_engine_and_only_the_trainer_the_run(tmp_
     assert len({tuple(command[command.index("--state-dir") + 1 :][:1]) for command in commands.values()}) == 4
 
 
+def test_another_engine_is_for_honest_workers_alone(tmp_path: Path) -> None:
+    scene, options = Scene(tmp_path), DemoOptions(tmp_path, workers=1, worker_engine="other -m engine")
+    told = {
+        one.name: list(join_command(one, scene, Path("net.toml"), 1, worker_engine=options.worker_engine))
+        for one in cast(options)
+    }
+    assert [name for name, command in told.items() if "other -m engine" in command] == ["worker 1"]
+    assert options.casting.worker_engine == "other -m engine", "a resumed demo would have the same"
+
+
 def test_children_do_not_inherit_the_settings_of_the_users_own_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

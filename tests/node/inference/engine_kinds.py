@@ -1,16 +1,27 @@
 """Every engine that this environment can run, made for a model; why the others cannot be tested."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from node.inference.engine import Engine
 from node.inference.engines import ENGINES, make_engine
 from node.inference.errors import EngineError
 from node.inference.settings import EngineSettings
+from node.inference.torch_engine import bf16_bits
+from node.inference.vllm.image import ImageFile
+from protocol.policy import encode_image
 
 KINDS = sorted(ENGINES)
+
+
+def write_image(path: Path, tensors: Mapping[str, Tensor]) -> ImageFile:
+    """A policy's image of these weights."""
+    path.write_bytes(encode_image({name: bf16_bits(tensor) for name, tensor in tensors.items()}))
+    return ImageFile(path)
 
 
 def open_engine(kind: str, model: Path) -> Engine:

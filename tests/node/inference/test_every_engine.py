@@ -97,6 +97,34 @@ def test_a_completion_does_not_depend_on_its_neighbours(engine: Engine) -> None:
     assert [c.output for c in together] == [c.output for c in alone]
 
 
+def test_requests_come_and_go_while_others_are_in_flight(engine: Engine) -> None:
+    asked = requests([3, 5, 4, 6], 40)
+    expected = generate(engine, asked, 0.9)
+    decoder = engine.decoder(0.9)
+    first, unwanted = decoder.submit(asked[0]), decoder.submit(asked[1])
+    done = dict(decoder.step())
+    decoder.cancel(unwanted)
+    decoder.cancel(unwanted)
+    decoder.cancel(10**9)
+    later = [decoder.submit(request) for request in asked[2:]]
+    while len(decoder):
+        done |= dict(decoder.step())
+    assert unwanted not in done
+    for number, wanted in zip([first, *later], [expected[0], *expected[2:]], strict=True):
+        assert done[number].output == wanted.output and done[number].finished == wanted.finished
+        assert np.mean(done[number].heads == wanted.heads) > 0.99
+    assert decoder.step() == []
+
+
+def test_weights_stay_while_requests_are_in_flight(engine: Engine, tiny_assets: Path) -> None:
+    decoder = engine.decoder(1.0)
+    number = decoder.submit(requests([4], 40)[0])
+    with pytest.raises(EngineError, match="in flight"):
+        engine.load(engine.read(str(tiny_assets / "model" / "model.safetensors")))
+    decoder.cancel(number)
+    engine.load(engine.read(str(tiny_assets / "model" / "model.safetensors")))
+
+
 def test_other_weights_are_the_ones_in_use_once_they_are_loaded(
     restored: Engine, reference: TorchEngine, tiny_assets: Path
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from node.inference.engine import Finished, Request, generate
-from node.inference.errors import ModelError
+from node.inference.errors import EngineError, ModelError
 from node.inference.proofs import compare_all, prove_all
 from node.inference.torch_engine import TorchEngine
 from protocol import toploc
@@ -116,3 +116,22 @@ def test_an_image_of_another_shape_or_with_other_names_is_refused(engine: TorchE
     path.write_bytes(b"garbage")
     with pytest.raises(ModelError):
         engine.read(str(path))
+
+
+def test_an_image_is_mapped_and_not_copied(engine: TorchEngine, model: Path) -> None:
+    path = model / "model.safetensors"
+    weights = engine.read(str(path))
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines if line.endswith(str(path))]
+    assert all(any(start <= tensor.data_ptr() < end for start, end in spans) for tensor in weights.values())
+
+
+def test_weights_stay_while_requests_are_in_flight(engine: TorchEngine, tiny_assets: Path) -> None:
+    weights = engine.read(str(tiny_assets / "model" / "model.safetensors"))
+    decoder = engine.decoder(1.0)
+    number = decoder.submit(requests([4], 9)[0])
+    decoder.step()
+    with pytest.raises(EngineError, match="in use"):
+        engine.load(weights)
+    decoder.cancel(number)
+    engine.load(weights)

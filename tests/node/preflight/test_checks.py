@@ -14,7 +14,7 @@ from node.preflight.clock import against_chain, against_peers
 from node.preflight.disk import check_disk, judge_disk
 from node.preflight.engines import check_engines
 from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst
-from node.preflight.gpu import judge_gpu
+from node.preflight.gpu import Builds, judge_gpu
 from node.preflight.keys import check_keys
 from node.preflight.lock import check_lock
 from node.preflight.memory import check_memory
@@ -139,21 +139,24 @@ def test_the_engine_that_will_compute_is_named(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "driver", "cuda", "level", "words"),
+    ("vendor", "driver", "builds", "tool", "level", "words"),
     [
-        (0, None, None, "ok", "no GPU"),
-        (0, "", "12.8", "warning", "shows no GPU"),
-        (1, "550.54.15", None, "warning", "build of torch"),
-        (1, "470.82.01", "12.8", "warning", "too old"),
-        (1, "550.54.15", "13.0", "warning", "too old"),
-        (1, "550.54.15", "12.8", "ok", "driver 550.54.15"),
+        ("", "", Builds(), False, "ok", "no GPU"),
+        ("", "", Builds("12.8"), True, "warning", "shows no GPU"),
+        ("nvidia", "550.54.15", Builds(), True, "warning", "build of torch"),
+        ("nvidia", "470.82.01", Builds("12.8"), True, "warning", "too old"),
+        ("nvidia", "550.54.15", Builds("13.0"), True, "warning", "too old"),
+        ("nvidia", "550.54.15", Builds("12.8"), True, "ok", "driver 550.54.15"),
+        ("amd", "", Builds("12.8"), False, "warning", "ROCm build"),
+        ("amd", "", Builds(None, "6.4"), False, "ok", "ROCm 6.4"),
     ],
 )
-def test_a_driver_must_be_new_enough_for_the_cuda_of_torch(
-    gpus: int, driver: str | None, cuda: str | None, level: str, words: str
+def test_a_gpu_needs_a_driver_and_a_build_of_torch_that_are_made_for_it(
+    vendor: str, driver: str, builds: Builds, tool: bool, level: str, words: str
 ) -> None:
-    found = judge_gpu(Hardware(2, GIB, (Gpu("L4", 24 * GIB),) * gpus), driver, cuda)
-    assert found.level == level and words in found.what
+    gpus = (Gpu("L4", 24 * GIB, vendor=vendor),) if vendor else ()
+    found = judge_gpu(Hardware(2, GIB, gpus, driver=driver), builds, tool=tool)
+    assert found.level == level and words in found.what + found.remedy
 
 
 # keys, lock, versions, settings

@@ -39,6 +39,14 @@ def test_a_node_with_little_memory_is_dealt_short_budgets() -> None:
         assert gauge.capacity == capacity
 
 
+def test_the_memory_of_a_gpu_counts_once_others_have_seen_it_compute() -> None:
+    believed = False
+    gauge = CapacityGauge(RUN, Machine(960_000, 1000, gpu_memory=1 << 40), 1e6, lambda: believed)
+    assert gauge.capacity == 1
+    believed = True
+    assert gauge.capacity == 2
+
+
 def test_the_measured_speed_follows_slowly() -> None:
     gauge = CapacityGauge(RUN, ROOMY)
     gauge.note(1000, 1.0)
@@ -62,7 +70,7 @@ def test_the_cache_of_a_token_follows_from_the_model(tmp_path: Path) -> None:
     for broken in ("{}", "[]", "no", '{"num_hidden_layers": null}'):
         config.write_text(broken)
         assert cache_per_token(config) == 0
-    assert measure(tmp_path, (Gpu("g", 5), Gpu("h", 9))).memory == 9
+    assert measure(tmp_path, (Gpu("g", 5), Gpu("h", 9))).gpu_memory == 9
 
 
 def test_a_machine_that_is_too_small_is_told_what_it_lacks() -> None:

@@ -166,7 +166,7 @@ def test_a_group_on_which_judges_differ_is_dropped(tmp_path: Path) -> None:
 
 
 def test_equal_reports_of_most_reviewers_confirm_each_other(tmp_path: Path) -> None:
-    spec = TaskSpec(kind="review", last=1, copies=3, subject=ROOT)
+    spec = TaskSpec(kind="review", last=1, copies=3, subject=ROOT, units=100)
     made = TaskFolder(tmp_path / task_id(encode_task(spec)).hex())
     made.create(encode_task(spec))
     file = tmp_path / "report"

@@ -19,6 +19,7 @@ from node.training.micro_batch import packed, padded
 from node.training.settings import TrainerSettings
 from protocol.recipe import Recipe, preset
 from tests.node.training.conftest import LIMIT, made_up_rows
+from tests.node.training.two_ranks import both
 
 CPU = torch.device("cpu")
 
@@ -88,6 +89,22 @@ def test_recomputed_and_offloaded_activations_give_the_same_gradient(make_learne
     whole, _ = gradient(make_learner(), rows)
     found, _ = gradient(make_learner(activation_checkpointing=True, offload_activations=True), rows)
     assert torch.equal(found, whole)
+
+
+def test_two_sharded_ranks_agree_with_one_plain_process_under_all_settings(
+    make_learner: Callable[..., Learner], tiny_assets: Path, tmp_path: Path
+) -> None:
+    """Every pair of settings in all four combinations: the same loss and gradient, in bfloat16 about the same."""
+    found = both(tmp_path, tiny_assets / "model")
+    recipe = preset("dppo", grad_clip=1e9, entropy_bonus=0.01, learning_rate=1e-2)
+    plain = make_learner(recipe).step(made_up_rows(12), 3)
+    assert len(found) == 8
+    for one in found:
+        close = 0.02 if one["switches"]["bfloat16"] else 1e-5
+        for name in ("loss", "grad_norm", "entropy"):
+            assert one[name] == pytest.approx(plain[name], abs=close, rel=close), one["switches"]
+        assert one["micro_batches"] > 1
+    assert len({one["size"] for one in found}) == 1
 
 
 def test_packed_samples_do_not_see_each_other(make_learner: Callable[..., Learner], tiny_assets: Path) -> None:

@@ -1,7 +1,9 @@
 """Adapters: they alone learn, as PEFT's would, and what engines make of their policy is what the learner computes."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from node.inference.engine import Finished
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine, build_model
+from node.run.architecture import check_architecture
 from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.lora import StartAdapter, adapted_layers
@@ -152,3 +155,12 @@ def test_a_target_that_the_model_does_not_have_is_named(tiny_assets: Path) -> No
     with pytest.raises(TrainingError) as caught:
         adapted_layers(build_model(tiny_assets / "model"), Lora(targets=("q_proj", "query")))
     assert "'query'" in caught.value.why and "q_proj" in caught.value.remedy
+
+
+@pytest.mark.parametrize("targets", [("q_proj",), ("query",)])
+def test_a_run_file_is_checked_for_it(tiny_assets: Path, targets: tuple[str, ...]) -> None:
+    recipe = Recipe(lora=Lora(targets=targets))
+    files = {"model/config.json": tiny_assets / "model" / "config.json"}
+    run: Any = SimpleNamespace(files=files, spec=SimpleNamespace(recipe=recipe))
+    with nullcontext() if targets == ("q_proj",) else pytest.raises(TrainingError, match="does not fit the model"):
+        check_architecture(run)

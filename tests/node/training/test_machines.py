@@ -18,6 +18,7 @@ from node.training.errors import TrainingError
 from node.training.guest import guest_spool
 from node.training.handover import hand_over
 from node.training.meeting import hello, objection
+from node.training.pulse import LOST_SECONDS, Pulses
 from node.training.rendezvous import arguments, prepare
 from node.training.settings import TrainerSettings, endpoint
 from node.training.spool import Spool
@@ -40,10 +41,11 @@ def free_port() -> int:
 
 @pytest.fixture
 def run(tiny_run: RunSpec, tiny_assets: Path) -> RunSpec:
-    """With an adapter, and with its files named."""
+    """With an adapter, and with its files named; problems are nothing that ranks need."""
     files = sorted(path for path in tiny_assets.rglob("*") if path.is_file())
     infos = [(str(path.relative_to(tiny_assets)), describe_file(path)) for path in files]
-    assets = tuple(Asset(path=path, root=info.root.hex(), size=info.size) for path, info in infos)
+    needed = [Asset(path=path, root=info.root.hex(), size=info.size) for path, info in infos]
+    assets = (Asset(path="data/problems.jsonl", root="ab" * 32, size=9), *needed)
     recipe = msgspec.structs.replace(tiny_run.recipe, lora=Lora(rank=3))
     return msgspec.structs.replace(tiny_run, assets=assets, recipe=recipe)
 
@@ -149,6 +151,16 @@ def test_a_first_machine_that_is_not_there_is_named_and_so_is_a_port_in_use() ->
             prepare(msgspec.structs.replace(away, node_rank=0))
     with pytest.raises(TrainingError, match="no machine called"):
         prepare(msgspec.structs.replace(away, rendezvous="nowhere.invalid:29500"))
+
+
+def test_a_machine_is_lost_when_it_says_nothing_new_for_long() -> None:
+    pulses = Pulses([1, 2], now=0.0)
+    for now in (50.0, 100.0):
+        pulses.heard(1, int(now), now)
+        pulses.heard(2, 7, now)
+    assert pulses.silent(150.0) == []
+    assert pulses.silent(50.0 + LOST_SECONDS + 1) == [2], "the same count again is no sign of life"
+    assert pulses.silent(100.0 + LOST_SECONDS + 1) == [1, 2]
 
 
 def test_torchrun_is_told_of_the_machines_only_where_there_are_several() -> None:

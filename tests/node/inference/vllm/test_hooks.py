@@ -55,11 +55,9 @@ def _kept(hooks: Hooks, number: int, place: int) -> tuple[U16, int]:
     return taken.rows[-1], taken.loads[-1]
 
 
-def test_a_row_without_probabilities_is_marked(hooks: Hooks) -> None:
-    hidden = rows(2)
-    hidden[1] = torch.nan
-    logits = hooks.logits(hidden)
-    hooks.draw(logits, [0, 1], [Draw(n, 1.0, np.array([0.5]), []) for n in (0, 1)], [0, 0])
+def test_rows_without_probabilities_are_marked(hooks: Hooks) -> None:
+    logits = hooks.logits(torch.full((1, HIDDEN), torch.nan))
+    hooks.draw(logits, [0], [Draw(1, 1.0, np.array([0.5]), [])], [0])
     heads, _ = hooks.recorder.take(1, 1)
     assert (heads == NOT_A_NUMBER).all()
 

@@ -1,56 +1,11 @@
-"""What this machine is, and which role fits it. Blocking: call from a thread."""
-
-import os
-import shutil
-import subprocess
-
-import msgspec
-import psutil
+"""Which role fits this machine. Pure."""
 
 from node.config import Role
 from node.errors import ConfigError
+from node.hardware.machine import Hardware
 from protocol.identity import Address
 
 MIN_MEMORY = 2 * 1024**3
-
-
-class Gpu(msgspec.Struct, frozen=True):
-    """memory: bytes."""
-
-    name: str
-    memory: int
-
-
-class Hardware(msgspec.Struct, frozen=True):
-    """memory: bytes."""
-
-    cores: int
-    memory: int
-    gpus: tuple[Gpu, ...]
-
-    @property
-    def summary(self) -> str:
-        gpus = ", ".join(gpu.name for gpu in self.gpus) or "no GPU"
-        return f"{self.cores} cores, {self.memory / 2**30:.0f} GiB, {gpus}"
-
-
-def inspect_hardware() -> Hardware:
-    """Look at this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Hardware(cores, psutil.virtual_memory().total, _gpus())
-
-
-def _gpus() -> tuple[Gpu, ...]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (subprocess.SubprocessError, OSError):
-        return ()
-    rows = [line.rsplit(",", 1) for line in answer.splitlines() if "," in line]
-    return tuple(Gpu(name.strip(), int(memory) * 2**20) for name, memory in rows if memory.strip().isdigit())
 
 
 def reason_for(asked: Role, role: Role, hardware: Hardware) -> str:

@@ -1,0 +1,281 @@
+"""The torch engine beside transformers (and vLLM), what sampling and proofs cost, and a validator's prefill at size.
+
+    python -m benchmarks.engine [--quick] [--json] [--only decoding,costs,prefill] [--vllm-python PATH]
+
+One thread, random weights, tokens per CPU second, the better of two runs taken in turns. *mixed* are lengths of 16 to
+512 tokens: transformers' `generate` decodes a batch until its longest sequence ends, and only tokens that were asked
+for count. `--vllm-python` names an interpreter that can import vLLM; it gets the same weights. `--json` puts everything
+on the last line.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
+
+from node.inference import device_sampling
+from node.inference.decoding import TorchDecoder
+from node.inference.engine import Finished, Request
+from node.inference.language_model import LanguageModel
+from node.inference.memory import keep_freed_memory
+from node.inference.prefilling import Prefiller
+from node.inference.proofs import prove_all
+
+SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8}
+MEDIUM = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+LARGE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+"""The shape of Qwen2.5-0.5B."""
+VOCABULARY, LARGE_VOCABULARY = 1024, 151_936
+PROMPT = 16
+Run = Callable[[list[int]], int]
+"""Decodes as many tokens as each number says, all at a time; returns how many those were."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller models, shorter sequences")
+    parser.add_argument("--json", action="store_true", help="all figures as one object on the last line")
+    parser.add_argument("--only", default="decoding,costs,prefill")
+    parser.add_argument("--vllm-python", type=Path)
+    a = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    parts: dict[str, Callable[[], Any]] = {
+        "decoding": lambda: decoding(a.quick, a.vllm_python),
+        "costs": lambda: costs(a.quick),
+        "prefill": lambda: prefill(a.quick),
+    }
+    result = {name: parts[name]() for name in a.only.split(",")}
+    if a.json:
+        print(json.dumps(result))
+
+
+def configuration(shape: dict[str, int], vocabulary: int) -> Qwen3Config:
+    heads = shape["num_attention_heads"]
+    dim = shape["hidden_size"] // heads
+    return Qwen3Config(
+        **shape, vocab_size=vocabulary, num_key_value_heads=max(2, heads // 7), head_dim=dim, tie_word_embeddings=True
+    )
+
+
+def model_of(config: Qwen3Config, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    with torch.device("meta"):
+        shell = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = LanguageModel(shell, "cpu", dtype, "sdpa")
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in model.parameters.items():
+            _ = tensor.fill_(1) if name.endswith("norm.weight") else tensor.normal_(0, 0.02, generator=random)
+    model.refreshed()
+    return model
+
+
+def prompts(count: int, vocabulary: int) -> list[list[int]]:
+    return np.random.default_rng(1).integers(2, vocabulary, size=(count, PROMPT)).tolist()
+
+
+# Decoding
+
+
+def decoding(quick: bool, vllm: Path | None) -> list[dict[str, Any]]:
+    new = 32 if quick else 64
+    longest = 128 if quick else 512
+    mixed = np.random.default_rng(2).permutation(np.linspace(16, longest, 64).astype(int)).tolist()
+    works = {"1": [new], "8": [new] * 8, "64": [new] * 64, f"mixed 16..{longest}": mixed}
+    found: list[dict[str, Any]] = []
+    for dtype in (torch.float32,) if quick else (torch.float32, torch.bfloat16):
+        config = configuration(SMALL if quick else MEDIUM, VOCABULARY)
+        model = model_of(config, dtype)
+        ways: dict[str, Run] = {"torch engine": engine_run(model), **transformers_runs(config, model, dtype)}
+        for name, work in works.items():
+            rates = beside(ways, work)
+            found.append({"dtype": str(dtype).removeprefix("torch."), "batch": name, **rates})
+            print_rates(found[-1])
+        if vllm is not None:
+            for name, rate in vllm_rates(vllm, config, model, dtype, works).items():
+                found.append({"dtype": str(dtype).removeprefix("torch."), "batch": name, "vllm": rate})
+                print_rates(found[-1])
+    return found
+
+
+def beside(ways: dict[str, Run], work: list[int]) -> dict[str, float]:
+    """Tokens per CPU second of each, the better of two turns."""
+    best = dict.fromkeys(ways, 0.0)
+    for _ in range(2):
+        for name, run in ways.items():
+            started = time.process_time()
+            tokens = run(work)
+            best[name] = max(best[name], tokens / (time.process_time() - started))
+    return {name: round(rate, 1) for name, rate in best.items()}
+
+
+def print_rates(row: dict[str, Any]) -> None:
+    rates = {name: value for name, value in row.items() if name not in ("dtype", "batch")}
+    own = rates.get("torch engine")
+    shown = [
+        f"{name} {rate:8.0f}" + (f" ({own / rate:.2f}x)" if own and rate != own else "") for name, rate in rates.items()
+    ]
+    print(f"{row['dtype']:9} batch {row['batch']:14}", ", ".join(shown), flush=True)
+
+
+def engine_run(model: LanguageModel) -> Run:
+    def run(work: list[int]) -> int:
+        decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
+        drawn = np.random.default_rng(3)
+        for prompt, count in zip(prompts(len(work), model.vocabulary), work, strict=True):
+            decoder.submit(Request(prompt, drawn.random(count)))
+        made = 0
+        while len(decoder):
+            made += sum(len(completion.output) for _, completion in decoder.step())
+        return made
+
+    return run
+
+
+def transformers_runs(config: Qwen3Config, model: LanguageModel, dtype: torch.dtype) -> dict[str, Run]:
+    hugging = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, parameter in hugging.named_parameters():
+            parameter.copy_(
+                model.parameters[name].reshape(-1, *parameter.shape)[0] if "_norm" in name else model.parameters[name]
+            )
+
+    def generate(work: list[int]) -> int:
+        settings = GenerationConfig(do_sample=True, max_new_tokens=max(work), pad_token_id=0, eos_token_id=None)
+        asked = torch.tensor(prompts(len(work), config.vocab_size))
+        with torch.inference_mode():
+            hugging.generate(asked, attention_mask=torch.ones_like(asked), generation_config=settings)
+        return sum(work)
+
+    return {"transformers": generate}
+
+
+VLLM = """
+import json, sys, time
+job = json.load(open(sys.argv[1]))
+from vllm import LLM, SamplingParams
+llm = LLM(model=job["model"], dtype=job["dtype"], skip_tokenizer_init=True, enforce_eager=True, max_model_len=1024)
+rates = {}
+for name, work in job["works"].items():
+    for _ in range(2):
+        started = time.process_time()
+        settings = [SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in work]
+        asked = [{"prompt_token_ids": prompt} for prompt in job["prompts"][: len(work)]]
+        llm.generate(asked, settings, use_tqdm=False)
+        rates[name] = max(rates.get(name, 0.0), sum(work) / (time.process_time() - started))
+print(json.dumps(rates))
+"""
+
+
+def vllm_rates(
+    python: Path, config: Qwen3Config, model: LanguageModel, dtype: torch.dtype, works: dict[str, list[int]]
+) -> dict[str, float]:
+    hugging = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        hugging.save_pretrained(folder)
+        job = Path(folder) / "job.json"
+        asked = prompts(64, config.vocab_size)
+        name = str(dtype).removeprefix("torch.")
+        job.write_text(json.dumps({"model": folder, "dtype": name, "works": works, "prompts": asked}))
+        settings = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+        }
+        command = [str(python), "-c", VLLM, str(job)]
+        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"vLLM failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# What sampling and proofs cost
+
+
+def costs(quick: bool) -> dict[str, float]:
+    """CPU seconds within one run of 64 sequences at a vocabulary of 151,936, as shares of the rest of decoding."""
+    model = model_of(configuration(MEDIUM if quick else LARGE, LARGE_VOCABULARY))
+    rows, new = (16, 8) if quick else (64, 12)
+    spent = {"sampler": 0.0}
+    real = device_sampling.choose
+
+    def timed(*arguments: Any) -> torch.Tensor:
+        started = time.process_time()
+        try:
+            return real(*arguments)
+        finally:
+            spent["sampler"] += time.process_time() - started
+
+    device_sampling.choose = timed
+    decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
+    drawn = np.random.default_rng(3)
+    for prompt in prompts(rows, LARGE_VOCABULARY):
+        decoder.submit(Request(prompt, drawn.random(new)))
+    decoder.step()
+    spent["sampler"], started, done = 0.0, time.process_time(), []
+    while len(decoder):
+        done += [completion for _, completion in decoder.step()]
+    whole = time.process_time() - started
+    device_sampling.choose = real
+    started = time.process_time()
+    prove_all([completion.rows for completion in done], 128, 32)
+    proofs = time.process_time() - started
+    plain = whole - spent["sampler"]
+    tokens = rows * (new - 1)
+    found = {
+        "tokens_per_s": round(tokens / whole, 1),
+        "sampler_ms_per_token": round(1e3 * spent["sampler"] / tokens, 3),
+        "sampler_share": round(spent["sampler"] / plain, 4),
+        "proofs_share": round(proofs / plain, 4),
+    }
+    print(f"vocabulary {LARGE_VOCABULARY}, batch {rows}:", found, flush=True)
+    return found
+
+
+# A validator's prefill
+
+
+def prefill(quick: bool) -> list[dict[str, float]]:
+    model = model_of(configuration(SMALL, LARGE_VOCABULARY))
+    prefiller = Prefiller(model)
+    random = np.random.default_rng(4)
+    prefiller.prefill([Finished([1] * 8, [2] * 8)], 1.0)
+    found: list[dict[str, float]] = []
+    for length in (2048, 8192) if quick else (2048, 8192, 32768):
+        tokens = random.integers(2, LARGE_VOCABULARY, size=length).tolist()
+        before = reset_peak()
+        started = time.process_time()
+        prefiller.prefill([Finished(tokens[:512], tokens[512:])], 1.0)
+        spent = time.process_time() - started
+        row = {"tokens": length, "tokens_per_s": round(length / spent, 1), "peak_mib": round(peak() - before, 1)}
+        found.append(row)
+        print(f"prefill of {length} tokens: {row['tokens_per_s']} tokens/s, peak {row['peak_mib']} MiB", flush=True)
+    return found
+
+
+def reset_peak() -> float:
+    """Resident MiB; what was the peak is forgotten."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak() -> float:
+    """The highest resident MiB since then."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""`intellect-node run size`: how much memory each rank of the trainer needs, before anybody rents it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.errors import USAGE, CommandError
+
+if TYPE_CHECKING:
+    from node.training.settings import TrainerSettings
+    from node.training.sizing import Memory, Shape
+    from protocol.lora import Lora
+
+EPILOG = (
+    "Examples:  intellect-node run size   (known models)   |   intellect-node run size my-run.toml   |   "
+    "intellect-node run size --model models/qwen --gpu-gib 80   |   "
+    "intellect-node run size my-run.toml --trainer activation_checkpointing=true --json"
+)
+RANKS = (1, 2, 4, 8, 16, 32, 64)
+GIB = 1 << 30
+
+
+def command(
+    file: Annotated[Path | None, typer.Argument(help="A run file: its model, its recipe, its adapter.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A model directory instead of a run file.")] = None,
+    gpu_gib: Annotated[float, typer.Option("--gpu-gib", min=1, help="Memory of one GPU.")] = 80.0,
+    trainer: Annotated[
+        list[str] | None, typer.Option("--trainer", help="NAME=VALUE over [trainer] of config.toml. May be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Memory of one rank of the trainer, by number of GPUs, for a run's model or for known ones.
+
+    Counted from the model's shape for the settings of this machine ([trainer]): weights, gradients, optimiser,
+    activations of a full micro-batch, tables of logits, gathered layers; a tenth and 0.75 GiB are added.
+    """
+    from cli.output import print_json
+    from cli.run_directory import trainer_settings
+
+    if file is not None and model is not None:
+        raise CommandError("a run or a model?", "a run file names its model", "give one of the two", USAGE)
+    settings = trainer_settings(trainer or [])
+    rows = [_row(name, shape, settings, gpu_gib, lora, kl) for name, shape, lora, kl in _asked(file, model)]
+    if as_json:
+        print_json({"gpu_gib": gpu_gib, "micro_batch_tokens": settings.micro_batch_tokens, "models": rows})
+        return
+    _print(rows, settings, gpu_gib)
+
+
+def _asked(file: Path | None, model: Path | None) -> "list[tuple[str, Shape, Lora | None, bool]]":
+    """(name, shape, adapter, whether a reference model is held) of what was named, or of all known models."""
+    from node.run.file import load_run_file
+    from node.training.sizing import KNOWN, shape_of
+
+    if model is not None:
+        return [(model.name, shape_of(model), None, False)]
+    if file is None:
+        return [(name, shape, None, False) for name, shape in KNOWN.items()]
+    run = load_run_file(file)
+    recipe = run.recipe
+    held = recipe.objective().reference_kl > 0 and recipe.lora is None
+    return [(run.name, shape_of(file.parent / run.model), recipe.lora, held)]
+
+
+def _row(
+    name: str, shape: "Shape", settings: "TrainerSettings", gpu_gib: float, lora: "Lora | None", reference: bool
+) -> dict[str, Any]:
+    from node.training.sizing import fewest_ranks, memory_of_a_rank
+
+    how: dict[str, Any] = {"shape": shape, "settings": settings, "lora": lora, "reference": reference}
+    return {
+        "model": name,
+        "parameters": shape.parameters,
+        "ranks": {str(ranks): _gib(memory_of_a_rank(**how, ranks=ranks)) for ranks in RANKS},
+        "fewest_ranks": fewest_ranks(int(gpu_gib * GIB), RANKS[-1], **how),
+    }
+
+
+def _gib(memory: "Memory") -> dict[str, float]:
+    parts = ("device", "state", "gathered", "activations", "tables", "reserve", "host", "evaluator")
+    return {part: round(getattr(memory, part) / GIB, 2) for part in parts}
+
+
+def _print(rows: list[dict[str, Any]], settings: "TrainerSettings", gpu_gib: float) -> None:
+    from rich.table import Table
+
+    from cli.output import clean, console
+
+    title = f"GiB per rank by number of ranks, for micro-batches of {settings.micro_batch_tokens:,} tokens"
+    table = Table(title=title, title_justify="left")
+    for name in ("model", *map(str, RANKS), "least"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "model" else "right")
+    for row in rows:
+        cells = [f"{row['ranks'][str(ranks)]['device']:.1f}" for ranks in RANKS]
+        table.add_row(clean(row["model"], 24), *cells, str(row["fewest_ranks"] or f"> {RANKS[-1]}"))
+    console().print(table)
+    console().print(f"least: ranks with {gpu_gib:g} GiB each that it takes, as a power of two", soft_wrap=True)
+    first = rows[0]["ranks"]["1"]
+    for name, what in (("host", "in the CPU's memory of each rank, for one rank"), ("evaluator", "evaluator")):
+        if len(rows) == 1 and first[name]:
+            console().print(f"{what}: {first[name]:.1f} GiB more", soft_wrap=True)

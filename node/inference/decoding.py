@@ -1,0 +1,250 @@
+"""Continuous batching: a row of the cache is refilled as soon as its sequence ends.
+
+How many sequences run at a time follows from what sequences reach, not from what they may: room is taken for the mean
+of those that ended, and when the ones in flight become longer than that, the shortest wait. They go on later from all
+their tokens, as if those were a prompt; what was recorded of them stays. Sequences that begin with the same prompt
+share its pass.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.inference.engine import MOST_IN_FLIGHT, U16, Completion, Request
+from node.inference.errors import EngineError
+from node.inference.language_model import CHUNK_TOKENS, PASS_TOKENS, LanguageModel, batches, bf16_bits
+from node.inference.out_of_memory import ran_out, smaller
+
+MOST_ROWS = 256
+"""Sequences at a time: more make neither a CPU nor a GPU faster."""
+_FIRST_GUESS = 256
+"""Output tokens that are reckoned with until sequences have ended."""
+_HEAD_ROWS = 64
+"""Of a request's buffer at first; it doubles."""
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """tokens: prompt and output; output: how many of the latter; heads: room for those of the output; begun: names the
+    tokens that its row begins or began with; last: [hidden], what the pass over those ended in."""
+
+    number: int
+    request: Request
+    tokens: list[int]
+    heads: U16
+    begun: bytes
+    output: int = 0
+    last: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def add(self, head: U16, token: int) -> None:
+        if self.output == len(self.heads):
+            rows = min(2 * self.output, len(self.request.uniforms))
+            self.heads.resize((rows, self.heads.shape[1]), refcheck=False)
+        self.heads[self.output] = head
+        self.tokens.append(token)
+        self.output += 1
+
+    @property
+    def number_due(self) -> float:
+        return float(self.request.uniforms[self.output])
+
+    def expected(self, reach: float) -> int:
+        """Tokens in the end, if it is given `reach` tokens of output or has them already."""
+        return len(self.tokens) + max(0, min(len(self.request.uniforms), int(reach)) - self.output)
+
+    @property
+    def full(self) -> bool:
+        return self.output == len(self.request.uniforms)
+
+    def completion(self, finished: bool) -> Completion:
+        self.heads.resize((self.output, self.heads.shape[1]), refcheck=False)
+        return Completion(self.tokens[len(self.tokens) - self.output :], finished, self.heads)
+
+
+def _name(tokens: Sequence[int]) -> bytes:
+    """Equal for equal tokens; unlike a tuple it remembers its hash."""
+    return np.asarray(tokens, dtype=np.int64).tobytes()
+
+
+class TorchDecoder:
+    """`node.inference.engine.Decoder`. batch_tokens: most tokens in the cache, unless one sequence has more."""
+
+    def __init__(self, model: LanguageModel, eos: frozenset[int], batch_tokens: int, temperature: float) -> None:
+        self._model, self._eos, self._temperature = model, eos, temperature
+        self._budget, self._most, self._tried = batch_tokens, MOST_ROWS, 0
+        self._cache = model.cache()
+        self._rows: list[_Sequence] = []
+        self._waiting: deque[_Sequence] = deque()
+        self._numbers = count(1)
+        self._reach = float(_FIRST_GUESS)
+
+    def submit(self, request: Request) -> int:
+        self._check(request)
+        number = next(self._numbers)
+        heads = np.empty((min(_HEAD_ROWS, len(request.uniforms)), self._model.hidden), dtype=np.uint16)
+        self._waiting.append(_Sequence(number, request, list(request.prompt), heads, _name(request.prompt)))
+        return number
+
+    def _check(self, request: Request) -> None:
+        if len(self) >= MOST_IN_FLIGHT:
+            raise EngineError("too many requests", f"{len(self)} are in flight", "submit more when some have finished")
+        if not len(request.prompt) or not len(request.uniforms):
+            raise EngineError("a request cannot be served", "it has no prompt or no tokens to draw", "report this")
+        if min(request.prompt) < 0 or max(request.prompt) >= self._model.vocabulary:
+            raise EngineError("a request cannot be served", "it has tokens outside the vocabulary", "report this")
+
+    @torch.inference_mode()
+    def cancel(self, number: int) -> None:
+        self._waiting = deque(one for one in self._waiting if one.number != number)
+        for row, one in enumerate(self._rows):
+            if one.number == number:
+                self._leave(row)
+                break
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._rows)
+
+    @property
+    def room(self) -> int:
+        most = min(self._most, self._budget // max(self._expected, int(self._reach), 1))
+        return max(most - len(self), 0 if len(self) else 1)
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, Completion]]:
+        while len(self):
+            try:
+                return self._step()
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out(error):
+                    raise
+                self._shrink(error)
+        return []
+
+    def _step(self) -> list[tuple[int, Completion]]:
+        self._make_room()
+        parts = [self._go_on(), self._enter(self._next())]
+        hidden = torch.cat([part for part in parts if part is not None])
+        due = np.array([one.number_due for one in self._rows])
+        return self._record(hidden, self._model.choose(hidden, due, self._temperature))
+
+    def _record(self, hidden: Tensor, tokens: np.ndarray) -> list[tuple[int, Completion]]:
+        for one, head, token in zip(self._rows, bf16_bits(hidden), tokens.tolist(), strict=True):
+            one.add(head, token)
+        over = [row for row, one in enumerate(self._rows) if one.full or one.tokens[-1] in self._eos]
+        return [self._end(row) for row in reversed(over)]
+
+    def _end(self, row: int) -> tuple[int, Completion]:
+        one = self._leave(row)
+        self._reach += (one.output - self._reach) / 32
+        return one.number, one.completion(one.tokens[-1] in self._eos)
+
+    def _leave(self, row: int) -> _Sequence:
+        """The last row takes the place of this one."""
+        left, last = self._rows[row], len(self._rows) - 1
+        if row != last:
+            self._cache.copy(last, row, len(self._rows[last].tokens))
+            self._rows[row] = self._rows[last]
+        self._rows.pop()
+        return left
+
+    # Rows that go on
+
+    def _go_on(self) -> Tensor | None:
+        if not self._rows:
+            return None
+        tokens = [one.tokens[-1] for one in self._rows]
+        return self._model.step(self._cache, tokens, [len(one.tokens) - 1 for one in self._rows])
+
+    @property
+    def _longest(self) -> int:
+        return max((len(one.tokens) for one in self._rows), default=0)
+
+    @property
+    def _expected(self) -> int:
+        return max((one.expected(self._reach) for one in self._rows), default=0)
+
+    def _make_room(self) -> None:
+        """For the next token of every row; the shortest wait if not all have it."""
+        self._tried = len(self._rows)
+        while len(self._rows) > 1 and len(self._rows) * self._longest > self._budget:
+            self._put_back(min(range(len(self._rows)), key=lambda row: len(self._rows[row].tokens)))
+        self._provide(len(self._rows), self._longest)
+
+    def _put_back(self, row: int) -> None:
+        one = self._leave(row)
+        one.begun = _name(one.tokens)
+        self._waiting.appendleft(one)
+
+    def _shrink(self, error: BaseException) -> None:
+        """Begin all rows anew, half as many at a time. Raises EngineError if there was one only."""
+        self._most = smaller(self._tried, "sequences", error)
+        while self._rows:
+            self._put_back(len(self._rows) - 1)
+        self._cache = self._model.cache()
+
+    def _provide(self, rows: int, span: int) -> None:
+        """At least so many of each; when the cache must grow, by a quarter more positions and all rows that may be
+        wanted, where the budget has them."""
+        if rows <= self._cache.rows and span <= self._cache.span:
+            return
+        span = max(span, self._cache.span)
+        span = max(span, min(span + max(64, span // 4), self._budget // rows))
+        wanted = min(len(self), self._most, self._budget // span)
+        self._cache.resize(max(rows, wanted), span, len(self._rows), min(self._longest, self._cache.span))
+
+    # Rows that begin
+
+    def _next(self) -> list[_Sequence]:
+        """Those that begin now, in order: as many as have room, and no more than one pass over their prompts takes."""
+        chosen: list[_Sequence] = []
+        prompts: dict[bytes, int] = {}
+        longest = self._expected
+        for one in self._waiting:
+            longest = max(longest, one.expected(self._reach))
+            prompts[one.begun] = len(one.tokens)
+            rows = len(self._rows) + len(chosen) + 1
+            too_wide = rows > self._most or rows * longest > self._budget
+            if (rows > 1 and too_wide) or (chosen and sum(prompts.values()) > PASS_TOKENS):
+                break
+            chosen.append(one)
+        return chosen
+
+    def _enter(self, fresh: Sequence[_Sequence]) -> Tensor | None:
+        """Run their prompts into the cache, equal ones once: what the last token of each gave."""
+        if not fresh:
+            return None
+        first = len(self._rows)
+        self._tried = first + len(fresh)
+        self._provide(self._tried, max(self._longest, *(len(one.tokens) for one in fresh)))
+        places = {one.begun: row for row, one in enumerate(self._rows)}
+        new = {one.begun: one for one in fresh if one.begun not in places}
+        originals = sorted(new.values(), key=lambda one: len(one.tokens))
+        self._run(originals)
+        others = [one for one in fresh if new.get(one.begun) is not one]
+        entered = [*self._rows, *originals, *others]
+        places |= {one.begun: row for row, one in enumerate(originals, first)}
+        for row, one in enumerate(others, first + len(originals)):
+            source = places[one.begun]
+            self._cache.copy(source, row, len(one.tokens))
+            one.last = entered[source].last
+        self._rows = entered
+        for _ in fresh:
+            self._waiting.popleft()
+        return torch.stack([one.last for one in entered[first:]])
+
+    def _run(self, sequences: Sequence[_Sequence]) -> None:
+        """Their tokens, shortest first, in passes of about the same number."""
+        row = len(self._rows)
+        for batch in batches(sequences, PASS_TOKENS, lambda one: len(one.tokens)):
+            size = CHUNK_TOKENS if len(batch) == 1 and len(batch[0].tokens) > PASS_TOKENS else PASS_TOKENS
+            for start in range(0, len(batch[-1].tokens), size):
+                parts = [one.tokens[start : start + size] for one in batch]
+                hidden = self._model.chunk(self._cache, row, start, parts)
+            for one, states in zip(batch, hidden, strict=True):
+                one.last = states[len(one.tokens) - 1 - start].clone()
+            row += len(batch)

@@ -1,0 +1,126 @@
+"""What decoding and verification have in common: passes over tokens, and what the output head says of the results.
+
+The output head computes in float32 whatever the layers do: sampling is decided by the last digits of its logits.
+Logits of a few rows exist at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import linear
+
+from node.inference import device_sampling
+from node.inference.attention import KERNELS, Causal, Chunk, Step
+from node.inference.kv_cache import KVCache
+from node.inference.transformer import Transformer
+
+LOGIT_CELLS = 1 << 23
+"""Most logits (rows * vocabulary) at a time: 32 MiB."""
+PASS_TOKENS = 4096
+"""Most tokens in one pass without a cache: more make neither a CPU nor a GPU faster, and take memory."""
+CHUNK_TOKENS = 1024
+"""Tokens of a longer sequence in one pass. They see what stands before them in a cache."""
+
+T = TypeVar("T")
+I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
+
+
+class LanguageModel:
+    """model: as for Transformer; attention: one of attention.KERNELS."""
+
+    def __init__(self, model: Any, device: str, dtype: torch.dtype, attention: str) -> None:
+        self._transformer = Transformer(model, device, dtype)
+        self._kernel = KERNELS[attention]
+        self._head = self._transformer.head.float()
+        self._device = device
+        self.vocabulary, self.hidden = self._head.shape
+        self.parameters = self._transformer.parameters
+
+    def refreshed(self) -> None:
+        """To be called when the parameters have other values."""
+        if self._head is not self._transformer.head:
+            self._head.copy_(self._transformer.head)
+
+    def cache(self) -> KVCache:
+        return KVCache(self._transformer.shape, self._device, self._transformer.dtype)
+
+    def sequences(self, batch: Sequence[Sequence[int]]) -> Tensor:
+        """Whole sequences, padded on the right, where a causal model cannot see it: [B, T, hidden]."""
+        tokens = self.padded(batch)
+        return self._transformer(tokens, self._range(0, tokens.shape[1]), tokens.shape[1], Causal(self._kernel))
+
+    def chunk(self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]]) -> Tensor:
+        """Tokens at `start` and after it of the cache's rows from `first` on, padded on the right: [B, T, hidden]."""
+        tokens = self.padded(batch)
+        end = start + tokens.shape[1]
+        attend = Chunk(self._kernel, cache, first, start)
+        return self._transformer(tokens, self._range(start, end), end, attend)
+
+    def step(self, cache: KVCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+        """One token of each of the cache's first rows, at its place: [rows, hidden]."""
+        positions, end = self.numbers(places), max(places) + 1
+        attend = Step(self._kernel, cache, positions, end, level=end == min(places) + 1)
+        return self._transformer(self.numbers(tokens)[:, None], positions[:, None], end, attend)[:, 0]
+
+    def choose(self, hidden: Tensor, u: F64, temperature: float) -> I64:
+        """The sampled token of each row of `hidden`. Raises EngineError."""
+        rows = self.logit_rows
+        numbers = torch.from_numpy(u).to(self._device)
+        parts = zip(hidden.split(rows), numbers.split(rows), strict=True)
+        return (
+            torch.cat([device_sampling.choose(self._logits(some), of, temperature) for some, of in parts]).cpu().numpy()
+        )
+
+    def intervals(self, hidden: Tensor, drawn: I64, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """device_sampling.interval of each row of `hidden`. Raises EngineError."""
+        rows = self.logit_rows
+        parts = zip(hidden.split(rows), self.numbers(drawn).split(rows), strict=True)
+        columns = zip(
+            *(device_sampling.interval(self._logits(some), of, temperature) for some, of in parts), strict=True
+        )
+        lo, hi, logprobs = map(torch.cat, columns)
+        return lo, hi, logprobs
+
+    @property
+    def logit_rows(self) -> int:
+        return max(1, LOGIT_CELLS // self.vocabulary)
+
+    def padded(self, batch: Sequence[Sequence[int]]) -> Tensor:
+        """int64[B, longest]."""
+        tokens = np.zeros((len(batch), max(map(len, batch))), dtype=np.int64)
+        for row, sequence in zip(tokens, batch, strict=True):
+            row[: len(sequence)] = sequence
+        return torch.from_numpy(tokens).to(self._device)
+
+    def numbers(self, values: Sequence[int] | I64) -> Tensor:
+        return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self._device)
+
+    def _range(self, start: int, end: int) -> Tensor:
+        return torch.arange(start, end, device=self._device)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return linear(hidden.float(), self._head)
+
+
+def bf16_bits(values: Tensor) -> NDArray[np.uint16]:
+    """The bf16 bit patterns of float `values`, on the CPU."""
+    return values.to(torch.bfloat16).view(torch.int16).cpu().numpy().view(np.uint16)
+
+
+def batches(items: Sequence[T], most: int, width: Callable[[T], int]) -> Iterator[list[T]]:
+    """Consecutive runs of `items` of at most `most` padded tokens (or one item, if it alone is larger)."""
+    batch: list[T] = []
+    widest = 0
+    for item in items:
+        widest = max(widest, width(item))
+        if batch and widest * (len(batch) + 1) > most:
+            yield batch
+            batch, widest = [], width(item)
+        batch.append(item)
+    if batch:
+        yield batch

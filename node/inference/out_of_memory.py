@@ -1,0 +1,30 @@
+"""Memory that ran out: how torch says so, and what is said to people."""
+
+import structlog
+import torch
+
+from node.inference.errors import EngineError
+
+_log = structlog.get_logger(__name__)
+_CPU_WORDS = ("can't allocate memory", "not enough memory")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an exception means that a device, or the machine, has no more memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_WORDS)
+
+
+def smaller(tried: int, unit: str, error: BaseException) -> int:
+    """Half of what was tried at a time, said in the log. Raises EngineError if that was one already."""
+    if tried <= 1:
+        raise EngineError(
+            "the engine has too little memory",
+            f"not even one of its {unit} fits: {str(error)[:200]}",
+            "use a machine with more memory, bfloat16, or a run with shorter sequences",
+        ) from None
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    _log.warning("engine.smaller_batch", unit=unit, tried=tried, next=tried // 2, reason=str(error)[:200])
+    return tried // 2

@@ -1,0 +1,104 @@
+"""Finished sequences computed anew: what a validator compares. One pass for several short ones, chunk by chunk for a
+long one, and the output head only where a token was sampled: memory does not grow with vocabulary times length."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.inference.engine import F32, F64, U16, Finished, Prefill
+from node.inference.errors import EngineError
+from node.inference.language_model import CHUNK_TOKENS, I64, PASS_TOKENS, LanguageModel, batches, bf16_bits
+from node.inference.out_of_memory import ran_out, smaller
+from protocol.segments import sampled_places
+
+
+class _Work:
+    """One sequence: what goes through the model, where its tokens were sampled, and what was found so far."""
+
+    def __init__(self, sequence: Finished, model: LanguageModel) -> None:
+        self.fed = [*sequence.prompt, *sequence.output[:-1]]
+        self.places = len(sequence.prompt) - 1 + sampled_places(sequence.segments, len(sequence.output))
+        self.drawn: I64 = np.asarray(sequence.sampled, dtype=np.int64)
+        self._check(model.vocabulary)
+        count = len(self.places)
+        self.lo: F64 = np.empty(count)
+        self.hi: F64 = np.empty(count)
+        self.logprobs: F32 = np.empty(count, dtype=np.float32)
+        self.heads: U16 = np.empty((count, model.hidden), dtype=np.uint16)
+
+    def _check(self, vocabulary: int) -> None:
+        tokens = np.asarray([*self.fed, *self.drawn[-1:]], dtype=np.int64)
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise EngineError("a sequence cannot be checked", "it has tokens outside the vocabulary", "reject it")
+
+    def within(self, start: int, end: int) -> slice:
+        """Which of the places a pass over positions start..end has."""
+        first, last = np.searchsorted(self.places, (start, end))
+        return slice(int(first), int(last))
+
+    @property
+    def result(self) -> Prefill:
+        return Prefill(self.lo, self.hi, self.logprobs, self.heads)
+
+
+@dataclass(slots=True)
+class Prefiller:
+    """pass_tokens: most tokens in one pass; halved when memory runs out."""
+
+    model: LanguageModel
+    pass_tokens: int = PASS_TOKENS
+
+    @torch.inference_mode()
+    def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
+        """In order. Raises EngineError."""
+        all_work = [_Work(sequence, self.model) for sequence in sequences]
+        waiting = sorted(all_work, key=lambda one: len(one.fed))
+        while waiting:
+            batch = next(batches(waiting, self.pass_tokens, lambda one: len(one.fed)))
+            try:
+                self._run(batch, temperature)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out(error):
+                    raise
+                self.pass_tokens = smaller(self.pass_tokens, "tokens in one pass", error)
+            else:
+                waiting = waiting[len(batch) :]
+        return [one.result for one in all_work]
+
+    def _run(self, batch: Sequence[_Work], temperature: float) -> None:
+        for start, hidden in self._passes(batch):
+            self._look(batch, start, hidden, temperature)
+
+    def _passes(self, batch: Sequence[_Work]) -> Iterator[tuple[int, Tensor]]:
+        """(first position, inputs of the output head) of each pass over a batch."""
+        fed = [one.fed for one in batch]
+        length = len(fed[-1])
+        if length <= self.pass_tokens:
+            yield 0, self.model.sequences(fed)
+            return
+        cache, size = self.model.cache(), min(CHUNK_TOKENS, self.pass_tokens)
+        cache.resize(1, length, 0, 0)
+        for start in range(0, length, size):
+            yield start, self.model.chunk(cache, 0, start, [fed[0][start : start + size]])
+
+    def _look(self, batch: Sequence[_Work], start: int, hidden: Tensor, temperature: float) -> None:
+        parts = [one.within(start, start + hidden.shape[1]) for one in batch]
+        counts = [part.stop - part.start for part in parts]
+        if not sum(counts):
+            return
+        rows = self.model.numbers(np.repeat(np.arange(len(batch)), counts))
+        places = np.concatenate([one.places[part] for one, part in zip(batch, parts, strict=True)]) - start
+        heads = hidden[rows, self.model.numbers(places)]
+        drawn = np.concatenate([one.drawn[part] for one, part in zip(batch, parts, strict=True)])
+        lo, hi, logprobs = (found.cpu().numpy() for found in self.model.intervals(heads, drawn, temperature))
+        self._note(batch, parts, (lo, hi, logprobs, bf16_bits(heads)))
+
+    @staticmethod
+    def _note(batch: Sequence[_Work], parts: Sequence[slice], columns: Sequence[np.ndarray]) -> None:
+        at = 0
+        for one, part in zip(batch, parts, strict=True):
+            cut = slice(at, at := at + part.stop - part.start)
+            one.lo[part], one.hi[part], one.logprobs[part], one.heads[part] = (column[cut] for column in columns)

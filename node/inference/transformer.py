@@ -1,0 +1,191 @@
+"""The forward pass of the Llama family, which Llama, Qwen2 and Qwen3 belong to, without anything that decoding does not
+need: no masks, caches or hooks of its own, projections of one input in one matrix.
+
+Knows how transformers names and computes these models, in which order it rounds too. Who attends to what is the
+caller's: `Attend` gets the new queries, keys and values of each layer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm
+from transformers.activations import ACT2FN
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""Model types of config.json."""
+ROPE = ("default", "linear", "llama3", "yarn")
+"""Kinds of positions whose frequencies do not depend on a sequence's length."""
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [B, heads, T, D], k and v [B, kv heads, T, D]) -> [B, heads, T, D]."""
+
+
+def unsupported(config: Any) -> str | None:
+    """What in a transformers configuration this pass does not know; None if it can compute the model."""
+    if config.model_type not in FAMILIES:
+        return f"the architecture {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in ROPE:
+        return f"positions of kind {rope!r} are not supported; supported are {', '.join(ROPE)}"
+    if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+        return "layers that attend to a sliding window are not supported"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    eps: float
+
+    @classmethod
+    def of(cls, config: Any) -> "Shape":
+        heads = config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        sizes = config.num_hidden_layers, heads, config.num_key_value_heads, dim, config.hidden_size
+        return cls(*sizes, config.rms_norm_eps)
+
+
+class Fused:
+    """Tensors for the parameters of a model, several of them side by side in one.
+
+    parameters: name -> the part to copy a parameter's values into; it may have more dimensions than they, over which
+    they are repeated.
+    """
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], device: str, dtype: torch.dtype) -> None:
+        self._shapes, self._device, self._dtype = shapes, device, dtype
+        self.parameters: dict[str, Tensor] = {}
+
+    def stack(self, *names: str, repeats: Sequence[int] = ()) -> Tensor | None:
+        """The parameters of these names under each other; None if the model has none of them. repeats: how often each
+        of them, which are vectors then, stands there."""
+        if names[0] not in self._shapes:
+            return None
+        shapes = [tuple(self._shapes[name]) for name in names]
+        rows = list(repeats) or [shape[0] for shape in shapes]
+        whole = torch.empty(
+            sum(rows), *(shapes[0] if repeats else shapes[0][1:]), dtype=self._dtype, device=self._device
+        )
+        self.parameters |= dict(zip(names, whole.split(rows), strict=True))
+        return whole
+
+    def one(self, name: str) -> Tensor:
+        tensor = self.stack(name)
+        assert tensor is not None, name  # noqa: S101 - every model of the families has it
+        return tensor
+
+
+class Projection:
+    """x @ weight.T + bias, of one or several linear layers with the same input."""
+
+    def __init__(self, fused: Fused, *layers: str) -> None:
+        self.weight = fused.stack(*(f"{layer}.weight" for layer in layers))
+        self.bias = fused.stack(*(f"{layer}.bias" for layer in layers))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class Norm:
+    """Root mean square over the last dimension, rounded where transformers rounds."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps = weight, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            return self._weight * rms_norm(x.float(), x.shape[-1:], eps=self._eps).to(x.dtype)
+        return rms_norm(x, x.shape[-1:], eps=self._eps).mul_(self._weight)
+
+
+class Rotation:
+    """Rotary positions: tables that grow as positions do."""
+
+    def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
+        rotary = type(model.base_model.rotary_emb)(config=model.config)
+        self._frequencies, self._scale = rotary.inv_freq.float().cpu(), float(rotary.attention_scaling)
+        self._device, self._dtype = device, dtype
+        self._cos = self._sin = torch.empty(0)
+
+    def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [..., 1, D] of positions below `end`; sin with the sign that a half turned around needs."""
+        if len(self._cos) < end:
+            self._grow(max(1024, 2 * end))
+        return self._cos[positions][..., None, :], self._sin[positions][..., None, :]
+
+    def _grow(self, count: int) -> None:
+        angles = torch.arange(count).float()[:, None] * self._frequencies
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        self._cos = torch.cat((cos, cos), 1).to(self._device, self._dtype)
+        self._sin = torch.cat((-sin, sin), 1).to(self._device, self._dtype)
+
+
+class Layer:
+    def __init__(self, fused: Fused, name: str, shape: Shape, activation: str) -> None:
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        self._shape, self._turned = shape, shape.heads + shape.kv_heads
+        self._before = Norm(fused.one(f"{name}.input_layernorm.weight"), shape.eps)
+        self._qkv = Projection(fused, *(f"{attention}.{part}_proj" for part in "qkv"))
+        norms = f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"
+        weights = fused.stack(*norms, repeats=(shape.heads, shape.kv_heads))
+        self._qk_norm = None if weights is None else Norm(weights, shape.eps)
+        self._out = Projection(fused, f"{attention}.o_proj")
+        self._between = Norm(fused.one(f"{name}.post_attention_layernorm.weight"), shape.eps)
+        self._gate_up = Projection(fused, f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        self._down = Projection(fused, f"{mlp}.down_proj")
+        self._activation = ACT2FN[activation]
+
+    def __call__(self, number: int, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """x: [B, T, hidden], which is changed in place."""
+        q, k, v = self._project(self._before(x), *rotation)
+        seen = attend(number, q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1)
+        x += self._out(seen)
+        gate, up = self._gate_up(self._between(x)).chunk(2, dim=-1)
+        x += self._down(self._activation(gate).mul_(up))
+        return x
+
+    def _project(self, x: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
+        shape = self._shape
+        heads = self._qkv(x).unflatten(-1, (-1, shape.head_dim))
+        qk, v = heads[..., : self._turned, :], heads[..., self._turned :, :]
+        if self._qk_norm is not None:
+            qk = self._qk_norm(qk)
+        qk = (qk * cos).add_(qk.roll(shape.head_dim // 2, -1).mul_(sin))
+        parts = qk[..., : shape.heads, :], qk[..., shape.heads :, :], v
+        return [part.transpose(1, 2) for part in parts]
+
+
+class Transformer:
+    """model: of transformers, for its configuration, names and shapes; it may be on the meta device.
+
+    parameters: see Fused. Their values are arbitrary at first.
+    """
+
+    def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
+        names = dict(model.named_parameters())
+        fused = Fused({name: tensor.shape for name, tensor in names.items()}, device, dtype)
+        self.shape = Shape.of(model.config)
+        self.device, self.dtype = device, dtype
+        self._embedding = fused.one("model.embed_tokens.weight")
+        activation = model.config.hidden_act
+        places = [f"model.layers.{i}" for i in range(self.shape.layers)]
+        self._layers = [Layer(fused, place, self.shape, activation) for place in places]
+        self._after = Norm(fused.one("model.norm.weight"), self.shape.eps)
+        self.head = fused.one("lm_head.weight") if "lm_head.weight" in names else self._embedding
+        self._rotation = Rotation(model, device, dtype)
+        self.parameters = fused.parameters
+
+    def __call__(self, tokens: Tensor, positions: Tensor, end: int, attend: Attend) -> Tensor:
+        """Inputs of the output head [B, T, hidden]. tokens: int64[B, T]; positions: [B, T] or [T], all below `end`."""
+        x = embedding(tokens, self._embedding)
+        rotation = self._rotation.at(positions, end)
+        for number, layer in enumerate(self._layers):
+            x = layer(number, x, rotation, attend)
+        return self._after(x)

@@ -1,0 +1,74 @@
+"""Claims of GPUs, shown and checked: a node with a GPU multiplies when it is asked; validators and the trainer ask.
+
+They ask those whose heartbeats name an engine on a GPU, one at a time. What came of it stands in their status; who
+passed with most of those who asked counts its GPU's memory when it says how long its answers may be
+(node.recipe.capacity).
+"""
+
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.hardware.multiplier import Multiplier
+from node.member import Member
+from node.services.base import Service
+from node.services.workplace import Workplace
+from node.swarm.claims import claims_gpu
+from protocol.errors import IntellectError
+from protocol.identity import Address
+
+log = structlog.get_logger()
+LOOK_EVERY = 30.0
+"""Seconds between two looks for somebody to challenge."""
+
+
+class Claiming(Service):
+    """multiplier: of a node that has a GPU; asks: whether it is this node's business to challenge."""
+
+    name = "claims"
+
+    def __init__(self, member: Member, multiplier: Multiplier | None, *, asks: bool) -> None:
+        self._member = member
+        self._multiplier = multiplier
+        self._asks = asks
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self | None:
+        """None for a node that has neither a GPU nor anybody to challenge."""
+        multiplier = Multiplier() if place.hardware.gpus else None
+        asks = place.role in ("validator", "trainer")
+        return cls(place.member, multiplier, asks=asks) if multiplier or asks else None
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            if self._multiplier is not None:
+                self._member.claims.prover = self._multiplier
+                nursery.start_soon(self._multiplier.run)
+            if self._asks:
+                nursery.start_soon(self._challenge_always)
+
+    def status(self) -> dict[str, Any]:
+        claims = self._member.claims
+        return {"node": {"gpu_believed": claims.believed, "gpu_tried_by": len(claims.told)}}
+
+    async def _challenge_always(self) -> None:
+        while True:
+            await trio.sleep(LOOK_EVERY)
+            for member in self.due():
+                await self._challenge(member)
+
+    def due(self) -> list[Address]:
+        """Who claims a GPU, is alive, and is to be challenged now."""
+        table, claims = self._member.membership.table, self._member.claims
+        others = [
+            table.get(address) for address in table.live(trio.current_time()) if address != self._member.key.address
+        ]
+        claimants = [one.address for one in others if one and one.beat and claims_gpu(one.beat.engine)]
+        return [address for address in claimants if claims.due(address)]
+
+    async def _challenge(self, member: Address) -> None:
+        try:
+            await self._member.claims.challenge(member)
+        except IntellectError as error:  # gone, or of another version
+            log.debug("claim.not_asked", peer=member, why=error.why)

@@ -1,0 +1,236 @@
+"""How much memory one rank of the trainer needs, from a model's shape: exact for what can be counted.
+
+Counted: parameters, gradients, optimiser, what the backward pass keeps of each token (as torch keeps it for Llama,
+Qwen2 and Qwen3 in transformers; tests/node/training/test_sizing.py compares with torch), the head's tables, what FSDP2
+gathers. Estimated: what allocators lose and libraries take, as RESERVE_SHARE and RESERVE. Imports nothing heavy.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from node.training.errors import TrainingError
+from node.training.settings import TrainerSettings
+from protocol.lora import Lora
+
+GIB = 1 << 30
+RESERVE_SHARE = 0.1
+RESERVE = 3 * GIB // 4
+"""Bytes that libraries take of a GPU (CUDA's context, NCCL's buffers), or of a process on a CPU."""
+MASTER, GRADIENT, MOMENTS = 4, 4, 8
+"""Bytes per parameter: float32 weights, their gradient, AdamW's two moments."""
+TABLES = 3
+"""Tables of `logit_cells` float32 numbers that are alive at once: two of node.training.head, one of a reduction."""
+GATHERED_LAYERS = 2
+"""Layers whose weights are gathered at once: the one that computes and the one that is fetched meanwhile."""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder of the Llama, Qwen2 or Qwen3 kind. hidden, intermediate: widths; layers, heads, key_heads, head:
+    counts, and a head's width; tied: one matrix for embedding and output; norms: queries and keys are normed; biases:
+    those of the attention's input layers."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_heads: int
+    head: int
+    vocabulary: int
+    tied: bool = False
+    norms: bool = False
+    biases: bool = False
+
+    @property
+    def query(self) -> int:
+        """Width of all queries."""
+        return self.heads * self.head
+
+    @property
+    def key(self) -> int:
+        """Width of all keys, and of all values."""
+        return self.key_heads * self.head
+
+    @property
+    def layer_parameters(self) -> int:
+        attention = 2 * self.hidden * (self.query + self.key)
+        extras = 2 * self.head * self.norms + (self.query + 2 * self.key) * self.biases
+        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden + extras
+
+    @property
+    def root_parameters(self) -> int:
+        """Embedding, output head, last norm: what is gathered as one."""
+        return (1 if self.tied else 2) * self.vocabulary * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.root_parameters
+
+    def kept_per_token(self, size: int) -> int:
+        """Bytes that a layer keeps of each token for the backward pass, where it computes in `size` bytes a number.
+
+        Of samples of unlike length, packed: queries, keys, values and what comes of them are there a second time, cut.
+        """
+        normed = self.norms * (4 + size)
+        widths = (8 + 4 * size) * self.hidden + 4 * size * self.intermediate
+        widths += (4 * size + normed) * (self.query + self.key)
+        return widths + 8 + 4 * self.heads + 4 * self.norms * (self.heads + self.key_heads)
+
+    def adapter_parameters(self, lora: Lora) -> int:
+        """Of adapters to the layers that `lora` names, as far as this kind of decoder has them."""
+        ends = {
+            "q_proj": (self.hidden, self.query),
+            "k_proj": (self.hidden, self.key),
+            "v_proj": (self.hidden, self.key),
+            "o_proj": (self.query, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+        return self.layers * lora.rank * sum(sum(ends[name]) for name in lora.targets if name in ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one rank. state: its shards of weights, gradients, moments; gathered: whole units of the model in use;
+    activations: kept of each token; tables: of logits; reserve: what allocators and libraries take; host: what the
+    settings put in the CPU's memory instead; evaluator: on the device that the evaluator is on."""
+
+    state: int
+    gathered: int
+    activations: int
+    tables: int
+    reserve: int
+    host: int
+    evaluator: int
+
+    @property
+    def device(self) -> int:
+        return self.state + self.gathered + self.activations + self.tables + self.reserve
+
+
+def memory_of_a_rank(
+    shape: Shape,
+    settings: TrainerSettings,
+    *,
+    ranks: int,
+    lora: Lora | None = None,
+    reference: bool = False,
+    gpu: bool = True,
+) -> Memory:
+    """At the peak of a step with full micro-batches. reference: a second model is held for KL; gpu: layers compute in
+    bfloat16 unless the settings say otherwise."""
+    bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and gpu)
+    size = 2 if bfloat16 else 4
+    sharded = ranks > 1 or bfloat16 or settings.offload_parameters
+    state = _state(shape, size, lora, reference=reference) // ranks
+    activations = _activations(shape, settings, size)
+    gathered = _gathered(shape, settings, size, frozen=lora is not None) if sharded else 0
+    tables = TABLES * 4 * min(settings.logit_cells, settings.micro_batch_tokens * shape.vocabulary)
+    host = (state if settings.offload_parameters else 0) + (activations if settings.offload_activations else 0)
+    on_device = [
+        0 if settings.offload_parameters else state,
+        gathered,
+        _one_layer(shape, settings, size) if settings.offload_activations else activations,
+        tables,
+    ]
+    evaluator = shape.parameters * (2 if gpu else 4)
+    return Memory(*on_device, int(RESERVE_SHARE * sum(on_device)) + RESERVE, host, evaluator)
+
+
+def fewest_ranks(device_bytes: int, most: int, **how: Any) -> int | None:
+    """Ranks, a power of two up to `most`, of which each fits; None if none does. how: as for `memory_of_a_rank`."""
+    counts = [1 << bits for bits in range(most.bit_length()) if 1 << bits <= most]
+    return next((n for n in counts if memory_of_a_rank(**how, ranks=n).device <= device_bytes), None)
+
+
+def _state(shape: Shape, size: int, lora: Lora | None, *, reference: bool) -> int:
+    whole = shape.parameters
+    if lora is None:
+        return whole * (MASTER + GRADIENT + MOMENTS + MASTER * reference)
+    return whole * size + shape.adapter_parameters(lora) * (MASTER + GRADIENT + MOMENTS)
+
+
+def _activations(shape: Shape, settings: TrainerSettings, size: int) -> int:
+    """Of a full micro-batch: all layers, or their inputs and one layer; and around the layers, in float32."""
+    tokens = settings.micro_batch_tokens
+    around = 4 * 4 * shape.hidden * tokens
+    if not settings.activation_checkpointing:
+        return around + tokens * shape.layers * shape.kept_per_token(size)
+    return around + tokens * shape.layers * size * shape.hidden + _one_layer(shape, settings, size)
+
+
+def _one_layer(shape: Shape, settings: TrainerSettings, size: int) -> int:
+    return settings.micro_batch_tokens * shape.kept_per_token(size)
+
+
+def _gathered(shape: Shape, settings: TrainerSettings, size: int, *, frozen: bool) -> int:
+    """Whole weights of a few layers and of the root unit, their gradients, and the float32 buffer that is reduced."""
+    head = 4 if settings.fp32_logits and not frozen else size
+    layers = GATHERED_LAYERS if settings.reshard_after_forward else shape.layers
+    weights = head * shape.root_parameters + size * layers * shape.layer_parameters
+    gradient = 0 if frozen else max((head + 4) * shape.root_parameters, (size + 4) * shape.layer_parameters)
+    return weights + gradient
+
+
+def shape_of(model_dir: Path) -> Shape:
+    """From a model directory's config.json. Raises TrainingError for one that is none, or of another kind."""
+    path = model_dir / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_bytes())
+        kind, heads, hidden = config["model_type"], config["num_attention_heads"], config["hidden_size"]
+        if kind not in KINDS:
+            raise ValueError(f"model_type is {kind}; known: {', '.join(KINDS)}")
+        return msgspec.convert(
+            {
+                "hidden": hidden,
+                "intermediate": config["intermediate_size"],
+                "layers": config["num_hidden_layers"],
+                "heads": heads,
+                "key_heads": config.get("num_key_value_heads") or heads,
+                "head": config.get("head_dim") or hidden // heads,
+                "vocabulary": config["vocab_size"],
+                "tied": config.get("tie_word_embeddings", kind == "qwen2"),
+                "norms": kind == "qwen3",
+                "biases": kind == "qwen2" or bool(config.get("attention_bias")),
+            },
+            Shape,
+        )
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        why = f"{path}: {type(error).__name__} {error}"
+        raise TrainingError(
+            "the model's size cannot be told", why[:300], "name a model directory in Hugging Face form"
+        ) from None
+
+
+KINDS = ("llama", "qwen2", "qwen3")
+KNOWN = {
+    "smollm2-135m": Shape(
+        hidden=576, intermediate=1536, layers=30, heads=9, key_heads=3, head=64, vocabulary=49_152, tied=True
+    ),
+    "qwen3-0.6b": Shape(
+        hidden=1024, intermediate=3072, layers=28, heads=16, key_heads=8, head=128, vocabulary=151_936, tied=True,
+        norms=True,
+    ),
+    "qwen2.5-1.5b": Shape(
+        hidden=1536, intermediate=8960, layers=28, heads=12, key_heads=2, head=128, vocabulary=151_936, tied=True,
+        biases=True,
+    ),
+    "qwen3-4b": Shape(
+        hidden=2560, intermediate=9728, layers=36, heads=32, key_heads=8, head=128, vocabulary=151_936, tied=True,
+        norms=True,
+    ),
+    "qwen2.5-7b": Shape(
+        hidden=3584, intermediate=18_944, layers=28, heads=28, key_heads=4, head=128, vocabulary=152_064, biases=True
+    ),
+    "qwen3-14b": Shape(
+        hidden=5120, intermediate=17_408, layers=40, heads=40, key_heads=8, head=128, vocabulary=151_936, norms=True
+    ),
+    "qwen2.5-32b": Shape(
+        hidden=5120, intermediate=27_648, layers=64, heads=40, key_heads=8, head=128, vocabulary=152_064, biases=True
+    ),
+}  # fmt: skip
+"""Shapes as their makers publish them in config.json."""

@@ -1,0 +1,67 @@
+"""The forward pass: transformers' numbers, however the tokens are cut up."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.inference.errors import ModelError
+from node.inference.torch_engine import build_model
+from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, transformers_model
+
+TOKENS = torch.randint(0, VOCABULARY, (3, 40), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "dtype"),
+    [
+        *((name, "sdpa", torch.float32) for name in CONFIGURATIONS),
+        ("llama", "sdpa", torch.bfloat16),
+        ("qwen3", "eager", torch.float32),
+        ("qwen3", "eager", torch.bfloat16),
+    ],
+)
+@torch.inference_mode()
+def test_a_pass_gives_what_transformers_gives(name: str, attention: str, dtype: torch.dtype) -> None:
+    theirs = transformers_model(CONFIGURATIONS[name], dtype, attention)
+    model = engine_model(theirs, dtype, attention)
+    expected = theirs.base_model(input_ids=torch.tensor(TOKENS)).last_hidden_state
+    whole = model.sequences(TOKENS)
+    assert torch.allclose(whole, expected, atol=1e-6 if dtype == torch.float32 else 1e-2)
+
+    cache = model.cache()
+    cache.resize(4, 44, 0, 0)
+    chunks = [model.chunk(cache, 0, start, [row[start : start + 16] for row in TOKENS]) for start in (0, 16)]
+    steps = [model.step(cache, [row[at] for row in TOKENS], [at] * 3)[:, None] for at in range(32, 40)]
+    assert torch.allclose(torch.cat([*chunks, *steps], 1), whole, atol=1e-6 if dtype == torch.float32 else 1e-2)
+
+
+@torch.inference_mode()
+def test_rows_of_different_lengths_step_together() -> None:
+    model = engine_model(transformers_model(CONFIGURATIONS["qwen3"], torch.float32, "sdpa"))
+    cache = model.cache()
+    cache.resize(3, 40, 0, 0)
+    ends = [9, 39, 20]
+    model.chunk(cache, 0, 0, [row[:end] for row, end in zip(TOKENS, ends, strict=True)])
+    stepped = model.step(cache, [row[end] for row, end in zip(TOKENS, ends, strict=True)], ends)
+    whole = model.sequences(TOKENS)
+    expected = torch.stack([states[end] for states, end in zip(whole, ends, strict=True)])
+    assert torch.allclose(stepped, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "gemma2"}, "'gemma2' is not supported; supported are llama, qwen2, qwen3"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, "sliding window"),
+    ],
+)
+def test_what_the_pass_does_not_know_is_named(tiny_assets: Path, tmp_path: Path, change: dict, said: str) -> None:
+    model = Path(shutil.copytree(tiny_assets / "model", tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=said):
+        build_model(model, "meta")
