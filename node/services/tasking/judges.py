@@ -61,7 +61,7 @@ class Judges:
         tasks = {one.spec.nonce: id for id, one in self._owner.own.items() if one.spec.nonce.startswith(PREFIX)}
         for id in tasks.values():
             one = self._owner.own[id]
-            if one.open and not self._docket.fresh(one.spec.step):
+            if not self._docket.fresh(one.spec.step):
                 await self._give_up(id, one)
         for file in self._docket.files:
             try:
@@ -101,8 +101,8 @@ class Judges:
 
     async def _settle(self, file: Unjudged, folder: TaskFolder) -> None:
         found = await trio.to_thread.run_sync(judgement, folder)
-        self._docket.settle(file, scores_by_place(found.scores))
         self._owner.forget(folder.id)
+        self._docket.settle(file, scores_by_place(found.scores))
         log.info("judging.done", work=file.name.hex()[:16], dropped=len(found.dropped), judges=len(found.judges))
 
 

@@ -89,9 +89,15 @@ class Offering(Service):
                         await self._tend(own, nursery)
                     except OSError as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
-                if self._judges is not None:
-                    await self._judges.tend()
+                await self._ask_judges()
                 await trio.sleep(LOOK_EVERY)
+
+    async def _ask_judges(self) -> None:
+        if self._judges is not None:
+            try:
+                await self._judges.tend()
+            except (IntellectError, OSError) as error:
+                log.warning("judging.failed", why=str(error))
 
     def status(self) -> dict[str, Any]:
         return {"tasks": {"own": self.tasks()}}
@@ -192,8 +198,8 @@ class Offering(Service):
         """Say again what is open; gather what has been accepted; end what is complete."""
         if own.said >= LAST_WORDS:
             if own.passing:
-                del self.own[own.folder.id]
                 await trio.to_thread.run_sync(shutil.rmtree, own.folder.path, True)
+                del self.own[own.folder.id]
             return
         if own.open:
             self._gather_accepted(own, nursery)
