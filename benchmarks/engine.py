@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +84,20 @@ def model_of(config: Qwen3Config, dtype: torch.dtype = torch.float32) -> Languag
     with torch.device("meta"):
         shell = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model = LanguageModel(shell, "cpu", dtype, "sdpa")
-    some = torch.empty(1 << 20).normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for name, tensor in model.parameters.items():
-            norm = name.endswith("norm.weight")
-            tensor.copy_(
-                torch.ones(1)
-                if norm
-                else some.repeat(-(-tensor.numel() // len(some)))[: tensor.numel()].view(tensor.shape)
-            )
+    fill(model.parameters.items())
     model.refreshed()
     return model
+
+
+def fill(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Norms of 1, and for all else the same million random numbers over and over: quick, and equal for equal shapes."""
+    some = torch.empty(1 << 20).normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for name, tensor in parameters:
+            if name.endswith("norm.weight"):
+                tensor.fill_(1)
+            else:
+                tensor.copy_(some.repeat(-(-tensor.numel() // len(some)))[: tensor.numel()].view(tensor.shape))
 
 
 def prompts(count: int, vocabulary: int) -> list[list[int]]:
@@ -113,13 +116,13 @@ def decoding(quick: bool, vllm: Path | None) -> list[dict[str, Any]]:
     for dtype in (torch.float32,) if quick else (torch.float32, torch.bfloat16):
         config = configuration(SMALL if quick else MEDIUM, VOCABULARY)
         model = model_of(config, dtype)
-        ways: dict[str, Run] = {"torch engine": engine_run(model), **transformers_runs(config, model, dtype)}
+        ways: dict[str, Run] = {"torch engine": engine_run(model), **transformers_runs(config, dtype)}
         for name, work in works.items():
             rates = beside(ways, work)
             found.append({"dtype": str(dtype).removeprefix("torch."), "batch": name, **rates})
             print_rates(found[-1])
         if vllm is not None:
-            for name, rate in vllm_rates(vllm, config, model, dtype, works).items():
+            for name, rate in vllm_rates(vllm, config, dtype, works).items():
                 found.append({"dtype": str(dtype).removeprefix("torch."), "batch": name, "vllm": rate})
                 print_rates(found[-1])
     return found
@@ -159,13 +162,9 @@ def engine_run(model: LanguageModel) -> Run:
     return run
 
 
-def transformers_runs(config: Qwen3Config, model: LanguageModel, dtype: torch.dtype) -> dict[str, Run]:
+def transformers_runs(config: Qwen3Config, dtype: torch.dtype) -> dict[str, Run]:
     hugging = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    with torch.no_grad():
-        for name, parameter in hugging.named_parameters():
-            parameter.copy_(
-                model.parameters[name].reshape(-1, *parameter.shape)[0] if "_norm" in name else model.parameters[name]
-            )
+    fill(hugging.named_parameters())
 
     def generate(work: list[int]) -> int:
         settings = GenerationConfig(do_sample=True, max_new_tokens=max(work), pad_token_id=0, eos_token_id=None)
@@ -194,10 +193,9 @@ print(json.dumps(rates))
 """
 
 
-def vllm_rates(
-    python: Path, config: Qwen3Config, model: LanguageModel, dtype: torch.dtype, works: dict[str, list[int]]
-) -> dict[str, float]:
+def vllm_rates(python: Path, config: Qwen3Config, dtype: torch.dtype, works: dict[str, list[int]]) -> dict[str, float]:
     hugging = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    fill(hugging.named_parameters())
     with tempfile.TemporaryDirectory() as folder:
         hugging.save_pretrained(folder)
         job = Path(folder) / "job.json"
