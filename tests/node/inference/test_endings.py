@@ -1,9 +1,17 @@
 """Which errors end an engine's process, and in which words."""
 
+import io
+import os
+
 import pytest
 
 from node.inference.endings import reason_to_end
+from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
+from node.inference.process import Child
+from node.inference.server import Server
+from node.inference.session import Session
+from node.inference.wire import HEADER, Ending, decode_reply
 
 
 class OutOfMemoryError(RuntimeError):
@@ -25,3 +33,16 @@ class OutOfMemoryError(RuntimeError):
 def test_only_what_nobody_can_go_on_after_ends_the_process(error: Exception, what: str | None) -> None:
     reason = reason_to_end(error)
     assert (reason is None) if what is None else (reason is not None and what in reason.what)
+
+
+def test_a_process_that_ends_says_why_and_at_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    sink = io.BytesIO()
+    child = Child(io.BytesIO(), sink, Server(lambda run: torch_engine, Session))
+    child._check_fatal(EngineError("no", "it is only this request", "ask otherwise"), [1])
+    assert not ended and not sink.getvalue()
+    child._check_fatal(MemoryError("no more"), [3, 3])
+    last = decode_reply(sink.getvalue()[HEADER.size :])
+    assert ended == [4] and isinstance(last, Ending)
+    assert last.during == (3,) and "memory" in last.what and "no more" in last.why
