@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference.engine import Engine, Request, generate
+from node.inference.engine import Engine, Finished, Request, generate
 from node.inference.errors import EngineError, ModelError
 from node.inference.torch_engine import TorchEngine, build_model
 from node.training.warmstart import SORT_ALPHABET, write_config, write_tokenizer, write_weights
-from protocol.sampling import uniforms
+from protocol.sampling import distance, uniforms
 from tests.node.inference.engine_kinds import open_engine, write_image
 
 HIDDEN = 64
@@ -83,6 +83,16 @@ def test_what_the_cache_holds_of_a_prompt_is_not_used_with_other_weights(engine:
     weights = shaken(engine.read(str(model / "model.safetensors")))
     engine.load(weights)
     assert outputs(engine, asked) == outputs(reference(model, weights), asked) != first
+
+
+def test_a_finished_sequence_is_computed_anew_whatever_the_cache_holds_of_it(engine: Any) -> None:
+    """Of 125 tokens and their outputs a whole block of 128 stays in the cache, with places that are to be looked at."""
+    asked = requests([125] * 6)
+    made = generate(engine, asked, 0.9)
+    assert max(len(one.output) for one in made) > 4
+    looked = engine.prefill([Finished(a.prompt, m.output) for a, m in zip(asked, made, strict=True)], 0.9)
+    for request, completion, prefill in zip(asked, made, looked, strict=True):
+        assert distance(request.uniforms[: len(completion.output)], prefill.lo, prefill.hi).max() < 1e-6
 
 
 def test_a_layer_that_keeps_its_old_weights_is_found(engine: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
