@@ -66,7 +66,7 @@ seed = 0
 # advantage = "my_losses:ranks"
 # target_reward = 0.8           # stop when ten evaluations in a row average this
 
-# [recipe.lora]                 # the policy is an adapter: small steps to send; a learning_rate ten times as high
+# [recipe.lora]                 # the policy is an adapter: its learning_rate is a few times as high
 # rank = 16
 # alpha = 32
 

@@ -26,7 +26,7 @@ from torch import Tensor, distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -193,18 +193,30 @@ class Checkpoints:
             raise _foreign(path, "its run or its tensors' names and shapes are not those of this run's model")
         return state
 
+    def _held_anywhere(self, reader: "_Reader") -> set[str]:
+        """The parameters whose moments are in the checkpoint, be it on another machine: a rank whose shard has no rows
+        may have written none."""
+        stored, names = reader.read_metadata().state_dict_metadata, list(self._learner.parameters)
+        found = self._world.maxima([float(f"{_SLOTS[0]}/{name}" in stored) for name in names])
+        return {name for name, held in zip(names, found, strict=True) if held}
+
     def _restore(self, path: Path, state: CheckpointState) -> None:
         learner = self._learner
         reader = _Reader(str(path), {name: tensor.shape for name, tensor in learner.parameters.items()})
-        stored = reader.read_metadata().state_dict_metadata
+        held = self._held_anywhere(reader)
         target = {f"weight/{name}": parameter.detach() for name, parameter in learner.parameters.items()}
         moments: dict[str, dict[str, Tensor]] = {}
         for name, parameter in learner.parameters.items():
-            if f"{_SLOTS[0]}/{name}" in stored:
+            if name in held:
                 moments[name] = {slot: torch.zeros_like(parameter.detach()) for slot in _SLOTS}
                 target |= {f"{slot}/{name}": tensor for slot, tensor in moments[name].items()}
-        planner = _WholePlan(path, target)
-        load(target, storage_reader=reader, planner=planner, process_group=self._group, no_dist=self._world.size == 1)
+        reader.wanted, planner = tuple(target), _WholePlan(path, target)
+        alone = self._world.size == 1
+        try:
+            load(target, storage_reader=reader, planner=planner, process_group=self._group, no_dist=alone)
+        except CheckpointException as error:
+            reasons = (reason for reason, _ in error.failures.values())
+            raise next((reason for reason in reasons if isinstance(reason, TrainingError)), error) from error
         learner.restore_optimizer(state.updates, moments)
         if self._world.rank < len(state.random):
             _set_random_state(bytes.fromhex(state.random[self._world.rank]), self._world.device)
@@ -225,18 +237,23 @@ class _Writer(HuggingFaceStorageWriter):
 class _Reader(HuggingFaceStorageReader):
     """Of a directory that may lack what the shards on other machines hold, from which their tensors' sizes follow.
 
-    shapes: parameter -> its whole shape, which its moments have too.
+    shapes: parameter -> its whole shape, which its moments have too; wanted: what is to be read, here or elsewhere.
     """
 
     def __init__(self, path: str, shapes: Mapping[str, torch.Size]) -> None:
         super().__init__(path)
         self._shapes = shapes
+        self.wanted: tuple[str, ...] = ()
 
     def read_metadata(self) -> Metadata:
         found = super().read_metadata()
-        for name, stored in found.state_dict_metadata.items():
+        for name in {*found.state_dict_metadata, *self.wanted}:
             shape = self._shapes.get(name.partition("/")[2])
-            if isinstance(stored, TensorStorageMetadata) and shape is not None:
+            if shape is None:
+                continue
+            none = TensorStorageMetadata(TensorProperties(dtype=torch.float32), shape, [])
+            stored = found.state_dict_metadata.setdefault(name, none)
+            if isinstance(stored, TensorStorageMetadata):
                 stored.size = shape
         return found
 

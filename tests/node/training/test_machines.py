@@ -1,5 +1,6 @@
 """Machines that train together share nothing but the process group, and go on where all of them were."""
 
+import json
 import os
 import shutil
 import signal
@@ -12,16 +13,22 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from blake3 import blake3
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from node.run.file import describe_file
+from node.training.checkpoint import Checkpoints
 from node.training.errors import TrainingError
 from node.training.guest import guest_spool
 from node.training.handover import hand_over
+from node.training.learner import Learner
 from node.training.meeting import hello, objection
 from node.training.pulse import LOST_SECONDS, Pulses
 from node.training.rendezvous import arguments, prepare
 from node.training.settings import TrainerSettings, endpoint
 from node.training.spool import Spool
+from node.training.world import World
 from protocol.lora import Lora
 from protocol.run import Asset, RunSpec, encode_run
 from tests.node.training.test_trainer import STEPS, batch, images, outcome, work
@@ -41,12 +48,13 @@ def free_port() -> int:
 
 @pytest.fixture
 def run(tiny_run: RunSpec, tiny_assets: Path) -> RunSpec:
-    """With an adapter, and with its files named; problems are nothing that ranks need."""
+    """With an adapter of rank 1, of which the second machine's shard has no rows, and with its files named; problems
+    are nothing that ranks need."""
     files = sorted(path for path in tiny_assets.rglob("*") if path.is_file())
     infos = [(str(path.relative_to(tiny_assets)), describe_file(path)) for path in files]
     needed = [Asset(path=path, root=info.root.hex(), size=info.size) for path, info in infos]
     assets = (Asset(path="data/problems.jsonl", root="ab" * 32, size=9), *needed)
-    recipe = msgspec.structs.replace(tiny_run.recipe, lora=Lora(rank=3))
+    recipe = msgspec.structs.replace(tiny_run.recipe, lora=Lora(rank=1))
     return msgspec.structs.replace(tiny_run, assets=assets, recipe=recipe)
 
 
@@ -95,6 +103,26 @@ def test_two_machines_publish_what_one_does_although_one_of_them_is_killed(make_
     assert (guest.root / "run.json").read_bytes() == host.run_path.read_bytes()
     shards = [sorted(path.name for path in (spool.checkpoints / "step-000006").iterdir()) for spool in killed]
     assert len(shards[0]) == len(shards[1]) == 2 and shards[0] != shards[1], "a machine keeps its own"
+
+
+def test_a_shard_that_lies_on_another_machine_is_missed_and_not_left_as_it_is(
+    make_learner: Callable[..., Learner], tmp_path: Path
+) -> None:
+    learner = make_learner()
+    checkpoints = Checkpoints(tmp_path, learner, "model", World(), keep=1)
+    checkpoints.save(1, {})
+    checkpoints.wait()
+    (file,) = (tmp_path / "step-000001").glob("*.safetensors")
+    with safe_open(file, framework="pt") as stored:
+        told, tensors = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+    save_file({**tensors, name: tensors[name][: len(tensors[name]) // 2].contiguous()}, file, told)
+    state = json.loads((tmp_path / "step-000001" / "state.json").read_bytes())
+    state["files"] = {file.name: blake3(file.read_bytes()).hexdigest()}
+    (tmp_path / "step-000001" / "state.json").write_text(json.dumps(state))
+    with pytest.raises(TrainingError, match="not whole on this machine") as caught:
+        checkpoints.load_newest()
+    assert name in caught.value.why
 
 
 def test_what_a_machine_lacks_is_given_to_it_and_nothing_else(make_pair: Callable[[str], Pair]) -> None:
