@@ -33,9 +33,19 @@ from node.inference.memory import keep_freed_memory
 from node.inference.prefilling import Prefiller
 from node.inference.proofs import prove_all
 
-SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8}
-MEDIUM = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
-LARGE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8}
+MEDIUM: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+}
+LARGE: dict[str, Any] = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+}
 """The shape of Qwen2.5-0.5B."""
 VOCABULARY, LARGE_VOCABULARY = 1024, 151_936
 PROMPT = 16
@@ -62,7 +72,7 @@ def main() -> None:
         print(json.dumps(result))
 
 
-def configuration(shape: dict[str, int], vocabulary: int) -> Qwen3Config:
+def configuration(shape: dict[str, Any], vocabulary: int) -> Qwen3Config:
     heads = shape["num_attention_heads"]
     dim = shape["hidden_size"] // heads
     return Qwen3Config(
@@ -74,10 +84,15 @@ def model_of(config: Qwen3Config, dtype: torch.dtype = torch.float32) -> Languag
     with torch.device("meta"):
         shell = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model = LanguageModel(shell, "cpu", dtype, "sdpa")
-    random = torch.Generator().manual_seed(0)
+    some = torch.empty(1 << 20).normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         for name, tensor in model.parameters.items():
-            _ = tensor.fill_(1) if name.endswith("norm.weight") else tensor.normal_(0, 0.02, generator=random)
+            norm = name.endswith("norm.weight")
+            tensor.copy_(
+                torch.ones(1)
+                if norm
+                else some.repeat(-(-tensor.numel() // len(some)))[: tensor.numel()].view(tensor.shape)
+            )
     model.refreshed()
     return model
 

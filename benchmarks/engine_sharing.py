@@ -99,14 +99,16 @@ class Bench:
             node=NODE,
             pool=1,
             index=index if task is None else index % 64,
-            out_path=str(self.directory / f"{index % 64}.arrow"),
+            out_path=str(self.directory / f"{index % 64 if index else 'first'}.arrow"),
             task=task,
         )
         made = await self.ask(order, policy)
         return cast(Produced, made)
 
     async def task(self, policy: int) -> None:
-        spec = TaskSpec(kind="sample", last=256, policy=self.roots[policy].hex(), step=policy, samples=8, shard_size=4)
+        spec = TaskSpec(
+            kind="generate", last=256, policy=self.roots[policy].hex(), step=policy, samples=8, shard_size=4
+        )
         await self.rollout(ShardOrder(encode_task(spec), "", self.roots[policy]), policy)
 
     async def verdict(self) -> None:

@@ -141,7 +141,7 @@ def speed(assets: Path, files: int) -> dict[str, dict[str, float]]:
 
 def steps(place: Path, rollouts: int) -> dict[str, float]:
     """Seconds of all turns. Each way has an environment of its own, which remembers nothing of the other."""
-    from node.environments.base import Defaults
+    from node.environments.base import one_by_one
     from node.environments.package.archive import pack
     from node.environments.package.environment import Arguments, load
     from node.environments.package.templates import template
@@ -157,7 +157,7 @@ def steps(place: Path, rollouts: int) -> dict[str, float]:
     tokenizer, found = LocalTokenizer(place), dict[str, float]()
     for name in ("one by one", "at once"):
         environment = load(Arguments(), place, "guess", tokenizer)
-        ask = environment.steps if name == "at once" else functools.partial(Defaults.steps, environment)
+        ask = environment.steps if name == "at once" else functools.partial(one_by_one, environment)
         found[name] = _seconds_of_steps(environment, ask, tokenizer, rollouts)
         environment.close()
         show(f"{name}: {found[name]:.2f} s")

@@ -30,7 +30,8 @@ from node.inference.tokenizer import read_json
 from node.inference.torch_engine import build_model
 from node.inference.vllm import hooks as hooks_module
 from node.inference.vllm.arguments import arguments
-from node.inference.vllm.engine import VllmEngine, start
+from node.inference.vllm.core import start
+from node.inference.vllm.engine import VllmEngine
 from node.inference.vllm.recorder import Recorder
 from node.training.warmstart import SORT_ALPHABET, write_config, write_tokenizer, write_weights
 

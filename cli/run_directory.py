@@ -16,7 +16,7 @@ from node.state.files import write_whole
 if TYPE_CHECKING:
     from node.metrics.observer import Observer
     from node.run.file import CompiledRun, RunFile
-    from node.services.local import LocalRun, Told
+    from node.services.local import Doing, LocalRun, Told
     from node.training.settings import TrainerSettings
 
 MARKER = ".intellect-node-train"
@@ -204,7 +204,7 @@ def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
 
 
 def assemble(
-    home: RunDirectory, compiled: "CompiledRun", level: int, means: Means, told: "Told"
+    home: RunDirectory, compiled: "CompiledRun", level: int, means: Means, told: "Told", doing: "Doing"
 ) -> "tuple[LocalRun, Observer, Callable[[], Awaitable[None]]]":
     """The run's parts, wired, and what does all of the work: training, with /metrics where that was asked for.
 
@@ -240,6 +240,7 @@ def assemble(
         observer=observer,
         async_level=level,
         told=told,
+        doing=doing,
     )
     listener = Listener(bind(means.metrics_address, WHAT, FLAG)) if means.metrics_address else None
     if listener:

@@ -1,5 +1,6 @@
 """`intellect-node train`: a run at one desk: the learner and one engine, without chain or peers."""
 
+import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,8 @@ EXAMPLES = (
     "intellect-node train --dir runs/dppo-4 --resume --steps 300"
 )
 HIGHEST_LEVEL = 8
+SILENCE = 20.0
+"""Seconds after which one wants to know what it is doing, where there is no bar to look at."""
 
 
 def command(
@@ -132,7 +135,7 @@ def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Mea
 
     home.log.parent.mkdir(parents=True, exist_ok=True)
     set_up_logging(home.log.parent, "info")
-    local, observer, served = assemble(home, compiled, level, means, view.step)
+    local, observer, served = assemble(home, compiled, level, means, view.step, view.doing)
     try:
         with view:
             trio.run(until_signalled, served)
@@ -197,6 +200,9 @@ class View:
     def step(self, record: dict[str, Any]) -> None:
         """A new step's record."""
 
+    def doing(self, text: str) -> None:
+        """What goes on between two records."""
+
 
 class JsonView(View):
     """One line per step."""
@@ -229,6 +235,8 @@ class ProgressView(View):
             console=self._console,
         )
         self._task = self._progress.add_task(compiled.spec.name, total=self._total, numbers="starting")
+        self._numbers = ""
+        self._said_at = -SILENCE
 
     def __enter__(self) -> "ProgressView":
         if self._live:
@@ -242,11 +250,22 @@ class ProgressView(View):
             self._progress.stop()
 
     def step(self, record: dict[str, Any]) -> None:
-        numbers = numbers_of(record)
+        numbers = self._numbers = numbers_of(record)
         if self._live:
             self._progress.update(self._task, completed=record["step"], numbers=numbers)
         elif record["step"] % max(self._total // 20, 1) == 0 or record["step"] == self._total:
-            self._console.print(f"step {record['step']}/{self._total}  {numbers}", soft_wrap=True)
+            self._say(f"step {record['step']}/{self._total}  {numbers}")
+
+    def doing(self, text: str) -> None:
+        """Beside the numbers; without a terminal only where nothing else was said in a while."""
+        if self._live:
+            self._progress.update(self._task, numbers=f"{self._numbers}  [dim]{text}[/]".strip())
+        elif time.monotonic() - self._said_at >= SILENCE:
+            self._say(f"  {text}")
+
+    def _say(self, line: str) -> None:
+        self._said_at = time.monotonic()
+        self._console.print(line, soft_wrap=True)
 
 
 def numbers_of(record: dict[str, Any]) -> str:

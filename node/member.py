@@ -58,7 +58,7 @@ class Member:
         self.stock = stock
         self.board = Board(network, key, domain, pool, membership)
         self.dialback = DialBack(network, membership.contact_of)
-        self.claims = Claims(network, membership.is_member)
+        self.claims = Claims(network, membership.may_challenge)
 
     @property
     def blobs(self) -> Blobs:

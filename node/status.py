@@ -81,6 +81,7 @@ class StatusPage:
             "slashed": self._slashed(),
             "network_stats": msgspec.structs.asdict(self._member.network.stats()) if self._member else {},
             "board": dict(self._member.board.counts) if self._member else {},
+            "engine": None,
             "processes": [],
             "restarts": {},
             "services": self._crew.names,

@@ -119,10 +119,14 @@ class Defaults:
     are all of one class."""
 
     def steps(self: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
-        return [_reply(self, problem, one) for problem, one in zip(problems, transcripts, strict=True)]
+        return one_by_one(self, problems, transcripts)
 
     def is_judged(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
         return self.determinism == "judged"
+
+
+def one_by_one(environment: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+    return [_reply(environment, problem, one) for problem, one in zip(problems, transcripts, strict=True)]
 
 
 def _reply(environment: Plain, problem: Problem, transcript: Transcript) -> Reply:

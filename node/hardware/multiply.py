@@ -24,8 +24,9 @@ class Product:
     def __init__(self, challenge: Challenge, device: str) -> None:
         self._challenge, self._device = challenge, device
         self._keys = challenge.keys
-        stripes = [self._expand(self._keys.b, piece) for piece in self._pieces()]
-        self._right = torch.cat(stripes)
+        self._right = torch.empty(challenge.size, challenge.size, device=device)
+        for piece in self._pieces():
+            self._right[piece] = self._expand(self._keys.b, piece)
 
     def digests(self) -> Words:
         """uint64[size], as protocol.freivalds.row_digests."""

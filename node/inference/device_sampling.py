@@ -28,30 +28,6 @@ def choose(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
 
     Raises EngineError for logits that are not finite.
     """
-    rows = rows_at_once(logits)
-    parts = zip(logits.split(rows), u.split(rows), strict=True)
-    return torch.cat([_choose(some, numbers, temperature) for some, numbers in parts])
-
-
-def interval(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(lo float64[n], hi float64[n], logprob float32[n]) as in `protocol.sampling.interval`, up to rounding.
-
-    Raises EngineError for logits that are not finite.
-    """
-    rows = rows_at_once(logits)
-    parts = zip(logits.split(rows), tokens.split(rows), strict=True)
-    columns = zip(*(_interval(some, drawn, temperature) for some, drawn in parts), strict=True)
-    lo, hi, logprobs = map(torch.cat, columns)
-    return lo, hi, logprobs
-
-
-def rows_at_once(logits: Tensor) -> int:
-    """How many rows of such logits are worth a pass of float64."""
-    cells = CACHED_CELLS if logits.device.type == "cpu" else DEVICE_CELLS
-    return max(1, cells // logits.shape[1])
-
-
-def _choose(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
     table = _tabulate(logits, temperature)
     aim = u * table.total
     tokens = table.find(aim)
@@ -66,32 +42,36 @@ def _reference(logits: Tensor, u: Tensor, temperature: float) -> int:
     return int(sampling.choose(logits[None].cpu().numpy(), np.array([u.item()]), temperature)[0])
 
 
-def _interval(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def interval(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(lo float64[n], hi float64[n], logprob float32[n]) as in `protocol.sampling.interval`, up to rounding.
+
+    Raises EngineError for logits that are not finite.
+    """
     table = _tabulate(logits, temperature)
     lo, hi = table.edges(tokens)
-    chosen = logits.gather(1, tokens[:, None])[:, 0].double()
-    logprobs = chosen / temperature - (table.top / temperature + table.total.log())
+    chosen = logits.gather(1, tokens[:, None]).double()
+    logprobs = (chosen / temperature - (table.top / temperature + table.total.log()[:, None]))[:, 0]
     return lo / table.total, hi / table.total, logprobs.float()
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """weights: float64[n, blocks, BLOCK], exp((logit - top) / temperature); before: float64[n, blocks], the sum of the
-    blocks before each; top, total: float64[n], the largest logit and the sum of all weights; doubt: float64[n], how far
-    a sum may be from the reference's."""
+    """Sums of weights exp((logit - top) / temperature). before: float64[n, blocks], of all blocks before each; total:
+    float64[n], of all tokens; top: float64[n, 1], the largest logit; doubt: float64[n], how far a sum may be from the
+    reference's."""
 
-    weights: Tensor
+    logits: Tensor
+    temperature: float
     before: Tensor
     top: Tensor
     total: Tensor
     doubt: Tensor
-    vocabulary: int
 
     def find(self, aim: Tensor) -> Tensor:
         """The first token at which the running sum reaches float64[n]."""
         block = ((self.before < aim[:, None]).sum(1) - 1).clamp(min=0)
         inside = ((self._running(block) < aim[:, None]).sum(1)).clamp(max=BLOCK - 1)
-        return (block * BLOCK + inside).clamp(max=self.vocabulary - 1)
+        return (block * BLOCK + inside).clamp(max=self.logits.shape[1] - 1)
 
     def edges(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The running sum before and after each token."""
@@ -103,25 +83,47 @@ class _Table:
 
     def _running(self, block: Tensor) -> Tensor:
         """The running sum over the tokens of one block a row: float64[n, BLOCK]."""
-        rows = torch.arange(len(block), device=block.device)
-        return self.weights[rows, block].cumsum(1) + self.before.gather(1, block[:, None])
+        places = block[:, None] * BLOCK + torch.arange(BLOCK, device=block.device)
+        logits = self.logits.gather(1, places.clamp(max=self.logits.shape[1] - 1))
+        weights = _weights(logits, self.top, self.temperature, torch.empty_like(logits, dtype=torch.float64))
+        return (weights * (places < self.logits.shape[1])).cumsum(1) + self.before.gather(1, block[:, None])
 
 
 def _tabulate(logits: Tensor, temperature: float) -> _Table:
     if temperature <= 0:
         raise ValueError("temperature must be > 0")
-    count, vocabulary = logits.shape
-    top, least = logits.amax(1).double(), logits.amin(1)  # several times quicker than aminmax
-    if not (torch.isfinite(top) & torch.isfinite(least)).all():
+    if not torch.isfinite(logits.sum(1)).all():  # which one infinity or NaN spoils
         raise _not_finite()
-    padded = torch.empty(count, -(-vocabulary // BLOCK) * BLOCK, dtype=torch.float64, device=logits.device)
-    padded[:, vocabulary:] = 0
-    padded[:, :vocabulary].copy_(logits).sub_(top[:, None]).mul_(1 / temperature).exp_()
-    weights = padded.view(count, -1, BLOCK)
-    sums = weights.sum(2)
+    top = logits.amax(1, keepdim=True).double()
+    sums = _block_sums(logits, top, temperature)
     running = sums.cumsum(1)
-    doubt = running[:, -1] * 2.0**-50 * (vocabulary + 1024 + top.abs() / temperature)
-    return _Table(weights, running - sums, top, running[:, -1], doubt, vocabulary)
+    total = running[:, -1]
+    doubt = total * 2.0**-50 * (logits.shape[1] + 1024 + top[:, 0].abs() / temperature)
+    return _Table(logits, temperature, running - sums, top, total, doubt)
+
+
+def _block_sums(logits: Tensor, top: Tensor, temperature: float) -> Tensor:
+    """float64[n, blocks], a few rows at a time, so that their weights stay in a cache."""
+    count, vocabulary = logits.shape
+    blocks, rows = -(-vocabulary // BLOCK), _rows_at_once(logits)
+    sums = torch.empty(count, blocks, dtype=torch.float64, device=logits.device)
+    room = torch.zeros(min(rows, count), blocks * BLOCK, dtype=torch.float64, device=logits.device)
+    for at in range(0, count, rows):
+        some = logits[at : at + rows]
+        _weights(some, top[at : at + rows], temperature, room[: len(some), :vocabulary])
+        torch.sum(room[: len(some)].view(len(some), blocks, BLOCK), 2, out=sums[at : at + rows])
+    return sums
+
+
+def _weights(logits: Tensor, top: Tensor, temperature: float, out: Tensor) -> Tensor:
+    """exp((logit - top) / temperature), in `out`."""
+    out.copy_(logits).sub_(top)
+    return (out if temperature == 1 else out.mul_(1 / temperature)).exp_()
+
+
+def _rows_at_once(logits: Tensor) -> int:
+    cells = CACHED_CELLS if logits.device.type == "cpu" else DEVICE_CELLS
+    return max(1, cells // logits.shape[1])
 
 
 def _not_finite() -> EngineError:

@@ -76,17 +76,18 @@ class Fused:
         self.parameters |= dict(zip(names, whole.split(rows), strict=True))
         return whole
 
-    def one(self, name: str) -> Tensor:
-        tensor = self.stack(name)
-        assert tensor is not None, name  # noqa: S101 - every model of the families has it
-        return tensor
+    def required(self, *names: str) -> Tensor:
+        """The same of parameters that every model of the families has."""
+        whole = self.stack(*names)
+        assert whole is not None, names  # noqa: S101
+        return whole
 
 
 class Projection:
     """x @ weight.T + bias, of one or several linear layers with the same input."""
 
     def __init__(self, fused: Fused, *layers: str) -> None:
-        self.weight = fused.stack(*(f"{layer}.weight" for layer in layers))
+        self.weight = fused.required(*(f"{layer}.weight" for layer in layers))
         self.bias = fused.stack(*(f"{layer}.bias" for layer in layers))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -131,13 +132,13 @@ class Layer:
     def __init__(self, fused: Fused, name: str, shape: Shape, activation: str) -> None:
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         self._shape, self._turned = shape, shape.heads + shape.kv_heads
-        self._before = Norm(fused.one(f"{name}.input_layernorm.weight"), shape.eps)
+        self._before = Norm(fused.required(f"{name}.input_layernorm.weight"), shape.eps)
         self._qkv = Projection(fused, *(f"{attention}.{part}_proj" for part in "qkv"))
         norms = f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"
         weights = fused.stack(*norms, repeats=(shape.heads, shape.kv_heads))
         self._qk_norm = None if weights is None else Norm(weights, shape.eps)
         self._out = Projection(fused, f"{attention}.o_proj")
-        self._between = Norm(fused.one(f"{name}.post_attention_layernorm.weight"), shape.eps)
+        self._between = Norm(fused.required(f"{name}.post_attention_layernorm.weight"), shape.eps)
         self._gate_up = Projection(fused, f"{mlp}.gate_proj", f"{mlp}.up_proj")
         self._down = Projection(fused, f"{mlp}.down_proj")
         self._activation = ACT2FN[activation]
@@ -173,12 +174,12 @@ class Transformer:
         fused = Fused({name: tensor.shape for name, tensor in names.items()}, device, dtype)
         self.shape = Shape.of(model.config)
         self.device, self.dtype = device, dtype
-        self._embedding = fused.one("model.embed_tokens.weight")
+        self._embedding = fused.required("model.embed_tokens.weight")
         activation = model.config.hidden_act
         places = [f"model.layers.{i}" for i in range(self.shape.layers)]
         self._layers = [Layer(fused, place, self.shape, activation) for place in places]
-        self._after = Norm(fused.one("model.norm.weight"), self.shape.eps)
-        self.head = fused.one("lm_head.weight") if "lm_head.weight" in names else self._embedding
+        self._after = Norm(fused.required("model.norm.weight"), self.shape.eps)
+        self.head = fused.required("lm_head.weight") if "lm_head.weight" in names else self._embedding
         self._rotation = Rotation(model, device, dtype)
         self.parameters = fused.parameters
 

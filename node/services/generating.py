@@ -34,6 +34,9 @@ from protocol.work import most_files
 log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
 FIRST_INTERVAL = 1.5
+FILES_OF_PATIENCE = 3
+"""A trainer is not slow before so many times the time that making its files takes have passed: learning from them costs
+more than making them, and with a large model both take minutes."""
 INTERVAL_MEMORY = 0.8
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
@@ -86,6 +89,7 @@ class Generating(Service):
         self._arrived_step = -1
         self._arrived_at = 0.0
         self._interval = FIRST_INTERVAL
+        self._file_seconds = 0.0
         self._producing = 0
         """Number of the file that is being made, from 1; 0: none."""
         self._progress: Progress | None = None
@@ -186,7 +190,7 @@ class Generating(Service):
             policy = self._station.shelf.newest or await self._station.shelf.newer_than(-1)
             self._note_arrival(policy)
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
-            patience = max(SHORTEST_PATIENCE, 2 * self._interval)
+            patience = self._patience()
             waited = self._station.clock.monotonic() - self._arrived_at
             fork = self._station.jury.policies.fork
             if fork is not None:
@@ -196,6 +200,11 @@ class Generating(Service):
                 return policy
             with trio.move_on_after(30.0 if self.finished else patience - waited % patience + 0.01):
                 await self._station.shelf.newer_than(policy.step)
+
+    def _patience(self) -> float:
+        """Seconds without a new policy after which the trainer seems to lack rollouts."""
+        own = FILES_OF_PATIENCE * self._share() * self._file_seconds
+        return max(SHORTEST_PATIENCE, 2 * self._interval, own)
 
     def _note_arrival(self, policy: HeldPolicy) -> None:
         """Remember when a policy came, and how long policies usually take."""
@@ -241,6 +250,7 @@ class Generating(Service):
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self._gauge.note(produced.units, produced.seconds)
         self.generate_seconds += produced.seconds
+        self._file_seconds = produced.seconds
         self._informative = 0.7 * self._informative + 0.3 * produced.informative
         return produced
 

@@ -46,10 +46,12 @@ ENGINE_TRIES = 3
 """Of a file, each of which the engine's client repeats by itself."""
 _NODE = "intellect-node local node v1"
 Told = Callable[[dict[str, Any]], None]
+Doing = Callable[[str], None]
+"""Hears in words what goes on, between the records: with a large model that takes minutes."""
 
 
 class LocalRun:
-    """One run in one directory. told: hears every new step's record, in order."""
+    """One run in one directory. told: hears every new step's record, in order; doing: what goes on meanwhile."""
 
     def __init__(
         self,
@@ -65,12 +67,13 @@ class LocalRun:
         observer: Observer,
         async_level: int,
         told: Told = lambda record: None,
+        doing: Doing = lambda text: None,
     ) -> None:
         self._run, self._encoded, self._assets = run, encoded, assets
         self._engine, self._learner, self._spool, self._observer = engine, learner, spool, observer
         self._evaluator, self._evaluations = evaluator, Evaluations(spool, run)
         self._level = async_level
-        self._told = told
+        self._told, self._doing = told, doing
         self._node = local_address(run.recipe.seed)
         self._rollouts = directory / "rollouts"
         self._batch_log = BatchLog(spool.root)
@@ -159,10 +162,13 @@ class LocalRun:
     # batches in
 
     async def _make_batches(self, nursery: trio.Nursery) -> None:
+        self._doing("learner and engine load the model")
         if self._spool.next_batch() < self._run.recipe.steps:
             await nursery.start(self._engine.run)
         for step in range(self._spool.next_batch(), self._run.recipe.steps):
             policy = max(0, step - self._level)
+            if not self._spool.is_complete(policy):
+                self._doing(f"policy {policy} is being learnt")
             await _until(lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind)
             selection = await self._fill(step, policy)
             await trio.to_thread.run_sync(self._hand_over, selection)
@@ -173,6 +179,8 @@ class LocalRun:
         self._seconds = {}
         while (selection := self._pool.take(step)) is None:
             index = self._made.get(policy, 0)
+            have, need = self._pool.rollouts, self._run.rollout.prompts_per_step * self._run.rollout.group_size
+            self._doing(f"sampling for step {step + 1} with policy {policy}: {have} of {need} rollouts")
             for attempt in range(ENGINE_TRIES):
                 try:
                     self._pool.add(await self._groups(policy, index))

@@ -1,7 +1,7 @@
 """Whether a member multiplies as fast as the GPU that it claims: a timed challenge (protocol.freivalds), both ends.
 
 Four requests, always in this order: is it ready (its child starts, off the clock), the challenge (on the clock), some
-rows of the product, and what came of it. A member answers other members only, one at a time and each seldom. The time
+rows of the product, and what came of it. A member answers few others, one at a time and each seldom. The time
 counts from the question to the last byte of the digests: a long line is the prover's bad luck, and the limit leaves
 half a second for it.
 """
@@ -120,17 +120,18 @@ def claims_gpu(engine: str) -> bool:
 
 
 class Claims:
-    """Asks and answers. prover: None where this node has nothing to show; size: of the matrices that it poses."""
+    """Asks and answers. may_ask: whose challenges are taken; prover: None where this node has nothing to show; size: of
+    the matrices that it poses."""
 
     def __init__(
         self,
         network: Network,
-        is_member: Callable[[Address], bool],
+        may_ask: Callable[[Address], bool],
         clock: Seconds = trio.current_time,
         size: int = MOST_SIZE,
         seconds: float = SECONDS,
     ) -> None:
-        self._network, self._is_member, self._clock = network, is_member, clock
+        self._network, self._may_ask, self._clock = network, may_ask, clock
         self._size, self._seconds = size, seconds
         self.prover: Prover | None = None
         self.trials: Recent[Address, Trial] = Recent(MEMBERS, refresh=True)
@@ -213,7 +214,7 @@ class Claims:
         question = decode_msgpack(
             request, _ANY_QUESTION, limit=MAX_REQUEST, error=ProtocolError, what="malformed question"
         )
-        if not self._is_member(asker):
+        if not self._may_ask(asker):
             return NO
         if isinstance(question, IsReady):
             return YES if await self._take_turn(asker) else NO

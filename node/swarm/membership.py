@@ -91,6 +91,10 @@ class Membership:
         """Whether the pool names it a validator, in the pool at this moment or not."""
         return address in self._validators
 
+    def may_challenge(self, address: Address) -> bool:
+        """Whether it may ask members to prove their hardware: what strangers say of it would count as much."""
+        return self.is_trainer(address) or self.is_validator(address)
+
     def live_validators(self, now: float) -> list[Address]:
         """Those that are alive: found without a look at everybody else."""
         return [address for address in self._validators if self.table.is_live(address, now)]

@@ -40,6 +40,8 @@ def evaluate_all(spool: Spool) -> None:
     torch.set_num_threads(settings.threads)
     run = decode_run(spool.run_path.read_bytes(), desk=True)  # the daemon has checked it
     left = Evaluations(spool, run)
+    if left.next() is None:
+        return
     with out_of_memory_says_what_to_lower(settings):
         evaluator = Evaluator(run, spool.assets, evaluation_engine(settings))
         try:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.graph import save_on_cpu
 from torch.distributed.tensor import DTensor
 
 from node.training.advantages import overlong_penalty, row_weights
@@ -28,6 +27,7 @@ from node.training.losses.registry import LossInputs
 from node.training.losses.regularisers import reference_kl
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
+from node.training.offload import ActivationsOnCpu
 from node.training.packing import plan, plan_padded
 from node.training.policy_model import PolicyModel
 from node.training.proximal import loglinear
@@ -284,7 +284,7 @@ class Learner:
     def _saving(self) -> AbstractContextManager[Any]:
         if not self._settings.offload_activations:
             return nullcontext()
-        return save_on_cpu(pin_memory=self._world.device.type == "cuda")
+        return ActivationsOnCpu(pinned=self._world.device.type == "cuda")
 
     def _micro_batch(self, rows: Sequence[BatchRow]) -> MicroBatch:
         if not rows:

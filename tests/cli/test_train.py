@@ -1,5 +1,6 @@
 """`intellect-node train` with its real learner and engine, killed in between; and what it refuses."""
 
+import io
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -250,3 +252,25 @@ def test_a_step_without_signal_says_so_and_shows_no_number_that_nobody_measured(
     assert shown == "reward 0.000  nothing learnt: no group carried signal"
     learnt = merged({**learner, "updates": 1, "grad_norm": 0.5}, {"reward_mean": 0.25}, {"step": 2.0})
     assert numbers_of(learnt) == "reward 0.250  grad 0.5  4,500 tok/s"
+
+
+def test_without_a_terminal_it_says_what_it_does_where_nothing_else_was_said_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loading a real model and a step of it take minutes."""
+    from cli import train
+
+    now = 0.0
+    monkeypatch.setattr(train.time, "monotonic", lambda: now)
+    out = io.StringIO()
+    run = SimpleNamespace(spec=SimpleNamespace(name="r", recipe=SimpleNamespace(steps=2)))
+    with train.ProgressView(out, run) as view:  # type: ignore[arg-type]
+        view.doing("loading")
+        now = train.SILENCE - 1
+        view.doing("sampling")
+        now = train.SILENCE
+        view.doing("learning")
+        view.step({"step": 1})
+        view.doing("sampling again")
+    said = [line.strip() for line in out.getvalue().splitlines()]
+    assert said == ["training r: 2 steps", "loading", "learning", "step 1/2"]

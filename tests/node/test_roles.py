@@ -47,7 +47,7 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
 }
 SECTIONS = (
     "schema_version node network run stake pay swarm work training contributions verdicts audit tasks slashed "
-    "network_stats board processes restarts services last_error events"
+    "network_stats board engine processes restarts services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -65,7 +65,7 @@ WORK = {
 class ReadyEngine:
     """A child that is up and admitted."""
 
-    name, engine_name, pid, restarts = "engine", "double", 7, 0
+    name, engine_name, pid, restarts, used = "engine", "double", 7, 0, {"rollout": 1.23}
 
     def check_permitted(self, *_: object) -> None: ...
 
@@ -192,6 +192,9 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
         children = ["learner", "evaluator"] if role == "trainer" else ["engine"]
         assert [(one["name"], one["restarts"]) for one in status["processes"]] == [(name, 0) for name in children]
         assert status["node"]["engine"] == ("torch" if role == "trainer" else "double")
+        assert (
+            (status["engine"] is None) if role == "trainer" else status["engine"]["seconds_by_work"] == {"rollout": 1.2}
+        )
         assert status["audit"]["quarantined"] == []
 
 

@@ -38,16 +38,6 @@ class ImageFile(Mapping[str, Tensor]):
             raise _unusable(path, f"its weights are {image.digest.hex()[:16]}, and {digest.hex()[:16]} was checked")
         return image
 
-    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises ModelError unless names and shapes are the expected ones."""
-        wrong = sorted(set(self) ^ set(expected))
-        if wrong:
-            raise _unusable(self.path, f"tensor {wrong[0]!r} is missing or not expected ({len(wrong)} in all)")
-        for name, shape in expected.items():
-            if tuple(self[name].shape) != shape:
-                found = tuple(self[name].shape)
-                raise _unusable(self.path, f"tensor {name!r} has shape {found} instead of {shape}")
-
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 

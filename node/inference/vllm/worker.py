@@ -37,11 +37,11 @@ class WorkerExtension:
         _sampler_of(self.model_runner).hooks = hooks
         model.register_forward_hook(lambda *call: self._intellect_saw(call[-1]))
 
-    def intellect_load(self, model_dir: str, path: str, digest: bytes, load: int) -> None:
+    def intellect_load(self, path: str, digest: bytes, model_dir: str, load: int) -> None:
         """Replace the weights by those of an image. Raises ModelError for one of another digest."""
-        self.intellect_use(model_dir, ImageFile.checked(Path(path), digest), load)
+        self.intellect_use(ImageFile.checked(Path(path), digest), model_dir, load)
 
-    def intellect_use(self, model_dir: str, policy: Mapping[str, Tensor], load: int) -> None:
+    def intellect_use(self, policy: Mapping[str, Tensor], model_dir: str, load: int) -> None:
         """Replace the weights by a policy's, and see that vLLM computes with them. load: their number, from 1.
 
         Raises EngineError where weights were not taken over.

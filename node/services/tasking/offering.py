@@ -198,8 +198,8 @@ class Offering(Service):
         """Say again what is open; gather what has been accepted; end what is complete."""
         if own.said >= LAST_WORDS:
             if own.passing:
-                del self.own[own.folder.id]
                 await trio.to_thread.run_sync(shutil.rmtree, own.folder.path, True)
+                del self.own[own.folder.id]
             return
         if own.open:
             self._gather_accepted(own, nursery)

@@ -72,7 +72,7 @@ class Trainer:
         self._evaluations = Evaluations(spool, self._spec)
         self._announced: dict[int, float] = {}
         self._pool = RolloutPool(self._spec)
-        self._docket = docket or Docket(self._spec)
+        self._docket = Docket(self._spec) if docket is None else docket  # an empty one is one, too
         self._docket.fresh, self._docket.taken_in = self._fresh, self._take_in
         self._used: set[bytes] = set()
         self._tokens = 0

@@ -59,15 +59,15 @@ async def test_a_child_that_breaks_is_replaced_with_all_it_started(deed: str, wh
     assert last is not None and not psutil.pid_exists(last)
 
 
-async def test_a_request_that_kills_its_child_is_asked_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "REPEATS", 2)
+async def test_a_request_that_kills_its_child_is_asked_again_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "REPEATS", 1)
     child = engine()
     async with trio.open_nursery() as nursery:
         await nursery.start(child.run)
         with pytest.raises(EngineCrashed):
             await child.ask(load("die"), timeout=60)
         await child.ask(load("well"), timeout=20)
-        assert child.restarts == 3
+        assert child.restarts == 2
         nursery.cancel_scope.cancel()
 
 
@@ -211,8 +211,11 @@ def test_a_worker_whose_files_would_be_malformed_does_not_start(computes: str, w
     assert "float32" in caught.value.remedy and "calibrate" in caught.value.remedy
 
 
-async def test_a_new_child_that_computes_in_another_way_makes_nothing(tmp_path: Path) -> None:
+async def test_a_new_child_that_computes_in_another_way_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A GPU that is gone after a crash must not cost its owner the stake."""
+    monkeypatch.setattr(client, "FIRST_PAUSE", 0.5)
     told = tmp_path / "class"
     told.write_text("here/bfloat16/sdpa")
     child = engine(str(tmp_path))

@@ -67,7 +67,7 @@ def test_rows_are_refilled_as_sequences_end(model: LanguageModel, monkeypatch: p
     monkeypatch.setattr(decoding, "MOST_ROWS", 4)
     random = np.random.default_rng(6)
     asked = [Request([3, 4], random.random(n)) for n in (30, 5, 5, 5, 5, 5, 5, 5, 5, 5)]
-    seen = Passes(model)
+    seen: Any = Passes(model)
     made = run(TorchDecoder(seen, frozenset(), 1 << 15, 1.0), asked)
     assert [len(one.output) for one in made] == [30, *[5] * 9]
     assert len(seen.rows) == 29, "the long one is never waited for, nor does it wait"
@@ -100,7 +100,7 @@ def test_equal_prompts_go_through_the_model_once(model: LanguageModel, monkeypat
     monkeypatch.setattr(decoding, "MOST_ROWS", 3)
     random = np.random.default_rng(7)
     asked = [Request([5, 6, 7, 8], random.random(n)) for n in (9, 4, 9, 9, 9)] + [Request([9], random.random(4))]
-    seen = Passes(model)
+    seen: Any = Passes(model)
     made = run(TorchDecoder(seen, frozenset(), 1 << 15, 1.0), asked)
     assert seen.prompts == [4, 1]
     assert [one.output for one in made] == [
@@ -113,7 +113,7 @@ def test_a_long_prompt_goes_through_in_chunks(model: LanguageModel, monkeypatch:
     expected = alone(model, asked)
     monkeypatch.setattr(decoding, "PASS_TOKENS", 4)
     monkeypatch.setattr(decoding, "CHUNK_TOKENS", 3)
-    seen = Passes(model)
+    seen: Any = Passes(model)
     assert [one.output for one in run(TorchDecoder(seen, END, 1 << 15, 1.0), asked)] == expected
     assert max(seen.prompts) == 4 and 3 in seen.prompts
 

@@ -109,8 +109,8 @@ class Office:
         while self.owner._inbox.qsize() == before and number not in self.results:
             pass
 
-    def draw(self, ticket: Ticket, policy: bytes, count: int, tokens: int = 4) -> None:
-        requests = [Request([1], np.zeros(tokens)) for _ in range(count)]
+    def draw(self, ticket: Ticket, policy: bytes, count: int, tokens: int = 4, spread: int = 1) -> None:
+        requests = [Request([1], np.zeros(tokens + i % spread)) for i in range(count)]
         where = EnginePolicy(self.engine, policy)  # type: ignore[arg-type]
         self._job(ticket.number, lambda: self.owner.draw(ticket, where, requests, 1.0))
 
@@ -146,9 +146,9 @@ def test_jobs_on_one_policy_share_a_decoder_by_weight(office: Office) -> None:
 
 
 def test_jobs_on_two_policies_alternate_by_weight_and_drain_in_between(office: Office) -> None:
-    office.draw(Ticket(1, "rollout"), b"a", 4000)
-    office.draw(Ticket(2, "task"), b"b", 4000)
-    office.work(until=lambda: office.engine.clock.now >= 1000)
+    office.draw(Ticket(1, "rollout"), b"a", 2000, spread=5)
+    office.draw(Ticket(2, "task"), b"b", 2000, spread=5)
+    office.work(until=lambda: office.engine.clock.now >= 800)
     used = office.owner.clock.used
     assert used["task"] / (used["task"] + used["rollout"]) == pytest.approx(0.25, abs=0.03)
     policies = [policy for policy, _ in office.engine.story]

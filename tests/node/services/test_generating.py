@@ -46,6 +46,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.seconds = FILE_SECONDS
         self.under_way = False
 
     async def ask(
@@ -53,10 +54,10 @@ class Engine:
     ) -> Reply:
         assert isinstance(request, Produce) and policy is not None
         self.under_way = True
-        await trio.sleep(FILE_SECONDS)
+        await trio.sleep(self.seconds)
         self.under_way = False
         return Produced(
-            path=str(self._folder / "none"), units=10, samples=8, tokens=20, seconds=FILE_SECONDS, reward_estimate=0.5
+            path=str(self._folder / "none"), units=10, samples=8, tokens=20, seconds=self.seconds, reward_estimate=0.5
         )
 
 
@@ -111,6 +112,7 @@ class Swarm:
         gauge = CapacityGauge(RUN, Machine(1, 0))
         self.worker = Generating(self.own.station, self.engine, folder, gauge)
         self.torn = False
+        self.every = POLICY_EVERY
 
     async def run(self, nursery: trio.Nursery) -> None:
         seats = (self.trainer, self.validator, self.own)
@@ -131,7 +133,7 @@ class Swarm:
             if not self.torn:
                 self.own.station.shelf.put(policy(step))
                 step += 1
-            await trio.sleep(POLICY_EVERY)
+            await trio.sleep(self.every)
 
     async def tear(self) -> None:
         """The worker alone on one side, in the middle of a file."""
@@ -201,6 +203,19 @@ async def test_a_healed_worker_does_not_make_up_for_the_time_of_its_silence(
         swarm.hub.heal()
         await trio.sleep(generating.CATCHING_UP + 3)
         assert swarm.worker.waiting is None and swarm.made - made <= 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_large_model_is_not_taken_for_a_trainer_that_lacks_rollouts(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    """Of the first policy twice a worker's share is made; hardly more while the trainer learns from it, for minutes."""
+    swarm = Swarm(tmp_path)
+    swarm.engine.seconds, swarm.every = 20.0, 120.0
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        await trio.sleep(swarm.every - 25)
+        assert 2 <= swarm.made <= 3
         nursery.cancel_scope.cancel()
 
 

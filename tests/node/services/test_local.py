@@ -19,7 +19,7 @@ from node.inference.wire import LoadPolicy, Prepare, decode_reply, decode_reques
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog
-from node.services.local import LocalRun
+from node.services.local import Doing, LocalRun
 from node.state.files import write_whole
 from node.training.batch import decode_batch
 from node.training.errors import TrainingError
@@ -123,6 +123,7 @@ def make(
     stop_after: int = STEPS,
     still: bool = False,
     late: int = 0,
+    doing: Doing = lambda text: None,
 ) -> tuple[LocalRun, EngineInProcess]:
     encoded, spool = encode_run(run), Spool(directory / "spool")
     engine = EngineInProcess(encoded, assets)
@@ -137,6 +138,7 @@ def make(
         spool=spool,
         observer=Observer(run, directory),
         async_level=level,
+        doing=doing,
     )
     return local, engine
 
@@ -163,8 +165,12 @@ def run(tiny_run: RunSpec) -> RunSpec:
 async def test_the_policy_lags_by_exactly_the_async_level(
     run: RunSpec, tiny_assets: Path, tmp_path: Path, level: int
 ) -> None:
-    local, _ = make(run, tiny_assets, tmp_path, level)
+    said: list[str] = []
+    local, _ = make(run, tiny_assets, tmp_path, level, doing=said.append)
     await local.run()
+    assert said[0] == "learner and engine load the model", "which takes minutes with a large one"
+    need = run.rollout.prompts_per_step * run.rollout.group_size
+    assert f"sampling for step 1 with policy 0: 0 of {need} rollouts" in said
     for step, data in enumerate(batches(tmp_path)):
         ages = {step - row.policy_step for row in decode_batch(data).rows}
         # a surplus group of the file before may be one step older

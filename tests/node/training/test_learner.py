@@ -16,6 +16,7 @@ from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import packed, padded
+from node.training.offload import ActivationsOnCpu
 from node.training.settings import TrainerSettings
 from protocol.recipe import Recipe, preset
 from tests.node.training.conftest import LIMIT, made_up_rows
@@ -89,6 +90,14 @@ def test_recomputed_and_offloaded_activations_give_the_same_gradient(make_learne
     whole, _ = gradient(make_learner(), rows)
     found, _ = gradient(make_learner(activation_checkpointing=True, offload_activations=True), rows)
     assert torch.equal(found, whole)
+
+
+def test_activations_are_offloaded_and_weights_are_not() -> None:
+    weight, states = torch.nn.Parameter(torch.randn(5, 3)), torch.randn(2, 3, requires_grad=True)
+    with ActivationsOnCpu(pinned=False):
+        found: Any = torch.nn.functional.linear(states * 2, weight).grad_fn
+    saved = [found._saved_self, found._saved_mat2]
+    assert [tensor.untyped_storage().data_ptr() == weight.data_ptr() for tensor in saved] == [False, True]
 
 
 def test_two_sharded_ranks_agree_with_one_plain_process_under_all_settings(

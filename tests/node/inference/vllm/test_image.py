@@ -33,11 +33,3 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     for name in ("empty", "text", "absent"):
         with pytest.raises(ModelError, match=name):
             ImageFile(tmp_path / name)
-
-
-def test_names_and_shapes_must_be_the_models(tmp_path: Path) -> None:
-    image = write_image(tmp_path / "image", TENSORS)
-    image.check({"a": (2, 3), "b": (4,)})
-    for expected, word in (({"a": (2, 3)}, "'b' is missing or not expected"), ({"a": (3, 2), "b": (4,)}, "shape")):
-        with pytest.raises(ModelError, match=word):
-            image.check(expected)

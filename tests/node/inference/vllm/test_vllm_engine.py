@@ -86,7 +86,7 @@ def test_what_the_cache_holds_of_a_prompt_is_not_used_with_other_weights(engine:
 
 
 def test_a_layer_that_keeps_its_old_weights_is_found(engine: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = engine._core.model_executor.driver_worker.worker.model_runner
+    runner = engine._core._vllm.model_executor.driver_worker.worker.model_runner
     reload = runner.reload_weights
     stale = dict(engine.read(str(model / "model.safetensors")))
     name = "model.layers.1.mlp.down_proj.weight"

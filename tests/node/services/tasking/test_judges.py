@@ -4,6 +4,8 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +18,7 @@ from node.recipe.docket import Docket, Unjudged
 from node.recipe.pool import Group
 from node.services.committing import Made, commit
 from node.services.tasking.judges import Judges
-from node.services.training.intake import Intake
+from node.services.training.intake import Intake, _decided
 from node.swarm.ballots import FileState
 from protocol.identity import Address
 from protocol.rollout import (
@@ -178,7 +180,7 @@ async def test_judges_give_the_rewards_of_groups_that_nobody_else_decides(
         assert groups == {(id, DECIDED): [0.0, 0.25, 0.5, 0.75], (id, 0): [(s + 1) / 16 for s in range(SIZE)]}
         assert town.docket.counts == {"judged": 1, "apart": 1, "too_late": 0} and not town.docket.files
         assert [row.sampler_logprobs for group in town.taken for row in group.rows] == [[-0.5, -0.5]] * 8
-        (task,) = town.offering.own.values()
+        (task,) = town.trainer.jury.tasks.tasks()
         assert task.spec.problems == 8  # nobody was asked about the group that was decided
         await town.until(lambda: not town.offering.own)  # nothing is kept of it
         assert not list((tmp_path / "tasks").iterdir())
@@ -202,3 +204,9 @@ async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_
         town.docket.put(Unjudged(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
         town.docket.forget(b"w" * 32)  # its file was rejected after all
         assert not town.docket.files
+
+
+def test_a_group_that_one_validator_scored_is_left_to_no_judge() -> None:
+    open_to_all, of_one = reward_tags([0.0] * 12, SIZE, {0, 1, 2}), reward_tags([0.0] * 12, SIZE, {0, 2})
+    votes: list[Any] = [SimpleNamespace(rewards=tags) for tags in (open_to_all, of_one, b"")]
+    assert _decided(votes, GROUPS) == {1} and _decided(votes[:1], GROUPS) == set()

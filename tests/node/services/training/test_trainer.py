@@ -14,6 +14,7 @@ from node.clock import Clock
 from node.metrics.observer import Observer
 from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
+from node.recipe.docket import Docket
 from node.services.training.trainer import Trainer
 from node.state.files import write_whole
 from node.state.journal import Journal
@@ -201,7 +202,7 @@ class House:
         self.spool = Spool(folder / "spool")
         self.spool.prepare(encode_run(run), folder)
 
-    def open(self, last: int, examined: int = 100) -> tuple[Trainer, Journal]:
+    def open(self, last: int, examined: int = 100, docket: Docket | None = None) -> tuple[Trainer, Journal]:
         journal = Journal(self.folder / "journal.sqlite")
         self.spool = Spool(self.folder / "spool")
         self.swarm.start_again(self.run)
@@ -219,7 +220,7 @@ class House:
         publisher = SimpleNamespace(publish=self._publish)
         observer = Observer(self.run, self.folder)
         children = Learner(self.spool, last), Examiner(self.spool, examined)
-        trainer = Trainer(station, *children, self.spool, publisher, observer)  # type: ignore[arg-type]
+        trainer = Trainer(station, *children, self.spool, publisher, observer, docket)  # type: ignore[arg-type]
         return trainer, journal
 
     async def _publish(self, step: int, image: Path) -> SimpleNamespace:
@@ -242,6 +243,15 @@ class House:
                 nursery.cancel_scope.cancel()
         journal.close()
         return trainer
+
+
+async def test_an_empty_docket_that_is_handed_in_is_the_one_that_is_used(tmp_path: Path) -> None:
+    """It counts what is in it, so an empty one is false."""
+    docket = Docket(RUN)
+    house = House(tmp_path / "house", RUN)
+    trainer, journal = house.open(0, docket=docket)
+    journal.close()
+    assert docket.fresh == trainer._fresh and docket.taken_in == trainer._take_in  # noqa: SLF001
 
 
 VARIED = [(0.0, 1.0), (1.0, 0.0), (0.0, 1.0)]
