@@ -36,7 +36,7 @@ WAYS: dict[str, tuple[float, Lora | None]] = {
     "lora 16": (1e-3, Lora(rank=16, alpha=32)),
     "lora 4": (1e-3, Lora(rank=4, alpha=8)),
 }
-"""Learning rate and adapter. At 3e-3 an adapter of rank 16 lost half of its reward in the first steps, and learnt less."""
+"""Learning rate and adapter. At 3e-3, rank 16 lost half of its reward in the first steps and learnt less."""
 
 
 @dataclass(slots=True)

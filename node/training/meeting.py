@@ -6,11 +6,12 @@ all have said and answers once; so every machine has the same error, and says it
 
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import msgspec
 import torch
-from torch import distributed
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from node.training.errors import TrainingError
 from node.training.length import same_but_for_length
@@ -54,12 +55,13 @@ def hello(settings: TrainerSettings, run: bytes) -> Hello:
 
 def open_store() -> Store:
     """That of the rendezvous, as torchrun's environment says."""
-    store, _, _ = next(iter(distributed.rendezvous("env://", timeout=timedelta(seconds=ANSWER_SECONDS))))
+    store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=ANSWER_SECONDS))))
     return store
 
 
-def meet(settings: TrainerSettings, run: bytes, store: Store, rank: int, size: int) -> Welcome:
-    """The run, and this machine's settings for it. run: what the own directory has of it, on machine 0 the whole.
+def meet(settings: TrainerSettings, run: bytes, store: Any, rank: int, size: int) -> Welcome:
+    """The run, and this machine's settings for it. run: what the own directory has of it, on machine 0 the whole;
+    store: of the rendezvous (bytes may be set, whatever torch's stubs say).
 
     Raises TrainingError if the machines do not fit together.
     """

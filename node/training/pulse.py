@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 BEAT_SECONDS = 5.0
 LOST_SECONDS = 120.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from node.training.errors import TrainingError
@@ -109,7 +109,7 @@ def place_in_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def join_world(settings: TrainerSettings, store: distributed.Store | None = None) -> World:
+def join_world(settings: TrainerSettings, store: Store | None = None) -> World:
     """As torchrun's environment says. One float32 process on a CPU stays plain: sharding would only slow it down.
 
     store: where the machines have met, if there are several.
@@ -125,7 +125,7 @@ def join_world(settings: TrainerSettings, store: distributed.Store | None = None
     if not distributed.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if store is not None:
-            apart = distributed.PrefixStore("world", store)
+            apart = PrefixStore("world", store)
             distributed.init_process_group(backend, store=apart, rank=rank, world_size=size)
         elif "MASTER_ADDR" in os.environ:
             distributed.init_process_group(backend)
