@@ -3,11 +3,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli.demo.report import summarise, write_report
 from cli.demo.sample import sample_snapshot
 from cli.demo.snapshot import Snapshot
+from protocol.policy import encode_image
+
+
+def image(step: int) -> bytes:
+    return encode_image({"weight": np.full(4, step, np.uint16)})
 
 
 @pytest.fixture
@@ -20,7 +26,7 @@ def spool(tmp_path: Path) -> Path:
     (model / "tokenizer.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"the first weights")
     for step in (0, 1, 2):
-        (spool / "out" / f"policy-{step:06d}.safetensors").write_bytes(b"weights %d" % step)
+        (spool / "out" / f"policy-{step:06d}.safetensors").write_bytes(image(step))
     for step in (0, 1):
         (spool / "out" / f"step-{step:06d}.json").write_text(json.dumps({"step": step, "eval_reward": 0.3}))
     return spool
@@ -36,7 +42,7 @@ def test_a_report_holds_curve_numbers_events_and_the_newest_complete_model(tmp_p
     assert [row["step"] for row in metrics] == [0, 1]
     assert json.loads((report / "events.jsonl").read_text()) == events[0]
     assert json.loads((report / "summary.json").read_text()) == summary
-    assert (report / "model" / "model.safetensors").read_bytes() == b"weights 1"
+    assert (report / "model" / "model.safetensors").read_bytes() == image(1)
     assert json.loads((report / "model" / "config.json").read_bytes()) == {"model_type": "qwen3", "dtype": "bfloat16"}
     assert not [path for path in report.rglob(".*")]
 
