@@ -59,4 +59,4 @@ def stream_image(
 
 def _bytes(tensor: Tensor) -> memoryview:
     """Little-endian, without a copy where it lies in one piece."""
-    return memoryview(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data

@@ -131,14 +131,17 @@ def memory_of_a_rank(
     gathered = _gathered(shape, settings, size, frozen=lora is not None) if sharded else 0
     tables = TABLES * 4 * min(settings.logit_cells, settings.micro_batch_tokens * shape.vocabulary)
     host = (state if settings.offload_parameters else 0) + (activations if settings.offload_activations else 0)
-    on_device = [
-        0 if settings.offload_parameters else state,
-        gathered,
-        _one_layer(shape, settings, size) if settings.offload_activations else activations,
-        tables,
-    ]
-    evaluator = shape.parameters * (2 if gpu else 4)
-    return Memory(*on_device, int(RESERVE_SHARE * sum(on_device)) + RESERVE, host, evaluator)
+    kept = _one_layer(shape, settings, size) if settings.offload_activations else activations
+    shards = 0 if settings.offload_parameters else state
+    return Memory(
+        state=shards,
+        gathered=gathered,
+        activations=kept,
+        tables=tables,
+        reserve=int(RESERVE_SHARE * (shards + gathered + kept + tables)) + RESERVE,
+        host=host,
+        evaluator=shape.parameters * (2 if gpu else 4),
+    )
 
 
 def fewest_ranks(device_bytes: int, most: int, **how: Any) -> int | None:
