@@ -217,6 +217,8 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
             found.append(f"{part.label}: only {part.held_back} held-back problems; evaluations will be noisy")
         if part.determinism == "judged":
             found.append(f"{part.label}: rewards are opinions of judges, so no verdict of a validator checks them")
+            if not run.audit.judges:
+                found.append(f"{part.label}: nobody is asked for rewards in a swarm: set judges = true in [audit]")
         if part.problems < rollout.prompts_per_step:
             found.append(f"{part.label}: a step asks more problems than there are ({part.problems})")
     if rollout.temperature != 1.0 and run.recipe.name not in ("intellect2",):

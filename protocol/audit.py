@@ -26,7 +26,9 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     over a committed file; scoring_seconds: how long the scoring of one file may hold an engine;
     logprob_tolerance: nats per token by which two validators' means over a group may differ;
     hearsay_costs: what a gap in the indices or an old policy costs, 'pay' (default) or 'stake': then every living
-    validator must have seen it, since such facts rest on what was heard.
+    validator must have seen it, since such facts rest on what was heard;
+    judges: rewards that validators leave open are asked of judges, whom the pool pays. Only for runs with a judged
+    environment: elsewhere a validator that leaves open what it could score would spend the pool's money.
     """
 
     window: int = 8
@@ -39,6 +41,7 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     scoring_seconds: float = 60.0
     logprob_tolerance: float = 0.05
     hearsay_costs: str = "pay"
+    judges: bool = False
 
     @property
     def hearsay_slashes(self) -> bool:

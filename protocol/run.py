@@ -265,6 +265,7 @@ YOUNGER: dict[str, Any] = {
     "rollout.max_turns": RolloutSpec().max_turns,
     "rollout.max_environment_tokens": RolloutSpec().max_environment_tokens,
     "recipe.lora": None,
+    "audit.judges": False,
 }
 """What the first pools did not have: path -> the value that says nothing. A path goes through lists."""
 

@@ -49,7 +49,9 @@ class Docket:
         return sorted(self._files.values(), key=lambda file: -file.step)
 
     def put(self, file: Unjudged) -> None:
-        """One more; the stalest gives way where there are too many."""
+        """One more, if the run has judges; the stalest gives way where there are too many."""
+        if not self._run.audit.judges:
+            return
         self._files[file.name] = file
         while len(self._files) > MOST_FILES:
             self.give_up(self.files[-1])

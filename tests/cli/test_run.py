@@ -249,6 +249,7 @@ def test_what_verdicts_depend_on_is_said_and_opinions_are_noted() -> None:
     assert any("essays: rewards are opinions" in one for one in noted) and not any(
         "sort: rewards" in one for one in noted
     )
+    assert any("judges = true" in one for one in noted)
     told = _dependence(judged)
     assert "judges" in told and "3 turns" in told and "ab" * 32 in told
     assert _dependence(exact) == "exact, from the answer alone"

@@ -41,7 +41,7 @@ from tests.node.services.tasking.town import POLICY, Town, ToyEngine, at_once
 
 SIZE, GROUPS = 4, 3
 RUN = msgspec.structs.replace(
-    court_run(), rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS)
+    court_run(judges=True), rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS)
 )
 DECIDED = 1
 """The group whose reward is no matter of opinion."""
@@ -204,6 +204,12 @@ async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_
         town.docket.put(Unjudged(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
         town.docket.forget(b"w" * 32)  # its file was rejected after all
         assert not town.docket.files
+
+
+def test_a_run_without_judges_asks_nobody_whatever_validators_leave_open() -> None:
+    docket = Docket(court_run())
+    docket.put(Unjudged(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
+    assert not docket.files
 
 
 def test_a_group_that_one_validator_scored_is_left_to_no_judge() -> None:

@@ -150,12 +150,13 @@ async def test_only_recomputed_groups_are_trained_on_and_reports_add_up(tmp_path
     file = rollout(tmp_path / "file")
     one, two = report(tmp_path / "a", 0, 3), report(tmp_path / "b", 3, 7)
     work = promised()
-    made = trainer._join(work, file, [one])
+    made, left = trainer._join(work, file, [one])
+    assert left is None
     assert [(group.key, len(group.rows)) for group in made] == [((work.id, 0), SIZE), ((work.id, 3), SIZE)]
-    both = trainer._join(work, file, [one, two])
+    both, _ = trainer._join(work, file, [one, two])
     assert [group.key[1] for group in both] == [0, 3, 7]
     assert len({row.group_key for group in both for row in group.rows}) == 3
-    assert trainer._join(work, file, [report(tmp_path / "c")]) == []
+    assert trainer._join(work, file, [report(tmp_path / "c")]) == ([], None)
 
 
 async def test_a_report_that_says_something_else_than_its_verdict_is_not_believed(tmp_path: Path) -> None:
