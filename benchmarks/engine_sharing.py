@@ -41,7 +41,6 @@ from node.inference.wire import (
     Reply,
     Request,
     ShardOrder,
-    kept_policies,
 )
 from node.training.warmstart import SORT_ALPHABET, create_model
 from protocol.policy import decode_image, describe_tensors, policy_root
@@ -82,7 +81,6 @@ class Bench:
             [sys.executable, "-m", "node.inference.process"],
             encode_run(self.run),
             directory / "assets",
-            kept=kept_policies(self.run),
             starter=self.children,
         )
         self.numbers = itertools.count()

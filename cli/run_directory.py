@@ -216,7 +216,6 @@ def assemble(
     from node.forkserver.client import ForkServer
     from node.forkserver.launch import ENGINE, LEARNER, launch
     from node.inference.client import EngineProcess
-    from node.inference.wire import kept_policies
     from node.metrics.observer import open_observer
     from node.services.local import LocalRun
     from node.training.client import EvaluatorProcess, TrainerProcess
@@ -226,14 +225,13 @@ def assemble(
 
     observer = open_observer(compiled.spec, home.directory, means.sinks)
     children = ForkServer(launch((*ENGINE, *LEARNER)))
-    kept = kept_policies(compiled.spec)
     spool = Spool(home.spool)
     local = LocalRun(
         compiled.spec,
         compiled.encoded,
         home.directory,
         home.assets,
-        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, kept=kept, starter=children),
+        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, starter=children),
         learner=TrainerProcess(spool, settings=means.settings, starter=children),
         evaluator=EvaluatorProcess(spool, compiled.spec, means.settings, children),
         spool=spool,

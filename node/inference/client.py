@@ -35,8 +35,8 @@ MOST_ENDS = 10
 class EngineProcess:
     """A supervised engine child that has prepared one run.
 
-    command: argument list of the child; run: canonical RunSpec bytes; assets: directory of its files; kept: how many
-    policies' weights a child keeps (`wire.kept_policies`); starter: how children are started, anew by default.
+    command: argument list of the child; run: canonical RunSpec bytes; assets: directory of its files; starter: how
+    children are started, anew by default.
     """
 
     name = "engine"
@@ -47,7 +47,6 @@ class EngineProcess:
         run: bytes,
         assets: Path,
         *,
-        kept: int = 1,
         starter: Starter | None = None,
         env: Mapping[str, str] | None = None,
         prepare_deadline: float = PREPARE_DEADLINE,
@@ -62,7 +61,6 @@ class EngineProcess:
         self._ready = trio.Event()
         self._asking = 0
         self._rules: VerificationSpec | None = None
-        self._kept = kept
         self._starts = 0
         self._worked = False
         self.ready: Ready | None = None
@@ -162,7 +160,7 @@ class EngineProcess:
         self._worked = False
         process = self._process = await self._spawn()
         self._starts += 1
-        link, objection = Link(process, self._kept), None
+        link, objection = Link(process), None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.run)

@@ -36,7 +36,6 @@ from node.inference.wire import (
     decode_reply,
     encode,
 )
-from node.recent import Recent
 
 log = structlog.get_logger()
 READ_SIZE = 1 << 16
@@ -64,14 +63,13 @@ class _Awaited:
 
 
 class Link:
-    """The way to a running child. kept: how many policies' weights it keeps."""
+    """The way to a running child."""
 
-    def __init__(self, process: Child, kept: int) -> None:
+    def __init__(self, process: Child) -> None:
         self._process = process
         self._numbers = itertools.count(1)
         self._awaited: dict[int, _Awaited] = {}
         self._cancelled: dict[int, float] = {}
-        self._held: Recent[bytes, None] = Recent(kept)
         self._loading = trio.Lock()
         self._out, self._frames = trio.open_memory_channel[bytes](4 * MOST_REQUESTS)
         self._buffer = bytearray()
@@ -123,11 +121,10 @@ class Link:
         return self._judged(number, awaited)
 
     async def hold(self, policy: LoadPolicy) -> None:
-        """Ask the child to load a policy that it has not got."""
+        """See that the child has a policy. It is asked each time: which ones it keeps follows from its jobs, and one
+        that it has is not loaded again."""
         async with self._loading:
-            if policy.policy_root not in self._held:
-                await self.exchange(policy)
-                self._held[policy.policy_root] = None
+            await self.exchange(policy)
 
     def _judged(self, number: int, awaited: _Awaited) -> Reply:
         reply = awaited.reply

@@ -18,7 +18,6 @@ from node.config import NodeConfig, Role
 from node.forkserver.child import Starter
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
-from node.inference.wire import kept_policies
 from node.member import Member
 from node.recipe.docket import Docket
 from node.run.assets import image_limit
@@ -71,8 +70,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def engine(self) -> EngineProcess:
         """The child process that computes."""
         run = self.station.run
-        kept = kept_policies(run.spec)
-        return EngineProcess(self.config.engine_argv, run.encoded, run.assets, kept=kept, starter=self.starter)
+        return EngineProcess(self.config.engine_argv, run.encoded, run.assets, starter=self.starter)
 
     @cached_property
     def policies(self) -> PolicyFollower:

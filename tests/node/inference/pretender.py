@@ -2,7 +2,7 @@
 
 A file's name: `die-once FILE` ends it unless FILE is there, `end` with a reason, `never` is not
 answered, `keep` not even when it is cancelled, `after` not before something else is asked. Its class is what the file
-`class` in its assets says, read at every start.
+`class` in its assets says, read at every start. A policy whose path is `alone` is the only one that it keeps.
 """
 
 import os
@@ -57,6 +57,7 @@ def produce(request: wire.Produce) -> None:
     misbehave(deed, argument)
     if request.policy_root not in held:
         say(wire.Failed(id=request.id, what="no such policy", why="it was not loaded", remedy="load it"))
+        return
     say(made)
     time.sleep(0.05 * bool(put_off))
     while put_off:
@@ -81,6 +82,8 @@ while header := source.read(4):
     elif isinstance(request, wire.LoadPolicy):
         deed, _, argument = request.path.partition(" ")
         misbehave(deed, argument)
+        if deed == "alone":
+            held.clear()
         held.add(request.policy_root)
         say(wire.Loaded(id=request.id, seconds=0.0))
     elif isinstance(request, wire.Produce):

@@ -113,6 +113,18 @@ async def test_a_request_that_takes_its_child_along_takes_no_other_request_along
         nursery.cancel_scope.cancel()
 
 
+async def test_a_policy_that_the_child_has_let_go_meanwhile_is_given_to_it_again() -> None:
+    """Which ones it keeps follows from what its jobs are at, which only it knows."""
+    child = engine()
+    first, second = (LoadPolicy(policy_root=bytes([n]) * 32, step=n, path="alone") for n in (1, 2))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(child.run)
+        for policy in (first, second, first):
+            asked = Produce(policy_root=policy.policy_root, node="0x" + "11" * 20, pool=0, index=0, out_path="well")
+            assert isinstance(await child.ask(asked, timeout=30, policy=policy), Produced)
+        nursery.cancel_scope.cancel()
+
+
 async def test_replies_come_in_any_order_and_progress_before_them() -> None:
     child, begun, told, ended = engine(), trio.Event(), [], []
 
