@@ -11,7 +11,7 @@ import trio
 
 from node.config import RelayOffer
 from node.member import Member
-from node.network.redial import CIRCUIT
+from node.network.contacts import CIRCUIT, ip_of
 from node.progress import ProgressRecord
 from node.recent import Recent
 from node.services.base import Service
@@ -107,14 +107,17 @@ class Reach(Service):
 
     async def _look(self, member: Address) -> Look | None:
         try:
-            return await self._member.dialback.ask(member, self._direct_address())
+            return await self._member.dialback.ask(member, self._address_for(member))
         except IntellectError as error:  # of another version, or gone
             log.debug("reach.not_asked", peer=member, why=error.why)
             return None
 
-    def _direct_address(self) -> str:
-        """Where it listens, or what its owner announces: the last of its contacts."""
-        return self._network.contacts()[-1].partition("/p2p/")[0]
+    def _address_for(self, member: Address) -> str:
+        """Where it listens, or what its owner announces: of the addresses of the family by which the member is
+        connected, the best."""
+        own = [contact.partition("/p2p/")[0] for contact in self._network.contacts() if CIRCUIT not in contact]
+        family = _family(self._network.seen_at(member) or "")
+        return next((address for address in own if _family(address) == family), own[0])
 
     async def settle(self) -> None:
         """Offer to carry others or not, and be carried or not, as the last round says."""
@@ -158,3 +161,9 @@ class Reach(Service):
         else:
             self._refused.pop(relay, None)
             self._due[relay] = now + seconds / 2
+
+
+def _family(address: str) -> int:
+    """4 or 6, and 0 of what is no address."""
+    ip = ip_of(address)
+    return ip.version if ip else 0

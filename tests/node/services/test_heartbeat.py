@@ -42,7 +42,7 @@ async def test_a_node_that_starts_counts_whom_it_has_not_heard_and_then_only_who
         pool=1,
     )
     with trio.move_on_after(STARTING + 5.5):
-        await Beating(station, Crew(), "worker", str, 1.0).run()
+        await Beating(station, Crew(), "worker", tuple, 1.0).run()
     starting = [interval for at, interval in board.said if at < STARTING]
     assert starting == [10.0] * 6  # 200 of them, 20 a second in all
     assert [interval for at, interval in board.said if at >= STARTING] == [1.0] * 6
