@@ -34,6 +34,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from node.network import hardening, wire, yamux
 from node.network.budget import Budgets, TokenBucket
 from node.network.circuit.circuits import Circuits, circuit_contact, is_direct
+from node.network.circuit.punching import Punching
 from node.network.circuit.rules import Limits
 from node.network.contacts import (
     MAX_CONTACT,
@@ -148,7 +149,11 @@ class Libp2pNetwork:
         self._serving = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
         self._kept = KeptStreams[_Kept]()
         self._redialer = Redialer(self.address, self._dial, self._link, self._ping)
-        self._circuits = Circuits(relay or Limits(), self._is_member, self._address_of, self._direct_contacts)
+        self._seen_at: str | None = None
+        self._punching = Punching(lambda: self._seen_at, self._is_member, self._address_of, private=private)
+        self._circuits = Circuits(
+            relay or Limits(), self._is_member, self._address_of, self._direct_contacts, self._punching
+        )
         self._nursery: trio.Nursery | None = None
         self.serve(PING, _echo, max_request=32)
 
@@ -317,6 +322,17 @@ class Libp2pNetwork:
         for connection in self._direct(self._connections_of(peer)):
             return next((str(address) for address in connection.get_transport_addresses()), None)
         return None
+
+    def punched(self) -> frozenset[Address]:
+        return frozenset(
+            peer for peer in self.connected() if any(map(self._punching.made, self._direct(self._connections_of(peer))))
+        )
+
+    def unpunched(self) -> frozenset[Address]:
+        return self.relayed() & self._punching.failed.keys()
+
+    def told_host(self, host: str) -> None:
+        self._seen_at = host
 
     def offer_relay(self, offered: bool) -> None:
         self._circuits.rules.offered = offered

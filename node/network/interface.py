@@ -92,6 +92,18 @@ class Network(Protocol):
         """Those of `connected` that are only through a relay."""
         ...
 
+    def punched(self) -> frozenset[Address]:
+        """Those of `connected` with a direct connection that both dialled at once, since neither can be dialled."""
+        ...
+
+    def unpunched(self) -> frozenset[Address]:
+        """Those of `relayed` with whom that was tried in vain."""
+        ...
+
+    def told_host(self, host: str) -> None:
+        """The address that others see this node's connections come from."""
+        ...
+
     def seen_at(self, peer: Address) -> str | None:
         """/ip4/../tcp/.. that a peer's direct connection comes from, or goes to; None without one."""
         ...

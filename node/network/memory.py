@@ -133,6 +133,15 @@ class MemoryNetwork:
     def relayed(self) -> frozenset[Address]:
         return frozenset()
 
+    def punched(self) -> frozenset[Address]:
+        return frozenset()
+
+    def unpunched(self) -> frozenset[Address]:
+        return frozenset()
+
+    def told_host(self, host: str) -> None:
+        """Nobody on a hub is hidden."""
+
     def seen_at(self, peer: Address) -> str | None:
         return "/ip4/127.0.0.1/tcp/1" if peer in self.connected() else None
 

@@ -93,6 +93,8 @@ class Reach(Service):
         answers = [await self._look(one) for one in random.sample(connected, min(ASKED, len(connected)))]
         tries = [look for look in answers if look and look.reached is not None]
         self.seen = next((look.seen for look in answers if look and look.seen), self.seen)
+        if self.seen:
+            self._network.told_host(self.seen[0])
         if not tries:
             return
         was = self.way

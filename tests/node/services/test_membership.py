@@ -271,6 +271,9 @@ class Surroundings:
     def release(self) -> None:
         self.reserved.clear()
 
+    def told_host(self, host: str) -> None:
+        self.told = host
+
     def offer_relay(self, offered: bool) -> None:
         self.offered = offered
 
