@@ -2,9 +2,10 @@
 
     python -m benchmarks.nat_training [--steps 2] [--random-ports] [--json]
 
-A public validator carries them. Chain, start model, run and pool are the demo's; each daemon is `intellect-node join` in a network namespace of its own,
-and finds the chain at its own 127.0.0.1, by a door that passes no router. Needs root, `ip` and `iptables`; exit code 77
-with the reason without. --random-ports: the routers give every connection another port, so that no hole can be punched.
+A public validator carries them. Chain, start model, run and pool are the demo's; each daemon is `intellect-node join`
+in a network namespace of its own, and finds the chain at its own 127.0.0.1, by a door that passes no router.
+Needs root, `ip` and `iptables`; exit code 77 with the reason without. --random-ports: the routers give every
+connection another port, so that no hole can be punched.
 """
 
 import argparse
