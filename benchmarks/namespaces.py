@@ -58,6 +58,17 @@ def world(public: int, hidden: int, *, random_ports: bool = False) -> Iterator[t
         yield open_hosts, [_behind(stack, router, f"{serial}h{n}", n, random_ports) for n, router in enumerate(routers)]
 
 
+@contextmanager
+def lan(hosts: int) -> Iterator[list[Host]]:
+    """Hosts of one private network without a way out."""
+    serial = f"l{os.getpid() % 100_000}"
+    with ExitStack() as stack:
+        net = _host(stack, f"{serial}net", "")
+        net.do("ip", "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
+        net.do("ip", "link", "set", "br0", "up")
+        yield [_attach(stack, net, f"{serial}p{n}", f"192.168.77.{10 + n}") for n in range(hosts)]
+
+
 def _host(stack: ExitStack, name: str, address: str) -> Host:
     _do("ip", "netns", "add", name)
     stack.callback(_try, "ip", "netns", "del", name)

@@ -30,6 +30,7 @@ from node.member import Member, open_member
 from node.network.circuit.rules import Limits
 from node.network.host import Libp2pNetwork
 from node.progress import ProgressRecord
+from node.services.membership.lan import Lan
 from node.services.membership.reach import Reach
 from protocol.identity import Address, NodeKey
 from protocol.messages import Heartbeat
@@ -56,6 +57,7 @@ async def be_node(host: str, directory: str, limit: float) -> None:
         member.membership.joined(key.address, network.contacts()[0])
         nursery.start_soon(member.listen)
         nursery.start_soon(reach.run)
+        nursery.start_soon(Lan(member).run)
         nursery.start_soon(beat, member)
         print(json.dumps([key.address, network.contacts()[0]]), flush=True)
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
@@ -161,13 +163,13 @@ def measure(mib: int, public: int, limit: float, random_ports: bool) -> dict[str
         started = time.monotonic()
         for node in everybody:
             node.tell("meet", members={other.address: other.contact for other in everybody if other is not node})
-        relayed = _until(lambda: two.address in one.tell("state")["relayed"])
-        gossip = _until(lambda: two.address in one.tell("state")["heard"] and one.address in two.tell("state")["heard"])
+        relayed = until(lambda: two.address in one.tell("state")["relayed"])
+        gossip = until(lambda: two.address in one.tell("state")["heard"] and one.address in two.tell("state")["heard"])
         ways = [node.tell("state")["way"] for node in everybody]
         states = (one.tell("state"), two.tell("state"))
         direct = _moved(open_nodes[0], one, mib)
         outcome = "unpunched" if random_ports else "punched"
-        known = _until(lambda: two.address in one.tell("state")[outcome] or one.address in two.tell("state")[outcome])
+        known = until(lambda: two.address in one.tell("state")[outcome] or one.address in two.tell("state")[outcome])
         path = "relayed" if random_ports else "punched"
         between = _moved(two, one, mib, carried_by=open_nodes)
         return {
@@ -184,7 +186,7 @@ def measure(mib: int, public: int, limit: float, random_ports: bool) -> dict[str
         }
 
 
-def _until(done: Any) -> float:
+def until(done: Any) -> float:
     """When it was. Raises TimeoutError."""
     end = time.monotonic() + PATIENCE
     while not done():

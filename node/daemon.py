@@ -53,6 +53,7 @@ from node.services.heartbeat import Beating
 from node.services.judging.service import Judging
 from node.services.jury import Counting
 from node.services.membership.events import Events
+from node.services.membership.lan import Lan
 from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
 from node.services.membership.peers import Peers
@@ -292,19 +293,21 @@ class Daemon:
     ) -> AbstractAsyncContextManager[Member]:
         config = self.config
         announce = announced((), config.announce) if config.announce else ()
-        private = config.lan == "on" or (config.lan == "auto" and is_lan(profile))
         relay = RelayLimits(rate=config.relay_limit, rate_each=config.relay_limit / 2)
         return open_member(
             key,
             domain,
             pool,
-            Libp2pNetwork(key, listen, announce=announce, relay=relay, private=private),
+            Libp2pNetwork(key, listen, announce=announce, relay=relay, private=self._dials_private(profile)),
             blobs,
             quota=config.store_quota,
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
             sources=[parse_source(text) for text in config.http_sources],
             bootnodes=[*config.bootnodes, *profile.bootnodes],
         )
+
+    def _dials_private(self, profile: NetworkProfile) -> bool:
+        return self.config.lan == "on" or (self.config.lan == "auto" and is_lan(profile))
 
     async def _follow_pool(self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
@@ -315,7 +318,8 @@ class Daemon:
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay)
         peers = Peers(member, directory)
-        for service in (events, peers, Stake(chain, own), lease, reach):
+        near = [Lan(member)] if self._dials_private(chain.profile) else []
+        for service in (events, peers, Stake(chain, own), lease, reach, *near):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)
         return events.ledger

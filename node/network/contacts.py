@@ -161,10 +161,11 @@ def _rank(contact: Contact, here: Sequence[IpAddress]) -> int:
         return _RELAY
     if ip is None or ip.is_global:
         return _INTERNET
-    return _OWN if any(_near(ip, each) for each in here) else _ELSEWHERE
+    return _OWN if any(near(ip, each) for each in here) else _ELSEWHERE
 
 
-def _near(one: IpAddress, other: IpAddress) -> bool:
+def near(one: IpAddress, other: IpAddress) -> bool:
+    """Whether two addresses are of one network, as far as can be told."""
     if one.version != other.version:
         return False
     if one.is_loopback or other.is_loopback:

@@ -68,6 +68,8 @@ class Membership:
         self._contacts: dict[Address, tuple[str, ...]] = {}
         self._registered: dict[Address, str] = {}
         """Contacts as the chain has them."""
+        self._near: dict[Address, str] = {}
+        """Contacts that somebody in the local network claims."""
         self._placed_at: dict[Address, int] = {}
         """The sequence of the heartbeat that told a contact."""
         self._bootnodes = {node: (contact,) for node, contact in (bootnodes or {}).items()}
@@ -128,6 +130,14 @@ class Membership:
         beats = [member.beat for member in self.table.all() if member.gone is None and member.address != self.own]
         return [beat.gateway for beat in beats if beat and beat.gateway]
 
+    def is_near(self, node: Address, claim: str) -> bool:
+        """Somebody claims that a member is in the local network; whether that was news. Tried before what it says."""
+        if not self.is_member(node) or self._near.get(node) == claim:
+            return False
+        self._near[node] = claim
+        self._dial()
+        return True
+
     # from the chain
 
     def joined(self, node: Address, contact: str) -> None:
@@ -168,11 +178,12 @@ class Membership:
         self._dial()
 
     def _forget(self, node: Address) -> None:
-        for table in (self._contacts, self._registered, self._placed_at):
+        for table in (self._contacts, self._registered, self._near, self._placed_at):
             table.pop(node, None)
 
     def _dial(self) -> None:
         contacts = {node: to for node, to in (self._bootnodes | self._contacts).items() if node != self.own}
+        contacts |= {node: (claim, *contacts.get(node, ())) for node, claim in self._near.items()}
         chosen = choose(self.own, self._trainer, self._validators, contacts)
         self._network.set_contacts(contacts, chosen | self._bootnodes.keys())
 

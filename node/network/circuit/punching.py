@@ -43,6 +43,7 @@ TRIES = 3
 ANSWER_SECONDS = 10.0
 CONNECT_SECONDS = 6.0
 """For one try: long enough for a system to send its first packet thrice."""
+ACCEPT_SECONDS = 0.5
 LONGEST_WAIT = 2.0
 """Half of a round trip that is believed."""
 AGAIN = (60.0, 3600.0)
@@ -97,6 +98,13 @@ class Punching:
         live = [each for each in self._swarm.connections.get(peer, ()) if not each.is_closed]
         return any(isinstance(each.muxed_conn, Session) and not _relayed(each.muxed_conn) for each in live)
 
+    async def _accepted(self, peer: ID) -> bool:
+        """Whether a call of the other end came in where this node listens, which its router may let through."""
+        with trio.move_on_after(ACCEPT_SECONDS):
+            while not self._direct(peer):  # noqa: ASYNC110 - the library has no event for it
+                await trio.sleep(0.05)
+        return self._direct(peer)
+
     # who was called
 
     async def _punch(self, peer: ID) -> bool:
@@ -112,7 +120,7 @@ class Punching:
             done = await self._invite(stream, peer, member)
         except (wire.Malformed, MuxedStreamError, trio.TooSlowError) as error:
             log.debug("punch.no_answer", peer=member, error=repr(error))
-            done = False
+            done = await self._accepted(peer)
         finally:
             await reset(stream)
         self._remember(member, done)
@@ -131,7 +139,7 @@ class Punching:
                 wait = min((trio.current_time() - asked_at) / 2, LONGEST_WAIT)
                 await wire.write(stream, HolePunch(type=HolePunch.SYNC))
             await trio.sleep(wait)
-            if await self._meet(target, peer, client=False) or self._direct(peer):
+            if await self._meet(target, peer, client=False) or await self._accepted(peer):
                 log.info("punch.made", peer=member)
                 return True
         return False
@@ -148,7 +156,7 @@ class Punching:
             done = await self._follow(below, peer)
         except (wire.Malformed, MuxedStreamError, trio.TooSlowError) as error:
             log.debug("punch.ended", peer=member, error=repr(error))
-            done = self._direct(peer)
+            done = await self._accepted(peer)
         self._remember(member, done)
         await reset(below)
 
@@ -161,7 +169,7 @@ class Punching:
                 await wire.write(stream, self._where())
                 if (await wire.read(stream, HolePunch)).type != HolePunch.SYNC:
                     raise wire.Malformed("it does not say when")
-            if await self._meet(target, peer, client=True) or self._direct(peer):
+            if await self._meet(target, peer, client=True) or await self._accepted(peer):
                 return True
         return False
 
