@@ -58,7 +58,11 @@ async def train(steps: int, random_ports: bool) -> dict[str, Any]:
                 try:
                     for program in programs(options, scene, stage, environment, hosts):
                         supervisor.start(program)
-                    return await watch(scene, steps)
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(supervisor.watch)
+                        found = await watch(scene, steps)
+                        nursery.cancel_scope.cancel()
+                    return found
                 finally:
                     await supervisor.stop()
 
