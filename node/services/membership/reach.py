@@ -78,7 +78,8 @@ class Reach(Service):
     def status(self) -> dict[str, Any]:
         seen = f"{self.seen[0]}:{self.seen[1]}" if self.seen else ""
         part = {"tried": self.tried, "reached": self.reached, "seen": seen, "way": self.way}
-        return {"node": {"reach": part | {"relays": sorted(self._held())}}}
+        holes = {"punched": len(self._network.punched()), "unpunched": len(self._network.unpunched())}
+        return {"node": {"reach": part | holes | {"relays": sorted(self._held())}}}
 
     @property
     def way(self) -> str:

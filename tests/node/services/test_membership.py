@@ -271,6 +271,12 @@ class Surroundings:
     def release(self) -> None:
         self.reserved.clear()
 
+    def punched(self) -> frozenset[str]:
+        return frozenset()
+
+    def unpunched(self) -> frozenset[str]:
+        return frozenset("b")
+
     def told_host(self, host: str) -> None:
         self.told = host
 
