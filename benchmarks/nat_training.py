@@ -53,7 +53,9 @@ async def train(steps: int, random_ports: bool) -> dict[str, Any]:
         async with open_chain(scene, environment, view) as chain:
             stage = await prepare(options, scene, chain, environment, start_anew, view)
             with world(1, 2, random_ports=random_ports) as (public, hidden), chain_doors(stage, [*public, *hidden]):
-                hosts = dict(zip(("validator", "trainer", "worker 1"), (*public, *hidden), strict=True))
+                hosts: dict[str, Host] = dict(
+                    zip(("validator", "trainer", "worker 1"), (*public, *hidden), strict=True)
+                )
                 supervisor = Supervisor(view.say)
                 try:
                     for program in programs(options, scene, stage, environment, hosts):

@@ -27,6 +27,7 @@ import structlog
 import trio
 from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
 from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.trio import TrioTCPStream
 from libp2p.metrics.swarm import SwarmEvent
 from libp2p.network import swarm as swarm_module
 from libp2p.network.auto_connector import AutoConnector
@@ -82,7 +83,7 @@ swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
 # A listener on :: that would take the port of 0.0.0.0 as well.
 tcp_module._open_reuseport_listeners = sockets.open_listeners
 # The library reads names of two parts only, those of IPv4: all peers over IPv6 would share one limit of handshakes.
-tcp_module.TrioTCPStream.get_remote_address = sockets.remote_address
+TrioTCPStream.get_remote_address = sockets.remote_address
 
 
 def quieten() -> None:

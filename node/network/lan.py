@@ -67,7 +67,7 @@ def _open(contacts: list[str], ear: _Ear) -> Zeroconf:
     hosts = sorted({str(ip) for contact in contacts if (ip := ip_of(contact)) is not None})
     zeroconf = Zeroconf(interfaces=hosts)
     try:
-        zeroconf.register_service(service_of(contacts[0]), allow_name_change=False)
+        zeroconf.register_service(service_of(contacts[0]), cooperating_responders=True)  # no other has that name
         ServiceBrowser(zeroconf, SERVICE, handlers=[ear])
     except BaseException:
         zeroconf.close()

@@ -46,12 +46,12 @@ async def connect_from(own: tuple[str, int], host: str, port: int) -> trio.Socke
         raise
 
 
-def remote_address(of: TrioTCPStream) -> tuple[str, int] | None:
+def remote_address(self: TrioTCPStream) -> tuple[str, int] | None:
     """Host and port of the other end, of either family; None if it was gone before anybody asked."""
-    if of._cached_remote_address is None:
+    if self._cached_remote_address is None:
         try:
-            host, port, *_ = of.stream.socket.getpeername()
+            host, port, *_ = self.stream.socket.getpeername()
         except OSError:
             return None
-        of._cached_remote_address = (str(host).partition("%")[0], int(port))
-    return of._cached_remote_address
+        self._cached_remote_address = (str(host).partition("%")[0], int(port))
+    return self._cached_remote_address
