@@ -91,8 +91,16 @@ class Punching:
         await trio.sleep(FIRST)
         while not circuit.is_closed:
             if not self._direct(circuit.peer_id):
-                pause = AGAIN[0] if await self._punch(circuit.peer_id) else min(2 * pause, AGAIN[1])
+                pause = AGAIN[0] if await self._try(circuit.peer_id) else min(2 * pause, AGAIN[1])
             await trio.sleep(pause)
+
+    async def _try(self, peer: ID) -> bool:
+        """Whatever goes wrong, the circuit goes on."""
+        try:
+            return await self._punch(peer)
+        except Exception as error:  # the library's are many
+            log.debug("punch.failed", peer=str(peer), error=repr(error))
+            return False
 
     def _direct(self, peer: ID) -> bool:
         live = [each for each in self._swarm.connections.get(peer, ()) if not each.is_closed]

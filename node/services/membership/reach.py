@@ -4,6 +4,7 @@ Who can be dialled may carry others. Who cannot lets two members pass calls on, 
 """
 
 import random
+from collections import Counter
 from typing import Any
 
 import structlog
@@ -93,9 +94,7 @@ class Reach(Service):
         connected = sorted(self._network.connected() - self._network.relayed())
         answers = [await self._look(one) for one in random.sample(connected, min(ASKED, len(connected)))]
         tries = [look for look in answers if look and look.reached is not None]
-        self.seen = next((look.seen for look in answers if look and look.seen), self.seen)
-        if self.seen:
-            self._network.told_host(self.seen[0])
+        self._notice([look.seen for look in answers if look and look.seen])
         if not tries:
             return
         was = self.way
@@ -107,6 +106,14 @@ class Reach(Service):
             at = f", which they see at {self.seen[0]}" if self.seen else ""
             missed = self.tried - self.reached
             self._progress.tell("reach", f"{missed} of {self.tried} members cannot dial this node{at}")
+
+    def _notice(self, seen: list[tuple[str, int]]) -> None:
+        """Where members see this node: what more than half of them say, since others dial what it tells of that."""
+        hosts = Counter(host for host, _ in seen)
+        host, count = hosts.most_common(1)[0] if hosts else ("", 0)
+        if 2 * count > len(seen):
+            self.seen = next(place for place in seen if place[0] == host)
+            self._network.told_host(host)
 
     async def _look(self, member: Address) -> Look | None:
         try:

@@ -241,13 +241,15 @@ class Surroundings:
         self.asked: list[str] = []
         self.seen: dict[str, str] = {}
         self.own = (CONTACT,)
+        self.hosts: dict[str, str] = {}
+        self.told = ""
 
     async def ask(self, member: str, address: str) -> Look:
         await trio.lowlevel.checkpoint()
         self.asked.append(address)
         if member not in self.answers:
             raise PeerUnavailable(member, "it does not know the protocol")
-        return Look(self.answers[member], ("11.0.0.1", 4001))
+        return Look(self.answers[member], (self.hosts.get(member, "11.0.0.1"), 4001))
 
     async def reserve(self, relay: str) -> float:
         await trio.lowlevel.checkpoint()
@@ -308,6 +310,17 @@ async def test_a_member_is_asked_about_the_address_of_its_own_family() -> None:
     reach, _ = reach_in(around)
     await reach.ask_around()
     assert sorted(around.asked) == ["/ip4/11.0.0.1/tcp/1"] * 2 + ["/ip6/2a00::1/tcp/2"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "told"), [({}, "11.0.0.1"), ({"a": "8.8.8.8"}, "11.0.0.1"), ({"a": "8.8.8.8", "b": "8.8.4.4"}, "")]
+)
+async def test_where_a_node_is_seen_is_what_most_members_say(hosts: dict[str, str], told: str) -> None:
+    around = Surroundings(dict.fromkeys("abc", False))
+    around.hosts = hosts
+    reach, _ = reach_in(around)
+    await reach.ask_around()
+    assert around.told == told and (reach.seen or ("", 0))[0] == told
 
 
 async def test_a_reservation_is_renewed_at_half_of_its_time_and_one_that_is_refused_asked_for_later(
