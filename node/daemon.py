@@ -34,7 +34,6 @@ from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit
 from node.preflight.listening import announced, choose_listen, remember_port
-from node.preflight.ports import is_lan
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
@@ -307,7 +306,7 @@ class Daemon:
         )
 
     def _dials_private(self, profile: NetworkProfile) -> bool:
-        return self.config.lan == "on" or (self.config.lan == "auto" and is_lan(profile))
+        return self.config.lan == "on" or (self.config.lan == "auto" and profile.lan)
 
     async def _follow_pool(self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""

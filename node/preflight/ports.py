@@ -69,11 +69,6 @@ def is_public(profile: NetworkProfile) -> bool:
     return not (local and (profile.chain_id == 31337 or profile.name == "local"))
 
 
-def is_lan(profile: NetworkProfile) -> bool:
-    """Whether the chain itself is on this machine or in its private network, and so, it may be, are the members."""
-    return all(scope_of(urlsplit(url).hostname or "") != "the internet" for url in profile.rpc_urls)
-
-
 def scope_of(host: str) -> Scope:
     """From where an address is reached; a name counts as one of the internet."""
     try:
