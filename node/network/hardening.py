@@ -216,7 +216,10 @@ class BufferedSocket(ReadWriteCloser):
 
     async def read(self, n: int | None = None) -> bytes:
         if not self._ahead:
-            self._ahead = memoryview(await self._inner.read(READ_AHEAD))
+            fresh = await self._inner.read(READ_AHEAD)
+            if n is None or n >= len(fresh):
+                return fresh
+            self._ahead = memoryview(fresh)
         data = bytes(self._ahead[:n])
         self._ahead = self._ahead[len(data) :]
         return data

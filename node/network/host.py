@@ -24,7 +24,6 @@ from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.upgrader import TransportUpgrader
@@ -56,6 +55,7 @@ from node.network.interface import (
     Tally,
 )
 from node.network.kept import KeptStreams
+from node.network.noise import LeanNoise
 from node.network.redial import MAX_CONTACT, MAX_CONTACTS, Contact, Redialer
 from node.network.replay import Window
 from protocol.errors import InvalidIdentity
@@ -185,7 +185,7 @@ class Libp2pNetwork:
             raise AssertionError("libp2p derives another peer id than protocol.identity")
         peerstore = PeerStore()
         peerstore.add_key_pair(own, keys)
-        noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
+        noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
         upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.Session})
         self._swarm = HardSwarm(
