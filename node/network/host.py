@@ -45,6 +45,7 @@ from node.network.errors import (
     RequestTimedOut,
 )
 from node.network.hardening import HardMuxer, HardPubsub, HardRouter, HardSwarm, HardTcp, Tasks
+from node.network.heap import keep_freed_blocks
 from node.network.interface import (
     MAX_GOSSIP_BYTES,
     SUBSCRIPTION_BUFFER,
@@ -143,6 +144,7 @@ class Libp2pNetwork:
         """Be on the network until cancelled. Raises PortInUse, ListenFailed."""
         listen = self._listen_address()
         hardening.quieten()
+        keep_freed_blocks()
         self._build()
         async with self._services():
             listening = await self._swarm.listen(listen)
