@@ -46,6 +46,8 @@ MAX_WRITE = 4 * BODY_BYTES
 """Of one stream, before another stream's frame has its turn."""
 MAX_BUFFERED = 128 * 1024**2
 """Unread bytes per connection, over all its streams, before the connection is closed."""
+KEPT_SHARE = 4
+"""A piece smaller than this part of its message is copied: an unread byte would keep the whole message."""
 MAX_INBOUND = 256
 """Streams that a peer may have open; more are reset."""
 MAX_CONTROL_FRAMES = 1024
@@ -214,6 +216,8 @@ class Stream(IMuxedStream):
     def arrived(self, piece: memoryview) -> None:
         """Part of a frame's body, whose bytes were taken from the window."""
         if not self.recv_closed:
+            if len(piece) * KEPT_SHARE < len(piece.obj):
+                piece = memoryview(bytes(piece))
             self._pieces.append(piece)
             self.buffered += len(piece)
             self.session.buffered += len(piece)
