@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from node.inference.device_sampling import not_finite
 from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError, ModelError
 from node.inference.image import read_image
@@ -124,11 +125,7 @@ class VllmEngine:
     def _completion(self, number: int, output: list[int], finished: bool) -> Completion:
         heads, loads = self._core.everywhere("intellect_take", number, len(output))
         if (heads == NOT_A_NUMBER).all(axis=1).any():
-            raise EngineError(
-                "the model gives no valid probabilities",
-                "its logits are not finite with the weights in use",
-                "the policy is broken: stop the trainer of this run and resume it from an earlier checkpoint",
-            )
+            raise not_finite()
         swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
         return Completion(output, finished, heads, swaps)
 
