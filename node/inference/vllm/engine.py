@@ -14,7 +14,7 @@ import torch
 
 from node.inference.device_sampling import not_finite
 from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
-from node.inference.errors import EngineError, ModelError
+from node.inference.errors import EngineError
 from node.inference.image import read_image
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer, read_json
@@ -43,21 +43,13 @@ class VllmEngine:
         self.description = f"vllm {installed.PIN} / torch {torch.__version__}"
         config = read_json(model_dir / "config.json")
         self.vocabulary = int(config["vocab_size"])
-        self._check_tokenizer()
+        self._tokenizer.check_fits(self.vocabulary)
         gpus = torch.cuda.device_count() if settings.device.startswith("cuda") else 0
         self._core = VllmCore(arguments(model_dir, settings, config, gpus), settings.device)
         self._numbers = 0
         self._load = self._loads = 0
         self._flights: dict[int, VllmDecoder] = {}
         self._looks: set[int] = set()
-
-    def _check_tokenizer(self) -> None:
-        if max(self.eos) >= self.vocabulary or self._tokenizer.vocabulary > self.vocabulary:
-            raise ModelError(
-                "the model cannot be loaded",
-                f"{self._model_dir}: the tokenizer has more tokens than the model",
-                "put the tokenizer that belongs to the model into its directory",
-            )
 
     @property
     def tokenizer(self) -> LocalTokenizer:
