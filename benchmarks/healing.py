@@ -1,6 +1,6 @@
 """Seconds until a swarm is whole again after a fault, and whether everything that was said meanwhile arrives.
 
-    python -m benchmarks.healing [--nodes 12] [--rate 4.5] [--only FAULT ...] [--rounds 1] [--quick] [--json]
+    python -m benchmarks.healing [--nodes 12] [--rate 4.5] [--only FAULT ...] [--rounds 1] [--busy 0] [--quick] [--json]
 
 Each node is a process of the product's parts: network, board, members, peer book, probe and heartbeat, over libp2p on
 loopback; the chain's part (who is a member, and where) is told here. Nodes are forked from one process that has the
@@ -13,7 +13,8 @@ imports, as the guardian does it. While commitments are posted at `rate` per sec
 
 `whole` is the time from the fault's end until every node holds every other one alive by a heartbeat that was signed
 after that end; `linked` until all connections are back; `told` until every node has every commitment that was posted
-during the fault by those who could speak, through gossip or the board's catch-up.
+during the fault by those who could speak, through gossip or the board's catch-up. --busy: loops that take a core each
+beside the swarm, as on a starved machine.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from typing import Any
 import structlog
 import trio
 
+from benchmarks.recovery import busy_loops
 from node.clock import Clock
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
@@ -369,12 +371,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4.5, help="commitments per second of all nodes together")
     parser.add_argument("--only", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--busy", type=int, default=0, help="busy loops beside the swarm")
     parser.add_argument("--quick", action="store_true", help="six nodes, a quarter of the seconds")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     nodes, scale = (6, 0.25) if given.quick else (given.nodes, 1.0)
-    found = run(nodes, given.rate, given.only, given.rounds, scale)
+    with busy_loops(given.busy):
+        found = run(nodes, given.rate, given.only, given.rounds, scale) | {"busy": given.busy}
     if given.json:
         print(json.dumps(found))
         return
