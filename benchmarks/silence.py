@@ -46,6 +46,7 @@ from cli.demo.snapshot import Snapshot
 from cli.demo.story import demo_environment
 from cli.demo.supervise import Program, Supervisor
 from cli.demo.zygote import open_zygote
+from cli.errors import CommandError
 from cli.events import event_rows
 from node.chain.profile import read_profile, write_profile
 from node.network.host import Libp2pNetwork
@@ -125,17 +126,27 @@ class Story:
         self._names = names
         self.seen: dict[str, DaemonStatus] = {}
         self.stretches: list[dict[str, Any]] = []
+        self.refused = 0
+        """Questions for a status that were answered with an error."""
 
     async def look(self) -> None:
         """Ask every daemon for its status, over and over."""
         while True:
             for name in self._names:
-                status = await get_status_async(socket_of(self._scene.state_dir(name)))
+                status = await self._status(name)
                 if status is not None:
                     self.seen[name] = status
                 else:
                     self.seen.pop(name, None)
             await trio.sleep(EVERY)
+
+    async def _status(self, name: str) -> DaemonStatus | None:
+        try:
+            return await get_status_async(socket_of(self._scene.state_dir(name)))
+        except CommandError as error:
+            _tell(f"{name}: {error.why}")
+            self.refused += 1
+            return None
 
     @property
     def step(self) -> int:
@@ -265,7 +276,7 @@ async def _happen(story: Story, proxy: Proxy, bootnodes: Bootnodes, silence: flo
     await proxy.open()
     found["all_hear_the_chain_after"] = await story.until(lambda: len(story.rpc_ok()) == len(story.seen) == 4)
     await story.stretch("after", max(short, 90.0 - (trio.current_time() - restored)))
-    found["stretches"] = story.stretches
+    found["stretches"], found["status_errors"] = story.stretches, story.refused
     found["evicted"] = sorted(name for name, status in story.seen.items() if status.node.state == "evicted")
     found["pay"] = {name: msgspec.to_builtins(status.pay) for name, status in story.seen.items() if status.pay}
     found["work"] = {name: msgspec.to_builtins(status.work) for name, status in story.seen.items() if status.work}
