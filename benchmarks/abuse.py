@@ -446,7 +446,7 @@ async def big_packets(abuser: Abuser) -> None:
     while True:
         try:
             await abuser.connect()
-            stream = await abuser.network._host.new_stream(abuser.peer, [PROTOCOL_ID_V11])
+            stream = await abuser.network._host.new_stream(abuser.peer, [MESHSUB])
             await stream.write(encode_uvarint(2**30))
             while True:
                 await stream.write(bytes(256 * 1024))

@@ -10,6 +10,7 @@ Each class here cures a measured defect of the library (docs/decisions.md names 
 - silent handshakes from many addresses keep every inbound slot            -> HardSwarm
 - its pubsub costs many times what it carries                            -> gossip, our own
 - the listener shares its port with any other process (SO_REUSEPORT)      -> port_is_taken
+- a listener on :: takes IPv4 too, under addresses of IPv6                 -> sockets.py
 
 Knows libp2p's internals; knows nothing of members or blobs.
 """
@@ -24,6 +25,7 @@ import structlog
 import trio
 from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
 from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.trio import TrioTCPStream
 from libp2p.metrics.swarm import SwarmEvent
 from libp2p.network import swarm as swarm_module
 from libp2p.network.auto_connector import AutoConnector
@@ -36,9 +38,11 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI
 from libp2p.tools.anyio_service.stats import Stats, TaskStats
+from libp2p.transport.tcp import tcp as tcp_module
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
+from node.network import sockets
 from node.network.yamux import Session
 
 log = structlog.get_logger(__name__)
@@ -60,6 +64,10 @@ class _ToStructlog(logging.Handler):
 
 # A wait after every dial, in case another address of the peer answers sooner. We dial one address.
 swarm_module._HAPPY_EYEBALLS_DELAY = 0.0
+# A listener on :: that would take the port of 0.0.0.0 as well.
+tcp_module._open_reuseport_listeners = sockets.open_listeners
+# The library reads names of two parts only, those of IPv4: all peers over IPv6 would share one limit of handshakes.
+TrioTCPStream.get_remote_address = sockets.remote_address
 
 
 def quieten() -> None:
@@ -79,6 +87,8 @@ def port_is_taken(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             probe.bind((host, port))
         except OSError as error:

@@ -31,7 +31,18 @@ from multiaddr.exceptions import Error as MultiaddrError
 from node.network import hardening, wire, yamux
 from node.network.budget import Budgets, TokenBucket
 from node.network.circuit.circuits import Circuits, circuit_contact, is_direct
+from node.network.circuit.punching import Punching
 from node.network.circuit.rules import Limits
+from node.network.contacts import (
+    MAX_CONTACT,
+    MAX_CONTACTS,
+    Contact,
+    Told,
+    Whereabouts,
+    announced,
+    better_than_relays,
+    ways_to,
+)
 from node.network.errors import (
     ListenFailed,
     MessageTooLarge,
@@ -55,8 +66,9 @@ from node.network.interface import (
     Tally,
 )
 from node.network.kept import KeptStreams
+from node.network.knocks import Knocks
 from node.network.noise import LeanNoise
-from node.network.redial import MAX_CONTACT, MAX_CONTACTS, PING_SECONDS, Contact, Redialer
+from node.network.redial import PING_SECONDS, Link, Redialer
 from node.network.replay import Window
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, NodeKey, PeerId, address_of_peer
@@ -101,24 +113,28 @@ class _Subscription:
 class Libp2pNetwork:
     """`interface.Network` over libp2p.
 
-    listen: multiaddr, port 0 for any free port; announce: multiaddrs (without peer id) that others
+    listen: multiaddrs, port 0 for any free port; announce: multiaddrs (without peer id) that others
     should dial instead of the ones listened on, for a node behind a port forward; relay: what this node does for
-    others as a relay, once it offers to be one.
+    others as a relay, once it offers to be one; private: whether members are dialled at addresses that are not of the
+    internet.
     """
 
     def __init__(
         self,
         key: NodeKey,
-        listen: str = "/ip4/0.0.0.0/tcp/4001",
+        listen: str | Sequence[str] = "/ip4/0.0.0.0/tcp/4001",
         *,
         announce: Sequence[str] = (),
         relay: Limits | None = None,
+        private: bool = True,
     ) -> None:
         self.address: Address = key.address
         self.peer_id: PeerId = key.peer_id
         self._key = key
-        self._listen = listen
+        self._listen = (listen,) if isinstance(listen, str) else tuple(listen)
         self._announce = tuple(announce)
+        self._private = private
+        self._knocks = Knocks()
         self._tally = Tally()
         self._subscriptions: dict[str, _Subscription] = {}
         self._handlers: dict[str, tuple[Handler, int]] = {}
@@ -132,8 +148,12 @@ class Libp2pNetwork:
         self._stranger_bytes = TokenBucket(*STRANGER_BYTES)
         self._serving = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
         self._kept = KeptStreams[_Kept]()
-        self._redialer = Redialer(self.address, self._dial, self._is_connected, self._ping)
-        self._circuits = Circuits(relay or Limits(), self._is_member, self._address_of, self._direct_contacts)
+        self._redialer = Redialer(self.address, self._dial, self._link, self._ping)
+        self._seen_at: str | None = None
+        self._punching = Punching(lambda: self._seen_at, self._is_member, self._address_of, private=private)
+        self._circuits = Circuits(
+            relay or Limits(), self._is_member, self._address_of, self._direct_contacts, self._punching
+        )
         self._nursery: trio.Nursery | None = None
         self.serve(PING, _echo, max_request=32)
 
@@ -141,16 +161,18 @@ class Libp2pNetwork:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be on the network until cancelled. Raises PortInUse, ListenFailed."""
-        listen = self._listen_address()
+        listen = [listening_address(text) for text in self._listen]
         hardening.quieten()
         keep_freed_blocks()
         self._build()
+        refused = ""
         async with self._services():
-            listening = await self._swarm.listen(listen)
-            if listening:
+            for text, address in zip(self._listen, listen, strict=True):
+                refused = refused or ("" if await self._swarm.listen(address) else text)
+            if not refused:
                 await self._live(task_status)
-        if not listening:
-            raise ListenFailed(self._listen, "the system refused that address")
+        if refused:
+            raise ListenFailed(refused, "the system refused that address")
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
@@ -162,20 +184,6 @@ class Libp2pNetwork:
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
-
-    def _listen_address(self) -> Multiaddr:
-        try:
-            address = Multiaddr(self._listen)
-            host = address.value_for_protocol("ip6" if self._listen.startswith("/ip6/") else "ip4")
-            port = int(address.value_for_protocol("tcp") or "")
-        except (MultiaddrError, ValueError, LookupError) as error:
-            raise ListenFailed(self._listen, "it is not of the form /ip4/<address>/tcp/<port>") from error
-        try:
-            if port and hardening.port_is_taken(str(host), port):
-                raise PortInUse(self._listen)
-        except OSError as error:
-            raise ListenFailed(self._listen, error.strerror or str(error)) from error
-        return address
 
     def _build(self) -> None:
         keys = create_new_key_pair(self._key.secret)
@@ -239,15 +247,21 @@ class Libp2pNetwork:
     # -- peers -------------------------------------------------------------------------------------
 
     def contacts(self) -> tuple[str, ...]:
-        return (*self._relayed_contacts(), *self._direct_contacts())
+        return announced(self._relayed_contacts(), self._addresses_told(), self.peer_id)
 
     def _direct_contacts(self) -> tuple[str, ...]:
-        addresses = self.listening() and (self._announce or self.listening())
-        return tuple(f"{address}/p2p/{self.peer_id}" for address in addresses)
+        return announced((), self._addresses_told(), self.peer_id)
+
+    def _addresses_told(self) -> tuple[str, ...]:
+        return self.listening() and (self._announce or self.listening())
 
     def _relayed_contacts(self) -> tuple[str, ...]:
         relays = (self._redialer.contacts.get(relay) for relay in self._circuits.relays())
-        return tuple(circuit_contact(each.address, each.peer_id, self.peer_id, MAX_CONTACT) for each in relays if each)
+        return tuple(self._circuit_through(each) for each in relays if each)
+
+    def _circuit_through(self, relay: Whereabouts) -> str:
+        hint = next((each.address for each in relay.contacts if each.relay is None), "")
+        return circuit_contact(hint, relay.peer_id, self.peer_id, MAX_CONTACT)
 
     def listening(self) -> tuple[str, ...]:
         """Where this node listens, a wildcard replaced by the interface's address; empty unless running."""
@@ -256,7 +270,7 @@ class Libp2pNetwork:
         found = (address for each in self._swarm.listeners.values() for address in each.get_addrs())
         return tuple(reachable(str(address)) for address in found)
 
-    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
+    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
         self._redialer.set(contacts, dialled)
         members = {_id_of(contact.peer_id) for contact in self._redialer.contacts.values()}
         self._strangers = {each: peer for each, peer in self._strangers.items() if peer not in members}
@@ -283,12 +297,23 @@ class Libp2pNetwork:
             return next((str(address) for address in connection.get_transport_addresses()), None)
         return None
 
+    def punched(self) -> frozenset[Address]:
+        return frozenset(
+            peer for peer in self.connected() if any(map(self._punching.made, self._direct(self._connections_of(peer))))
+        )
+
+    def unpunched(self) -> frozenset[Address]:
+        return self.relayed() & self._punching.failed.keys()
+
+    def told_host(self, host: str) -> None:
+        self._seen_at = host
+
     def offer_relay(self, offered: bool) -> None:
         self._circuits.rules.offered = offered
 
     async def reserve(self, relay: Address) -> float:
         contact = self._redialer.contacts.get(relay)
-        if contact is None or contact.relay is not None or not self._direct(self._connections_of(relay)):
+        if contact is None or contact.hidden or not self._direct(self._connections_of(relay)):
             raise PeerUnavailable(relay, "it is not connected directly")
         try:
             return await self._circuits.reserve(relay, _id_of(contact.peer_id))
@@ -334,15 +359,49 @@ class Libp2pNetwork:
     def _still_connected(self, peer: bytes) -> bool:
         return self._open_connections(ID(peer))
 
-    def _is_connected(self, contact: Contact) -> bool:
-        """As its contact allows: who can be dialled is, though a relay connects us already."""
-        live = [each for each in self._swarm.connections.get(_id_of(contact.peer_id), ()) if not each.is_closed]
-        return bool(live if contact.relay else self._direct(live))
+    def _link(self, where: Whereabouts) -> Link:
+        """Who can be dialled is, though a relay connects us already."""
+        live = self._live_with(where.peer_id)
+        if not live:
+            return Link.APART
+        return Link.BEST if self._direct(live) or not better_than_relays(self._ways(where)) else Link.RELAYED
 
-    async def _dial(self, contact: Contact) -> None:
+    def _live_with(self, peer_id: PeerId) -> list[INetConn]:
+        return [each for each in self._swarm.connections.get(_id_of(peer_id), ()) if not each.is_closed]
+
+    def _ways(self, where: Whereabouts) -> list[Contact]:
+        return ways_to(where, self.listening(), private=self._private)
+
+    async def _dial(self, where: Whereabouts) -> None:
+        """By its contacts, the best first; only by those that are better than a relay which connects us already."""
+        ways = self._ways(where)
+        if self._live_with(where.peer_id):
+            ways = better_than_relays(ways)
+        failed = PeerUnavailable(where.member, "it names no address that this node dials")
+        for contact in ways:
+            try:
+                await self._dial_one(contact, DIAL_SECONDS / len(ways))
+            except PeerUnavailable as error:
+                failed = error
+            else:
+                return
+        raise failed
+
+    async def _dial_one(self, contact: Contact, seconds: float) -> None:
         if contact.relay is not None:
             await self._call(contact, contact.relay)
             return
+        if not self._knocks.may(contact, trio.current_time()):
+            raise PeerUnavailable(contact.member, "another member was claimed to be there, and nobody was")
+        try:
+            await self._dial_directly(contact, seconds)
+        except PeerUnavailable:
+            self._knocks.missed(contact, trio.current_time())
+            raise
+        self._knocks.answered(contact)
+        log.debug("network.connected", peer=contact.member)
+
+    async def _dial_directly(self, contact: Contact, seconds: float) -> None:
         peer = _id_of(contact.peer_id)
         self._swarm.unblock_peer(peer)  # a failed dial bars the peer for 60 s otherwise
         try:
@@ -350,25 +409,24 @@ class Libp2pNetwork:
         except PeerStoreError:
             log.debug("network.first_dial", peer=contact.member)
         try:
-            with trio.fail_after(DIAL_SECONDS):
+            with trio.fail_after(seconds):
                 if self._open_connections(peer):  # through a relay
                     await self._swarm.dial_addr(Multiaddr(contact.address), peer)
                 else:
                     await self._host.connect(PeerInfo(peer, [Multiaddr(contact.address)]))
         except trio.TooSlowError:
-            raise PeerUnavailable(contact.member, f"no connection within {DIAL_SECONDS:g} s") from None
+            raise PeerUnavailable(contact.member, f"no connection within {seconds:g} s") from None
         except Exception as error:
             raise PeerUnavailable(contact.member, "it cannot be dialled") from error
-        log.debug("network.connected", peer=contact.member)
 
     async def _call(self, contact: Contact, relay: PeerId) -> None:
         """Through a relay, which must be a member that we are connected with or can dial: where a contact says that it
         is, is nobody's word but the contact's."""
         member = address_of_peer(relay)
         known = self._redialer.contacts.get(member)
-        if known is None or known.relay is not None:
+        if known is None or known.hidden:
             raise PeerUnavailable(contact.member, f"its relay {member} is no member that can be dialled")
-        if not self._is_connected(known):
+        if not self._direct(self._live_with(relay)):
             await self._dial(known)
         try:
             await self._circuits.dial(_id_of(relay), _id_of(contact.peer_id))
@@ -376,14 +434,14 @@ class Libp2pNetwork:
             raise PeerUnavailable(contact.member, f"its relay {member} does not get through: {error}") from error
         log.debug("network.connected", peer=contact.member, relay=member)
 
-    async def _ping(self, contact: Contact) -> None:
+    async def _ping(self, where: Whereabouts) -> None:
         """Close connections over which nothing at all comes back. A busy peer is not a dead one."""
-        for session in self._sessions(_id_of(contact.peer_id)):
+        for session in self._sessions(_id_of(where.peer_id)):
             if session.heard_at < trio.current_time() - PING_SECONDS:
                 with trio.move_on_after(PING_TIMEOUT) as waiting:
                     await session.ping()
                 if waiting.cancelled_caught:
-                    log.info("network.connection_dead", peer=contact.member)
+                    log.info("network.connection_dead", peer=where.member)
                     await session.close()
 
     def _sessions(self, peer: ID) -> list[yamux.Session]:
@@ -737,6 +795,22 @@ async def _close_quietly(connection: INetConn) -> None:
         await connection.close()
     except Exception as error:
         log.debug("network.close_failed", error=repr(error))
+
+
+def listening_address(text: str) -> Multiaddr:
+    """Of /ip4|ip6/../tcp/.., if it is free. Raises PortInUse, ListenFailed."""
+    try:
+        address = Multiaddr(text)
+        host = address.value_for_protocol("ip6" if text.startswith("/ip6/") else "ip4")
+        port = int(address.value_for_protocol("tcp") or "")
+    except (MultiaddrError, ValueError, LookupError) as error:
+        raise ListenFailed(text, "it is not of the form /ip4/<address>/tcp/<port>") from error
+    try:
+        if port and hardening.port_is_taken(str(host), port):
+            raise PortInUse(text)
+    except OSError as error:
+        raise ListenFailed(text, error.strerror or str(error)) from error
+    return address
 
 
 def reachable(address: str) -> str:

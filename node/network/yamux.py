@@ -219,7 +219,7 @@ class Stream(IMuxedStream):
     def arrived(self, piece: memoryview) -> None:
         """Part of a frame's body, whose bytes were taken from the window."""
         if not self.recv_closed:
-            if len(piece) * KEPT_SHARE < len(piece.obj):
+            if len(piece) * KEPT_SHARE < memoryview(piece.obj).nbytes:
                 piece = memoryview(bytes(piece))
             self._pieces.append(piece)
             self.buffered += len(piece)

@@ -1,6 +1,7 @@
 """The libp2p host against hostile peers and its own end."""
 
 import logging
+import socket
 
 import pytest
 import trio
@@ -150,6 +151,32 @@ async def test_a_port_in_use_is_a_named_error(real) -> None:
 async def test_an_address_that_is_not_ours_is_a_named_error(listen: str) -> None:
     with pytest.raises(ListenFailed), trio.fail_after(10):
         await Libp2pNetwork(NodeKey.generate(), listen).run()
+
+
+async def test_one_port_is_listened_on_for_both_families_and_either_is_dialled(real) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    both = Libp2pNetwork(NodeKey.generate(), [f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}"])
+    real.networks.append(both)
+    four, six = real.make(), real.make()
+    await real.start(both, four, six)
+    assert [each.split("/")[1] for each in both.contacts()] == ["ip4", "ip6"]
+    tail = f"tcp/{port}/p2p/{both.peer_id}"
+    four.set_contacts({both.address: ("/ip4/127.0.0.1/tcp/1/p2p/nobody", f"/ip4/127.0.0.1/{tail}")})
+    six.set_contacts({both.address: (f"/ip4/127.0.0.2/tcp/1/p2p/{both.peer_id}", f"/ip6/::1/{tail}")})
+    await real.until(lambda: len(both.connected()) == 2)
+    assert "/ip4/127.0.0.1/" in (both.seen_at(four.address) or "")
+    assert "/ip6/::1/" in (both.seen_at(six.address) or "")
+
+
+async def test_no_address_that_is_not_of_the_internet_is_dialled_where_none_shall_be(real) -> None:
+    careful = Libp2pNetwork(NodeKey.generate(), "/ip4/127.0.0.1/tcp/0", private=False)
+    other = real.make()
+    await real.start(careful, other)
+    careful.set_contacts({other.address: other.contacts()[0]})
+    with pytest.raises(PeerUnavailable, match="no address that this node dials"):
+        await careful.request(other.address, "/echo/1", b"", max_response=1, timeout=5)
 
 
 async def test_a_stopped_network_leaves_no_tasks_and_its_peers_notice(real) -> None:
