@@ -1,11 +1,10 @@
-"""The real network: py-libp2p over TCP, Noise and yamux, with gossipsub 1.1.
+"""The real network: py-libp2p over TCP and Noise, with yamux and gossip of our own.
 
-Knows how members are dialled, how gossip and requests travel, and how much a peer may ask.
-Leaves the library's defects to `hardening`, the bytes of a request to `wire`, blobs to `exchange`.
+Knows how members are dialled, how requests travel, and how much a peer may ask and say.
+Leaves the library's defects to `hardening`, who hears what to `gossip`, the bytes of a request to `wire`.
 """
 
 import socket
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -21,10 +20,8 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.upgrader import TransportUpgrader
@@ -56,7 +53,9 @@ from node.network.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from node.network.hardening import HardMuxer, HardPubsub, HardRouter, HardSwarm, HardTcp, Tasks
+from node.network.gossip.gossip import Gossip
+from node.network.hardening import HardMuxer, HardSwarm, HardTcp, Tasks
+from node.network.heap import keep_freed_blocks
 from node.network.interface import (
     MAX_GOSSIP_BYTES,
     SUBSCRIPTION_BUFFER,
@@ -68,7 +67,8 @@ from node.network.interface import (
 )
 from node.network.kept import KeptStreams
 from node.network.knocks import Knocks
-from node.network.redial import Link, Redialer
+from node.network.noise import LeanNoise
+from node.network.redial import PING_SECONDS, Link, Redialer
 from node.network.replay import Window
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, NodeKey, PeerId, address_of_peer
@@ -163,6 +163,7 @@ class Libp2pNetwork:
         """Be on the network until cancelled. Raises PortInUse, ListenFailed."""
         listen = [listening_address(text) for text in self._listen]
         hardening.quieten()
+        keep_freed_blocks()
         self._build()
         refused = ""
         async with self._services():
@@ -177,8 +178,6 @@ class Libp2pNetwork:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                for topic in self._subscriptions:
-                    await self._pubsub.subscribe(topic)
                 nursery.start_soon(self._redialer.run)
                 log.info("network.listening", contacts=self.contacts())
                 task_status.started()
@@ -193,7 +192,7 @@ class Libp2pNetwork:
             raise AssertionError("libp2p derives another peer id than protocol.identity")
         peerstore = PeerStore()
         peerstore.add_key_pair(own, keys)
-        noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
+        noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
         upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.Session})
         self._swarm = HardSwarm(
@@ -212,35 +211,11 @@ class Libp2pNetwork:
         )
         self._swarm.fault = self._fault
         self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
-        self._router = HardRouter(
-            protocols=[PROTOCOL_ID_V11],
-            degree=6,
-            degree_low=4,
-            degree_high=64,
-            heartbeat_interval=1,
-            prune_back_off=2,
-            unsubscribe_back_off=2,
-            gossip_window=5,
-            gossip_history=10,
-            adaptive_gossip_enabled=False,
-            eclipse_protection_enabled=False,
-            max_messages_per_topic_per_second=FORWARDED[0],
-        )
-        self._pubsub = HardPubsub(
-            self._host,
-            self._router,
-            strict_signing=True,
-            max_subscriptions_per_rpc=128,
-            max_subscriptions_per_peer=32,
-        )
-        self._pubsub.counter = time.time_ns()  # never below what this key used before a restart
-        self._pubsub.fault = self._fault
-        self._pubsub.deliver = self._deliver
-        self._pubsub.admit = self._admit
+        self._gossip = Gossip(self._host, keys.private_key, _Listener(self), self._still_connected)
         self._swarm.register_notifee(_Arrivals(self))
         self._circuits.attach(self._host, self._swarm)
         for topic in self._subscriptions:
-            self._pubsub.set_topic_validator(topic, self._validator(topic), False)
+            self._gossip.subscribe(topic)
         for protocol in self._handlers:
             self._host.set_stream_handler(TProtocol(protocol), self._stream_handler(protocol))
 
@@ -259,9 +234,8 @@ class Libp2pNetwork:
     async def _run_services(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
-                for part in (self._swarm, self._router, self._pubsub):
-                    await nursery.start(Tasks(part, self._fault).run)
-                await self._pubsub.wait_until_ready()
+                await nursery.start(Tasks(self._swarm, self._fault).run)
+                await nursery.start(self._gossip.run)
                 task_status.started(scope)
 
     async def _say_goodbye(self) -> None:
@@ -382,6 +356,9 @@ class Libp2pNetwork:
     def _open_connections(self, peer: ID) -> bool:
         return any(not connection.is_closed for connection in self._swarm.connections.get(peer, ()))
 
+    def _still_connected(self, peer: bytes) -> bool:
+        return self._open_connections(ID(peer))
+
     def _link(self, where: Whereabouts) -> Link:
         """Who can be dialled is, though a relay connects us already."""
         live = self._live_with(where.peer_id)
@@ -457,20 +434,19 @@ class Libp2pNetwork:
             raise PeerUnavailable(contact.member, f"its relay {member} does not get through: {error}") from error
         log.debug("network.connected", peer=contact.member, relay=member)
 
-    async def _ping(self, contact: Whereabouts) -> None:
-        """Close the connection if nothing at all comes back. A busy peer is not a dead one."""
-        started = trio.current_time()
-        try:
-            await self.request(contact.member, PING, b"ping", max_response=32, timeout=PING_TIMEOUT)
-        except PeerUnavailable:
-            peer = _id_of(contact.peer_id)
-            times = (getattr(each.muxed_conn, "heard_at", 0.0) for each in self._swarm.get_connections(peer))
-            heard = max(times, default=0.0)
-            if heard < started:
-                log.info("network.connection_dead", peer=contact.member)
-                await self._swarm.close_peer(peer)
-        except PeerMisbehaved as error:
-            log.info("network.peer_misbehaved", peer=contact.member, why=error.why)
+    async def _ping(self, where: Whereabouts) -> None:
+        """Close connections over which nothing at all comes back. A busy peer is not a dead one."""
+        for session in self._sessions(_id_of(where.peer_id)):
+            if session.heard_at < trio.current_time() - PING_SECONDS:
+                with trio.move_on_after(PING_TIMEOUT) as waiting:
+                    await session.ping()
+                if waiting.cancelled_caught:
+                    log.info("network.connection_dead", peer=where.member)
+                    await session.close()
+
+    def _sessions(self, peer: ID) -> list[yamux.Session]:
+        found = (connection.muxed_conn for connection in self._swarm.connections.get(peer, ()))
+        return [muxed for muxed in found if isinstance(muxed, yamux.Session)]
 
     def _arrived(self, connection: INetConn) -> None:
         """A connection came up, in either direction. Strangers are few, and the oldest goes first."""
@@ -509,7 +485,7 @@ class Libp2pNetwork:
             raise MessageTooLarge(len(data), MAX_GOSSIP_BYTES)
         if self._nursery is None:
             raise NotRunning
-        await self._pubsub.publish(topic, data)
+        await self._gossip.publish(topic, data)
         self._tally.add(messages_out=1, bytes_out=len(data))
 
     def subscribe(self, topic: str, accept: Accept) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]:
@@ -517,14 +493,13 @@ class Libp2pNetwork:
             raise ValueError(f"already subscribed to {topic}")
         subscription = self._subscriptions[topic] = _Subscription(accept)
         if self._nursery is not None:
-            self._pubsub.set_topic_validator(topic, self._validator(topic), False)
-            self._nursery.start_soon(self._pubsub.subscribe, topic)
+            self._gossip.subscribe(topic)
         return subscription.receive
 
-    def _admit(self, forwarder: ID, message: rpc_pb2.Message) -> bool:
+    def admit(self, giver: bytes, message: rpc_pb2.Message) -> bool:
         """Before any signature: so nothing is charged to the publisher, whose name may be borrowed."""
         now = trio.current_time()
-        if self._forwarded.take(forwarder.to_bytes(), 1, now) and self._is_worth_reading(message, now):
+        if self._forwarded.take(giver, 1, now) and self._is_worth_reading(message, now):
             return True
         self._tally.add(dropped=1)
         return False
@@ -536,14 +511,9 @@ class Libp2pNetwork:
         window = self._windows.get(publisher)
         return window is None or window.fresh(_number(message))
 
-    def _validator(self, topic: str) -> "_Validator":
-        return _Validator(self, topic)
-
     def accepts(self, topic: str, message: rpc_pb2.Message) -> bool:
         """Whether a signed message may be delivered and forwarded. Never raises."""
         publisher = self._address_of(message.from_id)
-        if publisher == self.address:
-            return True
         if publisher is None or len(message.data) > MAX_GOSSIP_BYTES:
             self._tally.add(rejected=1)
             return False
@@ -565,7 +535,7 @@ class Libp2pNetwork:
             return True
         return self._windows.setdefault(publisher, Window()).take(_number(message))
 
-    def _deliver(self, topic: str, message: rpc_pb2.Message) -> None:
+    def deliver(self, topic: str, message: rpc_pb2.Message) -> None:
         publisher = self._address_of(message.from_id)
         subscription = self._subscriptions.get(topic)
         if publisher is None or subscription is None:
@@ -712,15 +682,19 @@ def _number(message: rpc_pb2.Message) -> int:
     return int.from_bytes(message.seqno[:8])
 
 
-class _Validator:
-    """A topic's validator in the form that libp2p calls."""
+class _Listener:
+    """A network in the form that gossip asks."""
 
-    def __init__(self, network: Libp2pNetwork, topic: str) -> None:
+    def __init__(self, network: Libp2pNetwork) -> None:
+        self.admit = network.admit
+        self.accepts = network.accepts
+        self.deliver = network.deliver
+        self.fault = network._fault
         self._network = network
-        self._topic = topic
 
-    def __call__(self, forwarder: ID, message: rpc_pb2.Message) -> bool:
-        return self._network.accepts(self._topic, message)
+    def is_member(self, peer: bytes) -> bool:
+        address = self._network._address_of(peer)
+        return address is not None and self._network._is_member(address)
 
 
 class _StreamHandler:
@@ -742,9 +716,11 @@ class _Arrivals(INotifee):
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
         self._network._arrived(conn)
+        self._network._gossip.arrived(conn.muxed_conn.peer_id.to_bytes())
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         self._network._left(conn)
+        self._network._gossip.left(conn.muxed_conn.peer_id.to_bytes())
 
     async def opened_stream(self, network: INetwork, stream: INetStream) -> None:
         return None

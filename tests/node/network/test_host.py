@@ -7,12 +7,12 @@ import pytest
 import trio
 from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
 from node.network import hardening, sockets, yamux
 from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
+from node.network.gossip.gossip import MESHSUB
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
 
@@ -64,7 +64,7 @@ async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, 
     await real.gossip_settles(one, received, "news")
     attacker.set_contacts({two.address: two.contacts()[0]})
     await real.until(lambda: attacker.connected())
-    stream = await attacker._host.new_stream(_raw(two), [PROTOCOL_ID_V11])
+    stream = await attacker._host.new_stream(_raw(two), [MESHSUB])
     await stream.write(frame)
     await trio.sleep(0.2)
     await _still_works(one, two)
@@ -73,14 +73,14 @@ async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, 
         assert (await received.receive())[1] == b"still here"
 
 
-async def test_an_error_inside_the_library_ends_one_task_alone(real, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_inside_gossip_ends_one_stream_alone(real, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = await _pair(real)
 
-    async def broken(*args: object) -> None:
-        raise RuntimeError("a bug in the library")
+    def broken(*args: object) -> None:
+        raise RuntimeError("a bug")
 
     before = two.stats().faults
-    monkeypatch.setattr(two._router, "on_peer_subscribed", broken)
+    monkeypatch.setattr(two._gossip.trees, "subscribed", broken)
     one.subscribe("late", lambda publisher, data: True)
     await real.until(lambda: two.stats().faults != before)
     await _still_works(one, two)
@@ -208,19 +208,19 @@ def test_the_librarys_loggers_are_silent(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == ""
 
 
-async def test_a_subscription_made_during_the_greeting_still_reaches_the_peer(real, monkeypatch) -> None:
+async def test_a_subscription_made_while_a_stream_is_opened_still_reaches_the_peer(real, monkeypatch) -> None:
     one, two = real.make(), real.make()
     await real.start(one, two)
-    greet = two._pubsub.get_hello_packet
+    open_stream = two._host.new_stream
     subscribed: list[trio.MemoryReceiveChannel] = []
 
-    def subscribe_too_late() -> rpc_pb2.RPC:
-        packet = greet()
-        if not subscribed:
+    async def subscribe_meanwhile(peer: ID, protocols: list[str]) -> object:
+        stream = await open_stream(peer, protocols)
+        if protocols == [MESHSUB] and not subscribed:
             subscribed.append(two.subscribe("late", lambda publisher, data: True))
-        return packet
+        return stream
 
-    monkeypatch.setattr(two._pubsub, "get_hello_packet", subscribe_too_late)
+    monkeypatch.setattr(two._host, "new_stream", subscribe_meanwhile)
     await real.introduce(one, two)
     await real.until(lambda: bool(subscribed))
     await real.gossip_settles(one, subscribed[0], "late")
