@@ -44,7 +44,7 @@ ANSWER_SECONDS = 10.0
 CONNECT_SECONDS = 6.0
 """For one try: long enough for a system to send its first packet thrice."""
 UPGRADE_SECONDS = 3.0
-"""For the handshake: of two calls that did not meet, one was taken where the other end listens, and both are servers."""
+"""For the handshake: where two calls missed each other, one came to a listener, and both ends are servers."""
 ACCEPT_SECONDS = 0.5
 LONGEST_WAIT = 2.0
 """Half of a round trip that is believed."""
