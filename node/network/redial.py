@@ -45,9 +45,9 @@ def delay_after(failures: int, jitter: float, longest: float = LONGEST_DELAY) ->
 class Redialer:
     """One small loop per member.
 
-    dial raises PeerUnavailable; link is asked every second, or every five where it is the best; ping, rarely, finds the connections whose other end has
-    silently gone, and closes them. A member that says it has moved is not dialled sooner for that: else one who says
-    so every second would have a thousand nodes knock wherever it likes.
+    dial raises PeerUnavailable; link is asked every second, and every five where it is the best; ping, rarely, finds
+    the connections whose other end has silently gone, and closes them. A member that says it has moved is not dialled
+    sooner for that: else one who says so every second would have a thousand nodes knock wherever it likes.
     """
 
     def __init__(
