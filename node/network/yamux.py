@@ -161,7 +161,8 @@ class Stream(IMuxedStream):
         """
         rest = memoryview(data)
         while head or rest:
-            await self._wait_for_window()
+            if not self._may_write():
+                await self._wait_for_window()
             size = min(len(head) + len(rest), self.send_window, MAX_WRITE)
             self.send_window -= size
             taken = max(size - len(head), 0)
@@ -170,16 +171,18 @@ class Stream(IMuxedStream):
 
     async def _wait_for_window(self) -> None:
         with trio.move_on_after(STALL_SECONDS):
-            while True:
-                if self.was_reset:
-                    raise MuxedStreamReset("the stream was reset")
-                if self.send_closed:
-                    raise MuxedStreamClosed("the stream is closed for writing")
-                if self.send_window > 0:
-                    return
+            while not self._may_write():
                 self._opened = trio.Event()
                 await self._opened.wait()
+            return
         raise MuxedStreamError(f"the peer's window was shut for {STALL_SECONDS:g} s")
+
+    def _may_write(self) -> bool:
+        if self.was_reset:
+            raise MuxedStreamReset("the stream was reset")
+        if self.send_closed:
+            raise MuxedStreamClosed("the stream is closed for writing")
+        return self.send_window > 0
 
     # ending
 
@@ -216,7 +219,7 @@ class Stream(IMuxedStream):
     def arrived(self, piece: memoryview) -> None:
         """Part of a frame's body, whose bytes were taken from the window."""
         if not self.recv_closed:
-            if len(piece) * KEPT_SHARE < len(piece.obj):
+            if len(piece) * KEPT_SHARE < memoryview(piece.obj).nbytes:
                 piece = memoryview(bytes(piece))
             self._pieces.append(piece)
             self.buffered += len(piece)
@@ -272,6 +275,7 @@ class Session(IMuxedConn):
         self.streams: dict[int, Stream] = {}
         self.buffered = 0
         self.heard_at = 0.0
+        self._heard = trio.Event()
         self._initiator = bool(conn.is_initiator)
         self._next = 1 if self._initiator else 2
         self._inbound = 0
@@ -305,6 +309,7 @@ class Session(IMuxedConn):
                 if not message:
                     return
                 self.heard_at = trio.current_time()
+                self._heard.set()
                 await reader.take(memoryview(message))
         except trio.TooSlowError:
             log.debug("network.frame_stalled", peer=str(self.peer_id))
@@ -330,6 +335,7 @@ class Session(IMuxedConn):
             await self.event_closed.wait()
             return
         self._ending = True
+        self._heard.set()
         self._incoming.close()
         for stream in list(self.streams.values()):
             stream.end()
@@ -352,6 +358,13 @@ class Session(IMuxedConn):
     async def send_control(self, kind: int, flags: int, number: int, value: int) -> None:
         """A frame without a body, from whoever may wait for the connection to take it."""
         await self._write(HEADER.pack(0, kind, flags, number, value))
+
+    async def ping(self) -> None:
+        """Make the peer say something, and wait until it has said anything, or the connection is gone."""
+        if self._heard.is_set():
+            self._heard = trio.Event()
+        await self.send_control(PING, SYN, 0, 0)
+        await self._heard.wait()
 
     def answer(self, kind: int, flags: int, number: int, value: int) -> None:
         """The same from our reader, which never waits for a writer: two sides that both send bulk would each wait for
