@@ -10,7 +10,7 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
-from node.network import hardening, yamux
+from node.network import hardening, sockets, yamux
 from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
 from node.network.gossip.gossip import MESHSUB
 from node.network.host import Libp2pNetwork
@@ -168,6 +168,13 @@ async def test_one_port_is_listened_on_for_both_families_and_either_is_dialled(r
     await real.until(lambda: len(both.connected()) == 2)
     assert "/ip4/127.0.0.1/" in (both.seen_at(four.address) or "")
     assert "/ip6/::1/" in (both.seen_at(six.address) or "")
+
+
+async def test_a_listener_for_ipv6_leaves_ipv4_to_others() -> None:
+    (listener,) = await sockets.open_listeners("::", 0)
+    async with listener:
+        with pytest.raises(OSError):  # noqa: PT011 - refused, in whichever words
+            await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
 
 
 async def test_no_address_that_is_not_of_the_internet_is_dialled_where_none_shall_be(real) -> None:
