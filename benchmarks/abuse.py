@@ -29,7 +29,6 @@ import structlog
 import trio
 import trio.lowlevel
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import encode_uvarint
@@ -38,6 +37,8 @@ from node.blobs import wire
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.network.errors import NetworkError
+from node.network.gossip.gossip import MESHSUB
+from node.network.gossip.messages import name_of
 from node.network.host import Libp2pNetwork
 from node.swarm.board import Board
 from protocol.blobs import describe_pieces
@@ -231,7 +232,7 @@ class Abuser:
         while True:
             try:
                 await self.connect()
-                stream = await self.network._host.new_stream(self.peer, [PROTOCOL_ID_V11])
+                stream = await self.network._host.new_stream(self.peer, [MESHSUB])
                 while True:
                     await stream.write(encode_varint_prefixed(rpc().SerializeToString()))
                     self.sent += 1
@@ -386,8 +387,8 @@ async def control_spam(abuser: Abuser) -> None:
         control = rpc_pb2.ControlMessage(
             graft=[rpc_pb2.ControlGraft(topicID=name) for name in topics],
             prune=[rpc_pb2.ControlPrune(topicID=name, backoff=3600) for name in topics],
-            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[os.urandom(40).hex().encode()]) for name in topics],
-            iwant=[rpc_pb2.ControlIWant(messageIDs=[os.urandom(40).hex().encode()]) for _ in topics],
+            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[os.urandom(46)]) for name in topics],
+            iwant=[rpc_pb2.ControlIWant(messageIDs=[os.urandom(46)]) for _ in topics],
         )
         return rpc_pb2.RPC(control=control)
 
@@ -397,21 +398,21 @@ async def control_spam(abuser: Abuser) -> None:
 async def iwant_bomb(abuser: Abuser) -> None:
     """A stranger that hears the swarm's gossip: IWANT for one true message, 5,000 times in one request."""
     known: list[bytes] = []
-    heard = abuser.network._pubsub
-    push = heard.push_msg
-
-    async def note(forwarder: ID, message: rpc_pb2.Message) -> None:
-        known.append(heard.get_message_id(message))
-        await push(forwarder, message)
-
-    heard.push_msg = note  # type: ignore[method-assign]
     abuser.network.subscribe(TOPIC, lambda publisher, data: True)
     await abuser.connect()
+    trees = abuser.network._gossip.trees
+    came = trees.came
+
+    def note(giver: bytes, message: rpc_pb2.Message) -> None:
+        known.append(name_of(message))
+        came(giver, message)
+
+    trees.came = note  # type: ignore[method-assign]
     while not known:  # noqa: ASYNC110
         await trio.sleep(0.1)
 
     def rpc() -> rpc_pb2.RPC:
-        wanted = [rpc_pb2.ControlIWant(messageIDs=[known[-1].hex().encode()] * 5000)]
+        wanted = [rpc_pb2.ControlIWant(messageIDs=[known[-1]] * 5000)]
         return rpc_pb2.RPC(control=rpc_pb2.ControlMessage(iwant=wanted))
 
     await abuser.gossip(rpc)
@@ -445,7 +446,7 @@ async def big_packets(abuser: Abuser) -> None:
     while True:
         try:
             await abuser.connect()
-            stream = await abuser.network._host.new_stream(abuser.peer, [PROTOCOL_ID_V11])
+            stream = await abuser.network._host.new_stream(abuser.peer, [MESHSUB])
             await stream.write(encode_uvarint(2**30))
             while True:
                 await stream.write(bytes(256 * 1024))

@@ -109,24 +109,28 @@ def prompts(count: int, vocabulary: int) -> list[list[int]]:
 
 
 def decoding(quick: bool, vllm: Path | None) -> list[dict[str, Any]]:
-    new = 32 if quick else 64
-    longest = 128 if quick else 512
-    mixed = np.random.default_rng(2).permutation(np.linspace(16, longest, 64).astype(int)).tolist()
-    works = {"1": [new], "8": [new] * 8, "64": [new] * 64, f"mixed 16..{longest}": mixed}
+    asked = works(quick)
     found: list[dict[str, Any]] = []
     for dtype in (torch.float32,) if quick else (torch.float32, torch.bfloat16):
         config = configuration(SMALL if quick else MEDIUM, VOCABULARY)
         model = model_of(config, dtype)
         ways: dict[str, Run] = {"torch engine": engine_run(model), **transformers_runs(config, dtype)}
-        for name, work in works.items():
+        for name, work in asked.items():
             rates = beside(ways, work)
             found.append({"dtype": str(dtype).removeprefix("torch."), "batch": name, **rates})
             print_rates(found[-1])
         if vllm is not None:
-            for name, rate in vllm_rates(vllm, config, dtype, works).items():
+            for name, rate in vllm_rates(vllm, config, dtype, asked).items():
                 found.append({"dtype": str(dtype).removeprefix("torch."), "batch": name, "vllm": rate})
                 print_rates(found[-1])
     return found
+
+
+def works(quick: bool) -> dict[str, list[int]]:
+    """Name -> the lengths to decode, all at a time."""
+    new, longest = (32, 128) if quick else (64, 512)
+    mixed = np.random.default_rng(2).permutation(np.linspace(16, longest, 64).astype(int)).tolist()
+    return {"1": [new], "8": [new] * 8, "64": [new] * 64, f"mixed 16..{longest}": mixed}
 
 
 def beside(ways: dict[str, Run], work: list[int]) -> dict[str, float]:

@@ -23,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 
+from benchmarks.engine import LARGE_VOCABULARY, VOCABULARY, Run, beside, prompts, works
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import make_engine
 from node.inference.settings import EngineSettings
@@ -37,10 +38,6 @@ from node.training.warmstart import SORT_ALPHABET, write_config, write_tokenizer
 
 SMALL, MEDIUM = (256, 4), (512, 8)
 """Width and layers: 3.7 and 26 million parameters."""
-VOCABULARY, LARGE_VOCABULARY = 1024, 151_936
-PROMPT = 16
-Run = Callable[[list[int]], int]
-"""Decodes as many tokens as each number says, all at a time; returns how many those were."""
 
 
 def main() -> None:
@@ -77,35 +74,17 @@ def engine(model: Path, kernel: str) -> Engine:
     return made
 
 
-def prompts(count: int, vocabulary: int) -> list[list[int]]:
-    return np.random.default_rng(1).integers(2, vocabulary, size=(count, PROMPT)).tolist()
-
-
 # Decoding
 
 
 def decoding(quick: bool) -> list[dict[str, Any]]:
-    new, longest = (32, 128) if quick else (64, 512)
-    mixed = np.random.default_rng(2).permutation(np.linspace(16, longest, 64).astype(int)).tolist()
-    works = {"1": [new], "8": [new] * 8, "64": [new] * 64, f"mixed 16..{longest}": mixed}
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "model", SMALL if quick else MEDIUM, VOCABULARY)
         ways = {"vllm engine": ours(model, "vllm"), "torch engine": ours(model, "sdpa"), "plain": plain(model)}
-        found = [{"batch": name, **beside(ways, work)} for name, work in works.items()]
+        found = [{"batch": name, **beside(ways, work)} for name, work in works(quick).items()]
     for row in found:
         print(row, flush=True)
     return found
-
-
-def beside(ways: dict[str, Run], work: list[int]) -> dict[str, float]:
-    """Tokens per CPU second of each, the better of two turns."""
-    best = dict.fromkeys(ways, 0.0)
-    for _ in range(2):
-        for name, run in ways.items():
-            started = time.process_time()
-            tokens = run(work)
-            best[name] = max(best[name], tokens / (time.process_time() - started))
-    return {name: round(rate, 1) for name, rate in best.items()}
 
 
 def ours(model: Path, kernel: str) -> Run:

@@ -2,11 +2,13 @@
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "Examples:  intellect-node calibrate --run run.toml --plot honest.png    "
-    "intellect-node calibrate --run run.toml --dtypes float32 --out calibrated.toml"
+    "intellect-node calibrate --run run.toml --dtypes float32 --samples 64 --out calibrated.toml"
 )
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 def command(
@@ -31,7 +35,14 @@ def command(
     dtypes: Annotated[str, typer.Option(help="Types that the run's engines may compute in.")] = "float32,bfloat16",
     attentions: Annotated[str, typer.Option(help="Kernels that they may use: sdpa, eager, vllm.")] = "sdpa,eager",
     devices: Annotated[str, typer.Option(help="Where to compute, e.g. cpu or cpu,cuda.")] = "cpu",
-    samples: Annotated[int, typer.Option(min=16, max=1 << 16, help="Samples of each kind of work.")] = 256,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            max=1 << 16,
+            help="Samples of each kind of work; default: 256, down to 64 for large models. The time follows from it.",
+        ),
+    ] = None,
     previous: Annotated[
         Path | None, typer.Option(help="Weights of an earlier step (model.safetensors), to measure real staleness.")
     ] = None,
@@ -54,7 +65,7 @@ def command(
     settings = _settings(dtypes, attentions, devices)
     compiled = compile_run(run)
     plan = Plan(settings, samples, seed, previous)
-    with tempfile.TemporaryDirectory(prefix="intellect-calibrate-") as folder, _progress(as_json) as progress:
+    with tempfile.TemporaryDirectory(prefix="intellect-calibrate-") as folder, _progress() as progress:
         assets = Path(folder)
         place_files(compiled, assets)
         environment = load_environment(compiled.spec.environment, assets, LocalTokenizer(assets / "model"))
@@ -87,9 +98,14 @@ def _settings(dtypes: str, attentions: str, devices: str):  # noqa: ANN202 - lis
 
 
 @contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on a terminal, elsewhere a line from time to time; on standard error, beside the answer."""
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(), disable=quiet, transient=True) as shown:
+    out = Console(stderr=True, highlight=False)
+    if not out.is_terminal:
+        yield _Lines(out)
+        return
+    with Progress(*columns, console=out, transient=True) as shown:
         tasks: dict[str, Any] = {}
 
         def tell(stage: str, done: int, total: int) -> None:
@@ -98,6 +114,19 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             shown.update(tasks[stage], completed=done)
 
         yield tell
+
+
+class _Lines:
+    """A line at the beginning and the end of each stage, and every few seconds between."""
+
+    def __init__(self, out: Console) -> None:
+        self._out, self._last = out, 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done in (0, total) or now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            self._out.print(f"{stage}: {done} of {total}")
 
 
 def _draw(measured: Any, k: int, name: str, target: Path) -> None:

@@ -206,8 +206,11 @@ def _index_options() -> list[str]:
 
 def pip(python: Path, arguments: Sequence[str], log: Path, label: str) -> None:
     """Runs pip, shows what it is at in one line, keeps its words in the log."""
-    command = [python, "-m", "pip", *arguments, "--progress-bar", "off", "--disable-pip-version-check"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    command = [python, "-m", "pip", *arguments, "--disable-pip-version-check"]
+    quiet = {**os.environ, "PIP_PROGRESS_BAR": "off"}  # as an option, `pip uninstall` refuses it
+    process = subprocess.Popen(
+        command, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     output: list[str] = []
     collected = 0
     for line in _lines(process):

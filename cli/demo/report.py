@@ -15,7 +15,7 @@ from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
 from node.state.files import write_whole
 from node.training.spool import Spool
-from node.weights.adapter import ADAPTER_DIRECTORY, holds_adapter, write_adapter, write_merged
+from node.weights.adapter import holds_adapter, write_both
 from node.weights.export import CONFIG_NAME, as_bf16
 
 SCHEMA_VERSION = 1
@@ -124,8 +124,7 @@ def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
     config.write_bytes(as_bf16(config.read_bytes()))
     (partial / "model.safetensors.index.json").unlink(missing_ok=True)
     if holds_adapter(image):
-        write_merged(image, source, partial / "model.safetensors")
-        write_adapter(image, partial / ADAPTER_DIRECTORY, source)
+        write_both(image, partial, source)
     else:
         shutil.copyfile(image, partial / "model.safetensors")
     shutil.rmtree(target, ignore_errors=True)

@@ -102,6 +102,27 @@ def garbage(engine: Engine, requests: Sequence[Request], temperature: float) -> 
     return prefilled(engine, requests, outputs, temperature)
 
 
+OTHER_DRAWS: dict[str, Sampler] = {
+    "temperature-0.9": at_temperature(0.9),
+    "temperature-1.1": at_temperature(1.1),
+    "greedy": greedy,
+    "other-draw": other_draw,
+    "garbage": garbage,
+}
+"""Name -> a way to draw tokens with the right weights."""
+
+
+def other_weights(weights: Weights, learning_rate: float) -> dict[str, Callable[[], Weights]]:
+    """Name -> what makes the weights to sample with. Each is a whole model: make one at a time."""
+    return {
+        "int8": lambda: int8(weights),
+        "int4": lambda: int4(weights),
+        "fp8": lambda: fp8(weights),
+        "stale-1": lambda: stepped(weights, learning_rate),
+        "stale-4": lambda: stepped(weights, learning_rate, 4),
+    }
+
+
 def prefilled(
     engine: Engine, requests: Sequence[Request], outputs: Sequence[list[int]], temperature: float
 ) -> list[Completion]:

@@ -1,25 +1,24 @@
 """Measure honest differences and cheats on a run's model, and derive cuts and tables from them.
 
 Every class of engine that the run permits makes honest work; the first one also cheats, in every way that
-`ways_of_cheating` lists; every class looks at all of it. Cuts and honest tables are kept per pair of classes: a
-verifier computes as the worker says that it did, and then hardly anything is forgiven. Half of the samples make
-the tables, the other half checks what the tables promise; the tables that are kept count all of them. Computes for
-minutes: call from a thread or a process of its own. Knows nothing of files beyond the model directory.
+node.calibration.alternatives lists; every class looks at all of it. Cuts and honest tables are kept per pair of
+classes: a verifier computes as the worker says that it did, and then hardly anything is forgiven. Half of the samples
+make the tables, the other half checks what the tables promise; the tables that are kept count all of them. Computes
+for minutes: call from a thread or a process of its own. Knows nothing of files beyond the model directory.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import numpy as np
 import torch
 
-from node.calibration import alternatives
-from node.calibration.alternatives import Sampler, Weights
+from node.calibration.alternatives import OTHER_DRAWS, Weights, other_weights
+from node.calibration.extent import Progress, Stage, most_samples
 from node.calibration.measure import Work, hand_over, look_at
 from node.environments.base import Environment, Problem
 from node.inference.engine import Engine, Request, generate
@@ -44,7 +43,6 @@ from protocol.run import RunSpec, VerificationSpec
 from protocol.sampling import uniforms
 
 Looks = dict[str, list[SampleStatistics]]
-Progress = Callable[[str, int, int], None]
 HONEST_MARGIN = 1.5
 """Hard cuts stand at this multiple of the largest honest value seen, and TOPLOC's never below FLOORS."""
 FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
@@ -91,10 +89,11 @@ class Calibration(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure with. samples: per kind of work; learning_rate: of the run's optimiser, for stale weights."""
+    """What to measure with."""
 
     settings: Sequence[EngineSettings]
-    samples: int = 192
+    samples: int | None = None
+    """Per kind of work; None: as many as the size of the model suits (node.calibration.extent)."""
     seed: int = 0
     previous: Path | None = None
     """An older image of the model, if there is one: its use is then one of the cheats."""
@@ -131,19 +130,18 @@ def measure(
     honest, cheating = _work(run, model, environment, plan, progress, cheats=cheats)
     rows, temperature = run.verification.toploc_batch, run.rollout.temperature
     measured = Measured(maker=next(iter(honest), ""))
-    done, total = 0, len(plan.settings) * (len(honest) + len(cheating))
+    kinds = [*honest.values(), *cheating.values()]
+    stage = Stage(progress, "looking at work", len(plan.settings) * sum(len(work.sequences) for work in kinds))
     for settings in plan.settings:
         engine, weights = _engine(model, settings)
         engine.load(weights)
         for name, work in honest.items():
-            measured.honest[pair(name, engine.name)] = look_at(engine, work, temperature, rows)
-            progress("looking at work", done := done + 1, total)
+            measured.honest[pair(name, engine.name)] = look_at(engine, work, temperature, rows, stage)
         for name, work in cheating.items():
             looks, key = measured.crossed, pair(name, engine.name)
             if engine.name == measured.maker:
                 looks, key = measured.cheating, name
-            looks[key] = look_at(engine, work, temperature, rows)
-            progress("looking at work", done := done + 1, total)
+            looks[key] = look_at(engine, work, temperature, rows, stage)
     return measured
 
 
@@ -155,47 +153,33 @@ def _engine(model: Path, settings: EngineSettings) -> tuple[Engine, Weights]:
     return engine, engine.read(str(model / "model.safetensors"))
 
 
-def ways_of_cheating(weights: Weights, learning_rate: float, previous: Weights | None) -> dict[str, object]:
-    """Name -> weights to sample with, or a way to draw tokens with the right ones."""
-    ways: dict[str, object] = {
-        "int8": alternatives.int8(weights),
-        "int4": alternatives.int4(weights),
-        "fp8": alternatives.fp8(weights),
-        "stale-1": alternatives.stepped(weights, learning_rate),
-        "stale-4": alternatives.stepped(weights, learning_rate, 4),
-        "temperature-0.9": alternatives.at_temperature(0.9),
-        "temperature-1.1": alternatives.at_temperature(1.1),
-        "greedy": alternatives.greedy,
-        "other-draw": alternatives.other_draw,
-        "garbage": alternatives.garbage,
-    }
-    return ways if previous is None else {**ways, "previous": previous}
-
-
 def _work(
     run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool
 ) -> tuple[dict[str, Work], dict[str, Work]]:
-    k, rows = run.verification.toploc_k, run.verification.toploc_batch
-    exercise = exercise_of(run, environment, plan.samples, plan.seed)
+    samples = plan.samples or most_samples(run, model, plan.settings)
+    exercise = exercise_of(run, environment, samples, plan.seed)
+    making = Stage(progress, "making honest work", samples * len(plan.settings))
     honest: dict[str, Work] = {}
     cheating: dict[str, Work] = {}
     for number, settings in enumerate(plan.settings):
         engine, weights = _engine(model, settings)
         engine.load(weights)
-        made = exercise.played(partial(generate, engine))
-        few = max(1, len(made) // 4)
-        alone = [rollout for i in range(few) for rollout in exercise.played(partial(generate, engine), slice(i, i + 1))]
-        # a quarter of the work is done one by one: another batch size is an honest difference, too
-        mixed = [*alone, *made[few:]]
-        honest[engine.name] = hand_over(exercise.requests, mixed, k, rows)
-        progress("making honest work", number + 1, len(plan.settings))
+        honest[engine.name] = _handed_over(run, exercise, _honestly(engine, exercise, making))
         if number == 0 and cheats:
-            previous = None if plan.previous is None else engine.read(str(plan.previous))
-            ways = ways_of_cheating(weights, run.recipe.learning_rate, previous)
-            for done, (name, way) in enumerate(ways.items()):
-                cheating[name] = _cheat(engine, weights, way, exercise, k, rows)
-                progress("cheating", done + 1, len(ways))
+            cheating = _cheat(run, engine, weights, plan.previous, exercise, progress)
     return honest, cheating
+
+
+def _honestly(engine: Engine, exercise: "Exercise", stage: Stage) -> list[Rollout]:
+    """A quarter of it one by one: another batch size is an honest difference, too."""
+    few = max(1, len(exercise.requests) // 4)
+    alone = [slice(i, i + 1) for i in range(few)]
+    parts = [*alone, *stage.parts(len(exercise.requests), few)]
+    return exercise.played(partial(generate, engine), parts, stage)
+
+
+def _handed_over(run: RunSpec, exercise: "Exercise", made: Sequence[Rollout]) -> Work:
+    return hand_over(exercise.requests, made, run.verification.toploc_k, run.verification.toploc_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +192,14 @@ class Exercise:
     temperature: float
     bounds: Bounds
 
-    def played(self, generate: Generate, some: slice = slice(None)) -> list[Rollout]:
-        problems, requests = self.problems[some], self.requests[some]
-        return play(generate, self.environment, problems, requests, self.temperature, self.bounds)
+    def played(self, generate: Generate, parts: Iterable[slice], stage: Stage) -> list[Rollout]:
+        """The rollouts of these parts, each played at once."""
+        rollouts: list[Rollout] = []
+        for part in parts:
+            problems, requests = self.problems[part], self.requests[part]
+            rollouts += play(generate, self.environment, problems, requests, self.temperature, self.bounds)
+            stage.advance(len(requests))
+        return rollouts
 
 
 def exercise_of(run: RunSpec, environment: Environment, samples: int, seed: int) -> Exercise:
@@ -223,17 +212,27 @@ def exercise_of(run: RunSpec, environment: Environment, samples: int, seed: int)
     return Exercise(environment, problems, requests, run.rollout.temperature, bounds_of(run, environment))
 
 
-def _cheat(engine: Engine, weights: Weights, way: object, exercise: Exercise, k: int, rows: int) -> Work:
-    """One kind of dishonest work; the engine has the right weights before and after."""
-    if callable(way):
-        made = exercise.played(partial(cast(Sampler, way), engine))
-        return hand_over(exercise.requests, made, k, rows)
-    assert isinstance(way, Mapping)  # noqa: S101 - a way is one or the other
-    engine.load(way)
+def _cheat(
+    run: RunSpec, engine: Engine, weights: Weights, previous: Path | None, exercise: Exercise, progress: Progress
+) -> dict[str, Work]:
+    """Every kind of dishonest work; the engine has the right weights before and after."""
+    others = other_weights(weights, run.recipe.learning_rate)
+    if previous is not None:
+        others["previous"] = partial(engine.read, str(previous))
+    count = len(exercise.requests)
+    stage = Stage(progress, "cheating", count * (len(others) + len(OTHER_DRAWS)))
+
+    def made(generate: Generate) -> Work:
+        return _handed_over(run, exercise, exercise.played(generate, stage.parts(count), stage))
+
+    work: dict[str, Work] = {}
     try:
-        return hand_over(exercise.requests, exercise.played(partial(generate, engine)), k, rows)
+        for name, make in others.items():
+            engine.load(make())
+            work[name] = made(partial(generate, engine))
     finally:
         engine.load(weights)
+    return work | {name: made(partial(draw, engine)) for name, draw in OTHER_DRAWS.items()}
 
 
 def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> Calibration:

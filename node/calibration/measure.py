@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node.inference.engine import Engine, Finished, Request
+from node.calibration.extent import Stage
+from node.inference.engine import Engine, Finished, Prefill, Request
 from node.inference.proofs import compare_all, prove_all
 from node.inference.turns import Rollout
 from protocol.decision import SampleStatistics
@@ -38,9 +39,12 @@ def hand_over(requests: Sequence[Request], rollouts: Sequence[Rollout], k: int, 
     return Work(sequences, drawn, proofs)
 
 
-def look_at(engine: Engine, work: Work, temperature: float, rows: int) -> list[SampleStatistics]:
+def look_at(engine: Engine, work: Work, temperature: float, rows: int, stage: Stage) -> list[SampleStatistics]:
     """What a verifier with `engine` sees, one result per sample."""
-    prefills = engine.prefill(work.sequences, temperature)
+    prefills: list[Prefill] = []
+    for part in stage.parts(len(work.sequences)):
+        prefills += engine.prefill(work.sequences[part], temperature)
+        stage.advance(len(work.sequences[part]))
     errors = iter(compare_all(work.proofs, [prefill.rows for prefill in prefills], rows))
     return [
         SampleStatistics(tuple(next(errors) for _ in proofs), distance(drawn, prefill.lo, prefill.hi))

@@ -93,7 +93,7 @@ def _tabulate(logits: Tensor, temperature: float) -> _Table:
     if temperature <= 0:
         raise ValueError("temperature must be > 0")
     if not torch.isfinite(logits.sum(1)).all():  # which one infinity or NaN spoils
-        raise _not_finite()
+        raise not_finite()
     top = logits.amax(1, keepdim=True).double()
     sums = _block_sums(logits, top, temperature)
     running = sums.cumsum(1)
@@ -126,7 +126,8 @@ def _rows_at_once(logits: Tensor) -> int:
     return max(1, cells // logits.shape[1])
 
 
-def _not_finite() -> EngineError:
+def not_finite() -> EngineError:
+    """What is said of weights that give such logits."""
     return EngineError(
         "the model gives no valid probabilities",
         "its logits are not finite with the weights in use",

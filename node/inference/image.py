@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from node.inference.errors import ModelError
@@ -16,12 +17,22 @@ from protocol.policy import MalformedPolicy, decode_image
 def read_image(path: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """bf16 views of the tensors of a canonical policy image; names and shapes must be exactly those of `parameters`, or
     of an adapter to them (node.inference.lora). Raises ModelError."""
-    try:
-        tensors = decode_image(_mapped(path).numpy().data)
-    except (OSError, ValueError, RuntimeError, MalformedPolicy) as error:
-        raise _unusable(path, str(error)) from None
+    tensors = open_image(path)
     _check(path, tensors, parameters)
-    return {name: torch.from_numpy(bits).view(torch.bfloat16) for name, bits in tensors.items()}
+    return as_tensors(tensors)
+
+
+def open_image(path: str) -> dict[str, NDArray[np.uint16]]:
+    """bf16 bits by name, views of the file. Raises ModelError for a file that is no canonical image."""
+    try:
+        return decode_image(_mapped(path).numpy().data)
+    except (OSError, ValueError, RuntimeError, MalformedPolicy) as error:
+        raise unusable(path, str(error)) from None
+
+
+def as_tensors(image: Mapping[str, NDArray[np.uint16]]) -> dict[str, Tensor]:
+    """The same bits as bf16 tensors."""
+    return {name: torch.from_numpy(bits).view(torch.bfloat16) for name, bits in image.items()}
 
 
 def _mapped(path: str) -> Tensor:
@@ -33,13 +44,14 @@ def _check(path: str, tensors: Mapping[str, np.ndarray], parameters: Mapping[str
     expected = expected_tensors({name: bits.shape for name, bits in tensors.items()}, parameters)
     if set(tensors) != set(expected):
         wrong = sorted(set(tensors) ^ set(expected))
-        raise _unusable(path, f"tensor {wrong[0][:100]!r} is missing or not expected ({len(wrong)} in all)")
+        raise unusable(path, f"tensor {wrong[0][:100]!r} is missing or not expected ({len(wrong)} in all)")
     for name, shape in expected.items():
         if tensors[name].shape != shape:
-            raise _unusable(path, f"tensor {name[:100]!r} has shape {tensors[name].shape} instead of {shape}")
+            raise unusable(path, f"tensor {name[:100]!r} has shape {tensors[name].shape} instead of {shape}")
 
 
-def _unusable(path: str, why: str) -> ModelError:
+def unusable(path: str, why: str) -> ModelError:
+    """What is said of an image that cannot be used."""
     return ModelError(
         "the policy's weights cannot be used", f"{path}: {why}", "fetch the policy anew, or check the model directory"
     )

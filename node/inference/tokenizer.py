@@ -44,6 +44,15 @@ class LocalTokenizer:
         """Number of known tokens, added ones included."""
         return self._tokenizer.get_vocab_size()
 
+    def check_fits(self, vocabulary: int) -> None:
+        """Raises ModelError where it has tokens that a model of this vocabulary does not know."""
+        if max(self.eos) >= vocabulary or self.vocabulary > vocabulary:
+            raise ModelError(
+                "the model cannot be loaded",
+                f"{self._dir}: the tokenizer has more tokens than the model",
+                "put the tokenizer that belongs to the model into its directory",
+            )
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -91,8 +91,7 @@ class TorchEngine:
         self.vocabulary = self._model.vocabulary
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
         self.description = f"torch {torch.__version__} / transformers {transformers.__version__}"
-        if max(self.eos) >= self.vocabulary or self._tokenizer.vocabulary > self.vocabulary:
-            raise _model_error(model_dir, "the tokenizer has more tokens than the model")
+        self._tokenizer.check_fits(self.vocabulary)
 
     @property
     def tokenizer(self) -> LocalTokenizer:

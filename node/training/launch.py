@@ -15,10 +15,10 @@ import threading
 import time
 from pathlib import Path
 
-from node.state.files import write_whole
 from node.training import rendezvous
 from node.training.errors import TrainingError
 from node.training.orphan import LAUNCHER_PID
+from node.training.program import give_up
 from node.training.settings import TrainerSettings, decode_settings
 from node.training.spool import Spool
 
@@ -50,9 +50,7 @@ def _meet_machines(settings: TrainerSettings, spool: Spool) -> bool:
     try:
         os.environ.update(rendezvous.prepare(settings, _told))
     except TrainingError as error:
-        reason = {"what": error.what, "why": error.why, "remedy": error.remedy}
-        print(json.dumps({"event": "training.failed", **reason}), file=sys.stderr, flush=True)
-        write_whole(spool.error_path, json.dumps(reason).encode())
+        give_up(error, spool.error_path, {"event": "training.failed"})
         return False
     return True
 

@@ -29,16 +29,21 @@ def settings_of(spool: Spool) -> TrainerSettings:
 def alone(name: str, spool: Spool, work: Callable[[], None], error_path: Path, said: Mapping[str, str]) -> int:
     """Do the work when no other process of this name does; the exit status.
 
-    Where it raises an IntellectError, the reason goes to the log, with `said`, and to error_path, unless one is there.
+    Where it raises an IntellectError, that is told.
     """
     with (spool.root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             work()
         except IntellectError as error:
-            reason = {"what": error.what, "why": error.why, "remedy": error.remedy}
-            print(json.dumps({**said, **reason}), file=sys.stderr, flush=True)
-            if not error_path.exists():
-                write_whole(error_path, msgspec.json.encode(reason))
+            give_up(error, error_path, said)
             return 1
     return 0
+
+
+def give_up(error: IntellectError, error_path: Path, said: Mapping[str, str]) -> None:
+    """The reason goes to the log, with `said`, and to error_path, unless one is there."""
+    reason = {"what": error.what, "why": error.why, "remedy": error.remedy}
+    print(json.dumps({**said, **reason}), file=sys.stderr, flush=True)
+    if not error_path.exists():
+        write_whole(error_path, msgspec.json.encode(reason))

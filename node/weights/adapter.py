@@ -16,12 +16,24 @@ from protocol.policy import bf16_bits, bf16_values, decode_image, image_header
 
 ADAPTER_DIRECTORY, POLICY_DIRECTORY = "adapter", "policy"
 """Below an exported model: PEFT's files, and the tensors that the trainer signed."""
+MERGED_WEIGHTS = "model.safetensors"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def holds_adapter(image: Path) -> bool:
     """Whether a policy's image is an adapter. Raises MalformedPolicy."""
     return is_adapter(decode_image(mapped(image)))
+
+
+def write_both(image: Path, out: Path, model_dir: Path) -> tuple[str, ...]:
+    """An adapter for PEFT and, where the start model's weights are at hand, merged into them; the weight files,
+    relative to `out`. Raises MalformedPolicy."""
+    write_adapter(image, out / ADAPTER_DIRECTORY, model_dir)
+    found = f"{ADAPTER_DIRECTORY}/{ADAPTER_WEIGHTS}"
+    if not any(model_dir.glob("*.safetensors")):
+        return (found,)
+    write_merged(image, model_dir, out / MERGED_WEIGHTS)
+    return (found, MERGED_WEIGHTS)
 
 
 def write_adapter(image: Path, out: Path, model_dir: Path) -> None:

@@ -16,12 +16,9 @@ import msgspec
 
 from node.state.files import sync_directory, whole_file, write_whole
 from node.weights.adapter import (
-    ADAPTER_DIRECTORY,
-    ADAPTER_WEIGHTS,
     POLICY_DIRECTORY,
     holds_adapter,
-    write_adapter,
-    write_merged,
+    write_both,
 )
 from node.weights.errors import WeightsError, disk_errors
 from node.weights.images import mapped, raw
@@ -101,7 +98,8 @@ def export_model(
                 with whole_file(partial / name) as file, source.open("rb") as data:
                     shutil.copyfileobj(data, file)
             if adapter:
-                files += _write_adapter(image, assets, partial)
+                base = assets[CONFIG_NAME].parent if CONFIG_NAME in assets else partial
+                files += write_both(image, partial, base)
             write_whole(signed / RECORD_NAME, encode_record(record))
             os.replace(partial, out)
             sync_directory(out.parent)
@@ -110,17 +108,6 @@ def export_model(
         raise
     size = sum((out / name).stat().st_size for name in files)
     return Exported(out, record.manifest.step, record.manifest.policy_root, files, size)
-
-
-def _write_adapter(image: Path, assets: Mapping[str, Path], out: Path) -> tuple[str, ...]:
-    """For PEFT and, where the start model is at hand, merged; the weight files, relative to `out`."""
-    place = assets[CONFIG_NAME].parent if CONFIG_NAME in assets else out
-    write_adapter(image, out / ADAPTER_DIRECTORY, place)
-    found = f"{ADAPTER_DIRECTORY}/{ADAPTER_WEIGHTS}"
-    if not any(place.glob("*.safetensors")):
-        return (found,)
-    write_merged(image, place, out / "model.safetensors")
-    return (found, "model.safetensors")
 
 
 def as_bf16(config: bytes) -> bytes:

@@ -35,7 +35,9 @@ def test_a_run_file_is_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["calibrate", "--run", str(run), "--dry-run", *few]) == 0
     assert run.read_text() == RUN_FILE
     assert main(["calibrate", "--run", str(run), *few]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    said = capsys.readouterr()
+    assert "making honest work: 16 of 16" in said.err and "looking at work: 176 of 176" in said.err
+    told = [json.loads(line) for line in said.out.splitlines()]
     assert told[0]["run_file"] is None and told[1]["run_file"] == str(run)
     assert set(told[1]["cheating"]) >= {"int8", "garbage", "stale-1"}
     assert "[verification.decision.cheating.int8]" in run.read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from node.environments.base import Determinism, Problem, Reply, Tokenizer, Transcript
+from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript
 from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
@@ -35,7 +35,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     held_back_share: float = 0.05
 
 
-class PackageEnvironment:
+class PackageEnvironment(Defaults):
     """name, determinism and turns are the package's own."""
 
     def __init__(
@@ -116,9 +116,6 @@ class PackageEnvironment:
         if not said:
             return None
         return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
-
-    def is_judged(self, problem: Problem) -> bool:  # noqa: ARG002 - a package has one class
-        return self.determinism == "judged"
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0."""

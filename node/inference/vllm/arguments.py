@@ -6,9 +6,8 @@ from typing import Any
 
 from node.inference.errors import EngineError, ModelError
 from node.inference.settings import EngineSettings
+from node.inference.transformer import FAMILIES
 
-SUPPORTED = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""model_type of config.json -> vLLM's class: those whose weights were read back (node.inference.vllm.readback)."""
 MOST_AT_ONCE = 256
 """Sequences that are decoded together; more wait."""
 CPU_CACHE_BYTES = 1 << 30
@@ -33,11 +32,11 @@ def environment(device: str) -> Mapping[str, str]:
 def arguments(model_dir: Path, settings: EngineSettings, config: Mapping[str, Any], gpus: int) -> dict[str, Any]:
     """Of vLLM's EngineArgs. config: config.json; gpus: how many are visible. Raises EngineError, ModelError."""
     kind = config.get("model_type")
-    if kind not in SUPPORTED:
+    if kind not in FAMILIES:
         raise ModelError(
             "the model cannot be loaded",
-            f"its architecture is {kind!r}, and the vLLM engine supports {', '.join(SUPPORTED)}",
-            "use --engine torch, which supports what transformers does",
+            f"its architecture is {kind!r}, and the vLLM engine supports {', '.join(FAMILIES)}",
+            "use a model of one of these families",
         )
     common = {
         "model": str(model_dir),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from node.inference.errors import EngineError, ModelError
+from node.inference.errors import EngineError
 from node.inference.vllm.arguments import environment
 from node.inference.vllm.processors import processors
 
@@ -78,7 +78,5 @@ def start(arguments: Mapping[str, Any], device: str) -> Any:
 def _guarded(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except (EngineError, ModelError):
-        raise
     except torch.OutOfMemoryError as error:
         raise EngineError("the device has no memory left", str(error)[:300], "use a GPU with more") from error

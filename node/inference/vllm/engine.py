@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from node.inference.device_sampling import not_finite
 from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
-from node.inference.errors import EngineError, ModelError
+from node.inference.errors import EngineError
 from node.inference.image import read_image
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer, read_json
@@ -42,21 +43,13 @@ class VllmEngine:
         self.description = f"vllm {installed.PIN} / torch {torch.__version__}"
         config = read_json(model_dir / "config.json")
         self.vocabulary = int(config["vocab_size"])
-        self._check_tokenizer()
+        self._tokenizer.check_fits(self.vocabulary)
         gpus = torch.cuda.device_count() if settings.device.startswith("cuda") else 0
         self._core = VllmCore(arguments(model_dir, settings, config, gpus), settings.device)
         self._numbers = 0
         self._load = self._loads = 0
         self._flights: dict[int, VllmDecoder] = {}
         self._looks: set[int] = set()
-
-    def _check_tokenizer(self) -> None:
-        if max(self.eos) >= self.vocabulary or self._tokenizer.vocabulary > self.vocabulary:
-            raise ModelError(
-                "the model cannot be loaded",
-                f"{self._model_dir}: the tokenizer has more tokens than the model",
-                "put the tokenizer that belongs to the model into its directory",
-            )
 
     @property
     def tokenizer(self) -> LocalTokenizer:
@@ -124,11 +117,7 @@ class VllmEngine:
     def _completion(self, number: int, output: list[int], finished: bool) -> Completion:
         heads, loads = self._core.everywhere("intellect_take", number, len(output))
         if (heads == NOT_A_NUMBER).all(axis=1).any():
-            raise EngineError(
-                "the model gives no valid probabilities",
-                "its logits are not finite with the weights in use",
-                "the policy is broken: stop the trainer of this run and resume it from an earlier checkpoint",
-            )
+            raise not_finite()
         swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
         return Completion(output, finished, heads, swaps)
 

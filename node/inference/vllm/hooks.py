@@ -17,14 +17,13 @@ from torch import Tensor
 from node.inference.device_sampling import choose, interval
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
+from node.inference.language_model import LOGIT_CELLS, bf16_bits
 from node.inference.vllm.draws import Draw, force
 from node.inference.vllm.recorder import Recorder
 from node.inference.vllm.watch import Watch
 
 NOT_A_NUMBER = 0x7FC0
 """bf16 bits that mark a row whose logits were not finite."""
-LOGIT_CELLS = 1 << 23
-"""Most logits (rows * vocabulary) in memory at a time where a finished sequence is looked at."""
 
 
 class Hooks:
@@ -91,8 +90,3 @@ class Hooks:
         ]
         lo, hi, logprobs = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
         return lo, hi, logprobs, bf16_bits(heads)
-
-
-def bf16_bits(values: Tensor) -> U16:
-    """The bf16 bit patterns of float `values`, on the CPU."""
-    return values.to(torch.bfloat16).view(torch.int16).cpu().numpy().view(np.uint16)

@@ -4,16 +4,13 @@ The processes of a tensor-parallel engine each open the file for themselves, so 
 digest shows each of them that it reads what the daemon checked.
 """
 
-import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from node.inference.errors import ModelError
-from protocol.policy import MalformedPolicy, decode_image, describe_tensors, weights_root
+from node.inference.image import as_tensors, open_image, unusable
+from protocol.policy import describe_tensors, weights_root
 
 
 class ImageFile(Mapping[str, Tensor]):
@@ -21,21 +18,16 @@ class ImageFile(Mapping[str, Tensor]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants what it could write to
-            bits = decode_image(memoryview(mapped))
-        except (OSError, ValueError, MalformedPolicy) as error:
-            raise _unusable(path, str(error)) from None
+        bits = open_image(str(path))
         self.digest = weights_root(describe_tensors(bits))
-        self._tensors = {name: torch.from_numpy(one.view(np.int16)).view(torch.bfloat16) for name, one in bits.items()}
+        self._tensors = as_tensors(bits)
 
     @classmethod
     def checked(cls, path: Path, digest: bytes) -> "ImageFile":
         """The same, of this very digest. Raises ModelError."""
         image = cls(path)
         if image.digest != digest:
-            raise _unusable(path, f"its weights are {image.digest.hex()[:16]}, and {digest.hex()[:16]} was checked")
+            raise unusable(str(path), f"its weights are {image.digest.hex()[:16]}, and {digest.hex()[:16]} was checked")
         return image
 
     def __getitem__(self, name: str) -> Tensor:
@@ -46,7 +38,3 @@ class ImageFile(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
-
-
-def _unusable(path: Path, why: str) -> ModelError:
-    return ModelError("the weights cannot be loaded", f"{path}: {why}", "fetch the policy anew")

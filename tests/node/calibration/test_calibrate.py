@@ -1,5 +1,7 @@
 """Calibration on a tiny model: what it measures, what it writes, and that the decision follows from it."""
 
+import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -9,6 +11,7 @@ import torch
 
 from node.calibration import alternatives
 from node.calibration.calibrate import Calibration, Measured, Plan, calibrate, hard_cuts
+from node.calibration.extent import most_samples
 from node.calibration.plot import plot
 from node.calibration.write import write_cuts
 from node.environments.registry import load_environment
@@ -63,6 +66,17 @@ def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, M
     assert result.crossed["garbage"].suspected is not None
     for name, table in result.verification.decision.honest.items():
         assert table.allowance == pytest.approx(max(0.0, np.log(result.expectation[name])))
+
+
+def test_a_large_model_is_measured_with_fewer_samples(tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
+    assert most_samples(tiny_run, tiny_assets / "model", [EngineSettings()]) == 256
+    large = tmp_path / "large"
+    shutil.copytree(tiny_assets / "model", large)
+    config = json.loads((large / "config.json").read_text())
+    wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+    (large / "config.json").write_text(json.dumps(config | wide))
+    assert most_samples(tiny_run, large, [EngineSettings()]) == 64
+    assert most_samples(tiny_run, large, [EngineSettings(device="cuda")]) == 256
 
 
 def test_only_pairs_that_always_agree_have_narrow_cuts_for_proofs(tiny_run: RunSpec) -> None:

@@ -4,16 +4,18 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch import Tensor
 
-from node.inference.engine import Engine
+from node.inference.engine import Engine, Request, generate
 from node.inference.engines import ENGINES, make_engine
 from node.inference.errors import EngineError
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import bf16_bits
 from node.inference.vllm.image import ImageFile
 from protocol.policy import encode_image
+from protocol.sampling import uniforms
 
 KINDS = sorted(ENGINES)
 
@@ -35,3 +37,16 @@ def open_engine(kind: str, model: Path) -> Engine:
         engine, _ = make_engine(model, EngineSettings(attention=ENGINES[kind].kernels[0]))
         engine.load(engine.read(str(model / "model.safetensors")))
     return engine
+
+
+def requests(lengths: list[int], limit: int = 30) -> list[Request]:
+    """Prompts of these lengths; a seed of its own for each."""
+    random = np.random.default_rng(1)
+    return [
+        Request(random.integers(2, 12, size=n).tolist(), uniforms(bytes([i]) * 32, limit))
+        for i, n in enumerate(lengths)
+    ]
+
+
+def outputs(engine: Engine, asked: list[Request]) -> list[list[int]]:
+    return [completion.output for completion in generate(engine, asked, 0.9)]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference.engine import Engine, Finished, Request, generate
+from node.inference.engine import Engine, Finished, generate
 from node.inference.errors import EngineError, ModelError
 from node.inference.proofs import compare_all, prove_all
 from node.inference.torch_engine import TorchEngine
 from protocol import toploc
 from protocol.policy import decode_image, encode_image
-from protocol.sampling import distance, uniforms
-from tests.node.inference.engine_kinds import KINDS, open_engine
+from protocol.sampling import distance
+from tests.node.inference.engine_kinds import KINDS, open_engine, outputs, requests
 
 K = 32
 
@@ -36,18 +36,6 @@ def restored(engine: Engine, tiny_assets: Path) -> Iterator[Engine]:
     """For tests that load other weights."""
     yield engine
     engine.load(engine.read(str(tiny_assets / "model" / "model.safetensors")))
-
-
-def requests(lengths: list[int], limit: int) -> list[Request]:
-    random = np.random.default_rng(1)
-    return [
-        Request(random.integers(2, 12, size=n).tolist(), uniforms(bytes([i]) * 32, limit))
-        for i, n in enumerate(lengths)
-    ]
-
-
-def outputs(engine: Engine, asked: list[Request]) -> list[list[int]]:
-    return [completion.output for completion in generate(engine, asked, 0.9)]
 
 
 @pytest.mark.parametrize("lengths", [[5] * 12, [1, 2, 3, 5, 8, 8, 13, 3]])

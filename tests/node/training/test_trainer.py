@@ -284,15 +284,20 @@ def test_a_rotten_checkpoint_is_passed_over(make_spool: Callable[[str], Spool]) 
     assert outcome(where) == expected
 
 
-def test_a_replay_that_differs_from_what_was_published_is_an_error(make_spool: Callable[[str], Spool]) -> None:
-    where = make_spool("spool")
-    work(where)
+def begin_anew_with_another_batch(where: Spool) -> None:
+    """No checkpoint is sound, and the batch of step 3 is not the one that was learnt from."""
     for path in where.checkpoints.glob("step-*"):
         (path / "state.json").unlink()
     for step in range(STEPS):
         where.write_batch(step, batch(step))
     other = tuple(msgspec.structs.replace(row, reward=1 - row.reward) for row in decode_batch(batch(3)).rows)
     where.write_batch(3, encode_batch(Batch(BatchHeader(3), other)))
+
+
+def test_a_replay_that_differs_from_what_was_published_is_an_error(make_spool: Callable[[str], Spool]) -> None:
+    where = make_spool("spool")
+    work(where)
+    begin_anew_with_another_batch(where)
     with pytest.raises(TrainingError, match="step 4"):
         work(where)
 
@@ -303,12 +308,7 @@ def test_a_replay_that_is_not_deterministic_may_differ_and_what_was_published_st
     where = make_spool("spool")
     work(where, deterministic=False)
     published = images(where)
-    for path in where.checkpoints.glob("step-*"):
-        (path / "state.json").unlink()
-    for step in range(STEPS):
-        where.write_batch(step, batch(step))
-    other = tuple(msgspec.structs.replace(row, reward=1 - row.reward) for row in decode_batch(batch(3)).rows)
-    where.write_batch(3, encode_batch(Batch(BatchHeader(3), other)))
+    begin_anew_with_another_batch(where)
     work(where, deterministic=False)
     assert images(where) == published
     assert "replay.rounded_differently" in capfd.readouterr().err

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference.engine import Engine, Finished, Request, generate
+from node.inference.engine import Finished, Request, generate
 from node.inference.errors import EngineError, ModelError
 from node.inference.torch_engine import TorchEngine, build_model
 from node.training.warmstart import SORT_ALPHABET, write_config, write_tokenizer, write_weights
-from protocol.sampling import distance, uniforms
-from tests.node.inference.engine_kinds import open_engine, write_image
+from protocol.sampling import distance
+from tests.node.inference.engine_kinds import open_engine, outputs, requests, write_image
 
 HIDDEN = 64
 
@@ -45,18 +45,6 @@ def made(model: Path) -> Any:
 def engine(made: Any, model: Path) -> Iterator[Any]:
     yield made
     made.load(made.read(str(model / "model.safetensors")))
-
-
-def requests(lengths: list[int], limit: int = 30) -> list[Request]:
-    random = np.random.default_rng(1)
-    return [
-        Request(random.integers(2, 12, size=n).tolist(), uniforms(bytes([i]) * 32, limit))
-        for i, n in enumerate(lengths)
-    ]
-
-
-def outputs(engine: Engine, asked: list[Request]) -> list[list[int]]:
-    return [completion.output for completion in generate(engine, asked, 0.9)]
 
 
 def reference(model: Path, weights: Any) -> TorchEngine:

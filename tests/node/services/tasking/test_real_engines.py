@@ -1,7 +1,5 @@
 """A task done by real engines on a tiny model: files, proofs, checks, reports and figures are all real."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,7 +18,7 @@ from node.tasks.results import read_answers
 from protocol.checks import Reason
 from protocol.run import RunSpec
 from protocol.statements import Outcome
-from tests.node.services.tasking.town import POLICY, Town, at_once
+from tests.node.services.tasking.town import POLICY, Town, at_once, opened
 
 
 class InProcess:
@@ -56,14 +54,6 @@ def session(tiny_assets: Path, tiny_run: RunSpec) -> Session:
     made = Session(tiny_run, tiny_assets, torch_engine)
     made.keep(POLICY, str(tiny_assets / "model" / "model.safetensors"))
     return made
-
-
-@asynccontextmanager
-async def opened(town: Town) -> AsyncIterator[trio.Nursery]:
-    async with trio.open_nursery() as nursery:
-        await town.open(nursery)
-        yield nursery
-        nursery.cancel_scope.cancel()
 
 
 async def test_two_workers_evaluate_a_policy_and_the_figure_is_that_of_a_desk(

@@ -1,7 +1,6 @@
 """Reviews of a package: paid like work, and only if the package says the same at the validators."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ from protocol.run import Asset
 from protocol.statements import Outcome
 from protocol.tasks import TaskId, TaskSpec
 from tests.node.environments.sandboxes import OpenSandbox
-from tests.node.services.tasking.town import Town, at_once
+from tests.node.services.tasking.town import Town, at_once, opened
 
 UNITS = 500
 Looked = dict[str, bytes]
@@ -81,14 +80,6 @@ def looked(report: bytes, monkeypatch: pytest.MonkeyPatch) -> Looked:
     monkeypatch.setattr("node.services.tasking.working.review_package", look)
     monkeypatch.setattr("node.services.judging.reviews.review_package", look)
     return found
-
-
-@asynccontextmanager
-async def opened(town: Town) -> AsyncIterator[trio.Nursery]:
-    async with trio.open_nursery() as nursery:
-        await town.open(nursery)
-        yield nursery
-        nursery.cancel_scope.cancel()
 
 
 async def offer(town: Town) -> TaskId:

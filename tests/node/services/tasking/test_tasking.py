@@ -1,7 +1,5 @@
 """Tasks in a swarm: every row once, whoever dies, hoards, lies or offers."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -22,21 +20,13 @@ from protocol.leases import MOST_HELD, Standing
 from protocol.messages import TaskClaimed, VerdictIssued
 from protocol.statements import Outcome
 from tests.attacks.validators.court import POOL
-from tests.node.services.tasking.town import LEASE, Town, ToyEngine, at_once, offer_of, score_of, spec
+from tests.node.services.tasking.town import LEASE, Town, ToyEngine, at_once, offer_of, opened, score_of, spec
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     return MockClock(autojump_threshold=0)
-
-
-@asynccontextmanager
-async def opened(town: Town) -> AsyncIterator[trio.Nursery]:
-    async with trio.open_nursery() as nursery:
-        await town.open(nursery)
-        yield nursery
-        nursery.cancel_scope.cancel()
 
 
 async def claim(town: Town, worker: int, task: bytes, shard: int) -> None:

@@ -4,7 +4,8 @@ Boards, juries, leases, judges, offers and what is gathered are the real ones; e
 doubles. Time jumps: what would be done in a thread is done at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -290,6 +291,15 @@ class Town:
     async def finish(self, id: TaskId) -> None:
         """Everything has been gathered, and was said to be."""
         await self.until(lambda: not self.task(id).open)
+
+
+@asynccontextmanager
+async def opened(town: Town) -> AsyncIterator[trio.Nursery]:
+    """A town whose services are open, for as long as the test lasts."""
+    async with trio.open_nursery() as nursery:
+        await town.open(nursery)
+        yield nursery
+        nursery.cancel_scope.cancel()
 
 
 def spec(**changes: Any) -> TaskSpec:
