@@ -433,7 +433,7 @@ async def ihave_lies(abuser: Abuser) -> None:
     """A stranger: IHAVE for the swarm's own topic, of 5,000 messages that nobody has, to be asked for them in vain."""
 
     def rpc() -> rpc_pb2.RPC:
-        names = [os.urandom(40).hex().encode() for _ in range(5000)]
+        names = [os.urandom(46) for _ in range(5000)]
         return rpc_pb2.RPC(
             control=rpc_pb2.ControlMessage(ihave=[rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=names)])
         )
