@@ -40,6 +40,7 @@ from node.network.errors import NetworkError
 from node.network.gossip.gossip import MESHSUB
 from node.network.gossip.messages import name_of
 from node.network.host import Libp2pNetwork
+from node.network.yamux import stream_below
 from node.swarm.board import Board
 from protocol.blobs import describe_pieces
 from protocol.identity import Address, NodeKey
@@ -530,7 +531,7 @@ async def blob_flood(abuser: Abuser) -> None:
             try:
                 await abuser.connect()
                 stream = await abuser.network._host.new_stream(abuser.peer, [wire.PROTOCOL])
-                await stream.muxed_stream.send_window_update(8 * MIB)  # type: ignore[attr-defined]
+                await stream_below(stream).widen(8 * MIB)
                 await stream.write(request)
                 abuser.sent += 1
                 await trio.sleep(2)
