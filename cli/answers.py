@@ -51,8 +51,9 @@ def membership(status: DaemonStatus) -> Lines:
         lines.append(f"stake {ether(int(status.stake.bonded_wei))} tokens bonded{taken}")
     lines += list(_members(status))
     lines += [_way(status)] if _way(status) else []
-    for contact in status.node.contacts[:2]:
+    for contact in status.node.contacts[:1]:
         lines += _contact(contact)
+    lines += [f"also at {contact.rpartition('/p2p/')[0]}" for contact in status.node.contacts[1:4]]
     return lines
 
 
@@ -78,12 +79,18 @@ def _way(status: DaemonStatus) -> str:
     if reach is None or not reach.way:
         return ""
     seen = f" (seen at {reach.seen})" if reach.seen else ""
-    through = f"through {len(reach.relays)} members that carry it"
+    through = f"through {_count(len(reach.relays), 'member')} that carry it"
+    through += f", {_count(reach.punched, 'member')} directly (punched)" if reach.punched else ""
+    through += f"; no direct way to {reach.unpunched}: intellect-node doctor" if reach.unpunched else ""
     return {
         "direct": "others can dial this node",
         "relayed": f"others cannot dial this node{seen}: {through}",
         "none": f"nobody can dial this node{seen} and nobody carries it: intellect-node doctor",
     }.get(reach.way, "")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _contact(contact: str) -> Lines:

@@ -39,13 +39,16 @@ class EventPart(msgspec.Struct, frozen=True):
 
 class ReachPart(msgspec.Struct, frozen=True):
     """Members that tried to dial this node, and how many got through; where they see it; how it is reached: direct,
-    relayed (through which members), none, or empty while unknown."""
+    relayed (through which members), none, or empty while unknown; with how many members it has a direct connection
+    that both dialled at once (punched), and with how many that failed, so that a relay carries it (unpunched)."""
 
     tried: int = 0
     reached: int = 0
     seen: str = ""
     way: str = ""
     relays: list[str] = []
+    punched: int = 0
+    unpunched: int = 0
 
 
 class NodePart(msgspec.Struct, frozen=True):
@@ -61,6 +64,7 @@ class NodePart(msgspec.Struct, frozen=True):
     state_dir: str = ""
     phase: PhasePart | None = None
     reach: ReachPart | None = None
+    lan: int = 0
     phases: list[FinishedPart] = []
 
 
@@ -126,6 +130,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     tokens_per_second: float | None = None
     connected: bool = False
     way: str = ""
+    contacts: list[str] = []
     clock_ahead_seconds: float | None = None
     doing: str = ""
     contact: str = ""

@@ -98,6 +98,8 @@ def ask_daemon(config: "NodeConfig") -> "list[Finding]":
         way=reach.way if reach else "",
         seen=reach.seen if reach else "",
         relays=len(reach.relays) if reach else 0,
+        punched=reach.punched if reach else 0,
+        unpunched=reach.unpunched if reach else 0,
         offsets=tuple(one.clock_ahead_seconds for one in others if one.clock_ahead_seconds is not None),
         troubles=[event.text for event in status.events if event.name == "trouble"][-3:],
     )

@@ -38,6 +38,14 @@ class RelayOffer(StrEnum):
     off = "off"
 
 
+class LanChoice(StrEnum):
+    """When members are looked for in the local network; auto: where the chain is in it too."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 class EngineName(StrEnum):
     """As in node.config."""
 
@@ -78,14 +86,19 @@ def command(
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); for the trainer.")] = None,
     listen: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Multiaddr to listen on, port 0: any. Default: /ip4/0.0.0.0/tcp/4001 or the next free one, kept over "
-            "restarts; on a local devnet loopback."
+            help="Multiaddr to listen on, port 0: any. Repeatable. Default: /ip4/0.0.0.0/tcp/4001 or the next free "
+            "one, kept over restarts, and IPv6 beside it where that leads out; on a local devnet loopback."
         ),
     ] = None,
     announce: Annotated[
-        str | None, typer.Option(help="Multiaddr that others shall dial, where it is not the one listened on.")
+        list[str] | None,
+        typer.Option(help="Multiaddr that others shall dial, where it is not one listened on. Repeatable."),
+    ] = None,
+    lan: Annotated[
+        LanChoice | None,
+        typer.Option(help="Dial private addresses and look for members in the local network: on, off, or auto."),
     ] = None,
     password_file: Annotated[
         Path | None, typer.Option("--password-file", help="Password of the node key (mode 0600).")
@@ -174,8 +187,9 @@ def command(
         state_dir=state_dir,
         pool=pool,
         run_file=run,
-        listen=listen,
-        announce=announce,
+        listen=",".join(listen) if listen else None,
+        announce=",".join(announce) if announce else None,
+        lan=lan.value if lan else None,
         password_file=password_file,
         provider_key_file=key_file(provider_key) if provider_key else None,
         gateway=gateway,

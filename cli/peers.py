@@ -19,7 +19,8 @@ EXAMPLES = (
     "Examples:  intellect-node peers   |   intellect-node peers --full   |   "
     "intellect-node peers --json | jq '.peers[] | select(.connected)'"
 )
-COLUMNS = ("member", "role", "state", "step", "tokens/s", "heard", "direct")
+COLUMNS = ("member", "role", "state", "step", "tokens/s", "heard", "connected")
+MOST_CONTACTS = 4
 
 
 def command(
@@ -27,8 +28,9 @@ def command(
     full: Annotated[bool, typer.Option("--full", help="Whole addresses and contacts, to be copied.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Show who else is in the pool: role, state, step, speed, when heard last, connected directly or not.
+    """Show who else is in the pool: role, state, step, speed, when heard last, and how it is connected.
 
+    direct; relayed: another member carries it; punched: directly, though neither can be dialled.
     Members do not say which version they run.
     """
     import msgspec
@@ -62,8 +64,9 @@ def whole(member: "MemberPart", status: "DaemonStatus") -> list[str]:
     """Everything that is known of a member, in lines of which each can be copied."""
     cells = [cell.plain for cell in _cells(member, status)[1:]]
     told = "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS[1:], cells, strict=True) if cell)
-    contact = [f"  {clean(member.contact, 300)}"] if member.contact else []
-    return [clean(member.address, 64), f"  {told}", *contact]
+    told_of = member.contacts or [member.contact]
+    contacts = [f"  {clean(each, 300)}" for each in told_of[:MOST_CONTACTS] if each]
+    return [clean(member.address, 64), f"  {told}", *contacts]
 
 
 def _cells(member: "MemberPart", status: "DaemonStatus") -> tuple[Text, ...]:

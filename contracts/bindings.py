@@ -602,22 +602,31 @@ def _python_value(abi: str, value: Any) -> Any:
 
 
 def raw_log(entry: Mapping[str, Any]) -> RawLog:
-    """From web3's log entry; raises ContractError for anything out of bounds."""
+    """From a log as an endpoint sends it, in hex, or as web3 hands it on; raises ContractError for anything out of
+    bounds."""
     try:
         log = RawLog(
             address=parse_address(entry["address"]),
-            topics=tuple(bytes(topic) for topic in entry["topics"]),
-            data=bytes(entry["data"]),
-            block=int(entry["blockNumber"]),
-            block_hash=bytes(entry["blockHash"]),
-            transaction="0x" + bytes(entry["transactionHash"]).hex(),
-            log_index=int(entry["logIndex"]),
+            topics=tuple(_plain_bytes(topic) for topic in entry["topics"]),
+            data=_plain_bytes(entry["data"]),
+            block=_plain_int(entry["blockNumber"]),
+            block_hash=_plain_bytes(entry["blockHash"]),
+            transaction="0x" + _plain_bytes(entry["transactionHash"]).hex(),
+            log_index=_plain_int(entry["logIndex"]),
         )
     except (KeyError, TypeError, ValueError, IntellectError) as error:
         raise ContractError("a log cannot be read", repr(error)[:200], "use another RPC endpoint") from error
     if len(log.topics) > 4 or len(log.data) > MAX_LOG_BYTES or any(len(t) != 32 for t in log.topics):
         raise ContractError("a log cannot be read", "it is out of bounds", "use another RPC endpoint")
     return log
+
+
+def _plain_bytes(value: str | bytes) -> bytes:
+    return bytes.fromhex(value.removeprefix("0x")) if isinstance(value, str) else bytes(value)
+
+
+def _plain_int(value: str | int) -> int:
+    return int(value, 16) if isinstance(value, str) else int(value)
 
 
 # ---- reverts

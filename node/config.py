@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 Role = Literal["trainer", "worker", "validator", "auto"]
 RelayOffer = Literal["auto", "off", "on"]
+LanChoice = Literal["auto", "off", "on"]
 EngineName = Literal["auto", "torch", "vllm"]
 ROLES: tuple[Role, ...] = ("trainer", "worker", "validator")
 WEI = 10**18
@@ -47,9 +48,12 @@ class NodeConfig(BaseSettings):
     pool: int | None = None
     run_file: Path | None = None
     listen: str | None = None
-    """a multiaddr; None: what fits the network (node.preflight.listening)"""
+    """multiaddrs (comma between); None: what fits the network (node.preflight.listening)"""
     announce: str | None = None
-    """the multiaddr that others shall dial, where it is not the one listened on"""
+    """the multiaddrs that others shall dial, where they are not those listened on (comma between)"""
+    lan: LanChoice = "auto"
+    """whether members are dialled at private addresses, and looked for in the local network; auto: where the chain is
+    in it too"""
     password: str | None = Field(default=None, repr=False)
     password_file: Path | None = None
     provider_key_file: Path | None = None

@@ -6,7 +6,7 @@ learn who else is there, obtain the run, play the role. SIGTERM or Ctrl-C drains
 
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit
-from node.preflight.listening import announced, choose_listen, remember_port, without_peer
+from node.preflight.listening import announced, choose_listen, remember_port
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
@@ -52,6 +52,7 @@ from node.services.heartbeat import Beating
 from node.services.judging.service import Judging
 from node.services.jury import Counting
 from node.services.membership.events import Events
+from node.services.membership.lan import Lan
 from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
 from node.services.membership.peers import Peers
@@ -225,7 +226,7 @@ class Daemon:
         if answered:
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
-        self.progress.enter("joining", f"listening on {listen}, then joining pool {number} on chain")
+        self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
         async with self._open_member(key, domain, pool, listen, state.path / "blobs", profile) as member:
             self.status.connect(member)
             contact = member.network.contacts()[0]
@@ -269,7 +270,13 @@ class Daemon:
             return pool, False
 
     async def _admit(
-        self, chain: ChainClient, pool: PoolInfo, role: Role, hardware: Hardware, listen: str, directory: Path
+        self,
+        chain: ChainClient,
+        pool: PoolInfo,
+        role: Role,
+        hardware: Hardware,
+        listen: tuple[str, ...],
+        directory: Path,
     ) -> None:
         """Refuse to join where something would fail; put on record what may."""
         config = self.config
@@ -281,22 +288,25 @@ class Daemon:
             self.progress.trouble(f"{finding.what}; {finding.remedy}")
 
     def _open_member(
-        self, key: NodeKey, domain: Domain, pool: PoolInfo, listen: str, blobs: Path, profile: NetworkProfile
+        self, key: NodeKey, domain: Domain, pool: PoolInfo, listen: Sequence[str], blobs: Path, profile: NetworkProfile
     ) -> AbstractAsyncContextManager[Member]:
         config = self.config
-        announce = [without_peer(config.announce)] if config.announce else []
+        announce = announced((), config.announce) if config.announce else ()
         relay = RelayLimits(rate=config.relay_limit, rate_each=config.relay_limit / 2)
         return open_member(
             key,
             domain,
             pool,
-            Libp2pNetwork(key, listen, announce=announce, relay=relay),
+            Libp2pNetwork(key, listen, announce=announce, relay=relay, private=self._dials_private(profile)),
             blobs,
             quota=config.store_quota,
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
             sources=[parse_source(text) for text in config.http_sources],
             bootnodes=[*config.bootnodes, *profile.bootnodes],
         )
+
+    def _dials_private(self, profile: NetworkProfile) -> bool:
+        return self.config.lan == "on" or (self.config.lan == "auto" and profile.lan)
 
     async def _follow_pool(self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
@@ -307,7 +317,8 @@ class Daemon:
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay)
         peers = Peers(member, directory)
-        for service in (events, peers, Stake(chain, own), lease, reach):
+        near = [Lan(member)] if self._dials_private(chain.profile) else []
+        for service in (events, peers, Stake(chain, own), lease, reach, *near):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)
         return events.ledger

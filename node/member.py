@@ -21,9 +21,9 @@ from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.blobs.transfer import Report
+from node.network.contacts import parse_bootnode
 from node.network.errors import BadContact
 from node.network.interface import Network
-from node.network.redial import parse_bootnode
 from node.swarm.board import Board
 from node.swarm.claims import Claims
 from node.swarm.dialback import DialBack
@@ -57,7 +57,7 @@ class Member:
         self.membership = membership
         self.stock = stock
         self.board = Board(network, key, domain, pool, membership)
-        self.dialback = DialBack(network, membership.contact_of)
+        self.dialback = DialBack(network, membership.contacts_of)
         self.claims = Claims(network, membership.may_challenge)
 
     @property

@@ -15,6 +15,7 @@ import trio
 
 from node.chain.profile import NetworkProfile
 from node.member import Member
+from node.network.interface import Network
 from node.services.base import Crew
 from node.services.station import Station
 from node.swarm.membership import Membership
@@ -143,11 +144,10 @@ class StatusPage:
     def _swarm(self) -> list[dict[str, Any]]:
         if self._member is None:
             return []
-        now, connected = trio.current_time(), self._member.network.connected()
-        relayed, table = self._member.network.relayed(), self._member.membership.table
-        return [self._row(member, now, member.address in connected, relayed) for member in table.all()]
+        now, table, ways = trio.current_time(), self._member.membership.table, _ways(self._member.network)
+        return [self._row(member, now, ways.get(member.address, "")) for member in table.all()]
 
-    def _row(self, member: liveness.Member, now: float, connected: bool, relayed: frozenset[Address]) -> dict[str, Any]:
+    def _row(self, member: liveness.Member, now: float, way: str) -> dict[str, Any]:
         beat = member.beat
         own = self._key is not None and member.address == self._key.address
         return {
@@ -156,11 +156,12 @@ class StatusPage:
             "state": "healthy" if own and member.gone is None else str(member.state(now)),
             "doing": beat.state if beat else "",
             "contact": beat.contact if beat else "",
+            "contacts": [beat.contact, *beat.also] if beat else [],
             "step": beat.policy_step if beat else -1,
             "seen_seconds_ago": round(now - member.seen_at, 1) if member.seen_at is not None else None,
             "tokens_per_second": beat.rate if beat else 0.0,
-            "connected": connected or own,
-            "way": "" if own or not connected else "relayed" if member.address in relayed else "direct",
+            "connected": bool(way) or own,
+            "way": "" if own else way,
             "hardware": beat.engine.partition("/")[0] if beat else "",
             "counts_as": self._counts_as(member) if beat and not own else "",
             "clock_ahead_seconds": None if own else _clock_ahead(member, now),
@@ -193,6 +194,13 @@ def joined(section: Any, more: Any) -> Any:
     if isinstance(section, dict) and isinstance(more, dict):
         return section | more
     return section + more if isinstance(section, list) and isinstance(more, list) else more
+
+
+def _ways(network: Network) -> dict[Address, str]:
+    """How each connected peer is: direct, punched (both dialled at once, since neither can be dialled) or relayed."""
+    relayed, punched = network.relayed(), network.punched()
+    named = {peer: "punched" if peer in punched else "direct" for peer in network.connected()}
+    return named | dict.fromkeys(relayed, "relayed")
 
 
 def _clock_ahead(member: liveness.Member, now: float) -> float | None:

@@ -99,7 +99,7 @@ class Visitor:
                 key,
                 Domain(self._profile.chain_id, self._profile.contracts.swarm),
                 pool,
-                Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0"),
+                Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0", private=self._profile.lan),
                 self._directory / "blobs",
                 quota=self._quota,
                 sources=self._sources,

@@ -5,6 +5,7 @@ A peer id of a secp256k1 key is the identity multihash of its protobuf public ke
 (libp2p specs, peer-ids): 0x00 0x25 | 0x08 0x02 0x12 0x21 | 33 compressed bytes, in base58.
 """
 
+from functools import lru_cache
 from typing import NewType
 
 import base58
@@ -24,8 +25,12 @@ _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD036414
 SIGNATURE_BYTES = 65
 
 
+@lru_cache(maxsize=4096)
 def parse_address(text: str) -> Address:
-    """Return `text` as a checksummed address; raise InvalidIdentity if it is none."""
+    """Return `text` as a checksummed address; raise InvalidIdentity if it is none.
+
+    Remembered: a pool's history names the same few hundred again and again, and a checksum is a hash.
+    """
     body = text[2:] if text[:2] in ("0x", "0X") else ""
     if len(body) != 40 or any(c not in "0123456789abcdefABCDEF" for c in body):
         raise InvalidIdentity("not an Ethereum address", f"{text[:64]!r} is not 0x and 40 hex digits")

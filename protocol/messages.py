@@ -21,6 +21,8 @@ from protocol.work import EpochFault
 
 MAX_MESSAGE_BYTES = 16 * 1024
 MAX_CONTACT = 160
+MAX_CONTACTS_EACH = 4
+"""Of one node: its contact and the further ones."""
 MAX_GATEWAY = 300
 MAX_DETAIL = 300
 MAX_PLEDGES = 4
@@ -44,8 +46,10 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     pool: int
 
 
-class Heartbeat(_Message, frozen=True):
+class Heartbeat(_Message, frozen=True, omit_defaults=True):
     """A node says what it is, where it is and how it does.
+
+    contact: the multiaddr by which it is best reached; also: further ones, in the order in which they are worth a try.
 
     sequence: strictly rising per node (unix milliseconds at sending); interval: seconds until the next one;
     policy_step: newest policy it holds, -1 for none; rate: tokens per second;
@@ -66,6 +70,7 @@ class Heartbeat(_Message, frozen=True):
     reward: float | None = None
     gateway: str = ""
     lots: tuple[LotPledge, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 class PolicyAnnounced(_Message, frozen=True):
@@ -288,6 +293,8 @@ def _fault(message: Message, pool: int) -> str | None:
     match message:
         case Heartbeat(lots=lots) if len(lots) > MAX_PLEDGES or not all(pledge.well_formed() for pledge in lots):
             return "the pledges are too many or not in form"
+        case Heartbeat(also=also) if len(also) >= MAX_CONTACTS_EACH or any(len(each) > MAX_CONTACT for each in also):
+            return "the contacts are too many or too long"
         case Heartbeat(reward=float(reward)) if not math.isfinite(reward):
             return "the reward is no number"
         case Heartbeat(contact=contact, state=state, role=role, engine=engine, interval=interval, gateway=gateway):

@@ -15,6 +15,7 @@ import trio
 from benchmarks.simulation import EPOCH, TICK
 from benchmarks.simulation.mesh import DEGREE, Mesh
 from benchmarks.simulation.scenario import Scenario
+from node.network.contacts import Told
 from node.network.errors import PeerUnavailable, RequestTimedOut
 from protocol.identity import Address
 
@@ -47,7 +48,7 @@ class Port:
     def contacts(self) -> tuple[str, ...]:
         return ()
 
-    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
+    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
         """Who is dialled is the mesh's to say."""
 
     def relayed(self) -> frozenset[Address]:

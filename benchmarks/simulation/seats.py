@@ -85,7 +85,7 @@ class Node:
         return self.key.address
 
     async def beat(self) -> None:
-        await Beating(self.station, self.crew, self.role, str, SHORTEST_BEAT).run()
+        await Beating(self.station, self.crew, self.role, tuple, SHORTEST_BEAT).run()
 
     async def follow_policies(self) -> None:
         """Each announced policy is here after `fetch` seconds; whoever is behind fetches the newest only."""

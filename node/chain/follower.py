@@ -216,7 +216,8 @@ class EventFollower:
         await trio.to_thread.run_sync(store.roll_back, kept)
         log.warning("chain.rolled_back", block=kept, events=len(undone), pool=self._pool)
         if undone:
-            await self._send.send(RolledBack(kept, tuple(self._parse(undone))))
+            events = (self._parsed(entry) for entry in undone)
+            await self._send.send(RolledBack(kept, tuple(event for event in events if event is not None)))
         return True
 
     def _still_patient(self, latest: Block) -> bool:
@@ -228,20 +229,21 @@ class EventFollower:
         return now - self._behind_since < self._patience
 
     async def _deliver(self, logs: Sequence[RawLog]) -> None:
-        for event in self._parse(logs):
-            await self._send.send(event)
-
-    def _parse(self, logs: Sequence[RawLog]) -> list[Event]:
-        parsed: list[Event] = []
+        """One after the other: to read ten thousand takes seconds, in which a node has more to do."""
         for entry in logs:
-            try:
-                event = parse_log(entry, self._client.profile.contracts)
-            except IntellectError as error:
-                log.warning("chain.bad_log", why=error.why)
-                continue
-            if event is not None:
-                parsed.append(event)
-        return parsed
+            event = self._parsed(entry)
+            if event is None:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._send.send(event)
+
+    def _parsed(self, entry: RawLog) -> Event | None:
+        """None for what is not ours to know, or has not its form."""
+        try:
+            return parse_log(entry, self._client.profile.contracts)
+        except IntellectError as error:
+            log.warning("chain.bad_log", why=error.why)
+            return None
 
 
 def _pack(entry: RawLog) -> str:

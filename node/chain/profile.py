@@ -1,6 +1,7 @@
 """A network profile: which chain, where its contracts lie, and how to reach it. TOML, read strictly."""
 
 import difflib
+import ipaddress
 import json
 import tomllib
 from pathlib import Path
@@ -57,9 +58,21 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """Whether the profile knows where the contracts lie."""
         return self.contracts != NOWHERE
 
+    @property
+    def lan(self) -> bool:
+        """Whether the chain itself is on this machine or in a private network, and so, it may be, are its members."""
+        return all(_is_near(urlsplit(url).hostname or "") for url in self.rpc_urls)
+
     def link(self, kind: Literal["tx", "address"], name: str) -> str | None:
         """Where a browser shows a transaction or an address; None where the network has no explorer."""
         return f"{self.explorer.rstrip('/')}/{kind}/{name}" if self.explorer else None
+
+
+def _is_near(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return host == "localhost"
 
 
 def user_profile_path(name: str, home: Path) -> Path:

@@ -1,11 +1,10 @@
-"""The real network: py-libp2p over TCP, Noise and yamux, with gossipsub 1.1.
+"""The real network: py-libp2p over TCP and Noise, with yamux and gossip of our own.
 
-Knows how members are dialled, how gossip and requests travel, and how much a peer may ask.
-Leaves the library's defects to `hardening`, the bytes of a request to `wire`, blobs to `exchange`.
+Knows how members are dialled, how requests travel, and how much a peer may ask and say.
+Leaves the library's defects to `hardening`, who hears what to `gossip`, the bytes of a request to `wire`.
 """
 
 import socket
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -21,10 +20,8 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.upgrader import TransportUpgrader
@@ -34,7 +31,18 @@ from multiaddr.exceptions import Error as MultiaddrError
 from node.network import hardening, wire, yamux
 from node.network.budget import Budgets, TokenBucket
 from node.network.circuit.circuits import Circuits, circuit_contact, is_direct
+from node.network.circuit.punching import Punching
 from node.network.circuit.rules import Limits
+from node.network.contacts import (
+    MAX_CONTACT,
+    MAX_CONTACTS,
+    Contact,
+    Told,
+    Whereabouts,
+    announced,
+    better_than_relays,
+    ways_to,
+)
 from node.network.errors import (
     ListenFailed,
     MessageTooLarge,
@@ -45,7 +53,9 @@ from node.network.errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from node.network.hardening import HardMuxer, HardPubsub, HardRouter, HardSwarm, HardTcp, Tasks
+from node.network.gossip.gossip import Gossip
+from node.network.hardening import HardMuxer, HardSwarm, HardTcp, Tasks
+from node.network.heap import keep_freed_blocks
 from node.network.interface import (
     MAX_GOSSIP_BYTES,
     SUBSCRIPTION_BUFFER,
@@ -56,7 +66,9 @@ from node.network.interface import (
     Tally,
 )
 from node.network.kept import KeptStreams
-from node.network.redial import MAX_CONTACT, MAX_CONTACTS, Contact, Redialer
+from node.network.knocks import Knocks
+from node.network.noise import LeanNoise
+from node.network.redial import PING_SECONDS, Link, Redialer
 from node.network.replay import Window
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, NodeKey, PeerId, address_of_peer
@@ -101,24 +113,28 @@ class _Subscription:
 class Libp2pNetwork:
     """`interface.Network` over libp2p.
 
-    listen: multiaddr, port 0 for any free port; announce: multiaddrs (without peer id) that others
+    listen: multiaddrs, port 0 for any free port; announce: multiaddrs (without peer id) that others
     should dial instead of the ones listened on, for a node behind a port forward; relay: what this node does for
-    others as a relay, once it offers to be one.
+    others as a relay, once it offers to be one; private: whether members are dialled at addresses that are not of the
+    internet.
     """
 
     def __init__(
         self,
         key: NodeKey,
-        listen: str = "/ip4/0.0.0.0/tcp/4001",
+        listen: str | Sequence[str] = "/ip4/0.0.0.0/tcp/4001",
         *,
         announce: Sequence[str] = (),
         relay: Limits | None = None,
+        private: bool = True,
     ) -> None:
         self.address: Address = key.address
         self.peer_id: PeerId = key.peer_id
         self._key = key
-        self._listen = listen
+        self._listen = (listen,) if isinstance(listen, str) else tuple(listen)
         self._announce = tuple(announce)
+        self._private = private
+        self._knocks = Knocks()
         self._tally = Tally()
         self._subscriptions: dict[str, _Subscription] = {}
         self._handlers: dict[str, tuple[Handler, int]] = {}
@@ -132,8 +148,12 @@ class Libp2pNetwork:
         self._stranger_bytes = TokenBucket(*STRANGER_BYTES)
         self._serving = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
         self._kept = KeptStreams[_Kept]()
-        self._redialer = Redialer(self.address, self._dial, self._is_connected, self._ping)
-        self._circuits = Circuits(relay or Limits(), self._is_member, self._address_of, self._direct_contacts)
+        self._redialer = Redialer(self.address, self._dial, self._link, self._ping)
+        self._seen_at: str | None = None
+        self._punching = Punching(lambda: self._seen_at, self._is_member, self._address_of, private=private)
+        self._circuits = Circuits(
+            relay or Limits(), self._is_member, self._address_of, self._direct_contacts, self._punching
+        )
         self._nursery: trio.Nursery | None = None
         self.serve(PING, _echo, max_request=32)
 
@@ -141,42 +161,29 @@ class Libp2pNetwork:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be on the network until cancelled. Raises PortInUse, ListenFailed."""
-        listen = self._listen_address()
+        listen = [listening_address(text) for text in self._listen]
         hardening.quieten()
+        keep_freed_blocks()
         self._build()
+        refused = ""
         async with self._services():
-            listening = await self._swarm.listen(listen)
-            if listening:
+            for text, address in zip(self._listen, listen, strict=True):
+                refused = refused or ("" if await self._swarm.listen(address) else text)
+            if not refused:
                 await self._live(task_status)
-        if not listening:
-            raise ListenFailed(self._listen, "the system refused that address")
+        if refused:
+            raise ListenFailed(refused, "the system refused that address")
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                for topic in self._subscriptions:
-                    await self._pubsub.subscribe(topic)
                 nursery.start_soon(self._redialer.run)
                 log.info("network.listening", contacts=self.contacts())
                 task_status.started()
                 await trio.sleep_forever()
             finally:
                 self._nursery = None
-
-    def _listen_address(self) -> Multiaddr:
-        try:
-            address = Multiaddr(self._listen)
-            host = address.value_for_protocol("ip6" if self._listen.startswith("/ip6/") else "ip4")
-            port = int(address.value_for_protocol("tcp") or "")
-        except (MultiaddrError, ValueError, LookupError) as error:
-            raise ListenFailed(self._listen, "it is not of the form /ip4/<address>/tcp/<port>") from error
-        try:
-            if port and hardening.port_is_taken(str(host), port):
-                raise PortInUse(self._listen)
-        except OSError as error:
-            raise ListenFailed(self._listen, error.strerror or str(error)) from error
-        return address
 
     def _build(self) -> None:
         keys = create_new_key_pair(self._key.secret)
@@ -185,7 +192,7 @@ class Libp2pNetwork:
             raise AssertionError("libp2p derives another peer id than protocol.identity")
         peerstore = PeerStore()
         peerstore.add_key_pair(own, keys)
-        noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
+        noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
         upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.Session})
         self._swarm = HardSwarm(
@@ -204,35 +211,11 @@ class Libp2pNetwork:
         )
         self._swarm.fault = self._fault
         self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
-        self._router = HardRouter(
-            protocols=[PROTOCOL_ID_V11],
-            degree=6,
-            degree_low=4,
-            degree_high=64,
-            heartbeat_interval=1,
-            prune_back_off=2,
-            unsubscribe_back_off=2,
-            gossip_window=5,
-            gossip_history=10,
-            adaptive_gossip_enabled=False,
-            eclipse_protection_enabled=False,
-            max_messages_per_topic_per_second=FORWARDED[0],
-        )
-        self._pubsub = HardPubsub(
-            self._host,
-            self._router,
-            strict_signing=True,
-            max_subscriptions_per_rpc=128,
-            max_subscriptions_per_peer=32,
-        )
-        self._pubsub.counter = time.time_ns()  # never below what this key used before a restart
-        self._pubsub.fault = self._fault
-        self._pubsub.deliver = self._deliver
-        self._pubsub.admit = self._admit
+        self._gossip = Gossip(self._host, keys.private_key, _Listener(self), self._still_connected)
         self._swarm.register_notifee(_Arrivals(self))
         self._circuits.attach(self._host, self._swarm)
         for topic in self._subscriptions:
-            self._pubsub.set_topic_validator(topic, self._validator(topic), False)
+            self._gossip.subscribe(topic)
         for protocol in self._handlers:
             self._host.set_stream_handler(TProtocol(protocol), self._stream_handler(protocol))
 
@@ -251,9 +234,8 @@ class Libp2pNetwork:
     async def _run_services(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
-                for part in (self._swarm, self._router, self._pubsub):
-                    await nursery.start(Tasks(part, self._fault).run)
-                await self._pubsub.wait_until_ready()
+                await nursery.start(Tasks(self._swarm, self._fault).run)
+                await nursery.start(self._gossip.run)
                 task_status.started(scope)
 
     async def _say_goodbye(self) -> None:
@@ -265,15 +247,21 @@ class Libp2pNetwork:
     # -- peers -------------------------------------------------------------------------------------
 
     def contacts(self) -> tuple[str, ...]:
-        return (*self._relayed_contacts(), *self._direct_contacts())
+        return announced(self._relayed_contacts(), self._addresses_told(), self.peer_id)
 
     def _direct_contacts(self) -> tuple[str, ...]:
-        addresses = self.listening() and (self._announce or self.listening())
-        return tuple(f"{address}/p2p/{self.peer_id}" for address in addresses)
+        return announced((), self._addresses_told(), self.peer_id)
+
+    def _addresses_told(self) -> tuple[str, ...]:
+        return self.listening() and (self._announce or self.listening())
 
     def _relayed_contacts(self) -> tuple[str, ...]:
         relays = (self._redialer.contacts.get(relay) for relay in self._circuits.relays())
-        return tuple(circuit_contact(each.address, each.peer_id, self.peer_id, MAX_CONTACT) for each in relays if each)
+        return tuple(self._circuit_through(each) for each in relays if each)
+
+    def _circuit_through(self, relay: Whereabouts) -> str:
+        hint = next((each.address for each in relay.contacts if each.relay is None), "")
+        return circuit_contact(hint, relay.peer_id, self.peer_id, MAX_CONTACT)
 
     def listening(self) -> tuple[str, ...]:
         """Where this node listens, a wildcard replaced by the interface's address; empty unless running."""
@@ -282,7 +270,7 @@ class Libp2pNetwork:
         found = (address for each in self._swarm.listeners.values() for address in each.get_addrs())
         return tuple(reachable(str(address)) for address in found)
 
-    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
+    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
         self._redialer.set(contacts, dialled)
         members = {_id_of(contact.peer_id) for contact in self._redialer.contacts.values()}
         self._strangers = {each: peer for each, peer in self._strangers.items() if peer not in members}
@@ -309,12 +297,23 @@ class Libp2pNetwork:
             return next((str(address) for address in connection.get_transport_addresses()), None)
         return None
 
+    def punched(self) -> frozenset[Address]:
+        return frozenset(
+            peer for peer in self.connected() if any(map(self._punching.made, self._direct(self._connections_of(peer))))
+        )
+
+    def unpunched(self) -> frozenset[Address]:
+        return self.relayed() & self._punching.failed.keys()
+
+    def told_host(self, host: str) -> None:
+        self._seen_at = host
+
     def offer_relay(self, offered: bool) -> None:
         self._circuits.rules.offered = offered
 
     async def reserve(self, relay: Address) -> float:
         contact = self._redialer.contacts.get(relay)
-        if contact is None or contact.relay is not None or not self._direct(self._connections_of(relay)):
+        if contact is None or contact.hidden or not self._direct(self._connections_of(relay)):
             raise PeerUnavailable(relay, "it is not connected directly")
         try:
             return await self._circuits.reserve(relay, _id_of(contact.peer_id))
@@ -357,15 +356,52 @@ class Libp2pNetwork:
     def _open_connections(self, peer: ID) -> bool:
         return any(not connection.is_closed for connection in self._swarm.connections.get(peer, ()))
 
-    def _is_connected(self, contact: Contact) -> bool:
-        """As its contact allows: who can be dialled is, though a relay connects us already."""
-        live = [each for each in self._swarm.connections.get(_id_of(contact.peer_id), ()) if not each.is_closed]
-        return bool(live if contact.relay else self._direct(live))
+    def _still_connected(self, peer: bytes) -> bool:
+        return self._open_connections(ID(peer))
 
-    async def _dial(self, contact: Contact) -> None:
+    def _link(self, where: Whereabouts) -> Link:
+        """Who can be dialled is, though a relay connects us already."""
+        live = self._live_with(where.peer_id)
+        if not live:
+            return Link.APART
+        return Link.BEST if self._direct(live) or not better_than_relays(self._ways(where)) else Link.RELAYED
+
+    def _live_with(self, peer_id: PeerId) -> list[INetConn]:
+        return [each for each in self._swarm.connections.get(_id_of(peer_id), ()) if not each.is_closed]
+
+    def _ways(self, where: Whereabouts) -> list[Contact]:
+        return ways_to(where, self.listening(), private=self._private)
+
+    async def _dial(self, where: Whereabouts) -> None:
+        """By its contacts, the best first; only by those that are better than a relay which connects us already."""
+        ways = self._ways(where)
+        if self._live_with(where.peer_id):
+            ways = better_than_relays(ways)
+        failed = PeerUnavailable(where.member, "it names no address that this node dials")
+        for contact in ways:
+            try:
+                await self._dial_one(contact, DIAL_SECONDS / len(ways))
+            except PeerUnavailable as error:
+                failed = error
+            else:
+                return
+        raise failed
+
+    async def _dial_one(self, contact: Contact, seconds: float) -> None:
         if contact.relay is not None:
             await self._call(contact, contact.relay)
             return
+        if not self._knocks.may(contact, trio.current_time()):
+            raise PeerUnavailable(contact.member, "another member was claimed to be there, and nobody was")
+        try:
+            await self._dial_directly(contact, seconds)
+        except PeerUnavailable:
+            self._knocks.missed(contact, trio.current_time())
+            raise
+        self._knocks.answered(contact)
+        log.debug("network.connected", peer=contact.member)
+
+    async def _dial_directly(self, contact: Contact, seconds: float) -> None:
         peer = _id_of(contact.peer_id)
         self._swarm.unblock_peer(peer)  # a failed dial bars the peer for 60 s otherwise
         try:
@@ -373,25 +409,24 @@ class Libp2pNetwork:
         except PeerStoreError:
             log.debug("network.first_dial", peer=contact.member)
         try:
-            with trio.fail_after(DIAL_SECONDS):
+            with trio.fail_after(seconds):
                 if self._open_connections(peer):  # through a relay
                     await self._swarm.dial_addr(Multiaddr(contact.address), peer)
                 else:
                     await self._host.connect(PeerInfo(peer, [Multiaddr(contact.address)]))
         except trio.TooSlowError:
-            raise PeerUnavailable(contact.member, f"no connection within {DIAL_SECONDS:g} s") from None
+            raise PeerUnavailable(contact.member, f"no connection within {seconds:g} s") from None
         except Exception as error:
             raise PeerUnavailable(contact.member, "it cannot be dialled") from error
-        log.debug("network.connected", peer=contact.member)
 
     async def _call(self, contact: Contact, relay: PeerId) -> None:
         """Through a relay, which must be a member that we are connected with or can dial: where a contact says that it
         is, is nobody's word but the contact's."""
         member = address_of_peer(relay)
         known = self._redialer.contacts.get(member)
-        if known is None or known.relay is not None:
+        if known is None or known.hidden:
             raise PeerUnavailable(contact.member, f"its relay {member} is no member that can be dialled")
-        if not self._is_connected(known):
+        if not self._direct(self._live_with(relay)):
             await self._dial(known)
         try:
             await self._circuits.dial(_id_of(relay), _id_of(contact.peer_id))
@@ -399,20 +434,19 @@ class Libp2pNetwork:
             raise PeerUnavailable(contact.member, f"its relay {member} does not get through: {error}") from error
         log.debug("network.connected", peer=contact.member, relay=member)
 
-    async def _ping(self, contact: Contact) -> None:
-        """Close the connection if nothing at all comes back. A busy peer is not a dead one."""
-        started = trio.current_time()
-        try:
-            await self.request(contact.member, PING, b"ping", max_response=32, timeout=PING_TIMEOUT)
-        except PeerUnavailable:
-            peer = _id_of(contact.peer_id)
-            times = (getattr(each.muxed_conn, "heard_at", 0.0) for each in self._swarm.get_connections(peer))
-            heard = max(times, default=0.0)
-            if heard < started:
-                log.info("network.connection_dead", peer=contact.member)
-                await self._swarm.close_peer(peer)
-        except PeerMisbehaved as error:
-            log.info("network.peer_misbehaved", peer=contact.member, why=error.why)
+    async def _ping(self, where: Whereabouts) -> None:
+        """Close connections over which nothing at all comes back. A busy peer is not a dead one."""
+        for session in self._sessions(_id_of(where.peer_id)):
+            if session.heard_at < trio.current_time() - PING_SECONDS:
+                with trio.move_on_after(PING_TIMEOUT) as waiting:
+                    await session.ping()
+                if waiting.cancelled_caught:
+                    log.info("network.connection_dead", peer=where.member)
+                    await session.close()
+
+    def _sessions(self, peer: ID) -> list[yamux.Session]:
+        found = (connection.muxed_conn for connection in self._swarm.connections.get(peer, ()))
+        return [muxed for muxed in found if isinstance(muxed, yamux.Session)]
 
     def _arrived(self, connection: INetConn) -> None:
         """A connection came up, in either direction. Strangers are few, and the oldest goes first."""
@@ -451,7 +485,7 @@ class Libp2pNetwork:
             raise MessageTooLarge(len(data), MAX_GOSSIP_BYTES)
         if self._nursery is None:
             raise NotRunning
-        await self._pubsub.publish(topic, data)
+        await self._gossip.publish(topic, data)
         self._tally.add(messages_out=1, bytes_out=len(data))
 
     def subscribe(self, topic: str, accept: Accept) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]:
@@ -459,14 +493,13 @@ class Libp2pNetwork:
             raise ValueError(f"already subscribed to {topic}")
         subscription = self._subscriptions[topic] = _Subscription(accept)
         if self._nursery is not None:
-            self._pubsub.set_topic_validator(topic, self._validator(topic), False)
-            self._nursery.start_soon(self._pubsub.subscribe, topic)
+            self._gossip.subscribe(topic)
         return subscription.receive
 
-    def _admit(self, forwarder: ID, message: rpc_pb2.Message) -> bool:
+    def admit(self, giver: bytes, message: rpc_pb2.Message) -> bool:
         """Before any signature: so nothing is charged to the publisher, whose name may be borrowed."""
         now = trio.current_time()
-        if self._forwarded.take(forwarder.to_bytes(), 1, now) and self._is_worth_reading(message, now):
+        if self._forwarded.take(giver, 1, now) and self._is_worth_reading(message, now):
             return True
         self._tally.add(dropped=1)
         return False
@@ -478,14 +511,9 @@ class Libp2pNetwork:
         window = self._windows.get(publisher)
         return window is None or window.fresh(_number(message))
 
-    def _validator(self, topic: str) -> "_Validator":
-        return _Validator(self, topic)
-
     def accepts(self, topic: str, message: rpc_pb2.Message) -> bool:
         """Whether a signed message may be delivered and forwarded. Never raises."""
         publisher = self._address_of(message.from_id)
-        if publisher == self.address:
-            return True
         if publisher is None or len(message.data) > MAX_GOSSIP_BYTES:
             self._tally.add(rejected=1)
             return False
@@ -507,7 +535,7 @@ class Libp2pNetwork:
             return True
         return self._windows.setdefault(publisher, Window()).take(_number(message))
 
-    def _deliver(self, topic: str, message: rpc_pb2.Message) -> None:
+    def deliver(self, topic: str, message: rpc_pb2.Message) -> None:
         publisher = self._address_of(message.from_id)
         subscription = self._subscriptions.get(topic)
         if publisher is None or subscription is None:
@@ -654,15 +682,19 @@ def _number(message: rpc_pb2.Message) -> int:
     return int.from_bytes(message.seqno[:8])
 
 
-class _Validator:
-    """A topic's validator in the form that libp2p calls."""
+class _Listener:
+    """A network in the form that gossip asks."""
 
-    def __init__(self, network: Libp2pNetwork, topic: str) -> None:
+    def __init__(self, network: Libp2pNetwork) -> None:
+        self.admit = network.admit
+        self.accepts = network.accepts
+        self.deliver = network.deliver
+        self.fault = network._fault
         self._network = network
-        self._topic = topic
 
-    def __call__(self, forwarder: ID, message: rpc_pb2.Message) -> bool:
-        return self._network.accepts(self._topic, message)
+    def is_member(self, peer: bytes) -> bool:
+        address = self._network._address_of(peer)
+        return address is not None and self._network._is_member(address)
 
 
 class _StreamHandler:
@@ -684,9 +716,11 @@ class _Arrivals(INotifee):
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
         self._network._arrived(conn)
+        self._network._gossip.arrived(conn.muxed_conn.peer_id.to_bytes())
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         self._network._left(conn)
+        self._network._gossip.left(conn.muxed_conn.peer_id.to_bytes())
 
     async def opened_stream(self, network: INetwork, stream: INetStream) -> None:
         return None
@@ -761,6 +795,22 @@ async def _close_quietly(connection: INetConn) -> None:
         await connection.close()
     except Exception as error:
         log.debug("network.close_failed", error=repr(error))
+
+
+def listening_address(text: str) -> Multiaddr:
+    """Of /ip4|ip6/../tcp/.., if it is free. Raises PortInUse, ListenFailed."""
+    try:
+        address = Multiaddr(text)
+        host = address.value_for_protocol("ip6" if text.startswith("/ip6/") else "ip4")
+        port = int(address.value_for_protocol("tcp") or "")
+    except (MultiaddrError, ValueError, LookupError) as error:
+        raise ListenFailed(text, "it is not of the form /ip4/<address>/tcp/<port>") from error
+    try:
+        if port and hardening.port_is_taken(str(host), port):
+            raise PortInUse(text)
+    except OSError as error:
+        raise ListenFailed(text, error.strerror or str(error)) from error
+    return address
 
 
 def reachable(address: str) -> str:

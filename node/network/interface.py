@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
+from node.network.contacts import Told
 from protocol.identity import Address, PeerId
 from protocol.messages import MAX_MESSAGE_BYTES
 
@@ -63,16 +64,16 @@ class Network(Protocol):
         ...
 
     def contacts(self) -> tuple[str, ...]:
-        """Own multiaddrs, each ending in /p2p/<peer id>; empty unless running."""
+        """Own multiaddrs, each ending in /p2p/<peer id>, the best first, at most four; empty unless running."""
         ...
 
     def listening(self) -> tuple[str, ...]:
         """Where it listens, without the peer id, whatever others are told; empty unless running."""
         ...
 
-    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
-        """The members by multiaddr; dialled: whom of them to stay connected with (None: all), the others are dialled
-        when they are asked something. Replaces the previous set.
+    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
+        """The members by one multiaddr or several; dialled: whom of them to stay connected with (None: all), the
+        others are dialled when they are asked something. Replaces the previous set.
 
         A contact whose peer id does not belong to its address is ignored. Peers outside this set
         may still connect and ask, within a small budget.
@@ -89,6 +90,18 @@ class Network(Protocol):
 
     def relayed(self) -> frozenset[Address]:
         """Those of `connected` that are only through a relay."""
+        ...
+
+    def punched(self) -> frozenset[Address]:
+        """Those of `connected` with a direct connection that both dialled at once, since neither can be dialled."""
+        ...
+
+    def unpunched(self) -> frozenset[Address]:
+        """Those of `relayed` with whom that was tried in vain."""
+        ...
+
+    def told_host(self, host: str) -> None:
+        """The address that others see this node's connections come from."""
         ...
 
     def seen_at(self, peer: Address) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 import structlog
 import trio
 
+from node.network.contacts import Told, Whereabouts, whereabouts
 from node.network.errors import (
     MessageTooLarge,
     NotRunning,
@@ -28,7 +29,6 @@ from node.network.interface import (
     NetworkStats,
     Tally,
 )
-from node.network.redial import Contact, parse_contact
 from protocol.identity import Address, NodeKey, PeerId
 
 log = structlog.get_logger(__name__)
@@ -92,7 +92,7 @@ class MemoryNetwork:
         self.peer_id: PeerId = key.peer_id
         self._hub = hub
         self._tally = Tally()
-        self._contacts: dict[Address, Contact] = {}
+        self._contacts: dict[Address, Whereabouts] = {}
         self._muted: dict[Address, float] = {}
         self._accepts: dict[str, Accept] = {}
         self._queues: dict[str, trio.MemorySendChannel[tuple[Address, bytes]]] = {}
@@ -116,9 +116,9 @@ class MemoryNetwork:
     def listening(self) -> tuple[str, ...]:
         return ("/ip4/127.0.0.1/tcp/1",) if self._nursery else ()
 
-    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None:
-        parsed = {member: parse_contact(member, text) for member, text in contacts.items() if member != self.address}
-        self._contacts = {member: contact for member, contact in parsed.items() if contact is not None}
+    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
+        parsed = {member: whereabouts(member, told) for member, told in contacts.items() if member != self.address}
+        self._contacts = {member: where for member, where in parsed.items() if where is not None}
 
     def mute(self, member: Address, seconds: float) -> None:
         self._muted[member] = trio.current_time() + seconds
@@ -132,6 +132,15 @@ class MemoryNetwork:
 
     def relayed(self) -> frozenset[Address]:
         return frozenset()
+
+    def punched(self) -> frozenset[Address]:
+        return frozenset()
+
+    def unpunched(self) -> frozenset[Address]:
+        return frozenset()
+
+    def told_host(self, host: str) -> None:
+        """Nobody on a hub is hidden."""
 
     def seen_at(self, peer: Address) -> str | None:
         return "/ip4/127.0.0.1/tcp/1" if peer in self.connected() else None

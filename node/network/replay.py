@@ -1,7 +1,7 @@
 """Which of a publisher's gossip messages came before: without it, anybody could spend a member's budget by sending
 its old messages again, whose signatures stay good.
 
-libp2p forgets a message after two minutes. Its sequence numbers do not: ours, and go-libp2p's, begin with the clock in
+Gossip forgets a message after 32,768 others. Numbers last: ours, and those of go-libp2p, begin with the clock in
 nanoseconds and rise by one. Others draw them at random (js-libp2p); those publishers are recognised, and let be. Pure.
 """
 

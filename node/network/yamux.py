@@ -9,7 +9,7 @@ Knows frames and streams; knows nothing of what they carry.
 
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 
 import structlog
@@ -42,8 +42,12 @@ MOST_WINDOW = 1 << 31
 """More than this nobody has to give; a peer that says so is broken."""
 BODY_BYTES = MAX_PLAINTEXT_LENGTH - HEADER.size
 """Of one frame, which so fills one Noise message."""
+MAX_WRITE = 4 * BODY_BYTES
+"""Of one stream, before another stream's frame has its turn."""
 MAX_BUFFERED = 128 * 1024**2
 """Unread bytes per connection, over all its streams, before the connection is closed."""
+KEPT_SHARE = 4
+"""A piece smaller than this part of its message is copied: an unread byte would keep the whole message."""
 MAX_INBOUND = 256
 """Streams that a peer may have open; more are reset."""
 MAX_CONTROL_FRAMES = 1024
@@ -54,6 +58,8 @@ pays, one more frame for each FRAME_BYTES: what arrives for its own frames, what
 answer it. Whoever sends more is read later, not cut off."""
 NEW_STREAM = 10
 FRAME_BYTES = 1024
+MAX_RUN = 32
+"""Frames that are worked off without letting others run."""
 STALL_SECONDS = 30.0
 """For a frame to be written or to arrive whole, and for a peer to open a window that is shut."""
 
@@ -148,31 +154,35 @@ class Stream(IMuxedStream):
     # writing
 
     async def write(self, data: bytes | memoryview, *, head: bytes = b"") -> None:
-        """`head`, then all of `data`, as fast as the peer opens its window; in frames of both where they meet.
+        """`head`, then all of `data`, as fast as the peer opens its window; in frames of both where they meet, and
+        several frames in one write.
 
         Raises MuxedStreamError if the window stays shut too long.
         """
         rest = memoryview(data)
         while head or rest:
-            await self._wait_for_window()
-            size = min(len(head) + len(rest), self.send_window, BODY_BYTES)
+            if not self._may_write():
+                await self._wait_for_window()
+            size = min(len(head) + len(rest), self.send_window, MAX_WRITE)
             self.send_window -= size
             taken = max(size - len(head), 0)
-            await self.session.send_data(self.number, size, head[:size], rest[:taken])
+            await self.session.send_data(self.number, head[:size], rest[:taken])
             head, rest = head[size:], rest[taken:]
 
     async def _wait_for_window(self) -> None:
         with trio.move_on_after(STALL_SECONDS):
-            while True:
-                if self.was_reset:
-                    raise MuxedStreamReset("the stream was reset")
-                if self.send_closed:
-                    raise MuxedStreamClosed("the stream is closed for writing")
-                if self.send_window > 0:
-                    return
+            while not self._may_write():
                 self._opened = trio.Event()
                 await self._opened.wait()
+            return
         raise MuxedStreamError(f"the peer's window was shut for {STALL_SECONDS:g} s")
+
+    def _may_write(self) -> bool:
+        if self.was_reset:
+            raise MuxedStreamReset("the stream was reset")
+        if self.send_closed:
+            raise MuxedStreamClosed("the stream is closed for writing")
+        return self.send_window > 0
 
     # ending
 
@@ -209,6 +219,8 @@ class Stream(IMuxedStream):
     def arrived(self, piece: memoryview) -> None:
         """Part of a frame's body, whose bytes were taken from the window."""
         if not self.recv_closed:
+            if len(piece) * KEPT_SHARE < memoryview(piece.obj).nbytes:
+                piece = memoryview(bytes(piece))
             self._pieces.append(piece)
             self.buffered += len(piece)
             self.session.buffered += len(piece)
@@ -263,6 +275,7 @@ class Session(IMuxedConn):
         self.streams: dict[int, Stream] = {}
         self.buffered = 0
         self.heard_at = 0.0
+        self._heard = trio.Event()
         self._initiator = bool(conn.is_initiator)
         self._next = 1 if self._initiator else 2
         self._inbound = 0
@@ -270,6 +283,7 @@ class Session(IMuxedConn):
         self._control, self._outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
         self._write_lock = trio.Lock()
         self._frames = TokenBucket(*FRAMES)
+        self._run = 0
         self._ending = False
 
     # running
@@ -295,6 +309,7 @@ class Session(IMuxedConn):
                 if not message:
                     return
                 self.heard_at = trio.current_time()
+                self._heard.set()
                 await reader.take(memoryview(message))
         except trio.TooSlowError:
             log.debug("network.frame_stalled", peer=str(self.peer_id))
@@ -320,6 +335,7 @@ class Session(IMuxedConn):
             await self.event_closed.wait()
             return
         self._ending = True
+        self._heard.set()
         self._incoming.close()
         for stream in list(self.streams.values()):
             stream.end()
@@ -333,15 +349,22 @@ class Session(IMuxedConn):
 
     # frames out
 
-    async def send_data(self, number: int, size: int, *parts: bytes | memoryview) -> None:
-        """One frame of `size` bytes. Raises MuxedStreamReset if the connection is gone."""
-        self._frames.charge(-size / FRAME_BYTES)
-        if not await self._write(b"".join((HEADER.pack(0, DATA, 0, number, size), *parts))):
+    async def send_data(self, number: int, head: bytes, data: memoryview) -> None:
+        """`head` and `data` in as many frames as they take. Raises MuxedStreamReset if the connection is gone."""
+        self._frames.charge(-(len(head) + len(data)) / FRAME_BYTES)
+        if not await self._write(b"".join(_frames(number, head, data))):
             raise MuxedStreamReset("the connection is gone")
 
     async def send_control(self, kind: int, flags: int, number: int, value: int) -> None:
         """A frame without a body, from whoever may wait for the connection to take it."""
         await self._write(HEADER.pack(0, kind, flags, number, value))
+
+    async def ping(self) -> None:
+        """Make the peer say something, and wait until it has said anything, or the connection is gone."""
+        if self._heard.is_set():
+            self._heard = trio.Event()
+        await self.send_control(PING, SYN, 0, 0)
+        await self._heard.wait()
 
     def answer(self, kind: int, flags: int, number: int, value: int) -> None:
         """The same from our reader, which never waits for a writer: two sides that both send bulk would each wait for
@@ -425,8 +448,12 @@ class Session(IMuxedConn):
             raise _Broken("it sends more than we keep")
 
     async def pay(self, tokens: int) -> None:
-        """For a header. A checkpoint, too: what was read ahead would be worked off without one."""
-        await trio.sleep(self._frames.reserve(tokens, trio.current_time()))
+        """For a header. A checkpoint now and then: what was read ahead would be worked off without one."""
+        delay = self._frames.reserve(tokens, trio.current_time())
+        self._run += 1
+        if delay > 0 or self._run >= MAX_RUN:
+            self._run = 0
+            await trio.sleep(delay)
 
     # what the library asks of a connection
 
@@ -457,6 +484,16 @@ class Session(IMuxedConn):
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self.secured_conn.get_remote_address()
+
+
+def _frames(number: int, head: bytes, data: memoryview) -> Iterator[bytes | memoryview]:
+    while head or data:
+        size = min(len(head) + len(data), BODY_BYTES)
+        taken = max(size - len(head), 0)
+        yield HEADER.pack(0, DATA, 0, number, size)
+        yield head[:size]
+        yield data[:taken]
+        head, data = head[size:], data[taken:]
 
 
 class _Reader:

@@ -18,7 +18,7 @@ from node.preflight.disk import check_disk
 from node.preflight.finding import Finding, PreflightFailed, worst
 from node.preflight.gpu import check_gpu
 from node.preflight.memory import check_memory, weights_of
-from node.preflight.ports import check_announced, check_listen, is_public
+from node.preflight.ports import check_all_announced, check_listen, is_public
 from node.preflight.stake import check_pool
 from protocol.run import RunSpec
 
@@ -30,8 +30,8 @@ class Applicant(msgspec.Struct, frozen=True):
     directory: Path
     role: Role
     hardware: Hardware
-    listen: str
-    announced: str
+    listen: tuple[str, ...]
+    announced: tuple[str, ...]
     chosen: bool
     quota: int
     run: RunSpec | None = None
@@ -43,7 +43,7 @@ async def examine(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> l
     public = is_public(chain.profile)
     found = [against_chain(block.timestamp, time.time(), rehearsal=not public), check_pool(pool)]
     found += await trio.to_thread.run_sync(_examine_machine, applicant)
-    return [*found, check_announced(applicant.announced, applicant.role, public, chosen=applicant.chosen)]
+    return [*found, check_all_announced(applicant.announced, applicant.role, public, chosen=applicant.chosen)]
 
 
 def _examine_machine(applicant: Applicant) -> list[Finding]:
@@ -52,7 +52,7 @@ def _examine_machine(applicant: Applicant) -> list[Finding]:
         check_disk(applicant.directory, applicant.quota, image),
         check_memory(applicant.run, applicant.role, applicant.hardware),
         check_gpu(applicant.hardware),
-        check_listen(applicant.listen),
+        *(check_listen(each) for each in applicant.listen),
     ]
 
 

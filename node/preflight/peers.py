@@ -36,7 +36,7 @@ async def visit(chain: ChainClient, pool: PoolInfo, directory: Path) -> Visit:
         )
     key, profile = NodeKey.generate(), chain.profile
     domain = Domain(profile.chain_id, profile.contracts.swarm)
-    network = Libp2pNetwork(key, LOOPBACK)
+    network = Libp2pNetwork(key, LOOPBACK, private=profile.lan)
     async with open_member(key, domain, pool, network, directory / "blobs", quota=QUOTA) as member:
         for one in members:
             member.membership.joined(one.node, one.contact)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from node.chain.profile import NetworkProfile
 from node.preflight.finding import Finding, failure, ok, warning
 
+_WORSE = ("ok", "warning", "failure")
 Scope = Literal["this machine", "a private network", "the internet"]
 FORWARD = "forward a TCP port to this machine and give --announce /ip4/YOUR.PUBLIC.ADDRESS/tcp/PORT"
 
@@ -54,10 +56,16 @@ def check_announced(address: str, role: str, public: bool, *, chosen: bool = Fal
     return warning("reach", f"{what}: {said}", f"to be dialled directly, {remedy}", **data)
 
 
+def check_all_announced(addresses: Sequence[str], role: str, public: bool, *, chosen: bool = False) -> Finding:
+    """The best of what `check_announced` finds of each: one address by which peers come in is enough."""
+    found = [check_announced(address, role, public, chosen=chosen) for address in addresses]
+    return min(found, key=lambda finding: _WORSE.index(finding.level))
+
+
 def is_public(profile: NetworkProfile) -> bool:
     """Whether members may be on other machines: not on the devnet, whose chain is on this one."""
     hosts = [urlsplit(url).hostname or "" for url in profile.rpc_urls]
-    local = all(host == "localhost" or scope_of(host) == "this machine" for host in hosts)
+    local = all(scope_of(host) == "this machine" for host in hosts)
     return not (local and (profile.chain_id == 31337 or profile.name == "local"))
 
 
@@ -66,7 +74,7 @@ def scope_of(host: str) -> Scope:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return "the internet"
+        return "this machine" if host == "localhost" else "the internet"
     if address.is_loopback:
         return "this machine"
     return "the internet" if address.is_global else "a private network"

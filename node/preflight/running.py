@@ -12,7 +12,8 @@ from node.preflight.ports import FORWARD
 class Running(msgspec.Struct, frozen=True):
     """phase, text: where it is; others: members besides it, and how many of them it is connected with; tried, reached:
     members that dialled it, and that got through; way: direct, relayed, none or empty; seen: where they see it;
-    relays: members that carry it; offsets: its clock minus each peer's, seconds."""
+    relays: members that carry it; punched, unpunched: members that it reaches directly though neither can be dialled,
+    and with whom that failed; offsets: its clock minus each peer's, seconds."""
 
     phase: str
     text: str
@@ -23,6 +24,8 @@ class Running(msgspec.Struct, frozen=True):
     way: str = ""
     seen: str = ""
     relays: int = 0
+    punched: int = 0
+    unpunched: int = 0
     offsets: tuple[float, ...] = ()
     troubles: Sequence[str] = ()
 
@@ -44,16 +47,26 @@ def _connections(daemon: Running) -> Finding:
 
 def _reach(daemon: Running) -> Finding:
     data = {"tried": daemon.tried, "reached": daemon.reached, "way": daemon.way, "seen": daemon.seen}
+    data |= {"punched": daemon.punched, "unpunched": daemon.unpunched}
     if not daemon.tried:
         return ok("dialled", "no member has tried to dial this node yet", **data)
     what = f"{daemon.reached} of {daemon.tried} members that tried could dial this node"
     seen = f", which they see at {daemon.seen}" if daemon.seen else ""
     if daemon.way == "relayed":
         carried = f"{what}{seen}; {daemon.relays} members carry its connections, more slowly than a direct path"
-        return warning("dialled", carried, _forward(daemon), **data)
+        return warning("dialled", carried + _holes(daemon), _forward(daemon), **data)
     if daemon.way == "none":
         return warning("dialled", f"{what}{seen}, and no member carries its connections", _forward(daemon), **data)
     return ok("dialled", what, **data) if daemon.reached else warning("dialled", what, _forward(daemon), **data)
+
+
+def _holes(daemon: Running) -> str:
+    """What became of doing without the relays."""
+    made = f"; {daemon.punched} hidden members are reached directly all the same" if daemon.punched else ""
+    if not daemon.unpunched:
+        return made
+    routers = "one of the two routers gives each connection another port, or lets no such call in"
+    return f"{made}; with {daemon.unpunched} that was tried in vain: {routers}"
 
 
 def _forward(daemon: Running) -> str:

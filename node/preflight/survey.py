@@ -32,7 +32,7 @@ from node.preflight.lock import check_lock, holder_of
 from node.preflight.machine import check_machine, speed_finding
 from node.preflight.memory import check_memory, weights_of
 from node.preflight.peers import visit
-from node.preflight.ports import check_announced, check_listen, is_public
+from node.preflight.ports import check_all_announced, check_listen, is_public
 from node.preflight.provider import look
 from node.preflight.rpc import check_rpc
 from node.preflight.sandbox import check_sandbox
@@ -186,8 +186,8 @@ class Survey:
         running = holder_of(self._directory) is not None
         listen = choose_listen(config.listen, profile, self._directory, running=running)
         where = announced(listen, config.announce)
-        reach = check_announced(where, role, is_public(profile), chosen=bool(config.announce))
-        return [check_listen(listen), reach] if self._scope.joining else [reach]
+        reach = check_all_announced(where, role, is_public(profile), chosen=bool(config.announce))
+        return [*map(check_listen, listen), reach] if self._scope.joining else [reach]
 
     async def _look_at_run(self, chain: ChainClient, pool: PoolInfo, role: Role) -> None:
         with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:

@@ -16,20 +16,23 @@ STARTING = 60.0
 
 
 class Beating(Service):
-    """shortest: seconds between two heartbeats in a small swarm; contact: where others reach this node now."""
+    """shortest: seconds between two heartbeats in a small swarm; contacts: where others reach this node now, the best
+    first."""
 
     name = "heartbeat"
 
-    def __init__(self, station: Station, crew: Crew, role: str, contact: Callable[[], str], shortest: float) -> None:
+    def __init__(
+        self, station: Station, crew: Crew, role: str, contacts: Callable[[], tuple[str, ...]], shortest: float
+    ) -> None:
         self._station = station
         self._crew = crew
         self._role = role
-        self._contact = contact
+        self._contacts = contacts
         self._shortest = shortest
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.crew, place.role, place.contact, place.config.heartbeat)
+        return cls(place.station, place.crew, place.role, place.contacts, place.config.heartbeat)
 
     async def run(self) -> None:
         began = self._station.clock.monotonic()
@@ -47,13 +50,15 @@ class Beating(Service):
     def message(self, sequence: int, interval: float) -> Heartbeat:
         """The heartbeat of this moment. interval: seconds until the next one."""
         newest = self._station.shelf.newest
+        contact, *also = self._contacts() or ("",)
         return Heartbeat(
             pool=self._station.pool,
             sequence=sequence,
             role=self._role,
             state=self._crew.state,
-            contact=self._contact(),
+            contact=contact,
             policy_step=newest.step if newest else -1,
             interval=interval,
+            also=tuple(also),
             **self._crew.beat(),
         )

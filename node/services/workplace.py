@@ -57,9 +57,9 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     starter: Starter
     control: Control | None = None
 
-    def contact(self) -> str:
-        """Where others reach this node now."""
-        return self.member.network.contacts()[0]
+    def contacts(self) -> tuple[str, ...]:
+        """Where others reach this node now, the best first."""
+        return self.member.network.contacts()
 
     @property
     def scratch(self) -> Path:

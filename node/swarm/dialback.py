@@ -1,7 +1,7 @@
 """Whether others can dial a node, and where they see it: a member that is asked tries, and tells.
 
 Who asks names the address, which is a claim. It is dialled where the asker's own connection comes from that host, or
-where it is an address of the internet and the asker's contact; so that nobody can make a member knock at other
+where it is an address of the internet and one of the asker's contacts; so that nobody can make a member knock at other
 machines, or look into its network. Seldom for each asker.
 """
 
@@ -10,13 +10,11 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import trio
-from multiaddr import Multiaddr
-from multiaddr.exceptions import Error as MultiaddrError
 
 from node.clock import Seconds
+from node.network.contacts import Place, Told, place_of, whereabouts
 from node.network.errors import PeerMisbehaved
 from node.network.interface import Network
-from node.network.redial import parse_contact
 from node.recent import Recent
 from protocol.identity import Address
 
@@ -29,7 +27,6 @@ PAUSE = 30.0
 ASKERS = 1024
 MAX_ADDRESS = 100
 Dial = Callable[[str, int], Awaitable[bool]]
-Place = tuple[str, int]
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -41,19 +38,19 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class DialBack:
-    """Asks and answers. contact_of: a member's multiaddr, None of who is no member; dial: whether a port of a host
+    """Asks and answers. contacts_of: a member's multiaddrs, none of who is no member; dial: whether a port of a host
     accepts a connection."""
 
     def __init__(
         self,
         network: Network,
-        contact_of: Callable[[Address], str | None],
+        contacts_of: Callable[[Address], Told],
         dial: Dial | None = None,
         clock: Seconds = trio.current_time,
     ) -> None:
         self._network = network
         self._clock = clock
-        self._contact_of = contact_of
+        self._contacts_of = contacts_of
         self._dial = dial or accepts
         self._tried = Recent[Address, float](ASKERS, refresh=True)
         network.serve(PROTOCOL, self._answer, max_request=MAX_ADDRESS)
@@ -77,7 +74,7 @@ class DialBack:
         if claimed[0] != source[0]:
             if not ipaddress.ip_address(claimed[0]).is_global:
                 return MISSED  # an address of its own network, of which we are none
-            if claimed != self._announced(asker):
+            if claimed not in self._announced(asker):
                 return UNTRIED
         now = self._clock()
         if now - self._tried.get(asker, -PAUSE) < PAUSE:
@@ -85,19 +82,9 @@ class DialBack:
         self._tried[asker] = now
         return REACHED if await self._dial(*claimed) else MISSED
 
-    def _announced(self, asker: Address) -> Place | None:
-        contact = parse_contact(asker, self._contact_of(asker) or "")
-        return place_of(contact.address) if contact and contact.relay is None else None
-
-
-def place_of(address: str) -> Place | None:
-    """Host and port of /ip4|ip6/../tcp/..; None for names and for what is no such address."""
-    try:
-        parsed = Multiaddr(address)
-        host = str(parsed.value_for_protocol("ip6" if address.startswith("/ip6/") else "ip4"))
-        return str(ipaddress.ip_address(host)), int(parsed.value_for_protocol("tcp") or "")
-    except (MultiaddrError, ValueError, LookupError):
-        return None
+    def _announced(self, asker: Address) -> set[Place | None]:
+        where = whereabouts(asker, self._contacts_of(asker))
+        return {place_of(each.address) for each in where.contacts if each.relay is None} if where else set()
 
 
 async def accepts(host: str, port: int) -> bool:

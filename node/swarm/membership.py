@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from node.clock import Seconds
+from node.network.contacts import Told
 from node.swarm.board import Board
 from node.swarm.neighbours import choose
 from protocol.checks import reason_name
@@ -24,7 +25,7 @@ log = structlog.get_logger()
 class Contacts(Protocol):
     """The part of node.network that membership needs."""
 
-    def set_contacts(self, contacts: Mapping[Address, str], dialled: Set[Address] | None = None) -> None: ...
+    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None: ...
 
 
 class SlashRecord(msgspec.Struct, frozen=True):
@@ -64,12 +65,14 @@ class Membership:
         self._network = contacts
         self._trainer = trainer
         self._validators = dict.fromkeys(validators)
-        self._contacts: dict[Address, str] = {}
+        self._contacts: dict[Address, tuple[str, ...]] = {}
         self._registered: dict[Address, str] = {}
         """Contacts as the chain has them."""
+        self._near: dict[Address, str] = {}
+        """Contacts that somebody in the local network claims."""
         self._placed_at: dict[Address, int] = {}
         """The sequence of the heartbeat that told a contact."""
-        self._bootnodes = dict(bootnodes or {})
+        self._bootnodes = {node: (contact,) for node, contact in (bootnodes or {}).items()}
         self.evicted = trio.Event()
         if self._bootnodes:
             self._dial()
@@ -118,14 +121,22 @@ class Membership:
         members.sort(key=lambda member: now - (member.seen_at or -1e9))
         return [member.address for member in members]
 
-    def contact_of(self, node: Address) -> str | None:
-        """Where a member says on chain that it can be dialled."""
-        return self._contacts.get(node)
+    def contacts_of(self, node: Address) -> tuple[str, ...]:
+        """Where a member says that it can be dialled."""
+        return self._contacts.get(node, ())
 
     def gateways(self) -> list[str]:
         """Where members serve blobs by HTTP, as they say in their heartbeats."""
         beats = [member.beat for member in self.table.all() if member.gone is None and member.address != self.own]
         return [beat.gateway for beat in beats if beat and beat.gateway]
+
+    def is_near(self, node: Address, claim: str) -> bool:
+        """Somebody claims that a member is in the local network; whether that was news. Tried before what it says."""
+        if not self.is_member(node) or self._near.get(node) == claim:
+            return False
+        self._near[node] = claim
+        self._dial()
+        return True
 
     # from the chain
 
@@ -137,7 +148,7 @@ class Membership:
             return  # a lease was renewed, as most events say; and a heartbeat may have told a newer place
         self._registered[node] = contact
         if contact:
-            self._contacts[node] = contact
+            self._contacts[node] = (contact,)
         self._dial()
 
     def left(self, node: Address) -> None:
@@ -167,11 +178,12 @@ class Membership:
         self._dial()
 
     def _forget(self, node: Address) -> None:
-        for table in (self._contacts, self._registered, self._placed_at):
+        for table in (self._contacts, self._registered, self._near, self._placed_at):
             table.pop(node, None)
 
     def _dial(self) -> None:
         contacts = {node: to for node, to in (self._bootnodes | self._contacts).items() if node != self.own}
+        contacts |= {node: (claim, *contacts.get(node, ())) for node, claim in self._near.items()}
         chosen = choose(self.own, self._trainer, self._validators, contacts)
         self._network.set_contacts(contacts, chosen | self._bootnodes.keys())
 
@@ -189,6 +201,7 @@ class Membership:
         if not self.is_member(node) or beat.sequence <= self._placed_at.get(node, 0):
             return
         self._placed_at[node] = beat.sequence
-        if beat.contact and self._contacts.get(node) != beat.contact:
-            self._contacts[node] = beat.contact
+        told = (beat.contact, *beat.also)
+        if beat.contact and self._contacts.get(node) != told:
+            self._contacts[node] = told
             self._dial()

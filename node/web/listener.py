@@ -6,6 +6,7 @@ client that stops reading is let go (`stream.py`); what one connection does wron
 
 import socket
 import ssl
+import traceback
 from collections.abc import Sequence
 
 import structlog
@@ -16,6 +17,8 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
 from node.web.address import place_of
@@ -35,7 +38,7 @@ class Listener:
     def __init__(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self._socket = bound
         self._tls = tls
-        self._app = Starlette()
+        self._app = Starlette(exception_handlers={Exception: _failed})
         self._config = _config()
         self._context = WorkerContext(None)
         self._open: set[PatientStream] = set()
@@ -96,6 +99,13 @@ class Listener:
             spoken = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         app = ASGIWrapper(self._app)  # type: ignore[arg-type]
         await TCPServer(app, self._config, self._context, ConnectionState({}), spoken)  # type: ignore[arg-type]
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A route of ours raised: whoever asked learns that it did, the log learns where."""
+    where = "".join(traceback.format_exception(error, limit=-4))
+    log.error("http.route_failed", path=request.url.path, error=repr(error)[:300], where=where[-2000:])
+    return PlainTextResponse("internal error\n", status_code=500)
 
 
 def _config() -> Config:

@@ -8,10 +8,12 @@ from benchmarks.namespaces import why_not
 from benchmarks.nat import MIB, measure
 
 
-@pytest.mark.skipif("INTELLECT_NODE_NAT" not in os.environ, reason="20 s: set INTELLECT_NODE_NAT=1")
-def test_two_hidden_nodes_find_out_meet_hear_each_other_and_exchange_a_blob() -> None:
+@pytest.mark.skipif("INTELLECT_NODE_NAT" not in os.environ, reason="50 s: set INTELLECT_NODE_NAT=1")
+@pytest.mark.parametrize("random_ports", [False, True])
+def test_two_hidden_nodes_find_out_meet_hear_each_other_and_exchange_a_blob(random_ports: bool) -> None:
     if reason := why_not():
         pytest.skip(reason)
-    found = measure(2, 1, 32.0 * MIB)
+    found = measure(2, 1, 32.0 * MIB, random_ports)
+    assert f"seconds_to_{'unpunched' if random_ports else 'punched'}" in found
     assert found["ways"] == ["direct", "relayed", "relayed"]
     assert [host for host, _ in found["seen"]] == ["11.77.0.100", "11.77.0.101"]

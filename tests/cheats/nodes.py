@@ -186,18 +186,18 @@ class UnitsFork(Beside):
 
 async def whisper(network: Libp2pNetwork, hearer: Address, topic: str, data: bytes) -> None:
     """Gossip something that we hand to one peer only; the others hear it from that one."""
-    router = network._pubsub.router
-    send = router.send_rpc
+    trees = network._gossip.trees
+    send = trees.send
 
-    def to_one(peer: object, rpc: object, priority: bool = False) -> None:
-        if network._address_of(peer.to_bytes()) == hearer or all(one.data != data for one in rpc.publish):  # type: ignore[attr-defined]
-            send(peer, rpc, priority)
+    def to_one(peer: bytes, packet: bytes) -> None:
+        if network._address_of(peer) == hearer or data not in packet:
+            send(peer, packet)
 
-    router.send_rpc = to_one
+    trees.send = to_one
     try:
         await network.publish(topic, data)
     finally:
-        router.send_rpc = send
+        trees.send = send
 
 
 # -- too much --------------------------------------------------------------------------------------

@@ -56,6 +56,31 @@ def test_a_log_that_breaks_its_form_is_refused(world: Any, pool: Any, changes: d
         parse_log(broken, world.contracts.addresses)
 
 
+def test_a_log_in_hex_is_the_log_that_web3_would_make_of_it() -> None:
+    plain = {
+        "address": "0x" + "11" * 20,
+        "topics": [b"\x01" * 32, b"\x02" * 32],
+        "data": b"\x03\x04",
+        "blockNumber": 300,
+        "blockHash": b"\x05" * 32,
+        "transactionHash": b"\x06" * 32,
+        "logIndex": 7,
+    }
+    hexed = {
+        "address": plain["address"],
+        "topics": ["0x" + "01" * 32, "0x" + "02" * 32],
+        "data": "0x0304",
+        "blockNumber": "0x12c",
+        "blockHash": "0x" + "05" * 32,
+        "transactionHash": "0x" + "06" * 32,
+        "logIndex": "0x7",
+    }
+    assert raw_log(hexed) == raw_log(plain)
+    for broken in ({"data": "0xzz"}, {"blockNumber": "many"}, {"topics": ["0x01"]}, {"address": "0x11"}):
+        with pytest.raises(ContractError):
+            raw_log(hexed | broken)
+
+
 def test_unknown_revert_data_is_none() -> None:
     for data in (b"", b"\x00" * 4, bytes.fromhex("b08b5180"), b"\xff" * 40_000):
         assert parse_revert(data) is None

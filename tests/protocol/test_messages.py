@@ -40,6 +40,15 @@ def test_a_sealed_message_names_its_author() -> None:
     assert (signed.author, signed.message) == (KEY.address, BEAT)
 
 
+def test_further_contacts_are_few_and_short_and_a_node_without_any_says_what_programs_of_before_read() -> None:
+    most = msgspec.structs.replace(BEAT, also=("x" * 160,) * 3)
+    assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, most)).message == most
+    for also in (("x",) * 4, ("x" * 161,)):
+        with pytest.raises(MalformedMessage):
+            open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, msgspec.structs.replace(BEAT, also=also)))
+    assert b"also" not in msgspec.msgpack.encode(BEAT)
+
+
 def test_a_final_reward_is_a_number() -> None:
     told = msgspec.structs.replace(BEAT, finished=True, reward=0.701)
     assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, told)).message == told

@@ -15,6 +15,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from node.network.circuit import ends, wire
+from node.network.circuit.punching import Punching
 from node.network.circuit.relay import Relay, reset
 from node.network.circuit.rules import Limits, Rules
 from node.network.hardening import HardSwarm
@@ -36,7 +37,9 @@ class Circuits:
         is_member: Callable[[Address], bool],
         address_of: Callable[[bytes], Address | None],
         contacts: Callable[[], tuple[str, ...]],
+        punching: Punching,
     ) -> None:
+        self._punching = punching
         self.rules = Rules(limits, is_member)
         self.held: dict[Address, float] = {}
         self._address_of = address_of
@@ -47,6 +50,7 @@ class Circuits:
         self._host, self._swarm = host, swarm
         host.set_stream_handler(TProtocol(wire.HOP), self._relay.answer)
         host.set_stream_handler(TProtocol(wire.STOP), self._called)
+        self._punching.attach(host, swarm)
 
     def relays(self) -> list[Address]:
         """Where this node can be called now."""
@@ -98,7 +102,10 @@ class Circuits:
             log.info("relay.lied", peer=relay)
             await muxed.close()
             return
-        await muxed.event_closed.wait()  # the stream below lives as long, and counts as one of the relay's
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._punching.while_relayed, muxed)
+            await muxed.event_closed.wait()  # the stream below lives as long, and counts as one of the relay's
+            nursery.cancel_scope.cancel()
 
 
 def is_direct(of: object) -> bool:

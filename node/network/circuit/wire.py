@@ -7,7 +7,7 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.utils.varint import encode_uvarint
 
 from node.network.circuit.rules import Limits, Status
-from node.network.hardening import packet
+from node.network.packets import packet
 from node.network.yamux import Stream
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"

@@ -4,6 +4,7 @@ Who can be dialled may carry others. Who cannot lets two members pass calls on, 
 """
 
 import random
+from collections import Counter
 from typing import Any
 
 import structlog
@@ -11,7 +12,7 @@ import trio
 
 from node.config import RelayOffer
 from node.member import Member
-from node.network.redial import CIRCUIT
+from node.network.contacts import CIRCUIT, ip_of
 from node.progress import ProgressRecord
 from node.recent import Recent
 from node.services.base import Service
@@ -78,7 +79,8 @@ class Reach(Service):
     def status(self) -> dict[str, Any]:
         seen = f"{self.seen[0]}:{self.seen[1]}" if self.seen else ""
         part = {"tried": self.tried, "reached": self.reached, "seen": seen, "way": self.way}
-        return {"node": {"reach": part | {"relays": sorted(self._held())}}}
+        holes = {"punched": len(self._network.punched()), "unpunched": len(self._network.unpunched())}
+        return {"node": {"reach": part | holes | {"relays": sorted(self._held())}}}
 
     @property
     def way(self) -> str:
@@ -92,7 +94,7 @@ class Reach(Service):
         connected = sorted(self._network.connected() - self._network.relayed())
         answers = [await self._look(one) for one in random.sample(connected, min(ASKED, len(connected)))]
         tries = [look for look in answers if look and look.reached is not None]
-        self.seen = next((look.seen for look in answers if look and look.seen), self.seen)
+        self._notice([look.seen for look in answers if look and look.seen])
         if not tries:
             return
         was = self.way
@@ -105,16 +107,27 @@ class Reach(Service):
             missed = self.tried - self.reached
             self._progress.tell("reach", f"{missed} of {self.tried} members cannot dial this node{at}")
 
+    def _notice(self, seen: list[tuple[str, int]]) -> None:
+        """Where members see this node: what more than half of them say, since others dial what it tells of that."""
+        hosts = Counter(host for host, _ in seen)
+        host, count = hosts.most_common(1)[0] if hosts else ("", 0)
+        if 2 * count > len(seen):
+            self.seen = next(place for place in seen if place[0] == host)
+            self._network.told_host(host)
+
     async def _look(self, member: Address) -> Look | None:
         try:
-            return await self._member.dialback.ask(member, self._direct_address())
+            return await self._member.dialback.ask(member, self._address_for(member))
         except IntellectError as error:  # of another version, or gone
             log.debug("reach.not_asked", peer=member, why=error.why)
             return None
 
-    def _direct_address(self) -> str:
-        """Where it listens, or what its owner announces: the last of its contacts."""
-        return self._network.contacts()[-1].partition("/p2p/")[0]
+    def _address_for(self, member: Address) -> str:
+        """Where it listens, or what its owner announces: of the addresses of the family by which the member is
+        connected, the best."""
+        own = [contact.partition("/p2p/")[0] for contact in self._network.contacts() if CIRCUIT not in contact]
+        family = _family(self._network.seen_at(member) or "")
+        return next((address for address in own if _family(address) == family), own[0])
 
     async def settle(self) -> None:
         """Offer to carry others or not, and be carried or not, as the last round says."""
@@ -158,3 +171,9 @@ class Reach(Service):
         else:
             self._refused.pop(relay, None)
             self._due[relay] = now + seconds / 2
+
+
+def _family(address: str) -> int:
+    """4 or 6, and 0 of what is no address."""
+    ip = ip_of(address)
+    return ip.version if ip else 0

@@ -1,6 +1,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import trio
 from web3.exceptions import Web3RPCError
 
 from contracts.bindings import Bonded, Joined, Left, PoolCreated, PoolFunded
+from node.chain import follower as follower_module
 from node.chain.follower import Delivery, EventFollower, RolledBack
 
 
@@ -195,3 +197,22 @@ async def test_a_range_that_an_endpoint_refuses_is_asked_for_in_parts(
     logs = await people.client.logs(0, head, [])
     assert [one for one in asked if one[1] - one[0] <= 1] and len(logs) >= 3
     assert sorted({log.block for log in logs}) == [log for log in dict.fromkeys(log.block for log in logs)]
+
+
+async def test_a_node_goes_on_while_it_reads_a_long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(follower_module, "parse_log", lambda entry, contracts: read.append(entry))
+    client: Any = SimpleNamespace(profile=SimpleNamespace(contracts=None))
+    follower = EventFollower(client, 1, tmp_path / "f.sqlite")
+    seen: set[int] = set()
+
+    async def beside() -> None:
+        while True:
+            seen.add(len(read))
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beside)
+        await follower._deliver([object()] * 100)  # type: ignore[list-item]
+        nursery.cancel_scope.cancel()
+    assert len(read) == 100 and len(seen) > 20

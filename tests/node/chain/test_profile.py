@@ -114,3 +114,16 @@ def test_a_users_own_copy_comes_before_the_shipped_network(tmp_path: Path) -> No
 def test_a_profile_links_to_the_explorer_of_its_network(tmp_path: Path) -> None:
     assert PROFILE.link("tx", "0x12") is None
     assert load_profile("base", home=tmp_path, deployed=False).link("tx", "0x12") == "https://basescan.org/tx/0x12"
+
+
+@pytest.mark.parametrize(
+    ("urls", "lan"),
+    [
+        (["http://127.0.0.1:8545"], True),
+        (["http://localhost:8545", "http://192.168.1.5:8545", "http://[fd00::1]:8545"], True),
+        (["http://192.168.1.5:8545", "https://mainnet.base.org"], False),
+        (["http://8.8.8.8"], False),
+    ],
+)
+def test_members_may_be_in_a_private_network_where_all_of_the_chain_is(urls: list[str], lan: bool) -> None:
+    assert NetworkProfile(name="x", chain_id=1, rpc_urls=tuple(urls)).lan is lan

@@ -1,4 +1,4 @@
-"""What one peer may cost us below the level of messages: frames, handshakes, connections, gossip's control messages."""
+"""What one peer may cost us below the level of messages: frames, handshakes, connections."""
 
 import socket
 import struct
@@ -6,9 +6,6 @@ import struct
 import pytest
 import trio
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
-from libp2p.pubsub.pb import rpc_pb2
-from libp2p.utils import encode_varint_prefixed
 
 from node.network import hardening, host, yamux
 from node.network.host import Libp2pNetwork
@@ -94,52 +91,3 @@ async def test_a_stranger_that_closes_one_of_its_connections_is_still_counted(
     node._arrived(again)
     node._left(again)
     assert list(node._strangers) == [first]
-
-
-def _control(**messages) -> bytes:
-    return encode_varint_prefixed(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(**messages)).SerializeToString())
-
-
-async def test_control_messages_about_foreign_topics_leave_nothing_behind(real) -> None:
-    one, two = await _pair(real)
-    stream = await one._host.new_stream(ID.from_base58(two.peer_id), [PROTOCOL_ID_V11])
-    names = [f"nobody's {number}" for number in range(200)]
-    await stream.write(
-        _control(
-            prune=[rpc_pb2.ControlPrune(topicID=name, backoff=3600) for name in names],
-            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[b"aa"]) for name in names],
-        )
-    )
-    await _pinged(one, two)
-    await trio.sleep(0.2)
-    router, attacker = two._router, ID.from_base58(one.peer_id)
-    assert not set(router.back_off) & set(names)
-    assert not router.graft_flood_tracking.get(attacker)
-    assert not router.ihave_message_limits.get(attacker)
-
-
-async def test_a_message_wanted_a_thousand_times_is_sent_once(real, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = await _pair(real)
-    heard = two.subscribe("news", lambda publisher, data: True)
-    await real.gossip_settles(one, heard, "news")
-    message = rpc_pb2.Message(data=bytes(1000), topicIDs=["news"], from_id=b"x", seqno=b"y")
-    two._router.mcache.put(message)
-    sent: list[rpc_pb2.RPC] = []
-    monkeypatch.setattr(two._router, "send_rpc", lambda peer, rpc, priority=False: sent.append(rpc))
-    name = two._pubsub.get_message_id(message).hex().encode()
-    wanted = rpc_pb2.ControlIWant(messageIDs=[name] * 1000)
-    await two._router.handle_iwant(wanted, ID.from_base58(one.peer_id))
-    assert [len(rpc.publish) for rpc in sent] == [1]
-
-
-async def test_nobody_is_dialled_because_a_peer_names_him(real, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = await _pair(real)
-    two.subscribe("news", lambda publisher, data: True)
-
-    async def connect(info) -> None:
-        raise AssertionError(f"dials {info}")
-
-    monkeypatch.setattr(two._host, "connect", connect)
-    named = rpc_pb2.PeerInfo(peerID=b"\x01" * 34)
-    prune = rpc_pb2.ControlPrune(topicID="news", peers=[named])
-    await two._router.handle_prune(prune, ID.from_base58(one.peer_id))

@@ -1,17 +1,18 @@
 """The libp2p host against hostile peers and its own end."""
 
 import logging
+import socket
 
 import pytest
 import trio
 from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
 from node.network import hardening, yamux
 from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
+from node.network.gossip.gossip import MESHSUB
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
 
@@ -63,7 +64,7 @@ async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, 
     await real.gossip_settles(one, received, "news")
     attacker.set_contacts({two.address: two.contacts()[0]})
     await real.until(lambda: attacker.connected())
-    stream = await attacker._host.new_stream(_raw(two), [PROTOCOL_ID_V11])
+    stream = await attacker._host.new_stream(_raw(two), [MESHSUB])
     await stream.write(frame)
     await trio.sleep(0.2)
     await _still_works(one, two)
@@ -72,14 +73,14 @@ async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, 
         assert (await received.receive())[1] == b"still here"
 
 
-async def test_an_error_inside_the_library_ends_one_task_alone(real, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_inside_gossip_ends_one_stream_alone(real, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = await _pair(real)
 
-    async def broken(*args: object) -> None:
-        raise RuntimeError("a bug in the library")
+    def broken(*args: object) -> None:
+        raise RuntimeError("a bug")
 
     before = two.stats().faults
-    monkeypatch.setattr(two._router, "on_peer_subscribed", broken)
+    monkeypatch.setattr(two._gossip.trees, "subscribed", broken)
     one.subscribe("late", lambda publisher, data: True)
     await real.until(lambda: two.stats().faults != before)
     await _still_works(one, two)
@@ -152,6 +153,32 @@ async def test_an_address_that_is_not_ours_is_a_named_error(listen: str) -> None
         await Libp2pNetwork(NodeKey.generate(), listen).run()
 
 
+async def test_one_port_is_listened_on_for_both_families_and_either_is_dialled(real) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    both = Libp2pNetwork(NodeKey.generate(), [f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}"])
+    real.networks.append(both)
+    four, six = real.make(), real.make()
+    await real.start(both, four, six)
+    assert [each.split("/")[1] for each in both.contacts()] == ["ip4", "ip6"]
+    tail = f"tcp/{port}/p2p/{both.peer_id}"
+    four.set_contacts({both.address: ("/ip4/127.0.0.1/tcp/1/p2p/nobody", f"/ip4/127.0.0.1/{tail}")})
+    six.set_contacts({both.address: (f"/ip4/127.0.0.2/tcp/1/p2p/{both.peer_id}", f"/ip6/::1/{tail}")})
+    await real.until(lambda: len(both.connected()) == 2)
+    assert "/ip4/127.0.0.1/" in (both.seen_at(four.address) or "")
+    assert "/ip6/::1/" in (both.seen_at(six.address) or "")
+
+
+async def test_no_address_that_is_not_of_the_internet_is_dialled_where_none_shall_be(real) -> None:
+    careful = Libp2pNetwork(NodeKey.generate(), "/ip4/127.0.0.1/tcp/0", private=False)
+    other = real.make()
+    await real.start(careful, other)
+    careful.set_contacts({other.address: other.contacts()[0]})
+    with pytest.raises(PeerUnavailable, match="no address that this node dials"):
+        await careful.request(other.address, "/echo/1", b"", max_response=1, timeout=5)
+
+
 async def test_a_stopped_network_leaves_no_tasks_and_its_peers_notice(real) -> None:
     one = real.make()
     await real.start(one)
@@ -174,19 +201,19 @@ def test_the_librarys_loggers_are_silent(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == ""
 
 
-async def test_a_subscription_made_during_the_greeting_still_reaches_the_peer(real, monkeypatch) -> None:
+async def test_a_subscription_made_while_a_stream_is_opened_still_reaches_the_peer(real, monkeypatch) -> None:
     one, two = real.make(), real.make()
     await real.start(one, two)
-    greet = two._pubsub.get_hello_packet
+    open_stream = two._host.new_stream
     subscribed: list[trio.MemoryReceiveChannel] = []
 
-    def subscribe_too_late() -> rpc_pb2.RPC:
-        packet = greet()
-        if not subscribed:
+    async def subscribe_meanwhile(peer: ID, protocols: list[str]) -> object:
+        stream = await open_stream(peer, protocols)
+        if protocols == [MESHSUB] and not subscribed:
             subscribed.append(two.subscribe("late", lambda publisher, data: True))
-        return packet
+        return stream
 
-    monkeypatch.setattr(two._pubsub, "get_hello_packet", subscribe_too_late)
+    monkeypatch.setattr(two._host, "new_stream", subscribe_meanwhile)
     await real.introduce(one, two)
     await real.until(lambda: bool(subscribed))
     await real.gossip_settles(one, subscribed[0], "late")

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 from libp2p.peer.id import ID
+from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.exceptions import (
     MuxedConnUnavailable,
     MuxedStreamEOF,
@@ -296,3 +297,34 @@ async def test_data_and_its_end_may_come_with_the_first_frame() -> None:
 
 def test_the_header_is_as_the_specification_has_it() -> None:
     assert HEADER.pack(0, WINDOW, SYN, 3, 256) == struct.pack(">BBHII", 0, 1, 1, 3, 256) and HEADER.size == 12
+
+
+async def test_bulk_leaves_in_few_writes_whose_frames_each_fill_one_noise_message() -> None:
+    async with pair() as (first, second):
+        stream = await first.open_stream()
+        other = await second.accept_stream()
+        await other.widen(1 << 20)
+        await trio.testing.wait_all_tasks_blocked()
+        sent: list[bytes] = []
+
+        async def write(data: bytes) -> None:
+            sent.append(data)
+
+        first.secured_conn.write = write  # type: ignore[method-assign]
+        body = bytes(4 * yamux.BODY_BYTES)
+        await stream.write(body, head=b"head")
+    assert [len(each) for each in sent] == [4 * MAX_PLAINTEXT_LENGTH, HEADER.size + 4]
+    starts = sent[0][::MAX_PLAINTEXT_LENGTH], sent[0][HEADER.size : HEADER.size + 4]
+    assert starts == (bytes(4), b"head")
+    assert HEADER.unpack(sent[0][-MAX_PLAINTEXT_LENGTH:][: HEADER.size]) == (0, DATA, 0, 1, yamux.BODY_BYTES)
+
+
+async def test_an_unread_byte_does_not_keep_the_message_that_brought_it() -> None:
+    async with raw() as (session, stream):
+        await stream.send_all(OPEN)
+        opened = await session.accept_stream()
+        for _ in range(10):
+            for_nobody = HEADER.pack(0, DATA, 0, 4, 5000) + bytes(5000)
+            await stream.send_all(HEADER.pack(0, DATA, 0, 2, 1) + b"x" + for_nobody)
+        await trio.testing.wait_all_tasks_blocked()
+        assert opened.buffered == 10 and sum(len(each.obj) for each in opened._pieces) == 10

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contracts.bindings import PoolInfo
@@ -367,7 +368,10 @@ def test_a_running_daemon_is_judged_by_what_it_says() -> None:
     assert level == {"daemon": "ok", "connections": "warning", "dialled": "warning", "trouble": "warning"}
     hidden = Running("working", "", others=2, connected=2, tried=2, way="relayed", seen="11.0.0.7:40123", relays=2)
     dialled = check_running(hidden)[2]
-    assert "2 members carry" in dialled.what and "--announce /ip4/11.0.0.7/tcp/PORT" in dialled.remedy
+    assert "2 members carry" in dialled.what and "in vain" not in dialled.what
+    stuck = check_running(msgspec.structs.replace(hidden, punched=1, unpunched=3))[2]
+    assert "1 hidden members are reached directly" in stuck.what and "with 3 that was tried in vain" in stuck.what
+    assert "--announce /ip4/11.0.0.7/tcp/PORT" in dialled.remedy
     fine = Running("working", "its share is made", others=4, connected=3, tried=3, reached=2, offsets=(0.1, -0.2))
     assert worst(check_running(fine)) == "ok" and len(check_running(fine)) == 4
     assert check_running(Running("stake", "waits"))[2].level == "ok"

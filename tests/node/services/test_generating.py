@@ -93,7 +93,7 @@ class Seat:
         pins: Any = Pins()
         self.member = Member(key, DOMAIN, 1, network, membership, Stock(DistinctBlobs(), pins, pins))
         self.station = take_station(self.member, Run(RUN, bytes(32), b"", Path("/")), 1, InlineJournal())
-        self.heart = Beating(self.station, Crew(), role, lambda: "", BEAT)
+        self.heart = Beating(self.station, Crew(), role, tuple, BEAT)
 
     @property
     def commitments(self) -> int:

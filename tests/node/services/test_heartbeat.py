@@ -22,6 +22,7 @@ class Board:
     async def post(self, message: Heartbeat) -> None:
         await trio.lowlevel.checkpoint()
         self.said.append((trio.current_time(), message.interval))
+        assert (message.contact, message.also) == ("best", ("second",))
 
 
 def table() -> Members:
@@ -42,7 +43,7 @@ async def test_a_node_that_starts_counts_whom_it_has_not_heard_and_then_only_who
         pool=1,
     )
     with trio.move_on_after(STARTING + 5.5):
-        await Beating(station, Crew(), "worker", str, 1.0).run()
+        await Beating(station, Crew(), "worker", lambda: ("best", "second"), 1.0).run()
     starting = [interval for at, interval in board.said if at < STARTING]
     assert starting == [10.0] * 6  # 200 of them, 20 a second in all
     assert [interval for at, interval in board.said if at >= STARTING] == [1.0] * 6

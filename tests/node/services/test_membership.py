@@ -217,9 +217,9 @@ def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:
     members.moved(OTHER.address, beat(5, "moved"))
     members.joined(OTHER.address, "registered")
     members.moved(OTHER.address, beat(4, "older"))
-    assert [each for each, _ in contacts.told] == [{OTHER.address: "registered"}, {OTHER.address: "moved"}]
+    assert [each for each, _ in contacts.told] == [{OTHER.address: ("registered",)}, {OTHER.address: ("moved",)}]
     members.joined(OTHER.address, "registered anew")
-    assert members.contact_of(OTHER.address) == "registered anew"
+    assert members.contacts_of(OTHER.address) == ("registered anew",)
     members.moved(OWN.address, beat(9, "a stranger"))
     assert len(contacts.told) == 3
 
@@ -227,7 +227,7 @@ def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:
 def test_a_bootnode_is_dialled_before_the_chain_has_answered_and_is_no_member() -> None:
     contacts = Contacts()
     members = Membership(OWN.address, contacts, OTHER.address, (), bootnodes={OTHER.address: CONTACT})
-    assert contacts.told == [({OTHER.address: CONTACT}, {OTHER.address})] and not members.is_member(OTHER.address)
+    assert contacts.told == [({OTHER.address: (CONTACT,)}, {OTHER.address})] and not members.is_member(OTHER.address)
 
 
 class Surroundings:
@@ -238,12 +238,18 @@ class Surroundings:
         self.network = self.dialback = self
         self.offered: bool | None = None
         self.reserved: list[str] = []
+        self.asked: list[str] = []
+        self.seen: dict[str, str] = {}
+        self.own = (CONTACT,)
+        self.hosts: dict[str, str] = {}
+        self.told = ""
 
     async def ask(self, member: str, address: str) -> Look:
         await trio.lowlevel.checkpoint()
+        self.asked.append(address)
         if member not in self.answers:
             raise PeerUnavailable(member, "it does not know the protocol")
-        return Look(self.answers[member], ("11.0.0.1", 4001))
+        return Look(self.answers[member], (self.hosts.get(member, "11.0.0.1"), 4001))
 
     async def reserve(self, relay: str) -> float:
         await trio.lowlevel.checkpoint()
@@ -258,11 +264,23 @@ class Surroundings:
     def relayed(self) -> frozenset[str]:
         return frozenset()
 
+    def seen_at(self, peer: str) -> str | None:
+        return self.seen.get(peer)
+
     def contacts(self) -> tuple[str, ...]:
-        return (*(f"/p2p/{relay}/p2p-circuit/p2p/own" for relay in self.reserved[-2:]), CONTACT)
+        return (*(f"/p2p/{relay}/p2p-circuit/p2p/own" for relay in self.reserved[-2:]), *self.own)
 
     def release(self) -> None:
         self.reserved.clear()
+
+    def punched(self) -> frozenset[str]:
+        return frozenset()
+
+    def unpunched(self) -> frozenset[str]:
+        return frozenset("b")
+
+    def told_host(self, host: str) -> None:
+        self.told = host
 
     def offer_relay(self, offered: bool) -> None:
         self.offered = offered
@@ -283,6 +301,26 @@ async def test_a_node_that_nobody_can_dial_is_carried_by_two_members_who_are_wil
     assert [event.name for event in progress.events] == ["reach", "reach"]
     await reach.settle()
     assert len(reach._network.reserved) == 2 and len(progress.events) == 2  # type: ignore[attr-defined]
+
+
+async def test_a_member_is_asked_about_the_address_of_its_own_family() -> None:
+    around = Surroundings({"a": True, "b": True})
+    around.own = ("/ip4/11.0.0.1/tcp/1/p2p/own", "/ip6/2a00::1/tcp/2/p2p/own")
+    around.seen = {"a": "/ip6/2a00::2/tcp/9", "b": "/ip4/11.0.0.2/tcp/9"}
+    reach, _ = reach_in(around)
+    await reach.ask_around()
+    assert sorted(around.asked) == ["/ip4/11.0.0.1/tcp/1"] * 2 + ["/ip6/2a00::1/tcp/2"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "told"), [({}, "11.0.0.1"), ({"a": "8.8.8.8"}, "11.0.0.1"), ({"a": "8.8.8.8", "b": "8.8.4.4"}, "")]
+)
+async def test_where_a_node_is_seen_is_what_most_members_say(hosts: dict[str, str], told: str) -> None:
+    around = Surroundings(dict.fromkeys("abc", False))
+    around.hosts = hosts
+    reach, _ = reach_in(around)
+    await reach.ask_around()
+    assert around.told == told and (reach.seen or ("", 0))[0] == told
 
 
 async def test_a_reservation_is_renewed_at_half_of_its_time_and_one_that_is_refused_asked_for_later(

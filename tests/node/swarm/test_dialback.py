@@ -29,8 +29,8 @@ async def answers(
     hub = MemoryHub()
     asking, asked = MemoryNetwork(ASKER, hub), MemoryNetwork(MEMBER, hub)
     contact = f"{announced}/p2p/{ASKER.peer_id}" if announced else None
-    DialBack(asked, lambda node: contact if node == ASKER.address else None, dialler)
-    asker = DialBack(asking, lambda _: None)
+    DialBack(asked, lambda node: contact if contact and node == ASKER.address else (), dialler)
+    asker = DialBack(asking, lambda _: ())
     found: list[bool | None] = []
     async with trio.open_nursery() as nursery:
         await nursery.start(asking.run)

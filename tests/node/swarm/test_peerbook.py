@@ -40,6 +40,21 @@ def test_a_members_word_is_kept_handed_on_and_read_by_the_next() -> None:
     assert second.unknown(first.told(NOW)) == []
 
 
+def test_a_record_tells_all_of_a_members_contacts() -> None:
+    beat = Heartbeat(
+        pool=POOL,
+        sequence=int(NOW * 1000),
+        role="worker",
+        state="",
+        contact="best",
+        policy_step=0,
+        interval=2.0,
+        also=("a", "b", "c"),
+    )
+    kept = book().read(seal(MEMBER, DOMAIN, beat), NOW)
+    assert kept is not None and (kept.message.contact, *kept.message.also) == ("best", "a", "b", "c")
+
+
 @pytest.mark.parametrize(
     "raw",
     [

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from structlog.testing import capture_logs
 
 from node.web import listener as listener_module
 from node.web import stream as stream_module
@@ -158,3 +159,15 @@ async def test_bytes_that_are_no_request_end_their_own_connection_only(bytes_sen
         await stream.aclose()
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"http://{listener.place}/")).text == "hello"
+
+
+async def test_a_route_that_fails_answers_so_and_tells_the_log_where() -> None:
+    async def broken(_: Request) -> Response:
+        raise ValueError("out of range")
+
+    with capture_logs() as logs:
+        async with serving(Route("/broken", broken)) as listener, httpx.AsyncClient() as client:
+            answer = await client.get(f"http://{listener.place}/broken")
+    assert (answer.status_code, answer.text) == (500, "internal error\n")
+    told = next(line for line in logs if line["event"] == "http.route_failed")
+    assert told["path"] == "/broken" and "out of range" in told["error"] and "in broken" in told["where"]

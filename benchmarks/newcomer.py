@@ -1,0 +1,355 @@
+"""Seconds until a newcomer is in a pool with a long past: it has joined, knows all members, and hears the trainer.
+
+    python -m benchmarks.newcomer [--members 10 300] [--events 10000] [--blocks 2000] [--quick] [--json]
+
+A local chain gets the contracts, so many members, and so many `Joined` events, as renewals of leases make them, spread
+over so many blocks. A trainer and then a newcomer join that pool, each a process of its own made of the product's
+parts: chain client, follower, events, members, peer book, network, board, heartbeat. The trainer reads all of history
+too, without anybody else on the line. Then the newcomer is killed and started again with its `chain.sqlite`.
+
+`in` counts from the first question to the chain until the newcomer holds the trainer alive; `stall` is the longest
+time for which its event loop did nothing else; `calls` are its questions to the RPC endpoint.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import msgspec
+import structlog
+import trio
+from web3.contract.contract import ContractFunction
+
+from cli.devnet import cache_directory
+from contracts.bindings import Joined, PoolParams
+from contracts.deploy import TOKEN
+from node.chain.client import ChainClient
+from node.chain.faucet import DevnetFaucet
+from node.chain.follower import EventFollower
+from node.chain.profile import NetworkProfile, read_profile, write_profile
+from node.chain.rpc import FallbackProvider, certificates, rpc
+from node.chain.setup import prepare_participant
+from node.clock import Clock
+from node.member import Member, open_member
+from node.network.host import Libp2pNetwork
+from node.progress import ProgressRecord
+from node.services.base import Crew
+from node.services.heartbeat import Beating
+from node.services.membership.events import Events
+from node.services.membership.peers import Peers
+from node.services.membership.reach import Reach
+from protocol.identity import NodeKey
+from protocol.statements import Domain, NodeRegistration, sign
+from tests.node.chain.chains import deployed_chain
+
+AT_ONCE = 100
+"""Transactions in one block."""
+PATIENCE = 600.0
+TICK = 0.005
+STAKE_EACH = 10 * TOKEN
+
+
+# the chain
+
+
+class History:
+    """A pool with a past, on a local chain."""
+
+    def __init__(self, profile: NetworkProfile, folder: Path) -> None:
+        self.profile = profile
+        self.folder = folder
+        self.trainer, self.newcomer, self.owner = (NodeKey.generate() for _ in range(3))
+        self._http = httpx.Client(timeout=120, verify=certificates())
+        self._url = profile.rpc_urls[0]
+
+    async def make(self, members: int, events: int, blocks: int) -> int:
+        """Open the pool, register everybody, let them join again and again. Returns the pool's number."""
+        client = ChainClient(self.profile, self.owner, outbox=self.folder / "outbox.sqlite")
+        try:
+            faucet = DevnetFaucet(client)
+            await faucet.fund(self.owner.address, coin=10**20, token=(members + 10) * 4 * STAKE_EACH)
+            for key in (self.trainer, self.newcomer):
+                stake = await client.required_stake(key.address, 1)
+                await prepare_participant(client, faucet, NodeKey.generate(), key, stake=stake)
+            number = await client.create_pool(self._params())
+            await self._bond(client, members)
+            keys = [NodeKey.generate() for _ in range(members)]
+            registrations = await self._registrations(client, keys)
+            self._send([_transaction(self.owner, call) for call in registrations], 0)
+            joins = cycle([_transaction(key, client.contracts.join(number, contact(key))) for key in keys])
+            for key in keys:
+                rpc(self._http, self._url, "anvil_setBalance", key.address, hex(10**20))
+            self._send(islice(joins, events), blocks)
+            return number
+        finally:
+            client.close()
+
+    def _params(self) -> PoolParams:
+        return PoolParams(
+            manager=self.trainer.address,
+            reward_per_unit=1,
+            window=60,
+            epoch_seconds=10,
+            slash_amount=TOKEN,
+            validators=(self.newcomer.address,),
+        )
+
+    async def _bond(self, client: ChainClient, members: int) -> None:
+        await client.bond(self.owner.address, await client.required_stake(self.owner.address, members))
+
+    async def _registrations(self, client: ChainClient, keys: list[NodeKey]) -> list[ContractFunction]:
+        until = (await client.block()).timestamp + 360_000
+        calls: list[ContractFunction] = []
+        for key in keys:
+            consent = sign(key, client.domain, NodeRegistration(self.owner.address, key.address, 1, 0, until))
+            calls.append(client.contracts.register_node(key.address, 1, until, consent))
+        return calls
+
+    def _send(self, transactions: Iterable[dict[str, str]], blocks: int) -> None:
+        """In blocks of AT_ONCE, and empty ones between them, without signatures: the chain knows how to pretend."""
+        ask = self._ask
+        ask([("anvil_autoImpersonateAccount", [True]), ("evm_setAutomine", [False])])
+        made = iter(transactions)
+        parts = list(iter(lambda: list(islice(made, AT_ONCE)), []))
+        for part in parts:
+            ask([("eth_sendTransaction", [transaction]) for transaction in part])
+            ask([("anvil_mine", [hex(1 + blocks // len(parts))])])
+        ask([("anvil_autoImpersonateAccount", [False]), ("evm_setAutomine", [True])])
+
+    def _ask(self, calls: list[tuple[str, list[Any]]]) -> None:
+        body = [{"jsonrpc": "2.0", "id": id, "method": name, "params": what} for id, (name, what) in enumerate(calls)]
+        for answer in self._http.post(self._url, json=body).json():
+            if "error" in answer:
+                raise SystemExit(f"the local chain refuses: {answer['error']}")
+
+
+def contact(key: NodeKey) -> str:
+    """An address of a documentation net, where nobody answers."""
+    return f"/ip4/127.0.0.1/tcp/{1 + int(key.address, 16) % 999}/p2p/{key.peer_id}"
+
+
+def _transaction(key: NodeKey, call: ContractFunction) -> dict[str, str]:
+    data = call._encode_transaction_data()
+    return {"from": key.address, "to": str(call.address), "data": data, "gas": hex(400_000)}
+
+
+# a node
+
+
+class Told(msgspec.Struct):
+    """Seconds since the first question to the chain. start: of the process until then."""
+
+    start: float = 0.0
+    asked: float = 0.0
+    joined: float = 0.0
+    known: float = 0.0
+    linked: float = 0.0
+    entered: float = 0.0
+    cpu: float = 0.0
+    stall: float = 0.0
+    calls: int = 0
+    members: int = 0
+    events: int = 0
+
+
+class Newcomer:
+    """As `node.daemon` joins, up to where it would obtain the run. trainer: it is the one, and waits for nobody."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.key = NodeKey(bytes.fromhex(settings["secret"]))
+        self.directory = Path(settings["directory"])
+        self.profile = read_profile(Path(settings["profile"]))
+        self.pool: int = settings["pool"]
+        self.trainer: bool = settings["trainer"]
+        self.events: int = settings["events"]
+        self.told = Told(start=time.time() - settings["began"])
+        self._began = time.monotonic()
+        self._joined = 0
+
+    async def run(self) -> None:
+        _count_calls(self.told)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tick)
+            chain = ChainClient(self.profile, self.key, outbox=self.directory / "outbox.sqlite")
+            await chain.connect()
+            pool = await chain.pool(self.pool)
+            domain = Domain(self.profile.chain_id, self.profile.contracts.swarm)
+            network = Libp2pNetwork(self.key, "/ip4/127.0.0.1/tcp/0")
+            opened = open_member(self.key, domain, pool, network, self.directory / "blobs", quota=1 << 30)
+            self.told.asked = self._since()
+            async with opened as member:
+                await chain.join(self.pool, network.contacts()[0])
+                self.told.joined = self._since()
+                await self._enter(member, chain)
+            nursery.cancel_scope.cancel()
+
+    async def _enter(self, member: Member, chain: ChainClient) -> None:
+        follower = EventFollower(chain, member.pool, self.directory / "chain.sqlite")
+        events = Events(follower, member.membership)
+        apply = events._apply
+
+        def counted(event: Any) -> None:
+            self._joined += isinstance(event, Joined)
+            apply(event)
+
+        events._apply = counted  # type: ignore[method-assign]
+        place: Any = SimpleNamespace(
+            board=member.board, membership=member.membership, pool=1, clock=Clock(), shelf=SimpleNamespace(newest=None)
+        )
+        beating = Beating(place, Crew(), "worker", lambda: member.network.contacts()[0], 1.0)
+        async with trio.open_nursery() as nursery:
+            await events.start(nursery)
+            await Peers(member, self.directory).start(nursery)
+            nursery.start_soon(Reach(member, ProgressRecord()).run)
+            nursery.start_soon(member.listen)
+            nursery.start_soon(beating.run)
+            await self._wait(lambda: self._joined > self.events)
+            self.told.known = self._since()
+            self.told.members, self.told.events = member.membership.table.present(), self._joined
+            if self.trainer:
+                self._say()
+                await trio.sleep_forever()
+            trainer = member.membership.trainer
+            await self._wait(lambda: trainer in member.network.connected())
+            self.told.linked = self._since()
+            await self._wait(lambda: trainer in member.membership.table.live(trio.current_time()))
+            self.told.entered = self._since()
+            self._say()
+            nursery.cancel_scope.cancel()
+
+    async def _wait(self, done: Any) -> None:
+        with trio.fail_after(PATIENCE):
+            while not done():  # noqa: ASYNC110 - measured, not awaited
+                await trio.sleep(TICK)
+
+    async def _tick(self) -> None:
+        while True:
+            before = trio.current_time()
+            await trio.sleep(TICK)
+            self.told.stall = max(self.told.stall, trio.current_time() - before - TICK)
+
+    def _since(self) -> float:
+        return time.monotonic() - self._began
+
+    def _say(self) -> None:
+        self.told.cpu = time.process_time()
+        print(json.dumps({name: round(value, 3) for name, value in msgspec.structs.asdict(self.told).items()}))
+        sys.stdout.flush()
+
+
+def _count_calls(told: Told) -> None:
+    ask = FallbackProvider.make_request
+
+    def counted(self: Any, method: Any, params: Any) -> Any:
+        told.calls += 1
+        return ask(self, method, params)
+
+    FallbackProvider.make_request = counted  # type: ignore[method-assign]
+
+
+# all of it
+
+
+class Process:
+    """A node in another process, which says once what it measured."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        settings = settings | {"began": time.time()}
+        command = [sys.executable, "-m", "benchmarks.newcomer", "--node", json.dumps(settings)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def hear(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise SystemExit(f"a node ended: {self._process.wait()}")
+        return json.loads(line)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def measure(members: int, events: int, blocks: int) -> dict[str, Any]:
+    """Make the past, then let the trainer, the newcomer, and the newcomer again read it."""
+    with deployed_chain(cache_directory()) as profile, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        history = History(profile, folder)
+        began = time.monotonic()
+        number = trio.run(history.make, members, events, blocks)
+        sys.stderr.write(f"{members} members, {events} events made in {time.monotonic() - began:.0f} s\n")
+        write_profile(folder / "network.toml", profile)
+        found: dict[str, Any] = {"members": members, "events": events, "blocks": blocks}
+        trainer = Process(_settings(history, "trainer", number, events))
+        try:
+            found["trainer"] = trainer.hear()
+            for time_, past in (("first", events + 1), ("again", events + 2)):
+                newcomer = Process(_settings(history, "newcomer", number, past))
+                try:
+                    found[time_] = newcomer.hear()
+                finally:
+                    newcomer.end()
+        finally:
+            trainer.end()
+        found["chain_sqlite_bytes"] = (folder / "newcomer" / "chain.sqlite").stat().st_size
+        return found
+
+
+def _settings(history: History, name: str, pool: int, events: int) -> dict[str, Any]:
+    directory = history.folder / name
+    directory.mkdir(exist_ok=True)
+    return {
+        "secret": getattr(history, name).secret.hex(),
+        "directory": str(directory),
+        "profile": str(history.folder / "network.toml"),
+        "pool": pool,
+        "trainer": name == "trainer",
+        "events": events,
+    }
+
+
+def _rows(found: dict[str, Any]) -> Iterator[str]:
+    for name in ("trainer", "first", "again"):
+        row = found[name]
+        entered = f"in {row['entered']:5.1f} s" if row["entered"] else "          "
+        yield (
+            f"{found['members']:4} members {found['events']} events  {name:8} {entered}  history {row['known']:5.1f} s"
+            f"  CPU {row['cpu']:5.1f} s  stall {row['stall']:.2f} s  {row['calls']} calls"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="+", default=[10, 300])
+    parser.add_argument("--events", type=int, default=10_000, help="past Joined events")
+    parser.add_argument("--blocks", type=int, default=2_000, help="over which they are spread")
+    parser.add_argument("--quick", action="store_true", help="ten members, 1,000 events")
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("--node", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(40), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+    )
+    if given.node:
+        trio.run(Newcomer(json.loads(given.node)).run)
+        return
+    sizes = ([10], 1_000, 200) if given.quick else (given.members, given.events, given.blocks)
+    rows: list[dict[str, Any]] = []
+    for members in sizes[0]:
+        rows.append(measure(members, sizes[1], sizes[2]))
+        print("\n".join(_rows(rows[-1])), flush=True)
+    if given.json:
+        print(json.dumps({"load": os.getloadavg()[1], "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

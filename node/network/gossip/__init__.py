@@ -1,0 +1,1 @@
+"""Gossip over libp2p's meshsub wire: a tree that pushes, digests that repair it."""

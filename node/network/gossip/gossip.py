@@ -1,0 +1,216 @@
+"""Gossip of one node: streams to and from its peers, and the trees that decide what goes where.
+
+Knows streams, budgets by way of `admit`, and when a message counts; leaves who gets what to `trees`.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import SystemRandom
+from typing import Protocol
+
+import structlog
+import trio
+from libp2p.abc import INetStream
+from libp2p.crypto.keys import PrivateKey
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.peer.id import ID
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+
+from node.network.gossip import messages
+from node.network.gossip.line import Line
+from node.network.gossip.trees import Trees
+from node.network.packets import Cutter
+from node.network.yamux import stream_below
+
+log = structlog.get_logger(__name__)
+
+MESHSUB = TProtocol("/meshsub/1.1.0")
+MAX_PACKET = 1024 * 1024
+TICK = 0.5
+OPEN_SECONDS = 10.0
+FIRST_RETRY, LAST_RETRY = 0.25, 8.0
+CLOSE_SECONDS = 3.0
+
+
+class Listener(Protocol):
+    """What a node makes of gossip. Peers and authors are raw peer ids."""
+
+    def is_member(self, peer: bytes) -> bool: ...
+
+    def admit(self, giver: bytes, message: rpc_pb2.Message) -> bool:
+        """Whether a new message is worth its signature check."""
+        ...
+
+    def accepts(self, topic: str, message: rpc_pb2.Message) -> bool:
+        """Whether an authentic message is delivered and handed on."""
+        ...
+
+    def deliver(self, topic: str, message: rpc_pb2.Message) -> None: ...
+
+    def fault(self, where: str, error: BaseException) -> None:
+        """Told of every error that was caught on a peer's behalf."""
+        ...
+
+
+class Gossip:
+    """key: the host's; still_connected: whether a raw peer id has a live connection."""
+
+    def __init__(
+        self, host: BasicHost, key: PrivateKey, listener: Listener, still_connected: Callable[[bytes], bool]
+    ) -> None:
+        self._draw = SystemRandom()
+        self.trees = Trees(self._send, time.monotonic, listener.is_member, self._draw)
+        self._host = host
+        self._key = key
+        self._author = host.get_id().to_bytes()
+        self._number = time.time_ns()  # never below what this key used before a restart
+        self._listener = listener
+        self._still_connected = still_connected
+        self._lines: dict[bytes, Line] = {}
+        self._readers: dict[bytes, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
+        host.set_stream_handler(MESHSUB, self._read)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Tell and hear until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            try:
+                while True:
+                    await trio.sleep(TICK * self._draw.uniform(0.8, 1.2))  # two that miss the same do not ask at once
+                    self.trees.tick()
+            finally:
+                self._nursery = None
+
+    # what the node says
+
+    def subscribe(self, topic: str) -> None:
+        self.trees.join(topic)
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        self._number += 1
+        self.trees.spread(messages.write(self._key, self._author, topic, data, self._number))
+        await trio.lowlevel.checkpoint()
+
+    # peers
+
+    def arrived(self, peer: bytes) -> None:
+        """A connection with it came up."""
+        if self._nursery is not None and peer not in self._lines:
+            line = self._lines[peer] = Line()
+            self._nursery.start_soon(self._keep, peer, line)
+
+    def left(self, peer: bytes) -> None:
+        """A connection with it ended; there may be another."""
+        line = self._lines.get(peer)
+        if line is None:
+            return
+        if self._still_connected(peer):
+            line.look()
+        else:
+            line.scope.cancel()
+
+    def _send(self, peer: bytes, packet: bytes) -> None:
+        line = self._lines.get(peer)
+        if line is not None:
+            line.send(packet)
+
+    async def _keep(self, peer: bytes, line: Line) -> None:
+        """A stream to a peer, opened anew while it is connected."""
+        wait = FIRST_RETRY
+        try:
+            with line.scope:
+                while True:
+                    began = trio.current_time()
+                    await self._write(peer, line)
+                    if not self._still_connected(peer):
+                        break
+                    wait = FIRST_RETRY if trio.current_time() - began > LAST_RETRY else min(2 * wait, LAST_RETRY)
+                    await trio.sleep(wait)
+        finally:
+            del self._lines[peer]
+            if peer in self._readers:
+                self._readers.pop(peer).cancel()
+            self.trees.gone(peer)
+
+    async def _write(self, peer: bytes, line: Line) -> None:
+        stream: INetStream | None = None
+        try:
+            with trio.fail_after(OPEN_SECONDS):
+                stream = await self._host.new_stream(ID(peer), [MESHSUB])
+            line.begin(stream_below(stream))
+            self.trees.opened(peer)
+            await line.write()
+        except Exception as error:  # the library's own are many
+            log.debug("network.gossip_cut", peer=str(ID(peer)), error=repr(error))
+        finally:
+            line.stop()
+            self.trees.closed(peer)
+            if stream is not None:
+                await self._close(stream)
+
+    async def _close(self, stream: INetStream) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+            try:
+                await stream.reset()
+            except Exception as error:
+                log.debug("network.stream_close_failed", error=repr(error))
+
+    # what peers say
+
+    async def _read(self, stream: INetStream) -> None:
+        """One stream of a peer's: the newest counts, and ends the one before."""
+        peer = stream.muxed_conn.peer_id.to_bytes()
+        self.arrived(peer)
+        with self._only_reader(peer) as scope:
+            cutter, muxed = Cutter(MAX_PACKET), stream_below(stream)
+            try:
+                while True:
+                    for body in cutter.cut(await muxed.read()):
+                        await self._take(peer, rpc_pb2.RPC.FromString(body))
+            except MuxedStreamEOF:
+                log.debug("network.gossip_ended", peer=str(ID(peer)))
+        if scope.cancelled_caught:
+            await stream.reset()
+
+    @contextmanager
+    def _only_reader(self, peer: bytes) -> Iterator[trio.CancelScope]:
+        before = self._readers.get(peer)
+        if before is not None:
+            before.cancel()
+        scope = self._readers[peer] = trio.CancelScope()
+        try:
+            with scope:
+                yield scope
+        finally:
+            if self._readers.get(peer) is scope:
+                del self._readers[peer]
+                self.trees.hushed(peer)
+
+    async def _take(self, peer: bytes, rpc: rpc_pb2.RPC) -> None:
+        """One packet; its author's record of addresses is not read: whom we dial, the chain says."""
+        self.trees.subscribed(peer, rpc.subscriptions)
+        for message in rpc.publish:
+            await trio.lowlevel.checkpoint()
+            self._hear(peer, message)
+        if rpc.HasField("control"):
+            self.trees.control(peer, rpc.control)
+
+    def _hear(self, giver: bytes, message: rpc_pb2.Message) -> None:
+        if len(message.topicIDs) != 1 or message.topicIDs[0] not in self.trees.links:
+            return
+        if message.from_id == self._author or self.trees.knows(giver, message):
+            return
+        if not self._listener.admit(giver, message):
+            return
+        if not messages.is_authentic(message):
+            self._listener.fault("gossip", ValueError("a message that its author has not signed"))
+            return
+        self.trees.came(giver, message)
+        if self._listener.accepts(message.topicIDs[0], message):
+            self.trees.spread(message, giver)
+            self._listener.deliver(message.topicIDs[0], message)

@@ -1,0 +1,69 @@
+"""Which messages were heard, from whom first, and the last ones themselves. Pure: the clock is a count of ticks."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from libp2p.pubsub.pb import rpc_pb2
+
+from node.network.gossip.messages import name_of
+from node.recent import Recent
+
+MAX_NAMES = 32_768
+"""Of messages that are not looked at again."""
+MAX_BYTES = 8 * 1024**2
+"""Of messages that are kept for those who missed them."""
+KEPT_TICKS = 20
+TOLD_TICKS = 6
+"""How long digests name a message: to three draws of peers, at one a second."""
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.now = 0
+        self._givers: Recent[bytes, bytes] = Recent(MAX_NAMES)
+        self._kept: OrderedDict[bytes, tuple[int, rpc_pb2.Message]] = OrderedDict()
+        self._bytes = 0
+
+    def giver(self, name: bytes) -> bytes | None:
+        """Who brought a message first: a raw peer id, empty for nobody's merit; None for a message not heard yet."""
+        return self._givers.get(name)
+
+    def note(self, name: bytes, giver: bytes) -> None:
+        self._givers[name] = giver
+
+    def keep(self, message: rpc_pb2.Message) -> None:
+        self._kept[name_of(message)] = self.now, message
+        self._bytes += message.ByteSize()
+        while self._bytes > MAX_BYTES:
+            self._drop_oldest()
+
+    def tick(self) -> None:
+        """Half a second has gone by: what is old is dropped."""
+        self.now += 1
+        while self._kept and next(iter(self._kept.values()))[0] <= self.now - KEPT_TICKS:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, (_, message) = self._kept.popitem(last=False)
+        self._bytes -= message.ByteSize()
+
+    def recent(self, topic: str, most: int) -> list[bytes]:
+        """Names of the newest messages of a topic that a digest tells, newest first."""
+        found: list[bytes] = []
+        for name in reversed(self._kept):
+            at, message = self._kept[name]
+            if at <= self.now - TOLD_TICKS or len(found) == most:
+                break
+            if message.topicIDs[0] == topic:
+                found.append(name)
+        return found
+
+    def wanted(self, names: Iterable[bytes], room: int) -> Iterator[rpc_pb2.Message]:
+        """The kept ones of these, each once, of at most `room` bytes in all."""
+        for name in dict.fromkeys(names):
+            _, message = self._kept.get(name, (0, None))
+            if message is not None:
+                room -= message.ByteSize()
+                if room < 0:
+                    return
+                yield message

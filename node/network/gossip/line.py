@@ -1,0 +1,61 @@
+"""What is to be sent to one peer: a bounded queue, and whoever writes it into a stream."""
+
+from collections import deque
+
+import trio
+
+from node.network.yamux import Stream
+
+MOST_BYTES = 4 * 1024**2
+"""Waiting for one peer: who takes nothing for so long is left, and greeted anew."""
+AT_ONCE = 64 * 1024
+"""Bytes of waiting packets that are written together."""
+
+
+class Line:
+    """scope: of the task that keeps it."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.stream: Stream | None = None
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._news = trio.Event()
+
+    def begin(self, stream: Stream) -> None:
+        """What is sent from now on goes there."""
+        self._waiting.clear()
+        self._bytes = 0
+        self.stream = stream
+
+    def stop(self) -> None:
+        self.stream = None
+
+    def send(self, packet: bytes) -> None:
+        """Dropped while there is no stream: a greeted peer is told what it missed."""
+        if self.stream is not None:
+            self._waiting.append(packet)
+            self._bytes += len(packet)
+            self._news.set()
+
+    async def write(self) -> None:
+        """Until the peer takes no more. Raises MuxedStreamError."""
+        while (stream := self.stream) and not stream.send_closed and self._bytes < MOST_BYTES:
+            if self._waiting:
+                await stream.write(self._taken())
+            else:
+                self._news = trio.Event()
+                await self._news.wait()
+
+    def _taken(self) -> bytes:
+        first = self._waiting.popleft()
+        packets, size = [first], len(first)
+        while self._waiting and size + len(self._waiting[0]) <= AT_ONCE:
+            packets.append(self._waiting.popleft())
+            size += len(packets[-1])
+        self._bytes -= size
+        return b"".join(packets)
+
+    def look(self) -> None:
+        """Its connection may be gone."""
+        self._news.set()

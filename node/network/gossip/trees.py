@@ -1,0 +1,337 @@
+"""Who is handed each message at once, and who is only told its name. Pure: packets out are calls of `send`.
+
+For each topic a node pushes messages over a few links (the mesh of meshsub), which GRAFT makes and PRUNE ends. Whoever
+brings what another link has brought before is pruned, so that the links of all nodes shrink to a tree, and a message
+comes once instead of from everybody. What the tree loses, digests (IHAVE) to a few others each second name, and whoever
+misses it asks (IWANT) and makes a link to whom it has to thank. The method is that of Plumtree (Leitao, Pereira and
+Rodrigues, "Epidemic Broadcast Trees", 2007), in meshsub's words, so that its other implementations take part.
+
+What is added, because a link may be somebody's who forwards what it likes:
+
+- a link that was silent about a message which then had to be asked for has failed, and of two links that bring the same
+  the one that failed more is pruned, not the later one;
+- links are made with members, and strangers may hold a few at most.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+
+from libp2p.pubsub.pb import rpc_pb2
+
+from node.network.budget import TokenBucket
+from node.network.gossip.heard import Heard
+from node.network.gossip.messages import name_of, packet
+
+FIRST_LINKS = 3
+"""Made with the peers that are met first, and by whoever has fewer than LEAST_LINKS: a start for the tree."""
+LEAST_LINKS = 1
+MOST_LINKS = 16
+MOST_LINKS_OF_STRANGERS = 4
+DIGEST_PEERS = 3
+BACKOFF = 2
+"""Seconds after a PRUNE before a new GRAFT, unless it is needed: our own nodes take that at any time. Who asks for more
+is of another program, and gets it."""
+MOST_BACKOFF = 3600
+MAX_TOPICS = 32
+"""Of one peer that are remembered."""
+MAX_TOPIC_LENGTH = 256
+MAX_NAMED = 1000
+"""Message ids that are looked at in one IHAVE or IWANT."""
+MISSING_BY_MEMBER, MISSING_BY_STRANGER = 512, 32
+"""Unknown messages that one peer may name between two ticks."""
+CONTROLS = (50.0, 500.0)
+"""Control messages and subscriptions of one peer, per second and in a burst."""
+ANSWERED_BYTES = (256.0 * 1024, 2.0 * 1024**2)
+"""Of messages that one peer asks for, per second and in a burst."""
+ASKED_TICKS = 8
+"""How long an answer to IWANT is expected."""
+FORGIVEN = 0.99
+"""Of a link's failures, left after each tick: half after 35 s."""
+
+Send = Callable[[bytes, bytes], None]
+"""(raw peer id, packet): to that peer."""
+
+
+class Peer:
+    """What is known of a connected peer. open: whether it can be sent to; backoff: until when it is not grafted without
+    need; barred: until when not at all; named: how many unknown messages since the last tick."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.topics: set[str] = set()
+        self.backoff: dict[str, float] = {}
+        self.barred: dict[str, float] = {}
+        self.failures = 0.0
+        self.named = 0
+        self.controls = TokenBucket(*CONTROLS)
+        self.bytes = TokenBucket(*ANSWERED_BYTES)
+
+
+class Trees:
+    """clock: seconds, monotonic; is_member: whether a raw peer id is a member's."""
+
+    def __init__(
+        self, send: Send, clock: Callable[[], float], is_member: Callable[[bytes], bool], draw: Random
+    ) -> None:
+        self.send = send
+        self.heard = Heard()
+        self.peers: dict[bytes, Peer] = {}
+        self.links: dict[str, set[bytes]] = {}
+        self._clock = clock
+        self._is_member = is_member
+        self._draw = draw
+        self._missing: dict[bytes, tuple[str, list[bytes]]] = {}
+        self._asked: dict[bytes, int] = {}
+
+    # topics and peers
+
+    def join(self, topic: str) -> None:
+        """Hear a topic from now on."""
+        self.links[topic] = set()
+        news = packet(rpc_pb2.RPC(subscriptions=[rpc_pb2.RPC.SubOpts(subscribe=True, topicid=topic)]))
+        for peer in self._open():
+            self.send(peer, news)
+        self._fill(topic)
+
+    def opened(self, peer: bytes) -> None:
+        """It can be sent to, and was sent nothing yet."""
+        self._peer(peer).open = True
+        topics = [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=topic) for topic in self.links]
+        if topics:
+            self.send(peer, packet(rpc_pb2.RPC(subscriptions=topics)))
+        for topic in self._peer(peer).topics & self.links.keys():
+            self._meets(peer, topic)
+
+    def closed(self, peer: bytes) -> None:
+        """It cannot be sent to any more."""
+        if peer in self.peers:
+            self.peers[peer].open = False
+            self._unlink(peer)
+
+    def hushed(self, peer: bytes) -> None:
+        """It ended the stream on which it spoke: on the next one it says anew what it hears."""
+        if peer in self.peers:
+            self.peers[peer].topics.clear()
+            self._unlink(peer)
+
+    def gone(self, peer: bytes) -> None:
+        self.peers.pop(peer, None)
+        self._unlink(peer)
+
+    def subscribed(self, peer: bytes, changes: Iterable[rpc_pb2.RPC.SubOpts]) -> None:
+        """What a peer says that it hears, or no longer."""
+        known = self._peer(peer)
+        for change in changes:
+            topic = change.topicid
+            if not self._affords(known) or len(topic) > MAX_TOPIC_LENGTH:
+                return
+            if not change.subscribe:
+                known.topics.discard(topic)
+                self.links.get(topic, set()).discard(peer)
+            elif topic not in known.topics and len(known.topics) < MAX_TOPICS:
+                known.topics.add(topic)
+                if topic in self.links and known.open:
+                    self._meets(peer, topic)
+
+    def _meets(self, peer: bytes, topic: str) -> None:
+        """It hears the topic that we hear: it is told the last messages, and may become a link."""
+        self._tell(topic, [peer])
+        if len(self.links[topic]) < FIRST_LINKS and (self._is_member(peer) or not self.links[topic]):
+            self._graft(peer, topic)
+
+    def _unlink(self, peer: bytes) -> None:
+        for topic, links in self.links.items():
+            if peer in links:
+                links.discard(peer)
+                self._fill(topic)
+
+    def _peer(self, peer: bytes) -> Peer:
+        return self.peers.setdefault(peer, Peer())
+
+    def _open(self) -> list[bytes]:
+        return [peer for peer, known in self.peers.items() if known.open]
+
+    # messages
+
+    def knows(self, giver: bytes, message: rpc_pb2.Message) -> bool:
+        """Whether it came before. One of two links that bring the same is pruned, and whoever takes us for a link."""
+        name, topic = name_of(message), message.topicIDs[0]
+        first, links = self.heard.giver(name), self.links.get(topic, ())
+        if first is None:
+            return False
+        if giver not in links and self._is_pushed(giver, message) and self._affords(self._peer(giver)):
+            self._prune(giver, topic)
+        elif first and first != giver and giver in links and first in links:
+            self._prune(first if self._peer(first).failures > self._peer(giver).failures else giver, topic)
+        return True
+
+    def _is_pushed(self, giver: bytes, message: rpc_pb2.Message) -> bool:
+        """Neither asked for nor its own: it comes because the giver takes us for a link."""
+        return message.from_id != giver and name_of(message) not in self._asked
+
+    def came(self, giver: bytes, message: rpc_pb2.Message) -> None:
+        """A message that nobody brought before, and that its author signed."""
+        name, topic = name_of(message), message.topicIDs[0]
+        links = self.links.get(topic, set())
+        if giver not in links and self._is_pushed(giver, message) and self._has_room(giver, topic):
+            links.add(giver)  # our PRUNE and its GRAFT have crossed
+        self._missing.pop(name, None)
+        if name in self._asked:
+            for link in links - {giver}:
+                self._peer(link).failures += 1
+        self.heard.note(name, giver if giver in links else b"")
+
+    def spread(self, message: rpc_pb2.Message, giver: bytes = b"") -> None:
+        """Hand a message on. giver: raw peer id of whom it came from, empty for a message of our own."""
+        if not giver:
+            self.heard.note(name_of(message), b"")
+        self.heard.keep(message)
+        data = packet(rpc_pb2.RPC(publish=[message]))
+        topic = message.topicIDs[0]
+        links = self.links.get(topic) or self._some(self._hearers(topic), FIRST_LINKS)
+        for peer in links:
+            if peer not in (giver, message.from_id):
+                self.send(peer, data)
+
+    # control
+
+    def control(self, peer: bytes, control: rpc_pb2.ControlMessage) -> None:
+        """What a peer says about links and messages, as far as its budget goes, and about our topics alone."""
+        known = self._peer(peer)
+        for graft in control.graft:
+            if graft.topicID in self.links and self._affords(known):
+                self._grafted(peer, known, graft.topicID)
+        for prune in control.prune:
+            if prune.topicID in self.links and self._affords(known):
+                self._pruned(peer, known, prune)
+        for have in control.ihave:
+            if have.topicID in self.links and self._affords(known):
+                self._told(peer, have)
+        for want in control.iwant:
+            if self._affords(known):
+                self._asked_for(peer, known, want)
+
+    def _affords(self, known: Peer) -> bool:
+        return known.controls.take(1, self._clock())
+
+    def _grafted(self, peer: bytes, known: Peer, topic: str) -> None:
+        links = self.links[topic]
+        if peer in links:
+            return
+        if self._has_room(peer, topic):
+            links.add(peer)
+        else:
+            self._prune(peer, topic)
+
+    def _has_room(self, peer: bytes, topic: str) -> bool:
+        """Strangers hold few links, and members are never turned away for them."""
+        links = self.links[topic]
+        strangers = [link for link in links if not self._is_member(link)]
+        if not self._is_member(peer):
+            return len(strangers) < MOST_LINKS_OF_STRANGERS and len(links) < MOST_LINKS
+        return len(links) - len(strangers) < MOST_LINKS - MOST_LINKS_OF_STRANGERS
+
+    def _pruned(self, peer: bytes, known: Peer, prune: rpc_pb2.ControlPrune) -> None:
+        """Peers that it names instead are not dialled: whom we dial, the chain says."""
+        wait = min(max(prune.backoff, BACKOFF), MOST_BACKOFF)
+        known.backoff[prune.topicID] = self._clock() + wait
+        if wait > BACKOFF:
+            known.barred[prune.topicID] = self._clock() + wait
+        self.links[prune.topicID].discard(peer)
+        self._fill(prune.topicID)
+
+    def _told(self, peer: bytes, have: rpc_pb2.ControlIHave) -> None:
+        """Missing messages are asked for at the next tick: until then most come by themselves."""
+        known = self._peer(peer)
+        most = MISSING_BY_MEMBER if self._is_member(peer) else MISSING_BY_STRANGER
+        for name in have.messageIDs[:MAX_NAMED]:
+            if known.named < most and self.heard.giver(name) is None:
+                known.named += 1
+                _, tellers = self._missing.setdefault(name, (have.topicID, []))
+                if peer not in tellers and len(tellers) < DIGEST_PEERS:
+                    tellers.append(peer)
+
+    def _asked_for(self, peer: bytes, known: Peer, want: rpc_pb2.ControlIWant) -> None:
+        found: list[rpc_pb2.Message] = []
+        now = self._clock()
+        for message in self.heard.wanted(want.messageIDs[:MAX_NAMED], int(ANSWERED_BYTES[1]) // 4):
+            if known.bytes.take(message.ByteSize(), now):
+                found.append(message)
+        if found:
+            self.send(peer, packet(rpc_pb2.RPC(publish=found)))
+
+    # time
+
+    def tick(self) -> None:
+        """Twice a second."""
+        self.heard.tick()
+        self._ask()
+        for peer in self.peers.values():
+            peer.failures *= FORGIVEN
+            peer.named = 0
+        for topic in self.links:
+            self._fill(topic)
+            if self.heard.now % 2 == 0:
+                others = [peer for peer in self._hearers(topic) if peer not in self.links[topic]]
+                self._tell(topic, self._some(others, DIGEST_PEERS))
+
+    def _ask(self) -> None:
+        """For what was told and did not come, one teller after the other; who has what the links kept back becomes a
+        link.."""
+        wanted: dict[tuple[bytes, str], list[bytes]] = {}
+        self._asked = {name: at for name, at in self._asked.items() if at > self.heard.now - ASKED_TICKS}
+        self._missing = {name: waiting for name, waiting in self._missing.items() if waiting[1]}
+        for name, (topic, tellers) in self._missing.items():
+            teller = min(tellers, key=self._failures)
+            tellers.remove(teller)
+            wanted.setdefault((teller, topic), []).append(name)
+            self._asked[name] = self.heard.now
+        for (teller, topic), names in wanted.items():
+            control = rpc_pb2.ControlMessage(iwant=[rpc_pb2.ControlIWant(messageIDs=names)])
+            self.send(teller, packet(rpc_pb2.RPC(control=control)))
+            if self._is_member(teller):
+                self._graft(teller, topic, needed=True)
+
+    def _failures(self, peer: bytes) -> float:
+        known = self.peers.get(peer)
+        return known.failures if known and known.open else float("inf")
+
+    def _fill(self, topic: str) -> None:
+        """First links, for whoever has none."""
+        links = self.links[topic]
+        if len(links) >= LEAST_LINKS:
+            return
+        now = self._clock()
+        free = [peer for peer in self._hearers(topic) if self.peers[peer].backoff.get(topic, 0.0) <= now]
+        for peer in self._some(free, FIRST_LINKS - len(links)):
+            self._graft(peer, topic)
+
+    def _graft(self, peer: bytes, topic: str, *, needed: bool = False) -> None:
+        links, known = self.links[topic], self._peer(peer)
+        waits = known.barred if needed else known.backoff
+        if peer in links or waits.get(topic, 0.0) > self._clock() or not self._has_room(peer, topic):
+            return
+        links.add(peer)
+        graft = rpc_pb2.ControlGraft(topicID=topic)
+        self.send(peer, packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(graft=[graft]))))
+
+    def _prune(self, peer: bytes, topic: str) -> None:
+        self.links[topic].discard(peer)
+        prune = rpc_pb2.ControlPrune(topicID=topic, backoff=BACKOFF)
+        self.send(peer, packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(prune=[prune]))))
+
+    def _tell(self, topic: str, peers: Sequence[bytes]) -> None:
+        names = self.heard.recent(topic, MAX_NAMED) if peers else []
+        if names:
+            have = rpc_pb2.ControlIHave(topicID=topic, messageIDs=names)
+            data = packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(ihave=[have])))
+            for peer in peers:
+                self.send(peer, data)
+
+    def _hearers(self, topic: str) -> list[bytes]:
+        """Who hears a topic and can be sent to: members, or where there is none, strangers."""
+        found = [peer for peer, known in self.peers.items() if known.open and topic in known.topics]
+        return [peer for peer in found if self._is_member(peer)] or found
+
+    def _some(self, peers: Sequence[bytes], most: int) -> list[bytes]:
+        return self._draw.sample(peers, min(len(peers), max(most, 0)))

@@ -1,0 +1,64 @@
+"""When members are dialled again, on a clock of the test's own."""
+
+from typing import Any
+
+import pytest
+import trio
+
+from node.network.contacts import Whereabouts
+from node.network.errors import PeerUnavailable
+from node.network.redial import LONGEST_DELAY, Link, Redialer
+from protocol.identity import NodeKey
+
+OWN, OTHER = sorted((NodeKey(bytes([n]) * 32) for n in (1, 2)), key=lambda key: key.address)
+
+
+class Line:
+    """A member that answers no dial, and how it is connected."""
+
+    def __init__(self) -> None:
+        self.link, self.pinged = Link.APART, 0
+        self.dialled: list[float] = []
+
+    async def dial(self, where: Whereabouts) -> None:
+        self.dialled.append(trio.current_time())
+        raise PeerUnavailable(where.member, "nobody is there")
+
+    async def ping(self, where: Whereabouts) -> None:
+        self.pinged += 1
+
+
+def contact(port: int) -> str:
+    return f"/ip4/8.8.8.8/tcp/{port}/p2p/{OTHER.peer_id}"
+
+
+@pytest.fixture
+async def line(nursery: trio.Nursery) -> tuple[Line, Redialer]:
+    line = Line()
+    redialer = Redialer(OWN.address, line.dial, lambda where: line.link, line.ping)
+    nursery.start_soon(redialer.run)
+    return line, redialer
+
+
+async def test_a_member_that_moves_every_second_is_dialled_no_oftener_than_one_that_stays(
+    line: tuple[Line, Redialer], autojump_clock: Any
+) -> None:
+    member, redialer = line
+    for port in range(1, 121):
+        redialer.set({OTHER.address: contact(port)})
+        await trio.sleep(1)
+    assert 3 <= len(member.dialled) <= 12
+
+
+async def test_a_member_that_a_relay_connects_is_tried_directly_ever_more_seldom_and_pinged(
+    line: tuple[Line, Redialer], autojump_clock: Any
+) -> None:
+    member, redialer = line
+    member.link = Link.RELAYED
+    redialer.set({OTHER.address: contact(1)})
+    await trio.sleep(3600)
+    assert 15 <= len(member.dialled) <= 40 and member.pinged > 100
+    assert member.dialled[-1] - member.dialled[-2] > LONGEST_DELAY
+    member.link, before = Link.APART, len(member.dialled)
+    await trio.sleep(2)
+    assert len(member.dialled) > before, "a lost connection is dialled at once"

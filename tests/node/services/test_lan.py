@@ -1,0 +1,101 @@
+"""Members in the local network: what is announced, and which claims are dialled."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from node.network.contacts import MAX_CONTACTS_EACH
+from node.network.lan import MAX_HEARD, _Ear, contacts_in, neighbourhood, service_of
+from node.services.membership.lan import Lan
+from node.swarm.membership import Membership
+from protocol.identity import NodeKey
+
+OWN, OTHER, STRANGER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
+HERE = "/ip4/192.168.1.2/tcp/4001"
+
+
+class Net:
+    """A network that listens in 192.168.1.0/24 and notes whom it is to dial."""
+
+    peer_id = OWN.peer_id
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def listening(self) -> tuple[str, ...]:
+        return (HERE, "/ip4/127.0.0.1/tcp/4001")
+
+    def set_contacts(self, contacts: Any, dialled: Any = None) -> None:
+        self.told.append(dict(contacts))
+
+
+def lan() -> tuple[Lan, Net]:
+    net = Net()
+    membership = Membership(OWN.address, net, OTHER.address, ())
+    membership.joined(OTHER.address, "registered")
+    member: Any = SimpleNamespace(network=net, membership=membership)
+    return Lan(member), net
+
+
+def at(host: str, key: NodeKey = OTHER) -> str:
+    return f"/ip4/{host}/tcp/4001/p2p/{key.peer_id}"
+
+
+def test_a_member_that_is_heard_is_tried_there_first_and_its_own_word_is_kept() -> None:
+    heard, net = lan()
+    for _ in range(3):
+        heard.hear(at("192.168.1.9"))
+    assert net.told[-1] == {OTHER.address: (at("192.168.1.9"), "registered")} and len(net.told) == 2
+    assert heard.status() == {"node": {"lan": 1}}
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        at("192.168.1.9", STRANGER),
+        at("192.168.1.9", OWN),
+        at("192.168.2.9"),
+        at("8.8.8.8"),
+        at("127.0.0.1").replace("127.0.0.1", "169.254.169.254"),
+        f"/ip4/192.168.1.9/tcp/1/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{OTHER.peer_id}",
+        "nonsense",
+    ],
+    ids=range(7),
+)
+def test_strangers_and_addresses_of_other_networks_are_not_dialled(claim: str) -> None:
+    heard, net = lan()
+    heard.hear(claim)
+    assert len(net.told) == 1 and not heard.found
+
+
+def test_only_addresses_that_mean_something_to_neighbours_are_announced() -> None:
+    heard, _ = lan()
+    assert heard._own() == [f"{HERE}/p2p/{OWN.peer_id}"]
+
+
+def test_a_record_is_read_as_it_is_written_and_bounded() -> None:
+    contact = at("192.168.1.9")
+    info = service_of(contact)
+    assert info.port == 4001 and list(contacts_in(info.text)) == [contact]
+    assert list(contacts_in(info.text * 20)) == [contact] * MAX_CONTACTS_EACH
+    for odd in (b"", b"\x00", b"\xff", b"\x05abc", b"\xffdnsaddr=" + b"x" * 255, b"\x0adnsaddr=\xc3\xa9"):
+        assert list(contacts_in(odd)) in ([], [""])
+
+
+async def test_more_than_anybody_looks_at_is_dropped() -> None:
+    send, heard = trio.open_memory_channel[str](MAX_HEARD)
+    ear = _Ear(send, trio.lowlevel.current_trio_token())
+    for n in range(MAX_HEARD + 10):
+        ear._take(str(n))
+    assert heard.statistics().current_buffer_used == MAX_HEARD
+    heard.close()
+    ear._take("nobody listens")
+
+
+async def test_what_one_announces_is_heard_on_the_same_network() -> None:
+    contact = f"/ip4/127.0.0.1/tcp/4001/p2p/{OTHER.peer_id}"
+    with trio.fail_after(15):
+        async with neighbourhood([contact]) as heard:
+            assert await heard.receive() == contact
