@@ -40,6 +40,7 @@ from node.network.errors import NetworkError
 from node.network.gossip.gossip import MESHSUB
 from node.network.gossip.messages import name_of
 from node.network.host import Libp2pNetwork
+from node.network.yamux import stream_below
 from node.swarm.board import Board
 from protocol.blobs import describe_pieces
 from protocol.identity import Address, NodeKey
@@ -433,7 +434,7 @@ async def ihave_lies(abuser: Abuser) -> None:
     """A stranger: IHAVE for the swarm's own topic, of 5,000 messages that nobody has, to be asked for them in vain."""
 
     def rpc() -> rpc_pb2.RPC:
-        names = [os.urandom(40).hex().encode() for _ in range(5000)]
+        names = [os.urandom(46) for _ in range(5000)]
         return rpc_pb2.RPC(
             control=rpc_pb2.ControlMessage(ihave=[rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=names)])
         )
@@ -530,7 +531,7 @@ async def blob_flood(abuser: Abuser) -> None:
             try:
                 await abuser.connect()
                 stream = await abuser.network._host.new_stream(abuser.peer, [wire.PROTOCOL])
-                await stream.muxed_stream.send_window_update(8 * MIB)  # type: ignore[attr-defined]
+                await stream_below(stream).widen(8 * MIB)
                 await stream.write(request)
                 abuser.sent += 1
                 await trio.sleep(2)

@@ -131,7 +131,7 @@ def _beating(member: Member) -> Beating:
         clock=Clock(),
         shelf=SimpleNamespace(newest=None),
     )
-    return Beating(place, Crew(), "worker", lambda: member.network.contacts()[0], 1.0)
+    return Beating(place, Crew(), "worker", member.network.contacts, 1.0)
 
 
 def _begin(pipe: Connection, settings: dict[str, Any], parent: int) -> None:

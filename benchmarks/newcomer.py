@@ -206,7 +206,7 @@ class Newcomer:
         place: Any = SimpleNamespace(
             board=member.board, membership=member.membership, pool=1, clock=Clock(), shelf=SimpleNamespace(newest=None)
         )
-        beating = Beating(place, Crew(), "worker", lambda: member.network.contacts()[0], 1.0)
+        beating = Beating(place, Crew(), "worker", member.network.contacts, 1.0)
         async with trio.open_nursery() as nursery:
             await events.start(nursery)
             await Peers(member, self.directory).start(nursery)

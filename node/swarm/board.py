@@ -49,6 +49,9 @@ log = structlog.get_logger()
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
 CATCH_UP_EVERY = 2.0
 CATCH_UP_TIMEOUT = 5.0
+SOON, MUCH = 0.2, 16
+"""Seconds until the next question after an answer that brought so many messages: who was away lacks more than gossip
+loses, and whoever was asked may have been away, too."""
 NAMED_PER_SECOND = 500.0
 """Messages of which a question may tell the names, on average: 5 kB/s however large the pool."""
 MAX_CATCH_UP_BYTES = 256 * 1024
@@ -305,17 +308,18 @@ class Board:
         while True:
             peers = {peer for peer in self._wire.connected() if self._authority.is_member(peer)}
             greeted &= peers
-            fresh = list(peers - greeted)
+            fresh, brought = list(peers - greeted), 0
             for peer in fresh or random.sample(list(peers), min(1, len(peers))):  # noqa: S311 - load spreading
-                await self._catch_up(peer)
+                brought += await self._catch_up(peer)
                 greeted.add(peer)
-            await trio.sleep(0.2 if fresh else self._pause())
+            await trio.sleep(SOON if fresh or brought >= MUCH else self._pause())
 
     def _pause(self) -> float:
         """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
         return max(CATCH_UP_EVERY, len(self._shelf) / NAMED_PER_SECOND)
 
-    async def _catch_up(self, peer: Address) -> None:
+    async def _catch_up(self, peer: Address) -> int:
+        """How many messages that brought."""
         names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]
         asked = msgspec.msgpack.encode(CatchUp(names[-MAX_KNOWN:]))
         try:
@@ -328,8 +332,10 @@ class Board:
         except Exception as error:  # whatever a peer does ends here, as a count
             self.counts["catch_up_failed"] += 1
             log.debug("board.catch_up_failed", peer=peer, why=str(error)[:200])
-            return
+            return 0
+        before = self.counts["caught_up"]
         await self._take_missed(peer, missed)
+        return self.counts["caught_up"] - before
 
     def _unwanted(self) -> list[bytes]:
         """What was refused a moment ago."""

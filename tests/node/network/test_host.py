@@ -224,3 +224,14 @@ async def test_a_subscription_made_while_a_stream_is_opened_still_reaches_the_pe
     await real.introduce(one, two)
     await real.until(lambda: bool(subscribed))
     await real.gossip_settles(one, subscribed[0], "late")
+
+
+@pytest.mark.parametrize("size", [1001, 1_000_000])
+async def test_a_stream_on_which_a_request_was_refused_is_not_kept(real, size: int) -> None:
+    """Its other end reads no more: the next request on it would wait for its window."""
+    one, two = await _pair(real)
+    with pytest.raises(PeerUnavailable):
+        await one.request(two.address, "/echo/1", bytes(size), max_response=1, timeout=10)
+    assert one._kept.take(two.address, "/echo/1", trio.current_time()) == (None, [])
+    await _still_works(one, two)
+    assert one._kept.take(two.address, "/echo/1", trio.current_time())[0] is not None

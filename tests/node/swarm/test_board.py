@@ -104,6 +104,18 @@ async def test_what_gossip_lost_is_caught_up(autojump_clock) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_who_was_away_asks_again_at_once_while_answers_bring_much(autojump_clock, monkeypatch) -> None:
+    monkeypatch.setattr(board_module, "MAX_CATCH_UP_BYTES", 16 * 1024)
+    async with trio.open_nursery() as nursery:
+        hub = MemoryHub(drop=1.0)
+        trainer, worker = await swarm(nursery, hub, TRAINER, WORKER)
+        for index in range(250):
+            await worker.board.post(committed(WORKER, index))
+        await trio.sleep(board_module.CATCH_UP_EVERY + 10 * board_module.SOON)
+        assert len(trainer.board.messages(RolloutCommitted)) == 250
+        nursery.cancel_scope.cancel()
+
+
 async def test_who_keeps_much_asks_more_seldom(autojump_clock, monkeypatch) -> None:
     monkeypatch.setattr(board_module, "NAMED_PER_SECOND", 4.0)
     async with trio.open_nursery() as nursery:
