@@ -10,6 +10,11 @@ row is a size; each figure comes from a process of its own, so that its peak mem
   build      a follower makes the new image of the old one and the patch: patched, checked, written and hashed as a blob
   codec      the same patches applied in memory, without checks or files: what `build` cannot beat
   verify     every tensor of an image against its manifest
+  publish    what a trainer does with a new image: describe, take it into the store, write the patch
+  follow     what a follower does with a patch: build, take it into the store
+  fetch      a whole image as a blob from one store to another, both in one process, without a line between them
+
+Written: what the kernel was given for the disk (write_bytes in /proc/self/io).
 
 MB are 10^6 bytes of image. Memory: the peak of the process above what it has after its imports, MiB, and how much of
 that is its own: a mapped file's pages are the kernel's to take back. What 64 GB would take: these rates, and this
@@ -30,9 +35,16 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import structlog
+import trio
 
+from node.blobs.exchange import BlobExchange
+from node.blobs.store import BlobStore
+from node.network.memory import MemoryHub, MemoryNetwork
 from node.weights.images import build_image, describe_image, mapped, verify_file, write_patch
+from protocol.blobs import BlobInfo
 from protocol.delta import patched
+from protocol.identity import NodeKey
 from protocol.policy import (
     PolicyManifest,
     PolicyPatch,
@@ -47,7 +59,7 @@ from protocol.policy_patch import split_policy_patch
 
 HIDDEN, VOCABULARY, LAYER = 1024, 151_936, 12 * 1024 * 1024
 BLOCK = 4_000_000
-TASKS = ("describe", "patch", "build", "codec", "verify")
+TASKS = ("describe", "patch", "build", "codec", "verify", "publish", "follow", "fetch")
 
 
 def shapes(size: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -99,11 +111,11 @@ def _patch(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
     write_patch(directory / "before", both[0], directory / "after", both[1], directory / "patch", most, roots=roots)
 
 
-def _build(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
+def _build(directory: Path, both: list[tuple[TensorInfo, ...]]) -> BlobInfo:
     roots = (policy_root(0, both[0]), policy_root(1, both[1]))
     path = directory / "patch"
     patch = PolicyPatch(1, *roots, bytes(32), path.stat().st_size)
-    build_image(manifest_of(both[1], 1), directory / "before", [(patch, path)], directory / "built")
+    return build_image(manifest_of(both[1], 1), directory / "before", [(patch, path)], directory / "built")
 
 
 def _codec(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
@@ -115,6 +127,42 @@ def _codec(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
             continue
 
 
+async def _publish(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        store, image = BlobStore(Path(folder), quota=1 << 40), Path(folder) / "new"
+        image.hardlink_to(directory / "after")
+        await trio.to_thread.run_sync(describe_image, image)
+        await store.add(image, move=True)
+        await trio.to_thread.run_sync(_patch, directory, both)
+
+
+async def _follow(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        built = await trio.to_thread.run_sync(_build, directory, both)
+        info = await BlobStore(Path(folder), quota=1 << 40).add(directory / "built", move=True, known=built)
+        if info.size != (directory / "after").stat().st_size:
+            raise RuntimeError("the follower has another image")
+
+
+async def _fetch(directory: Path) -> None:
+    """The origin's store holds a link to the image: only what the follower writes is counted."""
+    hub, keys = MemoryHub(), (NodeKey.generate(), NodeKey.generate())
+    networks = [MemoryNetwork(key, hub) for key in keys]
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        stores = [BlobStore(Path(folder) / name, quota=1 << 40) for name in ("origin", "follower")]
+        exchanges = [BlobExchange(each, store) for each, store in zip(networks, stores, strict=True)]
+        image = Path(folder) / "image"
+        image.hardlink_to(directory / "after")
+        info = await stores[0].add(image, move=True)
+        async with trio.open_nursery() as nursery:
+            for each in networks:
+                await nursery.start(each.run)
+            for each in networks:
+                each.set_contacts({key.address: other.contacts()[0] for key, other in zip(keys, networks, strict=True)})
+            await exchanges[1].fetch(info.root, [keys[0].address], timeout=3600)
+            nursery.cancel_scope.cancel()
+
+
 def measure(task: str, directory: Path) -> dict[str, float]:
     """One task in this process. cpu: seconds; memory: MiB above the imports; written: bytes."""
     both = _infos(directory)
@@ -124,6 +172,9 @@ def measure(task: str, directory: Path) -> dict[str, float]:
         "build": lambda: _build(directory, both),
         "codec": lambda: _codec(directory, both),
         "verify": lambda: verify_file(manifest_of(both[1], 1), directory / "after"),
+        "publish": lambda: trio.run(_publish, directory, both),
+        "follow": lambda: trio.run(_follow, directory, both),
+        "fetch": lambda: trio.run(_fetch, directory),
     }
     base, written = _status("VmHWM"), _written()
     with _Watch() as watch:
@@ -153,9 +204,9 @@ class _Watch:
 
 
 def _written() -> int:
-    """Bytes that this process has handed to write calls."""
+    """Bytes that this process gave the kernel for the disk."""
     lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("wchar")).split()[1])
+    return int(next(line for line in lines if line.startswith("write_bytes")).split()[1])
 
 
 def _status(field: str) -> float:
@@ -204,6 +255,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         print(json.dumps(measure(options.task, options.dir)))
         return
     sizes = [0.5] if options.quick else [float(size) for size in options.gigabytes.split(",")]

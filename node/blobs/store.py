@@ -121,7 +121,7 @@ class BlobStore:
             return await self._take_in(info, _write_new, source)
         if move:
             info = known or await self._in_thread(_describe_file, source)
-            return await self._take_in(info, shutil.move, source)
+            return await self._take_in(info, shutil.move, source, on_disk=self._on_our_disk(source))
         size = await self._in_thread(os.path.getsize, source)
         with self._reservation(b"", size) as temporary:
             await self._in_thread(_copy, source, temporary)
@@ -131,10 +131,16 @@ class BlobStore:
                 self._sizes[info.root] = info.size
         return info
 
-    async def _take_in(self, info: BlobInfo, bring: Callable[..., object], source: Path | bytes) -> BlobInfo:
+    def _on_our_disk(self, source: Path) -> bool:
+        """Whether a move is a new name and takes no room: an image is as large as all else in the store."""
+        return source.stat().st_dev == self.directory.stat().st_dev
+
+    async def _take_in(
+        self, info: BlobInfo, bring: Callable[..., object], source: Path | bytes, *, on_disk: bool = False
+    ) -> BlobInfo:
         if info.root in self._sizes:
             return info
-        with self._reservation(info.root, info.size) as temporary:
+        with self._reservation(info.root, info.size, on_disk=on_disk) as temporary:
             if info.size <= SMALL:
                 self._bring(bring, source, temporary, info)
             else:
@@ -148,9 +154,9 @@ class BlobStore:
         self._adopt(temporary, info)
 
     @contextmanager
-    def _reservation(self, root: bytes, size: int) -> Iterator[Path]:
+    def _reservation(self, root: bytes, size: int, *, on_disk: bool = False) -> Iterator[Path]:
         """Room for `size` bytes and the name of a file to put them in, until the blob is in its place."""
-        self._make_room(root, size)
+        self._make_room(root, size, on_disk=on_disk)
         token = os.urandom(16)
         temporary = self._partial / f"{token.hex()}.new"
         self._reserved[token] = size
@@ -305,8 +311,8 @@ class BlobStore:
             os.replace(temporary, final)
             sync_directory(self._complete)
 
-    def _make_room(self, root: bytes, size: int) -> None:
-        """Evict until `size` more bytes fit the quota and the disk."""
+    def _make_room(self, root: bytes, size: int, *, on_disk: bool = False) -> None:
+        """Evict until `size` more bytes fit the quota and the disk. on_disk: the disk holds them already."""
         if size > self.quota:
             raise BlobTooLarge(root, size, self.quota)
         while self.used + size > self.quota:
@@ -315,6 +321,8 @@ class BlobStore:
                 raise StoreFull(f"{self.used} of {self.quota} bytes are pinned or arriving, {size} more are needed")
             log.info("blob.evicted", root=victim.hex(), size=self._sizes.get(victim) or self._reserved.get(victim))
             self.evict(victim)
+        if on_disk:
+            return
         free = shutil.disk_usage(self.directory).free - self._unwritten()
         if size > free:
             raise StoreFull(f"the disk has {max(0, free)} bytes left, {size} are needed")

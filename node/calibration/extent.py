@@ -11,7 +11,7 @@ from protocol.run import RunSpec
 Progress = Callable[[str, int, int], None]
 """(stage, how much is done, of how much)."""
 MOST, LEAST = 256, 64
-"""Samples of each kind of work: more sharpen no cut, and fewer make tables that allow too much."""
+"""Samples of each kind of work. What fewer leave open, the tables allow (node.calibration.calibrate._expectations)."""
 CPU_WORK, GPU_WORK = 2e13, 2e15
 """Multiplications and additions: some minutes of one core, or of a GPU."""
 AT_ONCE = 32

@@ -3,7 +3,7 @@
 Heads that share keys are never repeated in memory: at one token a row they are laid out as if they were positions.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,31 +11,37 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from node.inference.kv_cache import KVCache
 
-Kernel = Callable[[Tensor, Tensor, Tensor, "Mask"], Tensor]
-"""(q [B, heads, T, D], k and v [B, kv heads, S, D], mask) -> [B, heads, T, D]."""
 Mask = Tensor | None
-"""bool [T, S] or [B, 1, 1, S], true where something is seen; None: causal."""
+"""[T, S] or [B, 1, 1, S]: bool, true where something is seen, or what is added to the scores; None: all is seen."""
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+class Kernel(Protocol):
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False) -> Tensor:
+        """q: [B, heads, T, D]; k and v: [B, kv heads, S, D]; causal: each position sees those up to its own, instead of
+        a mask. [B, heads, T, D]."""
+        ...
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False) -> Tensor:
     """torch's own kernel."""
     shared = q.shape[1] != k.shape[1]
     if shared and mask is not None and q.is_cuda:  # the kernels that take a mask there do not take shared heads
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
         shared = False
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+def eager(q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False) -> Tensor:
     """Written out; the softmax is float32."""
     batch, heads, length, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, length, dim)
     scores = (grouped @ k[:, :, None].transpose(-1, -2)).mul_(dim**-0.5)
-    if mask is None:
+    if causal:
         mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril()
-    if mask.ndim == 4:
-        mask = mask[:, None]
-    shares = scores.masked_fill_(~mask, float("-inf")).softmax(-1, dtype=torch.float32).to(q.dtype)
+    if mask is not None:
+        wide = mask[:, None] if mask.ndim == 4 else mask
+        scores = scores.masked_fill_(~wide, float("-inf")) if wide.dtype == torch.bool else scores.add_(wide)
+    shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
     return (shares @ v[:, :, None]).view(batch, heads, length, dim)
 
 
@@ -50,7 +56,7 @@ class Causal:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         del layer
-        return self._kernel(q, k, v, None)
+        return self._kernel(q, k, v, causal=True)
 
 
 class Chunk:
@@ -65,11 +71,19 @@ class Chunk:
         keys, values = self._cache.keys[layer][rows], self._cache.values[layer][rows]
         keys[:, :, places], values[:, :, places] = k, v
         if self._start == 0:
-            return self._kernel(q, k, v, None)
+            return self._kernel(q, k, v, causal=True)
         if self._mask is None:
             ones = torch.ones(q.shape[2], places.stop, dtype=torch.bool, device=q.device)
             self._mask = ones.tril(self._start)
         return self._kernel(q, keys[:, :, : places.stop], values[:, :, : places.stop], self._mask)
+
+
+def _added(positions: Tensor, end: int, dtype: torch.dtype) -> Tensor:
+    """The mask of rows that see what stands up to their positions, made once: of a bool one torch makes this in every
+    layer. [rows, 1, 1, end]."""
+    unseen = torch.arange(end, device=positions.device) > positions[:, None]
+    added = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)
+    return added[:, None, None]
 
 
 class Step:
@@ -79,8 +93,7 @@ class Step:
         """positions: int64[rows], all below `end`; level: they are all the same."""
         self._kernel, self._cache, self._end = kernel, cache, end
         self._rows, self._places = torch.arange(len(positions), device=positions.device), positions
-        span = torch.arange(end, device=positions.device)
-        self._mask = (span <= positions[:, None])[:, None, None, :]
+        self._mask = None if level else _added(positions, end, cache.keys[0].dtype)
         self._level = level
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ Each class here cures a measured defect of the library (docs/decisions.md names 
 - the auto-connector dials whatever identify has heard of                 -> _NoAutoConnector
 - yamux copies, locks and polls, and keeps what it is sent                -> yamux.py, our own
 - every read costs two system calls, every full frame two messages       -> BufferedSocket
+- each Noise message is copied three times and read in two steps         -> noise.py, our own
 - silent handshakes from many addresses keep every inbound slot            -> HardSwarm
 - its pubsub costs many times what it carries                            -> gossip, our own
 - the listener shares its port with any other process (SO_REUSEPORT)      -> port_is_taken

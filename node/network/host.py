@@ -464,6 +464,7 @@ class Libp2pNetwork:
                 self._close_soon(oldest)
 
     def _left(self, connection: INetConn) -> None:
+        self._redialer.lost()
         self._strangers.pop(connection, None)
         peer = connection.muxed_conn.peer_id
         address = self._address_of(peer.to_bytes())
@@ -585,15 +586,15 @@ class Libp2pNetwork:
             raise PeerUnavailable(peer, "the stream was cut") from error
 
     async def _ask_on(self, on: "_Kept", peer: Address, protocol: str, data: bytes, limit: int) -> tuple[int, bytes]:
-        """One request on an open stream, which is kept if the answer came whole."""
-        clean = False
+        """One request on an open stream, which is kept if all of it was taken, and answered whole."""
+        clean = kept = False
         try:
             await on.muxed.widen(min(limit + wire.RESPONSE_HEADER, MAX_WINDOW))
-            answer = await _converse(on.muxed, data, limit)
-            clean = True
+            answer, taken = await _converse(on.muxed, data, limit)
+            clean, kept = True, taken and answer[0] == wire.OK
             return answer
         finally:
-            if clean and not on.closed:
+            if kept and not on.closed:
                 for each in self._kept.put(peer, protocol, on, trio.current_time()):
                     await _finish(each.stream, clean=True)
             else:
@@ -756,18 +757,22 @@ def _id_of(peer_id: PeerId) -> ID:
     return ID.from_base58(peer_id)
 
 
-async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[int, bytes]:
-    """Send and receive at once: a peer may answer, and stop reading, before it has read all of the request."""
+async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[tuple[int, bytes], bool]:
+    """Send and receive at once: a peer may answer, and stop reading, before it has read all of the request. The answer,
+    and whether all of the request was sent before it."""
+    sent = False
 
     async def send() -> None:
+        nonlocal sent
         try:
             await wire.write_request(stream, data, keep=True)
+            sent = True
         except Exception as error:  # the answer, or its absence, says more
             log.debug("network.request_cut", error=repr(error))
 
     if len(data) <= SENT_AT_ONCE:
         await send()
-        return await wire.read_response(stream, limit)
+        return await wire.read_response(stream, limit), sent
     failure: Exception | None = None
     answer = (wire.FAILED, b"")
     async with trio.open_nursery() as nursery:
@@ -776,10 +781,11 @@ async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[int,
             answer = await wire.read_response(stream, limit)
         except (wire.WireError, MuxedStreamError) as error:
             failure = error
+        taken = sent
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    return answer
+    return answer, taken
 
 
 async def _finish(stream: INetStream, clean: bool) -> None:

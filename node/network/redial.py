@@ -19,6 +19,8 @@ log = structlog.get_logger(__name__)
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 CHECK_SECONDS = 1.0
+REST_SECONDS = 5.0
+"""Between two looks at a member that is connected as well as can be, unless a connection ends."""
 PING_SECONDS = 15.0
 MAX_DIALS = 8
 LET_IT_CALL = 3.0
@@ -43,9 +45,9 @@ def delay_after(failures: int, jitter: float, longest: float = LONGEST_DELAY) ->
 class Redialer:
     """One small loop per member.
 
-    dial raises PeerUnavailable; link is asked every second; ping, rarely, finds the connections whose other end has
-    silently gone, and closes them. A member that says it has moved is not dialled sooner for that: else one who says
-    so every second would have a thousand nodes knock wherever it likes.
+    dial raises PeerUnavailable; link is asked every second, and every five where it is the best; ping, rarely, finds
+    the connections whose other end has silently gone, and closes them. A member that says it has moved is not dialled
+    sooner for that: else one who says so every second would have a thousand nodes knock wherever it likes.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Redialer:
         self._loops: dict[Address, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._limit = trio.CapacityLimiter(MAX_DIALS)
+        self._loss = trio.Event()
 
     @property
     def contacts(self) -> Mapping[Address, Whereabouts]:
@@ -87,6 +90,11 @@ class Redialer:
         self._contacts, self._dialled = wanted, dialled
         self._failures = {member: failed for member, failed in self._failures.items() if member in wanted}
         self._start_loops()
+
+    def lost(self) -> None:
+        """A connection ended: those at rest look at once."""
+        self._loss.set()
+        self._loss = trio.Event()
 
     async def run(self) -> None:
         """Redial until cancelled."""
@@ -124,8 +132,11 @@ class Redialer:
                 elif link is not Link.APART and now - checked > PING_SECONDS:
                     await self._ping(where)
                     checked = trio.current_time()
-                idle = CHECK_SECONDS if link is Link.BEST else due - trio.current_time()
-                await trio.sleep(min(CHECK_SECONDS, max(idle, 0.0)))
+                if link is Link.BEST:
+                    with trio.move_on_after(REST_SECONDS):
+                        await self._loss.wait()
+                else:
+                    await trio.sleep(min(CHECK_SECONDS, max(due - trio.current_time(), 0.0)))
 
     def _patience(self, where: Whereabouts) -> float:
         """Seconds before the first try: of two who learn of each other at once, one dials first."""

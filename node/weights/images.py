@@ -35,6 +35,8 @@ from protocol.policy_patch import forms, framed, policy_patch_header, split_poli
 MAX_THREADS = 8
 PARALLEL_BYTES = 32 * 1024**2
 """Images below this size are worked on by one thread."""
+NEAR = 256 * 1024
+"""Bytes that are hashed, written and hashed again while they are in the processor's cache."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 U16 = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
@@ -205,15 +207,17 @@ def build_image(
         raise
 
 
-def _checked(stretches: Iterable[U16], info: TensorInfo, stop: threading.Event | None) -> Iterator[memoryview | bytes]:
+def _checked(stretches: Iterable[U16], info: TensorInfo, stop: threading.Event | None) -> Iterator[memoryview]:
     """The bytes of a tensor; raises PatchError at its end if it is not the manifest's."""
     hasher = blake3()
     for stretch in stretches:
         if stop is not None and stop.is_set():
             raise Stopped
-        data = raw(stretch)
-        hasher.update(data)
-        yield data
+        data = memoryview(raw(stretch))
+        for start in range(0, len(data), NEAR):
+            part = data[start : start + NEAR]
+            hasher.update(part)
+            yield part
     if hasher.digest() != info.digest:
         raise PatchError(f"{info.name[:80]} is not the tensor that the manifest names")
 

@@ -43,6 +43,8 @@ TRIES = 3
 ANSWER_SECONDS = 10.0
 CONNECT_SECONDS = 6.0
 """For one try: long enough for a system to send its first packet thrice."""
+UPGRADE_SECONDS = 3.0
+"""For the handshake: where two calls missed each other, one came to a listener, and both ends are servers."""
 ACCEPT_SECONDS = 0.5
 LONGEST_WAIT = 2.0
 """Half of a round trip that is believed."""
@@ -219,7 +221,8 @@ class Punching:
         with trio.move_on_after(CONNECT_SECONDS):
             try:
                 stream = await sockets.connect_from(source, *target)
-                muxed = await self._upgraded(stream, target, peer, client)
+                with trio.fail_after(UPGRADE_SECONDS):
+                    muxed = await self._upgraded(stream, target, peer, client)
             except Exception as error:  # the system's, or one of the library's many
                 log.debug("punch.missed", target=target, error=repr(error))
                 return False

@@ -170,7 +170,9 @@ class Gossip:
             cutter, muxed = Cutter(MAX_PACKET), stream_below(stream)
             try:
                 while True:
-                    for body in cutter.cut(await muxed.read()):
+                    for number, body in enumerate(cutter.cut(await muxed.read())):
+                        if number:
+                            await trio.lowlevel.checkpoint()
                         await self._take(peer, rpc_pb2.RPC.FromString(body))
             except MuxedStreamEOF:
                 log.debug("network.gossip_ended", peer=str(ID(peer)))
@@ -194,8 +196,9 @@ class Gossip:
     async def _take(self, peer: bytes, rpc: rpc_pb2.RPC) -> None:
         """One packet; its author's record of addresses is not read: whom we dial, the chain says."""
         self.trees.subscribed(peer, rpc.subscriptions)
-        for message in rpc.publish:
-            await trio.lowlevel.checkpoint()
+        for number, message in enumerate(rpc.publish):
+            if number:
+                await trio.lowlevel.checkpoint()
             self._hear(peer, message)
         if rpc.HasField("control"):
             self.trees.control(peer, rpc.control)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -38,6 +39,19 @@ async def test_a_moved_file_is_taken_over_without_a_copy(tmp_path: Path) -> None
     info = await store.add(source, move=True)
     assert not source.exists()
     assert store.path(info.root).stat().st_ino == number
+
+
+async def test_a_file_of_the_same_disk_is_moved_though_nothing_more_fits_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BlobStore(tmp_path / "store", quota=10**7)
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * 100_000)
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(StoreFull):
+        await store.add(source)
+    assert store.has((await store.add(source, move=True)).root)
 
 
 async def test_the_quota_evicts_what_was_used_longest_ago_and_never_a_pinned_blob(tmp_path: Path) -> None:

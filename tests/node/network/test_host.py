@@ -10,7 +10,7 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
-from node.network import hardening, yamux
+from node.network import hardening, sockets, yamux
 from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
 from node.network.gossip.gossip import MESHSUB
 from node.network.host import Libp2pNetwork
@@ -170,6 +170,13 @@ async def test_one_port_is_listened_on_for_both_families_and_either_is_dialled(r
     assert "/ip6/::1/" in (both.seen_at(six.address) or "")
 
 
+async def test_a_listener_for_ipv6_leaves_ipv4_to_others() -> None:
+    (listener,) = await sockets.open_listeners("::", 0)
+    async with listener:
+        with pytest.raises(OSError):  # noqa: PT011 - refused, in whichever words
+            await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
+
+
 async def test_no_address_that_is_not_of_the_internet_is_dialled_where_none_shall_be(real) -> None:
     careful = Libp2pNetwork(NodeKey.generate(), "/ip4/127.0.0.1/tcp/0", private=False)
     other = real.make()
@@ -217,3 +224,14 @@ async def test_a_subscription_made_while_a_stream_is_opened_still_reaches_the_pe
     await real.introduce(one, two)
     await real.until(lambda: bool(subscribed))
     await real.gossip_settles(one, subscribed[0], "late")
+
+
+@pytest.mark.parametrize("size", [1001, 1_000_000])
+async def test_a_stream_on_which_a_request_was_refused_is_not_kept(real, size: int) -> None:
+    """Its other end reads no more: the next request on it would wait for its window."""
+    one, two = await _pair(real)
+    with pytest.raises(PeerUnavailable):
+        await one.request(two.address, "/echo/1", bytes(size), max_response=1, timeout=10)
+    assert one._kept.take(two.address, "/echo/1", trio.current_time()) == (None, [])
+    await _still_works(one, two)
+    assert one._kept.take(two.address, "/echo/1", trio.current_time())[0] is not None

@@ -25,7 +25,7 @@ class Net:
         self.told: list[dict[str, Any]] = []
 
     def listening(self) -> tuple[str, ...]:
-        return (HERE, "/ip4/127.0.0.1/tcp/4001")
+        return (HERE, "/ip4/127.0.0.1/tcp/4001", "/ip4/8.8.8.1/tcp/4001")
 
     def set_contacts(self, contacts: Any, dialled: Any = None) -> None:
         self.told.append(dict(contacts))

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -218,6 +219,8 @@ def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:
     members.joined(OTHER.address, "registered")
     members.moved(OTHER.address, beat(4, "older"))
     assert [each for each, _ in contacts.told] == [{OTHER.address: ("registered",)}, {OTHER.address: ("moved",)}]
+    members.moved(OTHER.address, msgspec.structs.replace(beat(6, "moved"), also=("second",)))
+    assert contacts.told.pop()[0] == {OTHER.address: ("moved", "second")}
     members.joined(OTHER.address, "registered anew")
     assert members.contacts_of(OTHER.address) == ("registered anew",)
     members.moved(OWN.address, beat(9, "a stranger"))

@@ -1,5 +1,7 @@
 """Doing without the relay: on loopback, where every port is open, and what a member may make another dial."""
 
+from types import SimpleNamespace
+
 import pytest
 import trio
 from libp2p.custom_types import TProtocol
@@ -18,6 +20,7 @@ from node.network.host import Libp2pNetwork
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(punching, "FIRST", 0.1)
     monkeypatch.setattr(punching, "ACCEPT_SECONDS", 0.1)
+    monkeypatch.setattr(punching, "UPGRADE_SECONDS", 0.5)
 
 
 async def _carried(real, seen_at: tuple[str, str]) -> tuple[Libp2pNetwork, Libp2pNetwork]:
@@ -42,8 +45,8 @@ async def _carried(real, seen_at: tuple[str, str]) -> tuple[Libp2pNetwork, Libp2
 
 async def test_two_that_a_relay_connects_meet_directly_where_their_routers_let_them(real) -> None:
     one, two = await _carried(real, ("127.0.0.1", "127.0.0.1"))
-    await real.until(lambda: not one.relayed() and not two.relayed())
-    assert two.address in one.connected() and one.punched() | two.punched()
+    await real.until(lambda: bool(one.punched() | two.punched()) and not one.relayed() | two.relayed())
+    assert two.address in one.connected()
     assert not one.unpunched() | two.unpunched()
 
 
@@ -56,11 +59,15 @@ async def test_only_members_on_a_circuit_are_answered(real) -> None:
     stream = await one._host.new_stream(ID.from_base58(two.peer_id), [TProtocol(DCUTR)])
     below = yamux.stream_below(stream)
     with pytest.raises((wire.Malformed, MuxedStreamError)), trio.fail_after(5):
-        await wire.write(below, HolePunch(type=HolePunch.CONNECT))
+        here = Multiaddr("/ip4/127.0.0.1/tcp/4001").to_bytes()
+        await wire.write(below, HolePunch(type=HolePunch.CONNECT, ObsAddrs=[here]))
         await wire.read(below, HolePunch)
 
 
-async def test_where_nobody_meets_the_relay_goes_on_and_few_dials_were_spent_on_it(real, monkeypatch) -> None:
+@pytest.mark.parametrize("careless", [0, 1])
+async def test_where_nobody_meets_the_relay_goes_on_and_few_dials_were_spent_on_it(
+    real, monkeypatch, careless: int
+) -> None:
     dialled: list[str] = []
 
     async def count(source: tuple[str, int], host: str, port: int) -> trio.SocketStream:
@@ -69,10 +76,11 @@ async def test_where_nobody_meets_the_relay_goes_on_and_few_dials_were_spent_on_
 
     monkeypatch.setattr(punching.sockets, "connect_from", count)
     one, two = await _carried(real, ("127.0.0.77", "127.0.0.78"))
+    (one, two)[careless]._punching._tries = SimpleNamespace(take=lambda *_: True)
     await real.until(lambda: one.unpunched() == {two.address} and two.unpunched() == {one.address})
     for _ in range(3):
         await two._punching._punch(ID.from_base58(one.peer_id))
-    assert dialled.count("127.0.0.77") <= TRIES and dialled.count("127.0.0.78") <= TRIES
+    assert 1 <= dialled.count(("127.0.0.77", "127.0.0.78")[careless]) <= TRIES, "the other one counts"
     assert one.relayed() == {two.address} and not one.punched()
 
 
