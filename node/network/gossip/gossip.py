@@ -28,7 +28,7 @@ from node.network.yamux import stream_below
 log = structlog.get_logger(__name__)
 
 MESHSUB = TProtocol("/meshsub/1.1.0")
-MAX_PACKET = 1024 * 1024
+MAX_PACKET = 512 * 1024
 TICK = 0.5
 OPEN_SECONDS = 10.0
 FIRST_RETRY, LAST_RETRY = 0.25, 8.0

@@ -14,8 +14,10 @@ What is added, because a link may be somebody's who forwards what it likes:
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from random import Random
 
+from google.protobuf.message import Message
 from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.budget import TokenBucket
@@ -45,6 +47,8 @@ ANSWERED_BYTES = (256.0 * 1024, 2.0 * 1024**2)
 """Of messages that one peer asks for, per second and in a burst."""
 ASKED_TICKS = 8
 """How long an answer to IWANT is expected."""
+ANSWER_BYTES = 256 * 1024
+"""Of messages in one answer to IWANT: a packet that everybody takes."""
 FORGIVEN = 0.99
 """Of a link's failures, left after each tick: half after 35 s."""
 
@@ -196,20 +200,24 @@ class Trees:
     # control
 
     def control(self, peer: bytes, control: rpc_pb2.ControlMessage) -> None:
-        """What a peer says about links and messages, as far as its budget goes, and about our topics alone."""
+        """What a peer says about links and messages. Once its budget is spent the rest is not looked at; foreign topics
+        cost as much, and do nothing."""
         known = self._peer(peer)
-        for graft in control.graft:
-            if graft.topicID in self.links and self._affords(known):
-                self._grafted(peer, known, graft.topicID)
-        for prune in control.prune:
-            if prune.topicID in self.links and self._affords(known):
-                self._pruned(peer, known, prune)
-        for have in control.ihave:
-            if have.topicID in self.links and self._affords(known):
-                self._told(peer, have)
-        for want in control.iwant:
-            if self._affords(known):
-                self._asked_for(peer, known, want)
+        for said in chain(control.graft, control.prune, control.ihave, control.iwant):
+            if not self._affords(known):
+                return
+            if isinstance(said, rpc_pb2.ControlIWant):
+                self._asked_for(peer, known, said)
+            elif said.topicID in self.links:
+                self._heed(peer, known, said)
+
+    def _heed(self, peer: bytes, known: Peer, said: Message) -> None:
+        if isinstance(said, rpc_pb2.ControlGraft):
+            self._grafted(peer, known, said.topicID)
+        elif isinstance(said, rpc_pb2.ControlPrune):
+            self._pruned(peer, known, said)
+        elif isinstance(said, rpc_pb2.ControlIHave):
+            self._told(peer, said)
 
     def _affords(self, known: Peer) -> bool:
         return known.controls.take(1, self._clock())
@@ -254,7 +262,7 @@ class Trees:
     def _asked_for(self, peer: bytes, known: Peer, want: rpc_pb2.ControlIWant) -> None:
         found: list[rpc_pb2.Message] = []
         now = self._clock()
-        for message in self.heard.wanted(want.messageIDs[:MAX_NAMED], int(ANSWERED_BYTES[1]) // 4):
+        for message in self.heard.wanted(want.messageIDs[:MAX_NAMED], ANSWER_BYTES):
             if known.bytes.take(message.ByteSize(), now):
                 found.append(message)
         if found:

@@ -194,7 +194,7 @@ def test_topics_of_nobodys_leave_nothing_behind() -> None:
     node.control(peer, control)
     node.subscribed(peer, [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=name) for name in names])
     assert node.links.keys() == {TOPIC} and not node.peers[peer].backoff.keys() & set(names)
-    assert len(node.peers[peer].topics) == trees.MAX_TOPICS and not node._missing
+    assert len(node.peers[peer].topics) <= trees.MAX_TOPICS and not node._missing
 
 
 def test_a_message_wanted_a_thousand_times_is_sent_once_and_only_so_many_bytes_of_all() -> None:
