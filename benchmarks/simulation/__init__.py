@@ -8,10 +8,10 @@ every check. The exchange's decisions (`exchange.py`) are those of `node.blobs.s
 **Modelled:**
 - the clock: `trio.testing.MockClock`, which jumps to the next thing that is due. Messages arrive in ticks of TICK s;
 - links: the scenario's delay one way in the median, log-normal; a blob takes as long as the exchange's simulation says;
-- gossip: a mesh of bounded degree, repaired every EPOCH s; a message goes to every mesh peer but the one it came from,
-  so its copies are counted exactly; it waits at each hop for the CPU (M/D/1 at the load of the last epoch). IHAVE is
-  counted in bytes. Whoever needs more than its core loses the excess;
-- the CPU: so many ms per message as were measured (network-measured.md and decisions 7), and an idle share;
+- gossip: a tree in a graph of bounded degree, made anew every EPOCH s; a message waits at each hop for the CPU (M/D/1
+  at the load of the last epoch). Digests are counted in bytes. Whoever needs more than its core loses the excess.
+  `gossip.py` runs the product's own rules of gossip, under a clock and on links of its own;
+- the CPU: so many ms per message as were measured (decisions 25), and an idle share;
 - engines: seconds per file by the node's class; the learner: seconds per step; checking: seconds per group;
 - the truth: an engine that checks knows which groups were cheated, and sees those that its lot drew;
 - the chain: everybody hears of a join, a leave or a slash after CHAIN s.

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--partition", type=float, default=600.0, help="seconds for which a third is cut off")
     parser.add_argument("--cheats", type=float, default=0.1, help="share of the workers")
     parser.add_argument("--full", type=int, default=16, help="nodes that have everything of their own")
-    parser.add_argument("--message-ms", type=float, default=4.6, help="CPU per message, its copies included")
+    parser.add_argument("--message-ms", type=float, default=0.93, help="CPU per message, its copies included")
     parser.add_argument("--delay", type=float, default=0.04, help="seconds of a hop, the median")
     parser.add_argument("--policy-seconds", type=float, help="a policy's way; default: the exchange is simulated")
     parser.add_argument("--learner-seconds", type=float, default=240.0, help="per step")

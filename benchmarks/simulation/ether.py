@@ -13,18 +13,21 @@ import numpy as np
 import trio
 
 from benchmarks.simulation import EPOCH, TICK
-from benchmarks.simulation.mesh import DEGREE, Mesh
+from benchmarks.simulation.mesh import Mesh
 from benchmarks.simulation.scenario import Scenario
 from node.network.contacts import Told
 from node.network.errors import PeerUnavailable, RequestTimedOut
+from node.network.gossip.heard import TOLD_TICKS
+from node.network.gossip.trees import DIGEST_PEERS
+from node.network.gossip.trees import TICK as TICK_SECONDS
 from protocol.identity import Address
 
 Accept = Callable[[Address, bytes], bool]
 Handler = Callable[[Address, bytes], Awaitable[bytes]]
 FULL_PEERS = 8
 """Full nodes that a full node is connected with, and asks for what it missed."""
-GOSSIP_WINDOW = 5
-"""Seconds of messages that a router offers each second to DEGREE peers outside of its mesh."""
+TOLD_SECONDS = TOLD_TICKS * TICK_SECONDS
+"""Of messages that a node names each second to DIGEST_PEERS others."""
 BUSIEST = 0.95
 """Share of a core that messages may take; what is beyond is lost."""
 
@@ -161,12 +164,8 @@ class Ether:
             self.delays += times[np.isfinite(times) & (times > 0)][:200].tolist()
 
     def _load(self) -> float:
-        """Share of a core that the messages of the last epoch took, the copies that there are now counted."""
-        return self.costs.idle + self.rate * self.costs.message_ms / 1000 * self._copies_now() / self.costs.copies
-
-    def _copies_now(self) -> float:
-        live = np.flatnonzero(self.mesh.online)
-        return max(1.0, float(np.mean([self.mesh.degree(int(node)) for node in live])) - 1) if len(live) else 1.0
+        """Share of a core that the messages of the last epoch took."""
+        return self.costs.idle + self.rate * self.costs.message_ms / 1000
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -188,7 +187,7 @@ class Ether:
             self._since, self._published = now, 0
             live = int(self.mesh.online.sum())
             self.bytes_ihave += (
-                self.rate * GOSSIP_WINDOW * self.costs.ihave * min(DEGREE, max(live - DEGREE, 0)) * EPOCH
+                self.rate * TOLD_SECONDS * self.costs.ihave * min(DIGEST_PEERS, max(live - 2, 0)) * EPOCH
             )
             needed = self._load()
             self.busy.append(needed)

@@ -1,7 +1,8 @@
-"""Gossip over a mesh of bounded degree: when a message reaches whom, and in how many copies. Numbers only.
+"""Gossip over a tree in a graph of bounded degree: when a message reaches whom, and in how many copies. Numbers only.
 
-A node keeps DEGREE mesh peers, never above MOST, and asks for more below LEAST. It hands a message to all of them but
-the one that it came from. Times are shortest paths over the links, plus what each hop computes.
+A node knows DEGREE neighbours or so, never above MOST, and looks for more below LEAST. Of the links between them a tree
+is what pushes, as the product's rules leave it (`gossip.py` runs those): here the shortest paths from some node. Times
+are paths over the tree, plus what each hop computes.
 """
 
 import random
@@ -9,7 +10,7 @@ import random
 import numpy as np
 
 LEAST, DEGREE, MOST = 4, 6, 9
-"""Measured at 12 nodes without opportunistic grafting: 4 to 9."""
+"""Links that are made at first, before all that bring the same twice are pruned."""
 LANDMARKS, MANY = 64, 2000
 """Where there are more than MANY nodes, messages start from LANDMARKS of them: the mesh looks alike from everywhere."""
 SPREAD = 0.5
@@ -28,6 +29,7 @@ class Mesh:
         self._random = random.Random(seed)  # noqa: S311 - a model
         self._peers: list[dict[int, float]] = [{} for _ in range(size)]
         self._rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._tree: list[set[int]] = [set() for _ in range(size)]
         self._table: tuple[np.ndarray, np.ndarray] | None = None
 
     def repair(self) -> None:
@@ -42,9 +44,23 @@ class Mesh:
                 self._graft(node, live)
         self._rows.clear()
         self._table = None
+        self._tree = self._spanning(live)
+
+    def _spanning(self, live: list[int]) -> list[set[int]]:
+        """The links of a tree on each island: shortest paths from one of its nodes."""
+        graph = self._table_of([set(peers) for peers in self._peers])
+        tree: list[set[int]] = [set() for _ in self._peers]
+        for island in {int(self.island[node]) for node in live}:
+            root = self._random.choice([node for node in live if self.island[node] == island])
+            times, parents = self._paths(root, *graph)
+            for node in np.flatnonzero(np.isfinite(times)).tolist():
+                if node != root:
+                    tree[node].add(int(parents[node]))
+                    tree[int(parents[node])].add(node)
+        return tree
 
     def degree(self, node: int) -> int:
-        return len(self._peers[node])
+        return len(self._tree[node])
 
     def row(self, source: int) -> tuple[np.ndarray, np.ndarray]:
         """(seconds until each node has it, infinite for who has it never; copies that each is sent)."""
@@ -74,33 +90,36 @@ class Mesh:
         del self._peers[one][other]
         del self._peers[other][one]
 
-    def _links(self) -> tuple[np.ndarray, np.ndarray]:
+    def _table_of(self, links: list[set[int]]) -> tuple[np.ndarray, np.ndarray]:
         """(neighbours int[nodes, most], seconds float[nodes, most]); infinite where there is no link."""
-        if self._table is None:
-            width = max((len(peers) for peers in self._peers), default=0) or 1
-            neighbours = np.zeros((len(self._peers), width), int)
-            seconds = np.full((len(self._peers), width), np.inf, np.float32)
-            for node, peers in enumerate(self._peers):
-                reached = [other for other in peers if self.island[other] == self.island[node]]
-                neighbours[node, : len(reached)] = reached
-                seconds[node, : len(reached)] = [peers[other] for other in reached]
-            self._table = neighbours, seconds + self.hop_seconds
-        return self._table
+        width = max((len(peers) for peers in links), default=0) or 1
+        neighbours = np.zeros((len(links), width), int)
+        seconds = np.full((len(links), width), np.inf, np.float32)
+        for node, peers in enumerate(links):
+            reached = [other for other in peers if self.island[other] == self.island[node]]
+            neighbours[node, : len(reached)] = reached
+            seconds[node, : len(reached)] = [self._peers[node][other] for other in reached]
+        return neighbours, seconds + self.hop_seconds
 
     def _computed(self, source: int) -> tuple[np.ndarray, np.ndarray]:
-        neighbours, seconds = self._links()
-        times = np.full(len(self._peers), np.inf, np.float32)
+        if self._table is None:
+            self._table = self._table_of(self._tree)
+        times, parents = self._paths(source, *self._table)
+        heard = np.isfinite(times)
+        has_parent = heard.copy()
+        has_parent[source] = False
+        children = np.bincount(parents[has_parent], minlength=len(times))
+        copies = np.where(heard, np.isfinite(self._table[1]).sum(axis=1) - children, 0)
+        return times, copies.astype(np.float32)
+
+    @staticmethod
+    def _paths(source: int, neighbours: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(seconds from the source, infinite where no way leads; the node before on the way)."""
+        times = np.full(len(neighbours), np.inf, np.float32)
         times[source] = 0.0
         while True:
             over = times[neighbours] + seconds
             better = np.minimum(times, over.min(axis=1))
             if np.array_equal(better, times):
-                break
+                return times, neighbours[np.arange(len(times)), over.argmin(axis=1)]
             times = better
-        heard = np.isfinite(times)
-        parents = neighbours[np.arange(len(times)), over.argmin(axis=1)]
-        has_parent = heard.copy()
-        has_parent[source] = False
-        children = np.bincount(parents[has_parent], minlength=len(times))
-        copies = np.where(heard, np.isfinite(seconds).sum(axis=1) - children, 0)
-        return times, copies.astype(np.float32)

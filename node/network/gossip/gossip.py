@@ -21,7 +21,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
 from node.network.gossip import messages
 from node.network.gossip.line import Line
-from node.network.gossip.trees import Trees
+from node.network.gossip.trees import TICK, Trees
 from node.network.packets import Cutter
 from node.network.yamux import stream_below
 
@@ -29,7 +29,6 @@ log = structlog.get_logger(__name__)
 
 MESHSUB = TProtocol("/meshsub/1.1.0")
 MAX_PACKET = 512 * 1024
-TICK = 0.5
 OPEN_SECONDS = 10.0
 FIRST_RETRY, LAST_RETRY = 0.25, 8.0
 CLOSE_SECONDS = 3.0

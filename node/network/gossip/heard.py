@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from libp2p.pubsub.pb import rpc_pb2
 
@@ -17,19 +18,26 @@ TOLD_TICKS = 6
 """How long digests name a message: to three draws of peers, at one a second."""
 
 
+class First(NamedTuple):
+    """giver: the link that brought it, as a raw peer id, empty for nobody's merit; at: when, seconds."""
+
+    giver: bytes
+    at: float
+
+
 class Heard:
     def __init__(self) -> None:
         self.now = 0
-        self._givers: Recent[bytes, bytes] = Recent(MAX_NAMES)
+        self._firsts: Recent[bytes, First] = Recent(MAX_NAMES)
         self._kept: OrderedDict[bytes, tuple[int, rpc_pb2.Message]] = OrderedDict()
         self._bytes = 0
 
-    def giver(self, name: bytes) -> bytes | None:
-        """Who brought a message first: a raw peer id, empty for nobody's merit; None for a message not heard yet."""
-        return self._givers.get(name)
+    def first(self, name: bytes) -> First | None:
+        """How a message came first; None for one not heard yet."""
+        return self._firsts.get(name)
 
-    def note(self, name: bytes, giver: bytes) -> None:
-        self._givers[name] = giver
+    def note(self, name: bytes, giver: bytes, at: float) -> None:
+        self._firsts[name] = First(giver, at)
 
     def keep(self, message: rpc_pb2.Message) -> None:
         self._kept[name_of(message)] = self.now, message

@@ -52,6 +52,12 @@ ANSWER_BYTES = 256 * 1024
 FORGIVEN = 0.99
 """Of a link's failures, left after each tick: half after 35 s."""
 
+TICK = 0.5
+FRESH = 0.2
+"""What the last tick counts in the rate of messages."""
+CALM = 0.005
+"""Other messages, within the time between two copies of one, that let a link be pruned at once."""
+
 Send = Callable[[bytes, bytes], None]
 """(raw peer id, packet): to that peer."""
 
@@ -86,6 +92,8 @@ class Trees:
         self._draw = draw
         self._missing: dict[bytes, tuple[str, list[bytes]]] = {}
         self._asked: dict[bytes, int] = {}
+        self._came = 0
+        self._rate = 0.0
 
     # topics and peers
 
@@ -160,14 +168,22 @@ class Trees:
     def knows(self, giver: bytes, message: rpc_pb2.Message) -> bool:
         """Whether it came before. One of two links that bring the same is pruned, and whoever takes us for a link."""
         name, topic = name_of(message), message.topicIDs[0]
-        first, links = self.heard.giver(name), self.links.get(topic, ())
+        first, links = self.heard.first(name), self.links.get(topic, ())
         if first is None:
             return False
         if giver not in links and self._is_pushed(giver, message) and self._affords(self._peer(giver)):
             self._prune(giver, topic)
-        elif first and first != giver and giver in links and first in links:
-            self._prune(first if self._peer(first).failures > self._peer(giver).failures else giver, topic)
+        elif first.giver in links and first.giver != giver and giver in links and self._dares(first.at):
+            worse = self._peer(first.giver).failures > self._peer(giver).failures
+            self._prune(first.giver if worse else giver, topic)
         return True
+
+    def _dares(self, first_at: float) -> bool:
+        """Two messages that are on their way around one circle of links at once, each in its direction, meet at two
+        places: were both cut, the tree would be in two parts. So the more messages come within the time between two
+        copies, the more seldom a copy costs a link."""
+        others = self._rate * (self._clock() - first_at)
+        return self._draw.random() * others < CALM
 
     def _is_pushed(self, giver: bytes, message: rpc_pb2.Message) -> bool:
         """Neither asked for nor its own: it comes because the giver takes us for a link."""
@@ -183,12 +199,13 @@ class Trees:
         if name in self._asked:
             for link in links - {giver}:
                 self._peer(link).failures += 1
-        self.heard.note(name, giver if giver in links else b"")
+        self._came += 1
+        self.heard.note(name, giver if giver in links else b"", self._clock())
 
     def spread(self, message: rpc_pb2.Message, giver: bytes = b"") -> None:
         """Hand a message on. giver: raw peer id of whom it came from, empty for a message of our own."""
         if not giver:
-            self.heard.note(name_of(message), b"")
+            self.heard.note(name_of(message), b"", self._clock())
         self.heard.keep(message)
         data = packet(rpc_pb2.RPC(publish=[message]))
         topic = message.topicIDs[0]
@@ -253,7 +270,7 @@ class Trees:
         known = self._peer(peer)
         most = MISSING_BY_MEMBER if self._is_member(peer) else MISSING_BY_STRANGER
         for name in have.messageIDs[:MAX_NAMED]:
-            if known.named < most and self.heard.giver(name) is None:
+            if known.named < most and self.heard.first(name) is None:
                 known.named += 1
                 _, tellers = self._missing.setdefault(name, (have.topicID, []))
                 if peer not in tellers and len(tellers) < DIGEST_PEERS:
@@ -271,8 +288,10 @@ class Trees:
     # time
 
     def tick(self) -> None:
-        """Twice a second."""
+        """Every TICK seconds."""
         self.heard.tick()
+        self._rate += (self._came / TICK - self._rate) * FRESH
+        self._came = 0
         self._ask()
         for peer in self.peers.values():
             peer.failures *= FORGIVEN

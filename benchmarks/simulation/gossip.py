@@ -1,0 +1,199 @@
+"""The product's own rules of gossip (`node.network.gossip.trees`) in a large swarm, under a virtual clock.
+
+    python -m benchmarks.simulation.gossip [--nodes 100 1000] [--seconds 60] [--rate 20] [--silent 0.1] [--kill 0.1]
+                                           [--quick] [--json]
+
+Every node has NEIGHBOURS others, as the product dials them; links take 40 ms in the median, log-normal. In the first
+third of the time the trees are made. Then a share of the nodes dies at once, and in the last third a share of those who
+live hands on nobody's messages but its own, and says all else as before: no rule is broken that a neighbour could show.
+Of each third: copies of a message, seconds until a node has it (median, 99 of 100, the last), what never came, and what
+control messages cost. Messages carry no signature here, and are not parsed.
+"""
+
+import argparse
+import heapq
+import itertools
+import json
+import random
+import statistics
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from libp2p.pubsub.pb import rpc_pb2
+
+from node.network.gossip.trees import TICK, Trees
+from node.network.packets import Cutter
+
+NEIGHBOURS = 24
+HOP, SPREAD = 0.04, 0.5
+"""Seconds of a link, the median, and what its logarithm varies by."""
+TOPIC = "simulation"
+DRAIN = 8.0
+"""Seconds for which the last messages of a third may still come."""
+
+
+class Node:
+    """One of them. silent: it hands on nothing of others'."""
+
+    def __init__(self, swarm: "Swarm", name: bytes) -> None:
+        self.name = name
+        self.alive, self.silent = True, False
+        self.links: dict[bytes, float] = {}
+        self.trees = Trees(self._send, lambda: swarm.now, lambda peer: True, swarm.draw)
+        self._swarm = swarm
+
+    def _send(self, peer: bytes, packet: bytes) -> None:
+        self._swarm.send(self, peer, packet)
+
+    def take(self, giver: bytes, rpc: rpc_pb2.RPC) -> None:
+        self.trees.subscribed(giver, rpc.subscriptions)
+        for message in rpc.publish:
+            self._swarm.copies += 1
+            if not self.trees.knows(giver, message):
+                self.trees.came(giver, message)
+                self._swarm.heard(message.seqno)
+                self.trees.spread(message, giver)
+        self.trees.control(giver, rpc.control)
+
+    def tick(self) -> None:
+        if self.alive:
+            self.trees.tick()
+            self._swarm.after(TICK * self._swarm.draw.uniform(0.8, 1.2), self.tick)
+
+
+class Swarm:
+    """All nodes, the clock, and what is counted since `begin`."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.now = 0.0
+        self.draw = random.Random(seed)  # noqa: S311 - a model
+        self._due: list[tuple[float, int, Any, tuple[Any, ...]]] = []
+        self._order = itertools.count()
+        self._numbers = itertools.count(1)
+        self.nodes = {name: Node(self, name) for name in (b"%d" % number for number in range(size))}
+        self.begin()
+        self._connect()
+
+    def begin(self) -> None:
+        self.copies = self.control_bytes = self.packets = 0
+        self.due = 0
+        self.born: dict[bytes, float] = {}
+        self.delays: list[float] = []
+
+    def _connect(self) -> None:
+        names = list(self.nodes)
+        for node in self.nodes.values():
+            for peer in self.draw.sample(names, min(NEIGHBOURS // 2, len(names) - 1)):
+                if peer != node.name:
+                    node.links[peer] = self.nodes[peer].links[node.name] = HOP * self.draw.lognormvariate(0, SPREAD)
+        for node in self.nodes.values():
+            node.trees.join(TOPIC)
+            for peer in node.links:
+                self.after(self.draw.uniform(0, 5), node.trees.opened, peer)
+            self.after(self.draw.uniform(0, TICK), node.tick)
+
+    def after(self, seconds: float, deed: Any, *args: Any) -> None:
+        heapq.heappush(self._due, (self.now + seconds, next(self._order), deed, args))
+
+    def send(self, node: Node, peer: bytes, packet: bytes) -> None:
+        (body,) = Cutter(2**20).cut(packet)
+        rpc = rpc_pb2.RPC.FromString(body)
+        if node.silent:
+            own = [message for message in rpc.publish if message.from_id == node.name]
+            if len(own) < len(rpc.publish):
+                return
+        if not rpc.publish:
+            self.control_bytes += len(packet)
+        self.packets += 1
+        self.after(node.links[peer], self._arrive, node.name, peer, rpc)
+
+    def _arrive(self, giver: bytes, peer: bytes, rpc: rpc_pb2.RPC) -> None:
+        if self.nodes[peer].alive:
+            self.nodes[peer].take(giver, rpc)
+
+    def heard(self, number: bytes) -> None:
+        if number in self.born:
+            self.delays.append(self.now - self.born[number])
+
+    def publish(self, *, counted: bool = True) -> None:
+        """A message of somebody's, drawn."""
+        living = [node for node in self.nodes.values() if node.alive]
+        author, number = self.draw.choice(living), next(self._numbers).to_bytes(8)
+        if counted:
+            self.born[number] = self.now
+            self.due += len(living) - 1
+        author.trees.spread(rpc_pb2.Message(from_id=author.name, seqno=number, data=bytes(300), topicIDs=[TOPIC]))
+
+    def kill(self, names: Iterable[bytes]) -> None:
+        """Without a word; their neighbours' connections end."""
+        for name in names:
+            self.nodes[name].alive = False
+            for peer in self.nodes[name].links:
+                self.after(HOP, self.nodes[peer].trees.gone, name)
+
+    def live(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._due and self._due[0][0] <= until:
+            self.now, _, deed, args = heapq.heappop(self._due)
+            deed(*args)
+        self.now = until
+
+    def stretch(self, seconds: float, rate: float) -> dict[str, float]:
+        """So long, with so many messages a second; what was counted."""
+        self.begin()
+        for number in range(int(seconds * rate)):
+            self.after(number / rate, self.publish)
+        self.live(seconds + DRAIN)
+        delays, living = sorted(self.delays), sum(node.alive for node in self.nodes.values())
+        return {
+            "copies": round(self.copies / max(len(delays), 1), 3),
+            "median_s": round(statistics.median(delays), 3),
+            "p99_s": round(delays[int(0.99 * len(delays))], 3),
+            "last_s": round(delays[-1], 3),
+            "lost_percent": round(100 * (1 - len(delays) / self.due), 4),
+            "control_kB_per_node_s": round(self.control_bytes / living / (seconds + DRAIN) / 1000, 2),
+            "packets_per_node_s": round(self.packets / living / (seconds + DRAIN), 1),
+        }
+
+
+def simulate(size: int, seconds: float, rate: float, dead: float, silent: float, seed: int = 1) -> dict[str, Any]:
+    """The three stretches, and how many links a node has in the end."""
+    swarm = Swarm(size, seed)
+    swarm.live(6.0)
+    found: dict[str, Any] = {"quiet": swarm.stretch(seconds / 3, rate)}
+    swarm.kill(swarm.draw.sample(list(swarm.nodes), int(dead * size)))
+    found["after deaths"] = swarm.stretch(seconds / 3, rate)
+    living = [node for node in swarm.nodes.values() if node.alive]
+    for node in swarm.draw.sample(living, int(silent * size)):
+        node.silent = True
+    found["with silent ones"] = swarm.stretch(seconds / 3, rate)
+    links = [len(node.trees.links[TOPIC]) for node in living]
+    return {"nodes": size, **found, "links": {"mean": round(statistics.mean(links), 2), "most": max(links)}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of swarm time, a third for each stretch")
+    parser.add_argument("--rate", type=float, default=20.0, help="messages a second of all nodes together")
+    parser.add_argument("--kill", type=float, default=0.1, help="share of the nodes that die at once")
+    parser.add_argument("--silent", type=float, default=0.1, help="share that hands on nothing")
+    parser.add_argument("--quick", action="store_true", help="60 nodes, 30 seconds")
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    given = parser.parse_args()
+    sizes, seconds = ([60], 30.0) if given.quick else (given.nodes, given.seconds)
+    rows = []
+    for size in sizes:
+        rows.append(simulate(size, seconds, given.rate, given.kill, given.silent))
+        print(f"{size} nodes, {given.rate:g} messages a second, links {rows[-1]['links']}", file=sys.stderr)
+        for name, row in rows[-1].items():
+            if isinstance(row, dict) and name != "links":
+                told = "  ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in row.items())
+                print(f"  {name:18}{told}", file=sys.stderr)
+    if given.json:
+        print(json.dumps({"rate": given.rate, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
