@@ -15,6 +15,7 @@ from hypothesis.strategies import DataObject, data, integers
 
 from node.calibration.calibrate import exercise_of
 from node.calibration.difficulty import Difficulty
+from node.calibration.extent import Stage
 from node.calibration.measure import hand_over, look_at
 from node.environments.base import Defaults, Determinism, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
@@ -263,7 +264,7 @@ def filtered(session: Session, assets: Path) -> None:
 
 def calibrated(session: Session, assets: Path) -> None:
     exercise = exercise_of(session.run, session.environment, 8, 0)
-    made = exercise.played(partial(generate, session.engine))
+    made = exercise.played(partial(generate, session.engine), [slice(0, 8)], Stage(lambda *told: None, "playing", 8))
     work = hand_over(exercise.requests, made, 32, 32)
     seen = look_at(session.engine, work, 1.0, 32)
     assert work.tokens == sum(len(one.distances) for one in seen) and max(one.distances.max() for one in seen) < 1e-6
