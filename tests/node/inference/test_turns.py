@@ -264,9 +264,10 @@ def filtered(session: Session, assets: Path) -> None:
 
 def calibrated(session: Session, assets: Path) -> None:
     exercise = exercise_of(session.run, session.environment, 8, 0)
-    made = exercise.played(partial(generate, session.engine), [slice(0, 8)], Stage(lambda *told: None, "playing", 8))
+    stage = Stage(lambda *told: None, "playing and looking", 16)
+    made = exercise.played(partial(generate, session.engine), [slice(0, 8)], stage)
     work = hand_over(exercise.requests, made, 32, 32)
-    seen = look_at(session.engine, work, 1.0, 32)
+    seen = look_at(session.engine, work, 1.0, 32, stage)
     assert work.tokens == sum(len(one.distances) for one in seen) and max(one.distances.max() for one in seen) < 1e-6
     session.environment.score(exercise.problems, [one.transcript for one in made])
 
