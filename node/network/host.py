@@ -30,7 +30,8 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from node.network import hardening, wire, yamux
 from node.network.budget import Budgets, TokenBucket
-from node.network.circuit.circuits import Circuits, circuit_contact, is_direct
+from node.network.circuit.circuits import Circuits, circuit_contact
+from node.network.circuit.ends import is_direct
 from node.network.circuit.punching import Punching
 from node.network.circuit.rules import Limits
 from node.network.contacts import (

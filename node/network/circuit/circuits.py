@@ -8,7 +8,6 @@ from collections.abc import Callable
 import structlog
 import trio
 from libp2p.abc import INetStream
-from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.peer.id import ID
@@ -86,14 +85,14 @@ class Circuits:
         self.held.pop(peer, None)
 
     async def _open_stop(self, target: ID) -> INetStream:
-        direct = [each for each in self._swarm.get_connections(target) if is_direct(each) and not each.is_closed]
+        direct = [each for each in self._swarm.get_connections(target) if ends.is_direct(each) and not each.is_closed]
         if not direct:
             raise ends.Refused("whom it calls is not connected")
         return await self._host.new_stream(target, [TProtocol(wire.STOP)])
 
     async def _called(self, stream: INetStream) -> None:
         relay = self._address_of(stream.muxed_conn.peer_id.to_bytes())
-        if relay not in self.relays() or not is_direct(stream):
+        if relay not in self.relays() or not ends.is_direct(stream):
             await ends.refuse_call(stream)
             return
         claimed, raw = await ends.be_called(stream)
@@ -106,12 +105,6 @@ class Circuits:
             nursery.start_soon(self._punching.while_relayed, muxed)
             await muxed.event_closed.wait()  # the stream below lives as long, and counts as one of the relay's
             nursery.cancel_scope.cancel()
-
-
-def is_direct(of: object) -> bool:
-    """Whether a connection, or the one under a stream, goes through no relay."""
-    muxed = getattr(of, "muxed_conn", None)
-    return isinstance(muxed, Session) and muxed.get_connection_type() != ConnectionType.RELAYED
 
 
 def circuit_contact(relay_address: str, relay: str, own: str, longest: int) -> str:

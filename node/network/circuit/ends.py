@@ -20,13 +20,19 @@ from node.network.circuit import wire
 from node.network.circuit.relay import ASK_SECONDS, WINDOW
 from node.network.circuit.rules import Status
 from node.network.hardening import BufferedSocket
-from node.network.yamux import Stream, stream_below
+from node.network.yamux import Session, Stream, stream_below
 
 LONGEST_LEASE = 24 * 3600.0
 
 
 class Refused(Exception):
     """The relay, or who was called through it, would not."""
+
+
+def is_direct(of: object) -> bool:
+    """Whether a connection, or the one under a stream, goes through no relay."""
+    muxed = getattr(of, "muxed_conn", None)
+    return isinstance(muxed, Session) and muxed.get_connection_type() != ConnectionType.RELAYED
 
 
 async def reserve(stream: INetStream) -> float:

@@ -14,7 +14,6 @@ from weakref import WeakSet
 import structlog
 import trio
 from libp2p.abc import IMuxedConn, INetConn, INetStream
-from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.io.trio import TrioTCPStream
@@ -28,6 +27,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from node.network import sockets
 from node.network.budget import Budgets
 from node.network.circuit import wire
+from node.network.circuit.ends import is_direct
 from node.network.circuit.relay import reset
 from node.network.contacts import Place, ip_of, place_of
 from node.network.hardening import BufferedSocket, HardSwarm
@@ -106,7 +106,7 @@ class Punching:
 
     def _direct(self, peer: ID) -> bool:
         live = [each for each in self._swarm.connections.get(peer, ()) if not each.is_closed]
-        return any(isinstance(each.muxed_conn, Session) and not _relayed(each.muxed_conn) for each in live)
+        return any(is_direct(each) for each in live)
 
     async def _accepted(self, peer: ID) -> bool:
         """Whether a call of the other end came in where this node listens, which its router may let through."""
@@ -159,7 +159,7 @@ class Punching:
     async def _asked(self, stream: INetStream) -> None:
         peer, below = stream.muxed_conn.peer_id, stream_below(stream)
         member = self._address_of(peer.to_bytes())
-        if member is None or not self._is_member(member) or not _relayed(stream.muxed_conn) or self._own() is None:
+        if member is None or not self._is_member(member) or is_direct(stream) or self._own() is None:
             await reset(below)
             return
         try:
@@ -242,10 +242,6 @@ class Punching:
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
-
-
-def _relayed(muxed: object) -> bool:
-    return isinstance(muxed, Session) and muxed.get_connection_type() == ConnectionType.RELAYED
 
 
 def chosen(told: Iterable[bytes], usable: Callable[[str], bool], *, private: bool) -> Place | None:

@@ -304,7 +304,7 @@ class Trees:
 
     def _ask(self) -> None:
         """For what was told and did not come, one teller after the other; who has what the links kept back becomes a
-        link.."""
+        link."""
         wanted: dict[tuple[bytes, str], list[bytes]] = {}
         self._asked = {name: at for name, at in self._asked.items() if at > self.heard.now - ASKED_TICKS}
         self._missing = {name: waiting for name, waiting in self._missing.items() if waiting[1]}
