@@ -141,9 +141,7 @@ def summary(plan: Plan, outcomes: list[Outcome], mib: int) -> dict[str, object]:
 
 def show(rows: list[dict[str, Any]], mib: int, rounds: int) -> None:
     print(f"{mib} MiB, {rounds} rounds, medians\n")
-    print(
-        f"{'who':10}{'clients':>8}{'relay':>6}{'first s':>9}{'last s':>8}{'(range)':>14}{'MB/s':>7}   CPU s by role"
-    )
+    print(f"{'who':10}{'clients':>8}{'relay':>6}{'first s':>9}{'last s':>8}{'(range)':>14}{'MB/s':>7}   CPU s by role")
     for row in rows:
         low, high = row["last_range"]
         cpu = "  ".join(f"{role} {seconds:.1f}" for role, seconds in row["cpu_s"].items())

@@ -21,6 +21,8 @@ from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.security.noise.transport import Transport
 from multiaddr import Multiaddr
 
+from node.network.sockets import Prompt, prompt
+
 LENGTH = 2
 TAG = 16
 LAST_NONCE = (1 << 64) - 2
@@ -67,7 +69,7 @@ def _end(begun: memoryview | bytearray) -> int:
     return LENGTH + size
 
 
-class NoiseSession(BaseSession):
+class NoiseSession(BaseSession, Prompt):
     """A connection after its handshake. Reads as a socket does: b"" at the end, between two messages."""
 
     def __init__(self, done: Any, raw: IRawConnection) -> None:
@@ -81,6 +83,7 @@ class NoiseSession(BaseSession):
         )
         states = done.conn.noise_state.noise_protocol
         self._raw = raw
+        self._below = prompt(getattr(raw, "stream", raw))
         self._out = Cipher(states.cipher_state_encrypt.k, states.cipher_state_encrypt.n)
         self._in = Cipher(states.cipher_state_decrypt.k, states.cipher_state_decrypt.n)
         self._ahead = memoryview(b"")
@@ -149,13 +152,18 @@ class NoiseSession(BaseSession):
 
     async def write(self, data: bytes | memoryview) -> None:
         """All of `data`, in one write and as many messages as it takes."""
-        await self._raw.write(self._sealed(memoryview(data)))
+        await self.finish_write(self.begin_write(data))
 
-    def _sealed(self, data: memoryview) -> bytearray:
+    def begin_write(self, data: bytes | memoryview) -> memoryview:
+        return self._below.begin_write(self._sealed(memoryview(data)))
+
+    async def finish_write(self, rest: memoryview) -> None:
+        await self._below.finish_write(rest)
+
+    def _sealed(self, data: memoryview) -> memoryview:
         """One message after another, each sealed where it is sent from."""
         count = -(-len(data) // MAX_PLAINTEXT_LENGTH)
-        sealed = bytearray(len(data) + count * (LENGTH + TAG))
-        room = memoryview(sealed)
+        sealed = room = memoryview(bytearray(len(data) + count * (LENGTH + TAG)))
         for start in range(0, len(data), MAX_PLAINTEXT_LENGTH):
             plain = data[start : start + MAX_PLAINTEXT_LENGTH]
             end = LENGTH + len(plain) + TAG
