@@ -23,13 +23,14 @@ const { gossipsub } = await import('@libp2p/gossipsub')
 const { generateKeyPair } = await import('@libp2p/crypto/keys')
 const { multiaddr } = await import('@multiformats/multiaddr')
 
+const noMesh = { D: 0, Dlo: 0, Dhi: 0, Dout: 0, Dscore: 0 }
 const node = await createLibp2p({
   privateKey: await generateKeyPair('secp256k1'),
   addresses: { listen: ['/ip4/127.0.0.1/tcp/0'] },
   transports: [tcp()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
-  services: { identify: identify(), pubsub: gossipsub() }
+  services: { identify: identify(), pubsub: gossipsub(process.argv[2] === 'no-mesh' ? noMesh : {}) }
 })
 await node.start()
 const { pubsub } = node.services

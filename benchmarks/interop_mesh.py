@@ -1,10 +1,11 @@
 """A js-libp2p node in the gossip mesh of ours: what each hears of all that is said, and what js makes of us.
 
-Knows three ways in which it may stand there:
+Knows four ways in which it may stand there:
 
     beside    four nodes of ours are connected with each other and with it
     stranger  the same, and nobody's list of members names it
     between   two nodes of ours are connected through it alone
+    digests   as between, and it keeps no mesh: what it brings and gets of others is told and asked for (IHAVE, IWANT)
 
 Whoever takes part says its share of the messages, RATE a second in all. Lost is what is not heard within PATIENCE after
 the last one.
@@ -24,8 +25,9 @@ from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey, address_of_peer
 
 PROGRAM = Path(__file__).with_name("interop_mesh.mjs")
-WAYS = {"beside": 4, "stranger": 4, "between": 2}
+WAYS = {"beside": 4, "stranger": 4, "between": 2, "digests": 2}
 """How many nodes of ours."""
+APART = ("between", "digests")
 TOPIC = "interop"
 RATE = 12.0
 SIZE = 600
@@ -82,9 +84,9 @@ class Theirs:
 
 
 @asynccontextmanager
-async def js_node(folder: Path) -> AsyncIterator[Theirs]:
+async def js_node(folder: Path, mesh: bool) -> AsyncIterator[Theirs]:
     """It ends with the context."""
-    command = ["node", str(folder / PROGRAM.name)]
+    command = ["node", str(folder / PROGRAM.name), *([] if mesh else ["no-mesh"])]
     async with trio.open_nursery() as nursery:
         theirs = Theirs(await nursery.start(partial(trio.run_process, command, stdin=PIPE, stdout=PIPE, cwd=folder)))
         theirs.contact = (await theirs.told())["contact"]
@@ -95,7 +97,7 @@ async def js_node(folder: Path) -> AsyncIterator[Theirs]:
 async def stand(way: str, messages: int, folder: Path) -> dict[str, Any]:
     """What came of one way."""
     ours = [Ours() for _ in range(WAYS[way])]
-    async with trio.open_nursery() as nursery, js_node(folder) as theirs:
+    async with trio.open_nursery() as nursery, js_node(folder, way != "digests") as theirs:
         for one in ours:
             await nursery.start(one.run)
         await theirs.do("join", topic=TOPIC)
@@ -112,9 +114,10 @@ async def stand(way: str, messages: int, folder: Path) -> dict[str, Any]:
 async def _connect(way: str, ours: Sequence[Ours], theirs: Theirs) -> None:
     """It dials us; where it stands between, we know nobody else."""
     named = {} if way == "stranger" else {_member_at(theirs.contact): theirs.contact}
-    among = {} if way == "between" else {one.network.address: one.network.contacts()[0] for one in ours}
+    among = {} if way in APART else {one.network.address: one.network.contacts()[0] for one in ours}
     for one in ours:
-        one.network.set_contacts({who: where for who, where in {**named, **among}.items() if who != one.network.address})
+        others = {who: where for who, where in (named | among).items() if who != one.network.address}
+        one.network.set_contacts(others)
     for one in ours:
         await theirs.do("dial", contact=one.network.contacts()[0])
 

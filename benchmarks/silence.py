@@ -12,8 +12,9 @@ program, with two bootnodes in their network profile. Stretches, each with its s
     after        the proxy lets through again
 
 Leases are 240 s, so that several renewals fall into the silence; the audit window is four times the silence, as a
-day's is many times an hour, but no more than a devnet's hour. An hour of silence is `--minutes 60 --rest 15`: workers then rest before each file, so that
-a machine which others use is not filled for an hour. Memory is that of the daemons alone, without their engines.
+day's is many times an hour, but no more than a devnet's hour. An hour of silence is `--minutes 55 --rest 20`: workers
+then rest before each file, so that a machine which others use is not filled for an hour. Memory is that of the daemons
+alone, without their engines.
 """
 
 import argparse

@@ -28,6 +28,8 @@ from node.network.yamux import stream_below
 log = structlog.get_logger(__name__)
 
 MESHSUB = TProtocol("/meshsub/1.1.0")
+KIN = TProtocol("/intellect-node/meshsub/1")
+"""The same, said between nodes of this program: so they know each other."""
 MAX_PACKET = 512 * 1024
 OPEN_SECONDS = 10.0
 FIRST_RETRY, LAST_RETRY = 0.25, 8.0
@@ -71,7 +73,8 @@ class Gossip:
         self._lines: dict[bytes, Line] = {}
         self._readers: dict[bytes, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
-        host.set_stream_handler(MESHSUB, self._read)
+        for protocol in (KIN, MESHSUB):
+            host.set_stream_handler(protocol, self._read)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Tell and hear until cancelled."""
@@ -140,9 +143,9 @@ class Gossip:
         stream: INetStream | None = None
         try:
             with trio.fail_after(OPEN_SECONDS):
-                stream = await self._host.new_stream(ID(peer), [MESHSUB])
+                stream = await self._host.new_stream(ID(peer), [KIN, MESHSUB])
             line.begin(stream_below(stream))
-            self.trees.opened(peer)
+            self.trees.opened(peer, kin=stream.get_protocol() == KIN)
             await line.write()
         except Exception as error:  # the library's own are many
             log.debug("network.gossip_cut", peer=str(ID(peer)), error=repr(error))
