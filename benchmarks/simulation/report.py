@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulation.ether import Ether
 from benchmarks.simulation.seats import Seat
 from benchmarks.simulation.swarm import Swarm
 
@@ -63,7 +62,7 @@ def _gossip(swarm: Swarm) -> Row:
     return {
         "messages": round(heard / seconds, 2),
         **{f"  of them {kind}": round(count / seconds, 2) for kind, count in kinds.most_common(4)},
-        "copies of each": round(float(ether.copies[: len(there)][stayed].sum() / max(there[stayed].sum(), 1)), 2),
+        "copies of each (from gossip.py)": ether.costs.copies,
         "kB in": round(float(ether.bytes_in[: len(there)][stayed].mean()) / seconds / 1e3, 1),
         "kB of IHAVE": round(ether.bytes_ihave / seconds / 1e3, 1),
         "delay, median, ms": round(1000 * delays[len(delays) // 2]),
@@ -186,9 +185,3 @@ def table(found: dict[str, Row]) -> str:
         lines.append(f"\n{section}")
         lines += [f"  {name:42} {'-' if value is None else value}" for name, value in rows.items()]
     return "\n".join(lines).lstrip()
-
-
-def gossip_row(ether: Ether) -> Row:
-    """The figures of `benchmarks/gossip.py`."""
-    delays = sorted(ether.delays)
-    return {"copies": float(ether.copies.sum() / max(ether.heard.sum(), 1)), "median_ms": 1000 * median(delays)}

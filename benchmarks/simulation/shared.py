@@ -10,7 +10,9 @@ from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
+from node.services.judging import judge
 from node.swarm import ballots, board, jury, lotbook, register
+from protocol import disputes
 from protocol.errors import ProtocolError
 
 REMEMBERED = 65_536
@@ -27,7 +29,8 @@ def computed_once() -> Iterator[None]:
         (board, "open_envelope", lambda domain, pool, raw: authenticate(domain, parse(pool, raw))),
         (board, "signer_of", _once(board.signer_of)),
         (board, "_name", _once(board._name)),
-        *((module, "work_id", names) for module in (ballots, jury, lotbook, register)),
+        *((module, "work_id", names) for module in (ballots, disputes, judge, jury, lotbook, register)),
+        (ballots, "compare", _once(ballots.compare)),
         (register, "slot_of", _once(register.slot_of)),
     ]
     patches = [patch.object(module, name, function) for module, name, function in replaced]

@@ -10,6 +10,7 @@ from benchmarks.simulation import CHAIN
 from benchmarks.simulation.doubles import Chain, Truth
 from benchmarks.simulation.ether import Ether
 from benchmarks.simulation.learning import Learning
+from benchmarks.simulation.progress import report
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.seats import Lodger, Node, Rules, Seat, key_of
 from node.services.judging.judge import Validator
@@ -74,6 +75,7 @@ class Swarm:
             if self.scenario.partition:
                 self._nursery.start_soon(self._part)
             self._nursery.start_soon(self._look)
+            self._nursery.start_soon(report, self.scenario.seconds)
             await trio.sleep_until(self.scenario.seconds)
             self._nursery.cancel_scope.cancel()
 
