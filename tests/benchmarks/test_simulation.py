@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import structlog
 
+from benchmarks.simulation.gossip import Swarm
 from benchmarks.simulation.mesh import MOST, Mesh
+from benchmarks.simulation.one_node import measure
 from benchmarks.simulation.report import described, table
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.shared import computed_once
 from benchmarks.simulation.simulate import simulate
 from node.swarm import board
+from node.swarm.neighbours import MOST as MOST_NEIGHBOURS
 from protocol.errors import ProtocolError
 
 SMALL = Scenario(
@@ -110,3 +113,22 @@ def test_what_is_computed_once_is_refused_every_time_and_only_inside() -> None:
             with pytest.raises(ProtocolError):
                 board.parse_envelope(1, b"nonsense")
     assert board.parse_envelope is before
+
+
+def test_one_nodes_row_counts_what_it_heard_and_grows_with_the_members_only_in_what_it_keeps() -> None:
+    few, more = (measure(nodes, 8.0) for nodes in (30, 90))
+    assert few["heard_percent"] > 95 and more["heard_percent"] > 95
+    assert few["dialled"] == more["dialled"] == MOST_NEIGHBOURS
+    assert 15 < few["messages_per_s"] < 25 and 15 < more["messages_per_s"] < 25
+    assert more["state_kB"] > few["state_kB"] > 0 < few["CPU_percent"]
+
+
+def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
+    swarm = Swarm(20, 1)
+    swarm.live(6.0)
+    swarm.cut(list(swarm.nodes)[:7])
+    apart = swarm.stretch(3.0, 5.0)
+    swarm.heal()
+    together = swarm.stretch(6.0, 5.0)
+    assert apart["lost_percent"] == together["lost_percent"] == 0
+    assert together["copies"] > 0 and swarm.due == 30 * 19
