@@ -69,19 +69,22 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class _Held:
-    """What is kept of one author: all of it in order, and by kind, apart what others brought."""
+    """What is kept of one author by kind, apart what others brought; most authors have said one thing."""
 
     def __init__(self) -> None:
-        self.order: OrderedDict[bytes, Kept] = OrderedDict()
         self._rows: dict[tuple[type[Message], bool], OrderedDict[bytes, Kept]] = {}
 
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
     def add(self, kept: Kept) -> None:
-        self.order[kept.name] = kept
         self._rows.setdefault((type(kept.signed.message), kept.direct), OrderedDict())[kept.name] = kept
 
     def remove(self, kept: Kept) -> None:
-        del self.order[kept.name]
-        del self._rows[type(kept.signed.message), kept.direct][kept.name]
+        row = self._rows[type(kept.signed.message), kept.direct]
+        del row[kept.name]
+        if not row:
+            del self._rows[type(kept.signed.message), kept.direct]
 
     def many(self, kind: type[Message]) -> int:
         return sum(len(self._rows.get((kind, direct), ())) for direct in (False, True))
@@ -263,7 +266,7 @@ class Shelf:
         del self._kept[kept.name]
         held = self._held[author]
         held.remove(kept)
-        if not held.order:
+        if not held:
             del self._held[author]
         if isinstance(message, PolicyAnnounced):
             steps = self._policies[author]
