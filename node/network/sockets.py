@@ -1,14 +1,109 @@
-"""TCP sockets that share the listening port with dials from it, which is what punching a hole takes.
+"""TCP sockets: such as share the listening port with dials from it, which is what punching a hole takes, and such as
+one task reads and one writes at a time, which need no locks.
 
 Knows sockets; knows no peers. The port is shared within this process only: `hardening.port_is_taken`.
 """
 
+import os
 import socket
 
 import trio
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 
 BACKLOG = 128
+READ_AHEAD = 256 * 1024
+MAX_RUN = 1024 * 1024
+"""Bytes that are written without letting others run."""
+
+
+class LeanSocket(ReadWriteCloser):
+    """The library's stream without its locks, for one reader and one writer: each lock, and each call of trio's that
+    need not wait, costs another turn of the event loop. Errors are the library's."""
+
+    def __init__(self, inner: TrioTCPStream) -> None:
+        self._inner = inner
+        self._socket = inner.stream.socket
+        self._dry = True
+        self._run = 0
+
+    async def read(self, n: int | None = None) -> bytes:
+        """1 to n bytes; b"" at the end, or once it was closed here."""
+        size = READ_AHEAD if n is None else n
+        try:
+            while True:
+                if self._dry:
+                    await trio.lowlevel.wait_readable(self._socket.fileno())
+                try:
+                    data = os.read(self._socket.fileno(), size)
+                except BlockingIOError:
+                    self._dry = True
+                    continue
+                self._dry = len(data) < size
+                return data
+        except (OSError, ValueError, trio.ClosedResourceError) as error:
+            if self._socket.fileno() < 0:
+                return b""
+            raise ConnectionClosedError(f"reading failed: {error}", transport="tcp") from error
+
+    async def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                try:
+                    sent = os.write(self._socket.fileno(), rest)
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._socket.fileno())
+                    continue
+                rest = rest[sent:]
+                await self._let_others_run(sent)
+        except (OSError, ValueError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(f"writing failed: {error}", transport="tcp") from error
+
+    async def _let_others_run(self, sent: int) -> None:
+        self._run += sent
+        if self._run >= MAX_RUN:
+            self._run = 0
+            await trio.lowlevel.checkpoint()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._inner.get_remote_address()
+
+
+def lean(stream: ReadWriteCloser) -> ReadWriteCloser:
+    """The same without locks, if it is a socket."""
+    return LeanSocket(stream) if isinstance(stream, TrioTCPStream) else stream
+
+
+class Buffered(ReadWriteCloser):
+    """Reads ahead. The library asks for two bytes, then for a message, and so on."""
+
+    def __init__(self, inner: ReadWriteCloser) -> None:
+        self._inner = inner
+        self._ahead = memoryview(b"")
+
+    async def read(self, n: int | None = None) -> bytes:
+        if not self._ahead:
+            fresh = await self._inner.read(READ_AHEAD)
+            if n is None or n >= len(fresh):
+                return fresh
+            self._ahead = memoryview(fresh)
+        data = bytes(self._ahead[:n])
+        self._ahead = self._ahead[len(data) :]
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._inner.write(data)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._inner.get_remote_address()
 
 
 def _shared(host: str) -> trio.socket.SocketType:
