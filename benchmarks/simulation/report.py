@@ -15,6 +15,7 @@ Row = dict[str, Any]
 def described(swarm: Swarm) -> dict[str, Row]:
     """Section -> name -> value. Per node and second where nothing else is said."""
     found = {"members": _members(swarm), "gossip": _gossip(swarm), "catching up": _catching_up(swarm)}
+    found["exchange"] = _exchange(swarm)
     if swarm.learning is not None:
         found |= {"training": _training(swarm), "cheats": _cheats(swarm)}
     if swarm.cut is not None:
@@ -122,7 +123,15 @@ def _training(swarm: Swarm) -> Row:
         "files made": made,
         "groups recomputed, %": _recomputed(swarm),
         "groups trained on, of all made, %": round(100 * groups / max(8 * made, 1), 1),
-        "a policy is everywhere after, s": round(max(swarm.fetch), 1),
+    }
+
+
+def _exchange(swarm: Swarm) -> Row:
+    scenario = swarm.scenario
+    return {
+        "a policy's patch, MB": None if scenario.policy_seconds is not None else scenario.policy_bytes / 1e6,
+        "with a node after, s, median": round(median(swarm.fetch), 1),
+        "with everybody after, s": round(max(swarm.fetch), 1),
     }
 
 
