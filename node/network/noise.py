@@ -21,6 +21,8 @@ from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.security.noise.transport import Transport
 from multiaddr import Multiaddr
 
+from node.network.sockets import Prompt, prompt
+
 LENGTH = 2
 TAG = 16
 LAST_NONCE = (1 << 64) - 2
@@ -67,7 +69,7 @@ def _end(begun: memoryview | bytearray) -> int:
     return LENGTH + size
 
 
-class NoiseSession(BaseSession):
+class NoiseSession(BaseSession, Prompt):
     """A connection after its handshake. Reads as a socket does: b"" at the end, between two messages."""
 
     def __init__(self, done: Any, raw: IRawConnection) -> None:
@@ -81,6 +83,7 @@ class NoiseSession(BaseSession):
         )
         states = done.conn.noise_state.noise_protocol
         self._raw = raw
+        self._below = prompt(getattr(raw, "stream", raw))
         self._out = Cipher(states.cipher_state_encrypt.k, states.cipher_state_encrypt.n)
         self._in = Cipher(states.cipher_state_decrypt.k, states.cipher_state_decrypt.n)
         self._ahead = memoryview(b"")
@@ -140,7 +143,13 @@ class NoiseSession(BaseSession):
 
     async def write(self, data: bytes | memoryview) -> None:
         """All of `data`, in one write and as many messages as it takes."""
-        await self._raw.write(b"".join(self._messages(memoryview(data))))
+        await self.finish_write(self.begin_write(data))
+
+    def begin_write(self, data: bytes | memoryview) -> memoryview:
+        return self._below.begin_write(b"".join(self._messages(memoryview(data))))
+
+    async def finish_write(self, rest: memoryview) -> None:
+        await self._below.finish_write(rest)
 
     def _messages(self, data: memoryview) -> Iterator[bytes]:
         for start in range(0, len(data), MAX_PLAINTEXT_LENGTH):

@@ -6,6 +6,8 @@ Knows sockets; knows no peers. The port is shared within this process only: `har
 
 import os
 import socket
+from abc import ABC, abstractmethod
+from typing import Any
 
 import trio
 from libp2p.io.abc import ReadWriteCloser
@@ -18,7 +20,18 @@ MAX_RUN = 1024 * 1024
 """Bytes that are written without letting others run."""
 
 
-class LeanSocket(ReadWriteCloser):
+class Prompt(ABC):
+    """A connection that takes what it can without waiting, so that most writes need no deadline and no turn."""
+
+    @abstractmethod
+    def begin_write(self, data: bytes | memoryview) -> memoryview:
+        """What is left for `finish_write`. Raises what that does."""
+
+    @abstractmethod
+    async def finish_write(self, rest: memoryview) -> None: ...
+
+
+class LeanSocket(ReadWriteCloser, Prompt):
     """The library's stream without its locks, for one reader and one writer: each lock, and each call of trio's that
     need not wait, costs another turn of the event loop. Errors are the library's."""
 
@@ -31,41 +44,45 @@ class LeanSocket(ReadWriteCloser):
     async def read(self, n: int | None = None) -> bytes:
         """1 to n bytes; b"" at the end, or once it was closed here."""
         size = READ_AHEAD if n is None else n
-        try:
-            while True:
+        while (number := self._socket.fileno()) >= 0:
+            try:
                 if self._dry:
-                    await trio.lowlevel.wait_readable(self._socket.fileno())
-                try:
-                    data = os.read(self._socket.fileno(), size)
-                except BlockingIOError:
-                    self._dry = True
-                    continue
-                self._dry = len(data) < size
-                return data
-        except (OSError, ValueError, trio.ClosedResourceError) as error:
-            if self._socket.fileno() < 0:
-                return b""
-            raise ConnectionClosedError(f"reading failed: {error}", transport="tcp") from error
+                    await trio.lowlevel.wait_readable(number)
+                self._dry = True
+                data = os.read(number, size)
+            except (BlockingIOError, trio.ClosedResourceError):
+                continue
+            except OSError as error:
+                raise _gone(error) from error
+            self._dry = len(data) < size
+            return data
+        return b""
 
     async def write(self, data: bytes) -> None:
+        await self.finish_write(self.begin_write(data))
+
+    def begin_write(self, data: bytes | memoryview) -> memoryview:
+        """Now and then nothing is taken, to let others run."""
         rest = memoryview(data)
+        if self._run < MAX_RUN:
+            try:
+                sent = os.write(self._socket.fileno(), rest)
+            except BlockingIOError:
+                return rest
+            except OSError as error:
+                raise _gone(error) from error
+            self._run += sent
+            rest = rest[sent:]
+        return rest
+
+    async def finish_write(self, rest: memoryview) -> None:
         try:
             while rest:
-                try:
-                    sent = os.write(self._socket.fileno(), rest)
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(self._socket.fileno())
-                    continue
-                rest = rest[sent:]
-                await self._let_others_run(sent)
-        except (OSError, ValueError, trio.ClosedResourceError) as error:
-            raise ConnectionClosedError(f"writing failed: {error}", transport="tcp") from error
-
-    async def _let_others_run(self, sent: int) -> None:
-        self._run += sent
-        if self._run >= MAX_RUN:
-            self._run = 0
-            await trio.lowlevel.checkpoint()
+                await trio.lowlevel.wait_writable(self._socket.fileno())
+                self._run = 0
+                rest = self.begin_write(rest)
+        except (OSError, trio.ClosedResourceError) as error:
+            raise _gone(error) from error
 
     async def close(self) -> None:
         await self._inner.close()
@@ -74,12 +91,16 @@ class LeanSocket(ReadWriteCloser):
         return self._inner.get_remote_address()
 
 
+def _gone(error: Exception) -> ConnectionClosedError:
+    return ConnectionClosedError(f"the connection is gone: {error}", transport="tcp")
+
+
 def lean(stream: ReadWriteCloser) -> ReadWriteCloser:
     """The same without locks, if it is a socket."""
     return LeanSocket(stream) if isinstance(stream, TrioTCPStream) else stream
 
 
-class Buffered(ReadWriteCloser):
+class Buffered(ReadWriteCloser, Prompt):
     """Reads ahead. The library asks for two bytes, then for a message, and so on."""
 
     def __init__(self, inner: ReadWriteCloser) -> None:
@@ -98,6 +119,15 @@ class Buffered(ReadWriteCloser):
 
     async def write(self, data: bytes) -> None:
         await self._inner.write(data)
+
+    def begin_write(self, data: bytes | memoryview) -> memoryview:
+        return self._inner.begin_write(data) if isinstance(self._inner, Prompt) else memoryview(data)
+
+    async def finish_write(self, rest: memoryview) -> None:
+        if isinstance(self._inner, Prompt):
+            await self._inner.finish_write(rest)
+        elif rest:
+            await self._inner.write(bytes(rest))
 
     async def close(self) -> None:
         await self._inner.close()
@@ -139,6 +169,11 @@ async def connect_from(own: tuple[str, int], host: str, port: int) -> trio.Socke
     except BaseException:
         made.close()
         raise
+
+
+def prompt(conn: Any) -> Prompt:
+    """Itself, or one that takes nothing at once. conn: whatever has an async `write`."""
+    return conn if isinstance(conn, Prompt) else Buffered(conn)
 
 
 def remote_address(self: TrioTCPStream) -> tuple[str, int] | None:

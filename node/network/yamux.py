@@ -28,6 +28,7 @@ from libp2p.stream_muxer.exceptions import (
 from multiaddr import Multiaddr
 
 from node.network.budget import TokenBucket
+from node.network.sockets import prompt
 
 log = structlog.get_logger(__name__)
 
@@ -268,6 +269,7 @@ class Session(IMuxedConn):
 
     def __init__(self, conn: ISecureConn, peer_id: ID, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
         self.secured_conn = conn
+        self._prompt = prompt(conn)
         self.peer_id = peer_id
         self.on_close = on_close
         self.event_started = trio.Event()
@@ -380,19 +382,24 @@ class Session(IMuxedConn):
             return False
         await self._enter()
         try:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + STALL_SECONDS) as whole:
-                await self.secured_conn.write(frame)
+            rest = self._prompt.begin_write(frame)
+            if rest:
+                await self._finish(rest)
         except Exception as error:
             log.debug("network.frame_lost", error=repr(error))
             return False
         finally:
             self._write_lock.release()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return True
+
+    async def _finish(self, rest: memoryview) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + STALL_SECONDS) as whole:
+            await self._prompt.finish_write(rest)
         if whole.cancelled_caught:
             with trio.CancelScope(shield=True):
                 await self._end()
-            return False
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return True
+            raise _Broken(f"it read nothing for {STALL_SECONDS:g} s")
 
     async def _enter(self) -> None:
         """As the only writer. To take a free lock the usual way would cost a turn of the event loop."""
