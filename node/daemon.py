@@ -105,7 +105,7 @@ def run(config: NodeConfig, server: Server | None = None, companion: Companion |
 
     Raises IntellectError for what a user can mend, KeyboardInterrupt on Ctrl-C.
     """
-    gc.freeze()  # what was imported stays: to look through it once more costs the event loop a third of a second
+    gc.freeze()  # what is imported stands for good: looking through it for garbage stops the event loop for 0.1 s
     try:
         trio.run(Daemon(config, server, companion).main)
     except BaseExceptionGroup as group:
