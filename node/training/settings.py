@@ -10,6 +10,10 @@ import msgspec
 
 from node.training.errors import TrainingError
 
+CPU_LOGIT_CELLS = 1 << 24
+"""Most logits at a time on a CPU, whatever is allowed: 64 MiB. Larger tables leave its caches, smaller ones read the
+head's weights more often."""
+
 
 class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """world_size: processes of this machine, one per GPU; device: "auto" takes GPUs where there are some.
