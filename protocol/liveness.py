@@ -12,7 +12,8 @@ from protocol.messages import Heartbeat
 
 MISSED_UNHEALTHY = 3.0
 MISSED_DEAD = 8.0
-MAX_MEMBERS = 10_000
+MAX_MEMBERS = 16_384
+"""In the table at once."""
 BEATS_PER_SECOND = 20.0
 """What all members together may send per second: intervals stretch with the swarm."""
 
@@ -24,9 +25,6 @@ class MemberState(StrEnum):
     DEAD = "dead"
     LEFT = "left"
     EVICTED = "evicted"
-
-
-LIVE = (MemberState.HEALTHY, MemberState.UNHEALTHY)
 
 
 def heartbeat_interval(members: int, shortest: float = 1.0) -> float:
@@ -42,15 +40,24 @@ class Member:
         self.beat: Heartbeat | None = None
         self.seen_at: float | None = None
         self.gone: MemberState | None = None
+        self._dead_at = float("-inf")
+
+    def heard(self, beat: Heartbeat, now: float) -> None:
+        self.beat, self.seen_at = beat, now
+        self._dead_at = now + MISSED_DEAD * beat.interval
+
+    def is_live(self, now: float) -> bool:
+        """Whether it is healthy or unhealthy: asked of everybody at once."""
+        return now < self._dead_at and self.gone is None
 
     def state(self, now: float) -> MemberState:
         if self.gone is not None:
             return self.gone
         if self.beat is None or self.seen_at is None:
             return MemberState.JOINING
-        missed = (now - self.seen_at) / self.beat.interval
-        if missed >= MISSED_DEAD:
+        if now >= self._dead_at:
             return MemberState.DEAD
+        missed = (now - self.seen_at) / self.beat.interval
         return MemberState.UNHEALTHY if missed >= MISSED_UNHEALTHY else MemberState.HEALTHY
 
 
@@ -59,20 +66,29 @@ class Members:
 
     def __init__(self) -> None:
         self._members: dict[Address, Member] = {}
+        self._left: dict[Address, None] = {}
+        """Who left, in that order."""
 
     def admit(self, address: Address) -> None:
-        """The chain says that `address` joined (again)."""
+        """The chain says that `address` joined (again); if the table is full, it takes the place of who left first."""
+        if address not in self._members and len(self._members) >= MAX_MEMBERS and self._left:
+            del self._members[next(iter(self._left))]
+            del self._left[next(iter(self._left))]
         if address not in self._members and len(self._members) < MAX_MEMBERS:
             self._members[address] = Member(address)
         member = self._members.get(address)
         if member and member.gone is MemberState.LEFT:
             member.gone = None
+            del self._left[address]
 
     def remove(self, address: Address, how: MemberState) -> None:
         """The chain says that it left or was evicted. Eviction is final."""
         member = self._members.get(address)
         if member and member.gone is not MemberState.EVICTED:
             member.gone = how
+            self._left.pop(address, None)
+            if how is MemberState.LEFT:
+                self._left[address] = None
 
     def pardon(self, address: Address) -> None:
         """The chain took an eviction back (a replaced block)."""
@@ -87,7 +103,7 @@ class Members:
             return False
         if member.beat is not None and beat.sequence <= member.beat.sequence:
             return False
-        member.beat, member.seen_at = beat, now
+        member.heard(beat, now)
         return True
 
     def __contains__(self, address: object) -> bool:
@@ -108,12 +124,12 @@ class Members:
     def is_live(self, address: Address, now: float) -> bool:
         """Whether it is healthy or unhealthy."""
         member = self._members.get(address)
-        return member is not None and member.state(now) in LIVE
+        return member is not None and member.is_live(now)
 
     def live(self, now: float, role: str | None = None) -> list[Address]:
         """Addresses of the healthy and unhealthy members, of one role if given."""
         return [
             member.address
             for member in self._members.values()
-            if member.state(now) in LIVE and member.beat and role in (None, member.beat.role)
+            if member.is_live(now) and member.beat and role in (None, member.beat.role)
         ]

@@ -7,7 +7,7 @@ need it.
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Set
 
 import numpy as np
 import trio
@@ -28,6 +28,8 @@ FULL_PEERS = 8
 """Full nodes that a full node is connected with, and asks for what it missed."""
 TOLD_SECONDS = TOLD_TICKS * TICK_SECONDS
 """Of messages that a node names each second to DIGEST_PEERS others."""
+SAMPLED = 8
+"""Of so many messages the delays of one are kept."""
 BUSIEST = 0.95
 """Share of a core that messages may take; what is beyond is lost."""
 
@@ -51,8 +53,11 @@ class Port:
     def contacts(self) -> tuple[str, ...]:
         return ()
 
-    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
+    def set_contact(self, member: Address, told: Told | None) -> None:
         """Who is dialled is the mesh's to say."""
+
+    def stay_with(self, members: Set[Address]) -> None:
+        """As above."""
 
     def relayed(self) -> frozenset[Address]:
         return frozenset()
@@ -101,7 +106,6 @@ class Ether:
         self._due: dict[int, list[tuple[Port, Address, bytes]]] = defaultdict(list)
         self._since, self._published = 0.0, 0
         self.heard = np.zeros(places)
-        self.copies = np.zeros(places)
         self.bytes_in = np.zeros(places)
         self.bytes_ihave = 0.0
         self.sent: Counter[str] = Counter()
@@ -146,22 +150,23 @@ class Ether:
         """A node publishes."""
         if port.address not in self._ports:
             return
-        times, copies = self.mesh.row(port.number)
         self._published += 1
-        self.heard += copies > 0
-        self.copies += copies
-        self.bytes_in += copies * (len(data) + self.costs.overhead)
+        others = self.mesh.audience(port.number).astype(np.float32)
+        others[port.number] = 0.0
+        self.heard += others
+        self.bytes_in += others * (self.costs.copies * (len(data) + self.costs.overhead))
         now, lost = trio.current_time(), self._lost
-        for other, after in zip(self._full, times[[one.number for one in self._full]].tolist(), strict=True):
+        for other in self._full:
+            after = float(self.mesh.times(other.number)[port.number])
             if other is port or after == math.inf:
                 continue
+            if self._published % SAMPLED == 0:
+                self.delays.append(after)
             self.offered += 1
             if lost and self._random.random() < lost:
                 self.lost += 1
             else:
                 self._due[int((now + after) / TICK) + 1].append((other, port.address, data))
-        if self._published % 50 == 0:
-            self.delays += times[np.isfinite(times) & (times > 0)][:200].tolist()
 
     def _load(self) -> float:
         """Share of a core that the messages of the last epoch took."""

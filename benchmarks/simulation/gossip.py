@@ -4,10 +4,11 @@
                                            [--quick] [--json]
 
 Every node has NEIGHBOURS others, as the product dials them; links take 40 ms in the median, log-normal. In the first
-third of the time the trees are made. Then a share of the nodes dies at once, and in the last third a share of those who
-live hands on nobody's messages but its own, and says all else as before: no rule is broken that a neighbour could show.
-Of each third: copies of a message, seconds until a node has it (median, 99 of 100, the last), what never came, and what
-control messages cost. Messages carry no signature here, and are not parsed.
+stretch the trees are made. Then a share of the nodes dies at once; then a third of the living is cut off, and is back
+in the stretch after that; and in the last one a share of the living hands on nobody's messages but its own, and says
+all else as before: no rule is broken that a neighbour could show. Of each stretch: copies of a message, seconds until a
+node has it (median, 99 of 100, the last), what never came to a node on its author's side, and what control messages
+cost. Messages carry no signature here, and are not parsed.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from libp2p.pubsub.pb import rpc_pb2
@@ -38,7 +39,7 @@ class Node:
 
     def __init__(self, swarm: "Swarm", name: bytes) -> None:
         self.name = name
-        self.alive, self.silent = True, False
+        self.alive, self.silent, self.side = True, False, 0
         self.links: dict[bytes, float] = {}
         self.trees = Trees(self._send, lambda: swarm.now, lambda peer: True, swarm.draw)
         self._swarm = swarm
@@ -71,7 +72,7 @@ class Swarm:
         self._due: list[tuple[float, int, Any, tuple[Any, ...]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)
-        self.nodes = {name: Node(self, name) for name in (b"%d" % number for number in range(size))}
+        self.nodes = {name: Node(self, name) for name in (b"%039d" % number for number in range(size))}
         self.begin()
         self._connect()
 
@@ -109,7 +110,7 @@ class Swarm:
         self.after(node.links[peer], self._arrive, node.name, peer, rpc)
 
     def _arrive(self, giver: bytes, peer: bytes, rpc: rpc_pb2.RPC) -> None:
-        if self.nodes[peer].alive:
+        if self.nodes[peer].alive and self.nodes[peer].side == self.nodes[giver].side:
             self.nodes[peer].take(giver, rpc)
 
     def heard(self, number: bytes) -> None:
@@ -122,7 +123,7 @@ class Swarm:
         author, number = self.draw.choice(living), next(self._numbers).to_bytes(8)
         if counted:
             self.born[number] = self.now
-            self.due += len(living) - 1
+            self.due += sum(node.side == author.side for node in living) - 1
         author.trees.spread(rpc_pb2.Message(from_id=author.name, seqno=number, data=bytes(300), topicIDs=[TOPIC]))
 
     def kill(self, names: Iterable[bytes]) -> None:
@@ -131,6 +132,30 @@ class Swarm:
             self.nodes[name].alive = False
             for peer in self.nodes[name].links:
                 self.after(HOP, self.nodes[peer].trees.gone, name)
+
+    def cut(self, names: Iterable[bytes]) -> None:
+        """These are an island from now on: connections with the others end."""
+        for name in names:
+            self.nodes[name].side = 1
+        for node, peer in self._across():
+            self.after(HOP, node.trees.gone, peer)
+
+    def heal(self) -> None:
+        """Everybody is together again, and connects anew."""
+        across = list(self._across())
+        for node in self.nodes.values():
+            node.side = 0
+        for node, peer in across:
+            self.after(self.draw.uniform(0, 5), node.trees.opened, peer)
+
+    def _across(self) -> Iterator[tuple[Node, bytes]]:
+        living = [node for node in self.nodes.values() if node.alive]
+        for node in living:
+            yield from ((node, peer) for peer in node.links if self._is_across(node, self.nodes[peer]))
+
+    @staticmethod
+    def _is_across(one: Node, other: Node) -> bool:
+        return other.alive and one.side != other.side
 
     def live(self, seconds: float) -> None:
         until = self.now + seconds
@@ -158,16 +183,20 @@ class Swarm:
 
 
 def simulate(size: int, seconds: float, rate: float, dead: float, silent: float, seed: int = 1) -> dict[str, Any]:
-    """The three stretches, and how many links a node has in the end."""
+    """The stretches, and how many links a node has in the end."""
     swarm = Swarm(size, seed)
     swarm.live(6.0)
-    found: dict[str, Any] = {"quiet": swarm.stretch(seconds / 3, rate)}
+    found: dict[str, Any] = {"quiet": swarm.stretch(seconds, rate)}
     swarm.kill(swarm.draw.sample(list(swarm.nodes), int(dead * size)))
-    found["after deaths"] = swarm.stretch(seconds / 3, rate)
+    found["after deaths"] = swarm.stretch(seconds, rate)
     living = [node for node in swarm.nodes.values() if node.alive]
+    swarm.cut(node.name for node in swarm.draw.sample(living, len(living) // 3))
+    found["a third cut off"] = swarm.stretch(seconds, rate)
+    swarm.heal()
+    found["together again"] = swarm.stretch(seconds, rate)
     for node in swarm.draw.sample(living, int(silent * size)):
         node.silent = True
-    found["with silent ones"] = swarm.stretch(seconds / 3, rate)
+    found["with silent ones"] = swarm.stretch(seconds, rate)
     links = [len(node.trees.links[TOPIC]) for node in living]
     return {"nodes": size, **found, "links": {"mean": round(statistics.mean(links), 2), "most": max(links)}}
 
@@ -175,14 +204,14 @@ def simulate(size: int, seconds: float, rate: float, dead: float, silent: float,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of swarm time, a third for each stretch")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of swarm time, for each stretch")
     parser.add_argument("--rate", type=float, default=20.0, help="messages a second of all nodes together")
     parser.add_argument("--kill", type=float, default=0.1, help="share of the nodes that die at once")
     parser.add_argument("--silent", type=float, default=0.1, help="share that hands on nothing")
-    parser.add_argument("--quick", action="store_true", help="60 nodes, 30 seconds")
+    parser.add_argument("--quick", action="store_true", help="60 nodes, 10 seconds a stretch")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     given = parser.parse_args()
-    sizes, seconds = ([60], 30.0) if given.quick else (given.nodes, given.seconds)
+    sizes, seconds = ([60], 10.0) if given.quick else (given.nodes, given.seconds)
     rows = []
     for size in sizes:
         rows.append(simulate(size, seconds, given.rate, given.kill, given.silent))

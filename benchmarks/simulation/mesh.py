@@ -1,4 +1,4 @@
-"""Gossip over a tree in a graph of bounded degree: when a message reaches whom, and in how many copies. Numbers only.
+"""Gossip over a tree in a graph of bounded degree: when a message reaches whom. Numbers only.
 
 A node knows DEGREE neighbours or so, never above MOST, and looks for more below LEAST. Of the links between them a tree
 is what pushes, as the product's rules leave it (`gossip.py` runs those): here the shortest paths from some node. Times
@@ -11,8 +11,6 @@ import numpy as np
 
 LEAST, DEGREE, MOST = 4, 6, 9
 """Links that are made at first, before all that bring the same twice are pruned."""
-LANDMARKS, MANY = 64, 2000
-"""Where there are more than MANY nodes, messages start from LANDMARKS of them: the mesh looks alike from everywhere."""
 SPREAD = 0.5
 """Of the logarithm of a link's delay."""
 
@@ -28,9 +26,10 @@ class Mesh:
         self._delay = delay
         self._random = random.Random(seed)  # noqa: S311 - a model
         self._peers: list[dict[int, float]] = [{} for _ in range(size)]
-        self._rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._times: dict[int, np.ndarray] = {}
         self._tree: list[set[int]] = [set() for _ in range(size)]
         self._table: tuple[np.ndarray, np.ndarray] | None = None
+        self._audiences: dict[int, np.ndarray] = {}
 
     def repair(self) -> None:
         """Forget who is gone, find new peers for who has few; what was computed is computed anew."""
@@ -42,9 +41,10 @@ class Mesh:
         for node in live:
             if len(self._reached(node)) < LEAST:
                 self._graft(node, live)
-        self._rows.clear()
-        self._table = None
+        self._times.clear()
+        self._audiences.clear()
         self._tree = self._spanning(live)
+        self._table = self._table_of(self._tree)
 
     def _spanning(self, live: list[int]) -> list[set[int]]:
         """The links of a tree on each island: shortest paths from one of its nodes."""
@@ -53,6 +53,7 @@ class Mesh:
         for island in {int(self.island[node]) for node in live}:
             root = self._random.choice([node for node in live if self.island[node] == island])
             times, parents = self._paths(root, *graph)
+            self._audiences[island] = np.isfinite(times)
             for node in np.flatnonzero(np.isfinite(times)).tolist():
                 if node != root:
                     tree[node].add(int(parents[node]))
@@ -62,15 +63,17 @@ class Mesh:
     def degree(self, node: int) -> int:
         return len(self._tree[node])
 
-    def row(self, source: int) -> tuple[np.ndarray, np.ndarray]:
-        """(seconds until each node has it, infinite for who has it never; copies that each is sent)."""
-        many = len(self._peers) > MANY and len(self._rows) >= LANDMARKS
-        if source not in self._rows and many and self.island[source] == 0:
-            alike = [known for known in self._rows if self.island[known] == 0]
-            source = alike[source % len(alike)] if alike else source
-        if source not in self._rows:
-            self._rows[source] = self._computed(source)
-        return self._rows[source]
+    def times(self, end: int) -> np.ndarray:
+        """Seconds from each node to this one, and from this one to each; infinite where no way leads."""
+        if end not in self._times:
+            assert self._table is not None  # noqa: S101 - repaired before anybody speaks
+            self._times[end] = self._paths(end, *self._table)[0]
+        return self._times[end]
+
+    def audience(self, source: int) -> np.ndarray:
+        """bool[nodes]: who hears this one, itself among them."""
+        heard = self._audiences.get(int(self.island[source]))
+        return heard if heard is not None and heard[source] else np.arange(len(self.online)) == source
 
     def _reached(self, node: int) -> list[int]:
         """Its peers on the same side of a partition."""
@@ -100,17 +103,6 @@ class Mesh:
             neighbours[node, : len(reached)] = reached
             seconds[node, : len(reached)] = [self._peers[node][other] for other in reached]
         return neighbours, seconds + self.hop_seconds
-
-    def _computed(self, source: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._table is None:
-            self._table = self._table_of(self._tree)
-        times, parents = self._paths(source, *self._table)
-        heard = np.isfinite(times)
-        has_parent = heard.copy()
-        has_parent[source] = False
-        children = np.bincount(parents[has_parent], minlength=len(times))
-        copies = np.where(heard, np.isfinite(self._table[1]).sum(axis=1) - children, 0)
-        return times, copies.astype(np.float32)
 
     @staticmethod
     def _paths(source: int, neighbours: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulation.ether import Ether
 from benchmarks.simulation.seats import Seat
 from benchmarks.simulation.swarm import Swarm
 
@@ -16,6 +15,7 @@ Row = dict[str, Any]
 def described(swarm: Swarm) -> dict[str, Row]:
     """Section -> name -> value. Per node and second where nothing else is said."""
     found = {"members": _members(swarm), "gossip": _gossip(swarm), "catching up": _catching_up(swarm)}
+    found["exchange"] = _exchange(swarm)
     if swarm.learning is not None:
         found |= {"training": _training(swarm), "cheats": _cheats(swarm)}
     if swarm.cut is not None:
@@ -63,7 +63,7 @@ def _gossip(swarm: Swarm) -> Row:
     return {
         "messages": round(heard / seconds, 2),
         **{f"  of them {kind}": round(count / seconds, 2) for kind, count in kinds.most_common(4)},
-        "copies of each": round(float(ether.copies[: len(there)][stayed].sum() / max(there[stayed].sum(), 1)), 2),
+        "copies of each (from gossip.py)": ether.costs.copies,
         "kB in": round(float(ether.bytes_in[: len(there)][stayed].mean()) / seconds / 1e3, 1),
         "kB of IHAVE": round(ether.bytes_ihave / seconds / 1e3, 1),
         "delay, median, ms": round(1000 * delays[len(delays) // 2]),
@@ -123,7 +123,15 @@ def _training(swarm: Swarm) -> Row:
         "files made": made,
         "groups recomputed, %": _recomputed(swarm),
         "groups trained on, of all made, %": round(100 * groups / max(8 * made, 1), 1),
-        "a policy is everywhere after, s": round(max(swarm.fetch), 1),
+    }
+
+
+def _exchange(swarm: Swarm) -> Row:
+    scenario = swarm.scenario
+    return {
+        "a policy's patch, MB": None if scenario.policy_seconds is not None else scenario.policy_bytes / 1e6,
+        "with a node after, s, median": round(median(swarm.fetch), 1),
+        "with everybody after, s": round(max(swarm.fetch), 1),
     }
 
 
@@ -186,9 +194,3 @@ def table(found: dict[str, Row]) -> str:
         lines.append(f"\n{section}")
         lines += [f"  {name:42} {'-' if value is None else value}" for name, value in rows.items()]
     return "\n".join(lines).lstrip()
-
-
-def gossip_row(ether: Ether) -> Row:
-    """The figures of `benchmarks/gossip.py`."""
-    delays = sorted(ether.delays)
-    return {"copies": float(ether.copies.sum() / max(ether.heard.sum(), 1)), "median_ms": 1000 * median(delays)}

@@ -131,7 +131,9 @@ class Seat(Node):
 class Lodger(Node):
     """A worker that reads its host's board."""
 
-    def __init__(self, number: int, ether: Ether, fetch: float, rules: Rules, cheat: str | None, host: Seat) -> None:
+    def __init__(
+        self, number: int, ether: Ether, fetch: float, rules: Rules, cheat: str | None, host: Seat, *, works: bool
+    ) -> None:
         super().__init__(number, "worker", ether, fetch)
         self.cheat = cheat
         pins: Any = Pins()
@@ -141,7 +143,7 @@ class Lodger(Node):
             key=self.key,
             board=voice,
             blobs=Blobs(rules.truth, rules.run, self.address, cheat, number),
-            journal=InlineJournal(),
+            journal=InlineJournal() if works else host.station.journal,  # 94 kB each
             shelf=PolicyShelf(KEPT_POLICIES, pins),
             progress=ProgressRecord(),
         )

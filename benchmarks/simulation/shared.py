@@ -1,7 +1,8 @@
 """One computer plays everybody, so what is the same for everybody is computed once: parsing, signatures, hashes.
 
-Each is a pure function of a message's bytes: a node that checked for itself would find the same. In force only inside
-`computed_once`, and only for the modules of this process.
+Each is a pure function of a message's bytes: a node that checked for itself would find the same. And who is alive: the
+many that read one host's table are told what it said in this second. In force only inside `computed_once`, and only for
+the modules of this process.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,9 +10,14 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
+from node.services.judging import judge
 from node.swarm import ballots, board, jury, lotbook, register
+from protocol import disputes
 from protocol.errors import ProtocolError
+from protocol.identity import Address
+from protocol.liveness import Members
 
 REMEMBERED = 65_536
 
@@ -27,8 +33,10 @@ def computed_once() -> Iterator[None]:
         (board, "open_envelope", lambda domain, pool, raw: authenticate(domain, parse(pool, raw))),
         (board, "signer_of", _once(board.signer_of)),
         (board, "_name", _once(board._name)),
-        *((module, "work_id", names) for module in (ballots, jury, lotbook, register)),
+        *((module, "work_id", names) for module in (ballots, disputes, judge, jury, lotbook, register)),
+        (ballots, "compare", _once(ballots.compare)),
         (register, "slot_of", _once(register.slot_of)),
+        (Members, "live", _once_a_second(Members.live)),
     ]
     patches = [patch.object(module, name, function) for module, name, function in replaced]
     for one in patches:
@@ -38,6 +46,18 @@ def computed_once() -> Iterator[None]:
     finally:
         for one in patches:
             one.stop()
+
+
+def _once_a_second(live: Callable[[Members, float, str | None], list[Address]]) -> Callable[..., list[Address]]:
+    told: WeakKeyDictionary[Members, dict[str | None, tuple[float, list[Address]]]] = WeakKeyDictionary()
+
+    def remembered(table: Members, now: float, role: str | None = None) -> list[Address]:
+        at, found = told.setdefault(table, {}).get(role, (-1.0, []))
+        if not at <= now < at + 1.0:
+            at, found = told[table][role] = now, live(table, now, role)
+        return found
+
+    return remembered
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:

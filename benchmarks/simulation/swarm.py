@@ -10,6 +10,7 @@ from benchmarks.simulation import CHAIN
 from benchmarks.simulation.doubles import Chain, Truth
 from benchmarks.simulation.ether import Ether
 from benchmarks.simulation.learning import Learning
+from benchmarks.simulation.progress import report
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.seats import Lodger, Node, Rules, Seat, key_of
 from node.services.judging.judge import Validator
@@ -26,6 +27,8 @@ KNOWS_ALL = 0.95
 LOOK = 5.0
 """Seconds between two looks at what is measured by looking."""
 GIVE_UP = 1800.0
+LOOKED_AT = 4
+"""Newcomers that have everything of their own, at once."""
 
 
 class Newcomer(msgspec.Struct):
@@ -74,6 +77,7 @@ class Swarm:
             if self.scenario.partition:
                 self._nursery.start_soon(self._part)
             self._nursery.start_soon(self._look)
+            self._nursery.start_soon(report, self.scenario.seconds)
             await trio.sleep_until(self.scenario.seconds)
             self._nursery.cancel_scope.cancel()
 
@@ -81,8 +85,8 @@ class Swarm:
 
     async def _open(self) -> None:
         scenario = self.scenario
-        full = min(max(scenario.full, scenario.validators + 2), scenario.nodes)
-        made = [self._make(number, full=number < full) for number in range(scenario.nodes)]
+        self._full = min(max(scenario.full, scenario.validators + 2), scenario.nodes)
+        made = [self._make(number, full=number < self._full) for number in range(scenario.nodes)]
         self.members = {node.address: None for node in made}
         for seat in self.seats:
             for member in self.members:
@@ -105,7 +109,7 @@ class Swarm:
                 self.hosts.append(node)
         else:
             host = self.hosts[number % len(self.hosts)]
-            node = Lodger(number, self.ether, fetch, self.rules, cheat, host)
+            node = Lodger(number, self.ether, fetch, self.rules, cheat, host, works=self.scenario.work)
             node.port.host = host.number
         self.nodes[node.address] = node
         self.kinds[node.address] = cheat
@@ -150,7 +154,7 @@ class Swarm:
         number = self.scenario.nodes
         while number < len(self.ether.mesh.online):
             await trio.sleep(self._pause())
-            node = self._make(number, full=self._random.random() < 0.2)
+            node = self._make(number, full=self._random.random() < 0.2 and len(self.seats) < self._full + LOOKED_AT)
             self.members[node.address] = None
             await trio.sleep(CHAIN)
             for seat in self.seats:

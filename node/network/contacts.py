@@ -16,8 +16,8 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address, PeerId, address_of_peer
 from protocol.messages import MAX_CONTACT, MAX_CONTACTS_EACH
 
-MAX_CONTACTS = 1024
-"""Members whose contacts are kept."""
+READ = 1024
+"""Members whose contacts are kept in the form that is dialled; the others' are read when they are needed."""
 CIRCUIT = "/p2p-circuit"
 NEAR = {4: 24, 6: 64}
 """Bits that addresses of one network have in common."""
@@ -52,11 +52,11 @@ class Whereabouts(msgspec.Struct, frozen=True):
         return self.contacts[0].relay is not None
 
 
-@lru_cache(maxsize=8 * MAX_CONTACTS)
+@lru_cache(maxsize=8 * READ)
 def parse_contact(member: Address, text: str) -> Contact | None:
     """Read a multiaddr ending in /p2p/<peer id>; None if it is malformed or the peer id is another's.
 
-    Remembered: every event of the pool gives the whole list again, and reading one costs half a millisecond.
+    Remembered: reading one costs half a millisecond.
     """
     if len(text) > MAX_CONTACT:
         return None
@@ -104,7 +104,7 @@ def parse_bootnode(text: str) -> Contact:
     return contact
 
 
-@lru_cache(maxsize=4 * MAX_CONTACTS)
+@lru_cache(maxsize=4 * READ)
 def whereabouts(member: Address, told: Told) -> Whereabouts | None:
     """What can be used of it, the first of each host or relay; None if nothing can."""
     texts = (told,) if isinstance(told, str) else told[:MAX_CONTACTS_EACH]

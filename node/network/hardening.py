@@ -6,7 +6,7 @@ Each class here cures a measured defect of the library (docs/decisions.md names 
 - an inbound connection keeps its slot after it closed                    -> HardSwarm
 - the auto-connector dials whatever identify has heard of                 -> _NoAutoConnector
 - yamux copies, locks and polls, and keeps what it is sent                -> yamux.py, our own
-- every read costs two system calls, every full frame two messages       -> BufferedSocket
+- every read and write costs turns of the event loop and system calls    -> sockets.py
 - each Noise message is copied three times and read in two steps         -> noise.py, our own
 - silent handshakes from many addresses keep every inbound slot            -> HardSwarm
 - its pubsub costs many times what it carries                            -> gossip, our own
@@ -20,7 +20,7 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import trio
@@ -44,6 +44,7 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from node.network import sockets
+from node.network.noise import NoiseSession
 from node.network.yamux import Session
 
 log = structlog.get_logger(__name__)
@@ -52,7 +53,6 @@ MAX_STREAMS_PER_PEER = 128
 MAX_HANDSHAKES_PER_IP = 16
 MAX_HANDSHAKES = 128
 """Under way at once, from all addresses: of more, the oldest gives way. An honest one takes a fraction of a second."""
-READ_AHEAD = 256 * 1024
 
 Fault = Callable[[str, BaseException], None]
 """Told of every error that was caught on a peer's behalf: (where, error)."""
@@ -202,40 +202,13 @@ class Tasks(InternalManagerAPI):
             await self._finished.wait()
 
 
-class BufferedSocket(ReadWriteCloser):
-    """Reads ahead. The library asks the kernel for two bytes, then for a message, and so on."""
-
-    def __init__(self, inner: ReadWriteCloser) -> None:
-        self._inner = inner
-        self._ahead = memoryview(b"")
-
-    async def read(self, n: int | None = None) -> bytes:
-        if not self._ahead:
-            fresh = await self._inner.read(READ_AHEAD)
-            if n is None or n >= len(fresh):
-                return fresh
-            self._ahead = memoryview(fresh)
-        data = bytes(self._ahead[:n])
-        self._ahead = self._ahead[len(data) :]
-        return data
-
-    async def write(self, data: bytes) -> None:
-        await self._inner.write(data)
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        return self._inner.get_remote_address()
-
-
 class HardTcp(TCP):
     """Dials with a buffer."""
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         raw = await super().dial(maddr)
         if isinstance(raw, RawConnection):
-            raw.stream = BufferedSocket(raw.stream)
+            raw.stream = sockets.Buffered(sockets.lean(raw.stream))
         return raw
 
 
@@ -245,7 +218,7 @@ class HardMuxer(MuxerMultistream):
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
 
-        return self._annotate_connection(Session(conn, peer_id), conn, protocol)
+        return self._annotate_connection(Session(cast(NoiseSession, conn), peer_id), conn, protocol)
 
 
 class _NoAutoConnector(AutoConnector):
@@ -305,7 +278,7 @@ class HardSwarm(Swarm):
             await read_write_closer.close()
             return
         self._handshakes[ip] = self._handshakes.get(ip, 0) + 1
-        raw = RawConnection(BufferedSocket(read_write_closer), False)
+        raw = RawConnection(sockets.Buffered(sockets.lean(read_write_closer)), False)
         scope = trio.CancelScope()
         self._upgrading[scope] = None
         if len(self._upgrading) > MAX_HANDSHAKES:

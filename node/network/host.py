@@ -36,7 +36,7 @@ from node.network.circuit.punching import Punching
 from node.network.circuit.rules import Limits
 from node.network.contacts import (
     MAX_CONTACT,
-    MAX_CONTACTS,
+    READ,
     Contact,
     Told,
     Whereabouts,
@@ -71,8 +71,10 @@ from node.network.knocks import Knocks
 from node.network.noise import LeanNoise
 from node.network.redial import PING_SECONDS, Link, Redialer
 from node.network.replay import Window
+from node.recent import Recent
 from protocol.errors import InvalidIdentity
 from protocol.identity import Address, NodeKey, PeerId, address_of_peer
+from protocol.liveness import MAX_MEMBERS
 
 log = structlog.get_logger(__name__)
 
@@ -139,7 +141,7 @@ class Libp2pNetwork:
         self._tally = Tally()
         self._subscriptions: dict[str, _Subscription] = {}
         self._handlers: dict[str, tuple[Handler, int]] = {}
-        self._addresses: dict[bytes, Address] = {}
+        self._addresses: Recent[bytes, Address] = Recent(2 * MAX_MEMBERS)
         self._strangers: dict[INetConn, ID] = {}
         self._forwarded = Budgets(*FORWARDED)
         self._published = Budgets(*PUBLISHED)
@@ -212,7 +214,7 @@ class Libp2pNetwork:
         )
         self._swarm.fault = self._fault
         self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
-        self._gossip = Gossip(self._host, keys.private_key, _Listener(self), self._still_connected)
+        self._gossip = Gossip(self._host, keys.private_key, _Listener(self), self._still_connected, self._is_best)
         self._swarm.register_notifee(_Arrivals(self))
         self._circuits.attach(self._host, self._swarm)
         for topic in self._subscriptions:
@@ -257,7 +259,7 @@ class Libp2pNetwork:
         return self.listening() and (self._announce or self.listening())
 
     def _relayed_contacts(self) -> tuple[str, ...]:
-        relays = (self._redialer.contacts.get(relay) for relay in self._circuits.relays())
+        relays = (self._redialer.where(relay) for relay in self._circuits.relays())
         return tuple(self._circuit_through(each) for each in relays if each)
 
     def _circuit_through(self, relay: Whereabouts) -> str:
@@ -273,10 +275,28 @@ class Libp2pNetwork:
 
     def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
         self._redialer.set(contacts, dialled)
-        members = {_id_of(contact.peer_id) for contact in self._redialer.contacts.values()}
-        self._strangers = {each: peer for each, peer in self._strangers.items() if peer not in members}
-        for member in self._windows.keys() - self._redialer.contacts.keys():
-            del self._windows[member]
+        self._sort_strangers()
+        for publisher in [each for each in self._windows if not self._is_member(each)]:
+            del self._windows[publisher]
+
+    def set_contact(self, member: Address, told: Told | None) -> None:
+        self._redialer.place(member, told)
+        self._sort_strangers()
+        if told is None:
+            self._windows.pop(member, None)
+
+    def stay_with(self, members: Set[Address]) -> None:
+        self._redialer.stay_with(members)
+
+    def _sort_strangers(self) -> None:
+        """Who has become a member is none of them."""
+        known = [each for each, peer in self._strangers.items() if self._is_members(peer.to_bytes())]
+        for connection in known:
+            del self._strangers[connection]
+
+    def _is_members(self, peer: bytes) -> bool:
+        address = self._address_of(peer)
+        return address is not None and self._is_member(address)
 
     def mute(self, member: Address, seconds: float) -> None:
         now = trio.current_time()
@@ -313,7 +333,7 @@ class Libp2pNetwork:
         self._circuits.rules.offered = offered
 
     async def reserve(self, relay: Address) -> float:
-        contact = self._redialer.contacts.get(relay)
+        contact = self._redialer.where(relay)
         if contact is None or contact.hidden or not self._direct(self._connections_of(relay)):
             raise PeerUnavailable(relay, "it is not connected directly")
         try:
@@ -325,11 +345,11 @@ class Libp2pNetwork:
         self._circuits.held.clear()
 
     def _is_member(self, address: Address) -> bool:
-        return address in self._redialer.contacts
+        return self._redialer.knows(address)
 
     def _connections_of(self, peer: Address) -> list[INetConn]:
         """The live ones."""
-        contact = self._redialer.contacts.get(peer)
+        contact = self._redialer.where(peer)
         if self._nursery is None:
             return []
         known = [_id_of(contact.peer_id)] if contact else [*self._swarm.connections]
@@ -346,8 +366,6 @@ class Libp2pNetwork:
     def _address_of(self, peer: bytes) -> Address | None:
         """The address of a raw peer id, None if it is not a node's."""
         if peer not in self._addresses:
-            if len(self._addresses) > 4096:
-                self._addresses.clear()
             try:
                 self._addresses[peer] = address_of_peer(ID(peer).to_base58())
             except InvalidIdentity:
@@ -360,6 +378,10 @@ class Libp2pNetwork:
     def _still_connected(self, peer: bytes) -> bool:
         return self._open_connections(ID(peer))
 
+    def _is_best(self, stream: INetStream) -> bool:
+        """Whether it goes directly, or nothing does."""
+        return is_direct(stream) or not self._direct(self._live_of(stream.muxed_conn.peer_id))
+
     def _link(self, where: Whereabouts) -> Link:
         """Who can be dialled is, though a relay connects us already."""
         live = self._live_with(where.peer_id)
@@ -368,7 +390,10 @@ class Libp2pNetwork:
         return Link.BEST if self._direct(live) or not better_than_relays(self._ways(where)) else Link.RELAYED
 
     def _live_with(self, peer_id: PeerId) -> list[INetConn]:
-        return [each for each in self._swarm.connections.get(_id_of(peer_id), ()) if not each.is_closed]
+        return self._live_of(_id_of(peer_id))
+
+    def _live_of(self, peer: ID) -> list[INetConn]:
+        return [each for each in self._swarm.connections.get(peer, ()) if not each.is_closed]
 
     def _ways(self, where: Whereabouts) -> list[Contact]:
         return ways_to(where, self.listening(), private=self._private)
@@ -424,7 +449,7 @@ class Libp2pNetwork:
         """Through a relay, which must be a member that we are connected with or can dial: where a contact says that it
         is, is nobody's word but the contact's."""
         member = address_of_peer(relay)
-        known = self._redialer.contacts.get(member)
+        known = self._redialer.where(member)
         if known is None or known.hidden:
             raise PeerUnavailable(contact.member, f"its relay {member} is no member that can be dialled")
         if not self._direct(self._live_with(relay)):
@@ -455,7 +480,7 @@ class Libp2pNetwork:
         address = self._address_of(peer.to_bytes())
         if address is None:
             self._close_soon(connection)
-        elif address in self._redialer.contacts:
+        elif self._is_member(address):
             self._swarm.protect(peer, "member")
         else:
             self._strangers[connection] = peer  # each of its connections: who closes one keeps the others
@@ -533,7 +558,7 @@ class Libp2pNetwork:
 
     def _is_news(self, publisher: Address, message: rpc_pb2.Message) -> bool:
         """Members only: anybody can make up publishers, and windows would be forgotten for theirs."""
-        if publisher not in self._redialer.contacts:
+        if not self._is_member(publisher):
             return True
         return self._windows.setdefault(publisher, Window()).take(_number(message))
 
@@ -595,7 +620,7 @@ class Libp2pNetwork:
             clean, kept = True, taken and answer[0] == wire.OK
             return answer
         finally:
-            if kept and not on.closed:
+            if kept and not on.closed and self._is_best(on.stream):
                 for each in self._kept.put(peer, protocol, on, trio.current_time()):
                     await _finish(each.stream, clean=True)
             else:
@@ -609,7 +634,7 @@ class Libp2pNetwork:
             raise PeerUnavailable(peer, f"it does not serve {protocol}, or went away") from error
 
     async def _reach(self, peer: Address) -> ID:
-        contact = self._redialer.contacts.get(peer)
+        contact = self._redialer.where(peer)
         if contact is not None:
             if not self._open_connections(_id_of(contact.peer_id)):
                 await self._dial(contact)
@@ -637,7 +662,7 @@ class Libp2pNetwork:
         self, asker: Address, handler: Handler, max_request: int, stream: yamux.Stream, patience: float
     ) -> bool:
         """Whether another request may come on this stream."""
-        stranger = asker not in self._redialer.contacts
+        stranger = not self._is_member(asker)
         if stranger and not self._stranger_may_ask(asker):
             with trio.fail_after(SERVE_SECONDS):
                 await wire.write_response(stream, wire.BUSY, b"")
@@ -695,8 +720,7 @@ class _Listener:
         self._network = network
 
     def is_member(self, peer: bytes) -> bool:
-        address = self._network._address_of(peer)
-        return address is not None and self._network._is_member(address)
+        return self._network._is_members(peer)
 
 
 class _StreamHandler:
@@ -753,7 +777,7 @@ class _Kept:
         return self.muxed.recv_closed or self.muxed.send_closed
 
 
-@lru_cache(maxsize=4 * MAX_CONTACTS)
+@lru_cache(maxsize=4 * READ)
 def _id_of(peer_id: PeerId) -> ID:
     return ID.from_base58(peer_id)
 

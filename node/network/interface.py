@@ -75,9 +75,17 @@ class Network(Protocol):
         """The members by one multiaddr or several; dialled: whom of them to stay connected with (None: all), the
         others are dialled when they are asked something. Replaces the previous set.
 
-        A contact whose peer id does not belong to its address is ignored. Peers outside this set
+        A contact whose peer id does not belong to its address is never dialled. Peers outside this set
         may still connect and ask, within a small budget.
         """
+        ...
+
+    def set_contact(self, member: Address, told: Told | None) -> None:
+        """The same of one member, the others as before; None: it is no member any more."""
+        ...
+
+    def stay_with(self, members: Set[Address]) -> None:
+        """The same of whom to stay connected with."""
         ...
 
     def mute(self, member: Address, seconds: float) -> None:

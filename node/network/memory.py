@@ -117,8 +117,19 @@ class MemoryNetwork:
         return ("/ip4/127.0.0.1/tcp/1",) if self._nursery else ()
 
     def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
-        parsed = {member: whereabouts(member, told) for member, told in contacts.items() if member != self.address}
-        self._contacts = {member: where for member, where in parsed.items() if where is not None}
+        self._contacts.clear()
+        for member, told in contacts.items():
+            self.set_contact(member, told)
+
+    def set_contact(self, member: Address, told: Told | None) -> None:
+        where = whereabouts(member, told) if told is not None else None
+        if where is None:
+            self._contacts.pop(member, None)
+        elif member != self.address:
+            self._contacts[member] = where
+
+    def stay_with(self, members: Set[Address]) -> None:
+        """On a hub everybody is connected with everybody it knows."""
 
     def mute(self, member: Address, seconds: float) -> None:
         self._muted[member] = trio.current_time() + seconds

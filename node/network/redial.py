@@ -10,9 +10,10 @@ from enum import Enum
 import structlog
 import trio
 
-from node.network.contacts import MAX_CONTACTS, Told, Whereabouts, whereabouts
+from node.network.contacts import Told, Whereabouts, whereabouts
 from node.network.errors import PeerUnavailable
 from protocol.identity import Address
+from protocol.liveness import MAX_MEMBERS
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +44,8 @@ def delay_after(failures: int, jitter: float, longest: float = LONGEST_DELAY) ->
 
 
 class Redialer:
-    """One small loop per member.
+    """One small loop per member that is to be connected. What is told of the others is only kept, and read when it is
+    needed: a member that joins costs the same however many there are.
 
     dial raises PeerUnavailable; link is asked every second, and every five where it is the best; ping, rarely, finds
     the connections whose other end has silently gone, and closes them. A member that says it has moved is not dialled
@@ -61,7 +63,7 @@ class Redialer:
         self._dial = dial
         self._link = link
         self._ping = ping
-        self._contacts: dict[Address, Whereabouts] = {}
+        self._told: dict[Address, Told] = {}
         self._failures: dict[Address, int] = {}
         self._dialled: Set[Address] | None = None
         self._loops: dict[Address, trio.CancelScope] = {}
@@ -69,26 +71,41 @@ class Redialer:
         self._limit = trio.CapacityLimiter(MAX_DIALS)
         self._loss = trio.Event()
 
-    @property
-    def contacts(self) -> Mapping[Address, Whereabouts]:
-        return self._contacts
+    def knows(self, member: Address) -> bool:
+        """Whether it is one of the members, wherever it is."""
+        return member in self._told
+
+    def where(self, member: Address) -> Whereabouts | None:
+        """None for a stranger, and where nothing that a member says of itself can be used."""
+        told = self._told.get(member)
+        return None if told is None else whereabouts(member, told)
 
     def set(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
-        """Replace the members, and whom of them to stay connected with (None: all). Loops of those who stay as they
-        were are left alone; who is not dialled any more stays connected until either side ends that."""
-        wanted: dict[Address, Whereabouts] = {}
-        for member, told in list(contacts.items())[:MAX_CONTACTS]:
-            where = whereabouts(member, told)
-            if where is None:
-                log.info("network.contact_invalid", peer=member)
-            elif member != self._own:
-                wanted[member] = where
-        for member, old in self._contacts.items():
-            unwanted = wanted.get(member) != old or not (dialled is None or member in dialled)
-            if unwanted and member in self._loops:
-                self._loops.pop(member).cancel()
-        self._contacts, self._dialled = wanted, dialled
-        self._failures = {member: failed for member, failed in self._failures.items() if member in wanted}
+        """Replace the members, and whom of them to stay connected with (None: all)."""
+        for gone in self._told.keys() - contacts.keys():
+            self.place(gone, None)
+        self.stay_with(dialled)
+        for member, told in contacts.items():
+            self.place(member, told)
+
+    def place(self, member: Address, told: Told | None) -> None:
+        """Where a member is from now on; None: it is none any more. A loop is left alone where nothing changes."""
+        if self._told.get(member) == told or member == self._own:
+            return
+        self._stop(member)
+        if told is None:
+            del self._told[member]
+            self._failures.pop(member, None)
+        elif member in self._told or len(self._told) < MAX_MEMBERS:
+            self._told[member] = told
+            self._start(member)
+
+    def stay_with(self, dialled: Set[Address] | None) -> None:
+        """Whom to stay connected with (None: all). Who is not dialled any more stays connected until either side ends
+        that."""
+        self._dialled = dialled
+        for member in [looked_after for looked_after in self._loops if not self._is_dialled(looked_after)]:
+            self._stop(member)
         self._start_loops()
 
     def lost(self) -> None:
@@ -106,13 +123,26 @@ class Redialer:
             self._nursery = None
             self._loops.clear()
 
+    def _is_dialled(self, member: Address) -> bool:
+        return self._dialled is None or member in self._dialled
+
     def _start_loops(self) -> None:
-        if self._nursery is None:
+        for member in self._told if self._dialled is None else self._dialled:
+            self._start(member)
+
+    def _start(self, member: Address) -> None:
+        if self._nursery is None or member in self._loops or not self._is_dialled(member) or not self.knows(member):
             return
-        for member, where in self._contacts.items():
-            if member not in self._loops and (self._dialled is None or member in self._dialled):
-                self._loops[member] = trio.CancelScope()
-                self._nursery.start_soon(self._keep, where, self._loops[member])
+        where = self.where(member)
+        if where is None:
+            log.info("network.contact_invalid", peer=member)
+            return
+        self._loops[member] = trio.CancelScope()
+        self._nursery.start_soon(self._keep, where, self._loops[member])
+
+    def _stop(self, member: Address) -> None:
+        if member in self._loops:
+            self._loops.pop(member).cancel()
 
     async def _keep(self, where: Whereabouts, scope: trio.CancelScope) -> None:
         with scope:

@@ -1,14 +1,139 @@
-"""TCP sockets that share the listening port with dials from it, which is what punching a hole takes.
+"""TCP sockets: such as share the listening port with dials from it, which is what punching a hole takes, and such as
+one task reads and one writes at a time, which need no locks.
 
 Knows sockets; knows no peers. The port is shared within this process only: `hardening.port_is_taken`.
 """
 
+import os
 import socket
+from abc import ABC, abstractmethod
+from typing import Any
 
 import trio
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 
 BACKLOG = 128
+READ_AHEAD = 256 * 1024
+MAX_RUN = 1024 * 1024
+"""Bytes that are written without letting others run."""
+
+
+class Prompt(ABC):
+    """A connection that takes what it can without waiting, so that most writes need no deadline and no turn."""
+
+    @abstractmethod
+    def begin_write(self, data: bytes | memoryview) -> memoryview:
+        """What is left for `finish_write`. Raises what that does."""
+
+    @abstractmethod
+    async def finish_write(self, rest: memoryview) -> None: ...
+
+
+class LeanSocket(ReadWriteCloser, Prompt):
+    """The library's stream without its locks, for one reader and one writer: each lock, and each call of trio's that
+    need not wait, costs another turn of the event loop. Errors are the library's."""
+
+    def __init__(self, inner: TrioTCPStream) -> None:
+        self._inner = inner
+        self._socket = inner.stream.socket
+        self._dry = True
+        self._run = 0
+
+    async def read(self, n: int | None = None) -> bytes:
+        """1 to n bytes; b"" at the end, or once it was closed here."""
+        size = READ_AHEAD if n is None else n
+        while (number := self._socket.fileno()) >= 0:
+            try:
+                if self._dry:
+                    await trio.lowlevel.wait_readable(number)
+                self._dry = True
+                data = os.read(number, size)
+            except (BlockingIOError, trio.ClosedResourceError):
+                continue
+            except OSError as error:
+                raise _gone(error) from error
+            self._dry = len(data) < size
+            return data
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        await self.finish_write(self.begin_write(data))
+
+    def begin_write(self, data: bytes | memoryview) -> memoryview:
+        """Now and then nothing is taken, to let others run."""
+        rest = memoryview(data)
+        if self._run < MAX_RUN:
+            try:
+                sent = os.write(self._socket.fileno(), rest)
+            except BlockingIOError:
+                return rest
+            except OSError as error:
+                raise _gone(error) from error
+            self._run += sent
+            rest = rest[sent:]
+        return rest
+
+    async def finish_write(self, rest: memoryview) -> None:
+        try:
+            while rest:
+                await trio.lowlevel.wait_writable(self._socket.fileno())
+                self._run = 0
+                rest = self.begin_write(rest)
+        except (OSError, trio.ClosedResourceError) as error:
+            raise _gone(error) from error
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._inner.get_remote_address()
+
+
+def _gone(error: Exception) -> ConnectionClosedError:
+    return ConnectionClosedError(f"the connection is gone: {error}", transport="tcp")
+
+
+def lean(stream: ReadWriteCloser) -> ReadWriteCloser:
+    """The same without locks, if it is a socket."""
+    return LeanSocket(stream) if isinstance(stream, TrioTCPStream) else stream
+
+
+class Buffered(ReadWriteCloser, Prompt):
+    """Reads ahead. The library asks for two bytes, then for a message, and so on."""
+
+    def __init__(self, inner: ReadWriteCloser) -> None:
+        self._inner = inner
+        self._ahead = memoryview(b"")
+
+    async def read(self, n: int | None = None) -> bytes:
+        if not self._ahead:
+            fresh = await self._inner.read(READ_AHEAD)
+            if n is None or n >= len(fresh):
+                return fresh
+            self._ahead = memoryview(fresh)
+        data = bytes(self._ahead[:n])
+        self._ahead = self._ahead[len(data) :]
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._inner.write(data)
+
+    def begin_write(self, data: bytes | memoryview) -> memoryview:
+        return self._inner.begin_write(data) if isinstance(self._inner, Prompt) else memoryview(data)
+
+    async def finish_write(self, rest: memoryview) -> None:
+        if isinstance(self._inner, Prompt):
+            await self._inner.finish_write(rest)
+        elif rest:
+            await self._inner.write(bytes(rest))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._inner.get_remote_address()
 
 
 def _shared(host: str) -> trio.socket.SocketType:
@@ -44,6 +169,11 @@ async def connect_from(own: tuple[str, int], host: str, port: int) -> trio.Socke
     except BaseException:
         made.close()
         raise
+
+
+def prompt(conn: Any) -> Prompt:
+    """Itself, or one that takes nothing at once. conn: whatever has an async `write`."""
+    return conn if isinstance(conn, Prompt) else Buffered(conn)
 
 
 def remote_address(self: TrioTCPStream) -> tuple[str, int] | None:

@@ -23,6 +23,7 @@ from node.swarm.shelf import MAX_MESSAGES, Shelf
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
+from protocol.liveness import MAX_MEMBERS
 from protocol.messages import (
     CheckRequested,
     DisputeRaised,
@@ -55,7 +56,9 @@ loses, and whoever was asked may have been away, too."""
 NAMED_PER_SECOND = 500.0
 """Messages of which a question may tell the names, on average: 5 kB/s however large the pool."""
 MAX_CATCH_UP_BYTES = 256 * 1024
-MAX_KNOWN = 2 * MAX_MESSAGES
+MAX_KNOWN = 2 * MAX_MESSAGES + MAX_MEMBERS
+"""Names in a question: fewer than a board can keep would bring the others again with every answer."""
+MAX_QUESTION = 10 * MAX_KNOWN + 64
 MAX_REFUSED = 128
 """Refused messages in one answer after which the rest is left: an honest peer knows a few members more than we."""
 REFUSED_FOR = 20.0
@@ -123,7 +126,7 @@ class Board:
         """When something new by each member came last, whichever way; monotonic seconds."""
         self._topic = topic(domain, pool)
         self._incoming = wire.subscribe(self._topic, self._accept)
-        wire.serve(CATCH_UP_PROTOCOL, self._answer_catch_up, max_request=16 * MAX_KNOWN)
+        wire.serve(CATCH_UP_PROTOCOL, self._answer_catch_up, max_request=MAX_QUESTION)
 
     async def run(self) -> None:
         """Drain gossip and catch up until cancelled."""
@@ -368,7 +371,7 @@ class Board:
         if not self._asked.take(asker, 1, self._clock()):
             self.counts["over_budget.asked"] += 1
             return msgspec.msgpack.encode([])
-        asked = decode_msgpack(data, CatchUp, limit=16 * MAX_KNOWN, error=MalformedMessage, what="bad catch-up")
+        asked = decode_msgpack(data, CatchUp, limit=MAX_QUESTION, error=MalformedMessage, what="bad catch-up")
         return msgspec.msgpack.encode(self._shelf.share(set(asked.known[:MAX_KNOWN]), MAX_CATCH_UP_BYTES))
 
 

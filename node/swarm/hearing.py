@@ -30,9 +30,8 @@ def is_cut_off(voices: Iterable[Voice], now: float) -> bool:
 def voices(board: Board, membership: Membership) -> list[Voice]:
     """The trainer and the validators, as this node has heard them."""
     found: list[Voice] = []
-    for author, heard in board.heard.items():
-        member = membership.table.get(author)
-        uses_work = membership.is_trainer(author) or membership.is_validator(author)
-        if member is not None and uses_work and author != membership.own:
+    for author in membership.who_uses_work():
+        heard, member = board.heard.get(author), membership.table.get(author)
+        if heard is not None and member is not None and author != membership.own:
             found.append(Voice(heard, member.beat.interval if member.beat else 0.0))
     return found

@@ -13,7 +13,7 @@ import trio
 from node.clock import Seconds
 from node.network.contacts import Told
 from node.swarm.board import Board
-from node.swarm.neighbours import choose
+from node.swarm.neighbours import Neighbours
 from protocol.checks import reason_name
 from protocol.identity import Address
 from protocol.liveness import Members, MemberState
@@ -25,7 +25,8 @@ log = structlog.get_logger()
 class Contacts(Protocol):
     """The part of node.network that membership needs."""
 
-    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None: ...
+    def set_contact(self, member: Address, told: Told | None) -> None: ...
+    def stay_with(self, members: Set[Address]) -> None: ...
 
 
 class SlashRecord(msgspec.Struct, frozen=True):
@@ -73,9 +74,11 @@ class Membership:
         self._placed_at: dict[Address, int] = {}
         """The sequence of the heartbeat that told a contact."""
         self._bootnodes = {node: (contact,) for node, contact in (bootnodes or {}).items()}
+        self._neighbours = Neighbours(own, trainer, validators)
+        self._dialled: Set[Address] = frozenset()
         self.evicted = trio.Event()
-        if self._bootnodes:
-            self._dial()
+        for node in self._bootnodes:
+            self._dial(node)
 
     # rights
 
@@ -97,6 +100,10 @@ class Membership:
     def may_challenge(self, address: Address) -> bool:
         """Whether it may ask members to prove their hardware: what strangers say of it would count as much."""
         return self.is_trainer(address) or self.is_validator(address)
+
+    def who_uses_work(self) -> list[Address]:
+        """The trainer, and the validators that are in the pool."""
+        return [self._trainer, *(address for address in self._validators if self.is_validator(address))]
 
     def live_validators(self, now: float) -> list[Address]:
         """Those that are alive: found without a look at everybody else."""
@@ -135,7 +142,7 @@ class Membership:
         if not self.is_member(node) or self._near.get(node) == claim:
             return False
         self._near[node] = claim
-        self._dial()
+        self._dial(node)
         return True
 
     # from the chain
@@ -149,12 +156,12 @@ class Membership:
         self._registered[node] = contact
         if contact:
             self._contacts[node] = (contact,)
-        self._dial()
+        self._dial(node)
 
     def left(self, node: Address) -> None:
         self.table.remove(node, MemberState.LEFT)
         self._forget(node)
-        self._dial()
+        self._dial(node)
 
     def slash(self, record: SlashRecord) -> None:
         """A Slashed event: the node is out for good."""
@@ -175,17 +182,24 @@ class Membership:
         self._forget(node)
         if node == self.own:
             self.evicted.set()
-        self._dial()
+        self._dial(node)
 
     def _forget(self, node: Address) -> None:
         for table in (self._contacts, self._registered, self._near, self._placed_at):
             table.pop(node, None)
 
-    def _dial(self) -> None:
-        contacts = {node: to for node, to in (self._bootnodes | self._contacts).items() if node != self.own}
-        contacts |= {node: (claim, *contacts.get(node, ())) for node, claim in self._near.items()}
-        chosen = choose(self.own, self._trainer, self._validators, contacts)
-        self._network.set_contacts(contacts, chosen | self._bootnodes.keys())
+    def _dial(self, node: Address) -> None:
+        """Tell the network where one member is now, or that it is gone; it costs the same however many there are."""
+        if node == self.own:
+            return
+        told = self._contacts.get(node) or self._bootnodes.get(node, ())
+        told = (self._near[node], *told) if node in self._near else told
+        self._network.set_contact(node, told or None)
+        (self._neighbours.add if told else self._neighbours.discard)(node)
+        dialled = self._neighbours.chosen() | self._bootnodes.keys()
+        if dialled != self._dialled:
+            self._dialled = dialled
+            self._network.stay_with(dialled)
 
     # heartbeats
 
@@ -204,4 +218,4 @@ class Membership:
         told = (beat.contact, *beat.also)
         if beat.contact and self._contacts.get(node) != told:
             self._contacts[node] = told
-            self._dial()
+            self._dial(node)

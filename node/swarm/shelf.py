@@ -5,7 +5,7 @@ takes the place of what it said itself: old envelopes stay authentic for ever. E
 however much is kept, but for what reads all of it (`messages`, `share`).
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import chain
 
@@ -69,19 +69,22 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class _Held:
-    """What is kept of one author: all of it in order, and by kind, apart what others brought."""
+    """What is kept of one author by kind, apart what others brought; most authors have said one thing."""
 
     def __init__(self) -> None:
-        self.order: OrderedDict[bytes, Kept] = OrderedDict()
         self._rows: dict[tuple[type[Message], bool], OrderedDict[bytes, Kept]] = {}
 
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
     def add(self, kept: Kept) -> None:
-        self.order[kept.name] = kept
         self._rows.setdefault((type(kept.signed.message), kept.direct), OrderedDict())[kept.name] = kept
 
     def remove(self, kept: Kept) -> None:
-        del self.order[kept.name]
-        del self._rows[type(kept.signed.message), kept.direct][kept.name]
+        row = self._rows[type(kept.signed.message), kept.direct]
+        del row[kept.name]
+        if not row:
+            del self._rows[type(kept.signed.message), kept.direct]
 
     def many(self, kind: type[Message]) -> int:
         return sum(len(self._rows.get((kind, direct), ())) for direct in (False, True))
@@ -189,26 +192,11 @@ class Shelf:
     def share(self, known: Container[bytes], room: int) -> list[bytes]:
         """Envelopes for one who has `known`, oldest first, in `room` bytes: everybody's newest, then everybody's
         second newest, and so on, so that whoever says much leaves as much room for the others as for itself."""
-        chosen: dict[bytes, Kept] = {}
-        lines = deque(self._newest_first())
-        while lines:
-            line = lines.popleft()
-            one = next((kept for kept in line if kept.name not in known and kept.name not in chosen), None)
-            if one is None or len(one.signed.raw) > room:
-                continue
-            room -= len(one.signed.raw)
-            chosen[one.name] = one
-            lines.append(line)
-        return [one.signed.raw for one in sorted(chosen.values(), key=_number)]
-
-    def _newest_first(self) -> Iterator[Iterator[Kept]]:
-        """One line per author."""
-        pinned: dict[Address, list[Kept]] = {}
-        for one in reversed(self._pinned.values()):
-            pinned.setdefault(one.signed.author, []).append(one)
-        for author in [*self._held, *(author for author in pinned if author not in self._held)]:
-            held = self._held.get(author)
-            yield chain(reversed(held.order.values()) if held else (), pinned.get(author, ()))
+        missing = {name: one for name, one in chain(self._pinned.items(), self._kept.items()) if name not in known}
+        oldest_first = sorted(missing.values(), key=_number)
+        if sum(len(one.signed.raw) for one in oldest_first) > room:
+            oldest_first = sorted(_fairly(oldest_first, room), key=_number)
+        return [one.signed.raw for one in oldest_first]
 
     # what stays
 
@@ -278,7 +266,7 @@ class Shelf:
         del self._kept[kept.name]
         held = self._held[author]
         held.remove(kept)
-        if not held.order:
+        if not held:
             del self._held[author]
         if isinstance(message, PolicyAnnounced):
             steps = self._policies[author]
@@ -304,6 +292,22 @@ class Shelf:
     def _made(self, name: bytes, signed: Signed[Message], now: float, direct: bool) -> Kept:
         self._number += 1
         return Kept(name, signed, now, self._number, direct)
+
+
+def _fairly(oldest_first: list[Kept], room: int) -> Iterator[Kept]:
+    """As many as fit, one of each author after the other."""
+    of_author: Counter[Address] = Counter()
+    rounds: list[list[Kept]] = []
+    for one in reversed(oldest_first):
+        number = of_author[one.signed.author]
+        of_author[one.signed.author] += 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(one)
+    for one in chain.from_iterable(rounds):
+        if len(one.signed.raw) <= room:
+            room -= len(one.signed.raw)
+            yield one
 
 
 def _counts(kind: type[Message]) -> bool:

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import structlog
 
+from benchmarks.simulation.gossip import Swarm
 from benchmarks.simulation.mesh import MOST, Mesh
+from benchmarks.simulation.one_node import measure
 from benchmarks.simulation.report import described, table
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.shared import computed_once
 from benchmarks.simulation.simulate import simulate
 from node.swarm import board
+from node.swarm.neighbours import MOST as MOST_NEIGHBOURS
 from protocol.errors import ProtocolError
 
 SMALL = Scenario(
@@ -88,17 +91,18 @@ def test_a_tree_is_bounded_and_brings_a_message_to_everybody_once() -> None:
     mesh = meshed(200)
     degrees = [mesh.degree(node) for node in range(200)]
     assert min(degrees) >= 1 and max(degrees) <= MOST and sum(degrees) == 2 * 199
-    times, copies = mesh.row(7)
+    times = mesh.times(7)
     assert np.isfinite(times).all() and times[7] == 0 and 0.05 < times.max() < 2
-    assert copies[7] == 0 and (np.delete(copies, 7) == 1).all()
+    assert mesh.audience(7).all() and times[3] == pytest.approx(mesh.times(3)[7])
 
 
 def test_nothing_crosses_a_cut() -> None:
     mesh = meshed(60)
     mesh.island[40:] = 1
     mesh.repair()
-    times, copies = mesh.row(3)
-    assert np.isfinite(times[:40]).all() and np.isinf(times[40:]).all() and not copies[40:].any()
+    times = mesh.times(3)
+    assert np.isfinite(times[:40]).all() and np.isinf(times[40:]).all()
+    assert mesh.audience(3).tolist() == [True] * 40 + [False] * 20
 
 
 def test_what_is_computed_once_is_refused_every_time_and_only_inside() -> None:
@@ -109,3 +113,22 @@ def test_what_is_computed_once_is_refused_every_time_and_only_inside() -> None:
             with pytest.raises(ProtocolError):
                 board.parse_envelope(1, b"nonsense")
     assert board.parse_envelope is before
+
+
+def test_one_nodes_row_counts_what_it_heard_and_grows_with_the_members_only_in_what_it_keeps() -> None:
+    few, more = (measure(nodes, 8.0) for nodes in (30, 90))
+    assert few["heard_percent"] > 95 and more["heard_percent"] > 95
+    assert few["dialled"] == more["dialled"] == MOST_NEIGHBOURS
+    assert 15 < few["messages_per_s"] < 25 and 15 < more["messages_per_s"] < 25
+    assert more["state_kB"] > few["state_kB"] > 0 < few["CPU_percent"]
+
+
+def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
+    swarm = Swarm(20, 1)
+    swarm.live(6.0)
+    swarm.cut(list(swarm.nodes)[:7])
+    apart = swarm.stretch(3.0, 5.0)
+    swarm.heal()
+    together = swarm.stretch(6.0, 5.0)
+    assert apart["lost_percent"] == together["lost_percent"] == 0
+    assert together["copies"] > 0 and swarm.due == 30 * 19

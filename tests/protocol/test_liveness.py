@@ -1,6 +1,7 @@
 import msgspec
 import pytest
 
+from protocol import liveness
 from protocol.identity import NodeKey
 from protocol.liveness import Members, MemberState, heartbeat_interval
 from protocol.messages import Heartbeat
@@ -69,3 +70,20 @@ def test_a_member_lives_from_its_first_beat_until_it_has_missed_too_many() -> No
     members.beat(A, BEAT, 100.0)
     assert members.is_live(A, 110.0) and members.live(110.0) == [A]
     assert not members.is_live(A, 116.0) and members.live(116.0) == []
+
+
+def test_where_the_table_is_full_a_newcomer_takes_the_place_of_who_left_first_and_of_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(liveness, "MAX_MEMBERS", 4)
+    first, back, evicted, stays, newcomer, last = (NodeKey(bytes([n]) * 32).address for n in range(11, 17))
+    members = Members()
+    for address in (first, back, evicted, stays):
+        members.admit(address)
+    for address, how in ((back, "left"), (first, "left"), (evicted, "evicted")):
+        members.remove(address, MemberState(how))
+    members.admit(back)
+    members.admit(newcomer)
+    assert members.get(first) is None and all(each in members for each in (back, stays, newcomer))
+    members.admit(last)
+    assert last not in members and evicted not in members and members.get(evicted) is not None

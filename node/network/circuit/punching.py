@@ -30,7 +30,7 @@ from node.network.circuit import wire
 from node.network.circuit.ends import is_direct
 from node.network.circuit.relay import reset
 from node.network.contacts import Place, ip_of, place_of
-from node.network.hardening import BufferedSocket, HardSwarm
+from node.network.hardening import HardSwarm
 from node.network.yamux import Session, Stream, stream_below
 from node.recent import Recent
 from protocol.identity import Address
@@ -234,7 +234,7 @@ class Punching:
         return False
 
     async def _upgraded(self, stream: trio.SocketStream, target: Place, peer: ID, client: bool) -> IMuxedConn:
-        raw = RawConnection(BufferedSocket(TrioTCPStream(stream)), client)
+        raw = RawConnection(sockets.Buffered(sockets.LeanSocket(TrioTCPStream(stream))), client)
         try:
             if client:
                 return (await self._swarm.upgrade_outbound_raw_conn(raw, peer)).muxed_conn

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 import trio
 
+from node.network.budget import TokenBucket
 from node.recent import Recent
 from node.recipe.docket import Unjudged, without_rewards
 from node.recipe.join import join
@@ -34,6 +35,10 @@ PENDING = 256
 FETCHERS = 4
 WATCH_POLL = 0.5
 REMEMBERED = 8192
+QUESTIONS = (2.0, 64.0)
+"""Verdicts asked for again, per second and at once: half of what others hear of a trainer (`node/swarm/allowance.py`).
+Where validators are slower than workers everything waits, and who asked for all of it would be muted with its policies.
+"""
 
 
 class Intake:
@@ -60,6 +65,7 @@ class Intake:
         self._journeys = journeys or Journeys(station.clock.monotonic)
         self._open: dict[WorkId, Work] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._questions = TokenBucket(*QUESTIONS)
         self._looked_at: Recent[WorkId, None] = Recent(REMEMBERED)
         self._taken: Recent[WorkId, None] = Recent(REMEMBERED)
         self._trained: set[WorkId] = set()  # before this start; what is left of them may still be taken in
@@ -96,12 +102,13 @@ class Intake:
         patience = self._spec.audit.verdict_seconds
         while True:
             await trio.sleep(WATCH_POLL)
+            now = self._station.clock.monotonic()
             for work in list(self._open.values()):
-                waited = self._station.clock.monotonic() - work.at
+                waited = now - work.at
                 if work.id not in self._looked_at:  # its verdicts may have come before it was work
                     self._looked_at[work.id] = None
                     await self._decide(work)
-                if waited > patience / 2 and work.id not in self._asked:
+                if waited > patience / 2 and work.id not in self._asked and self._questions.take(1, now):
                     self._asked[work.id] = None
                     nursery.start_soon(self._ask_again, work)
                 if waited > patience:

@@ -8,7 +8,7 @@ import trio
 from node.network.contacts import Whereabouts
 from node.network.errors import PeerUnavailable
 from node.network.redial import LONGEST_DELAY, Link, Redialer
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 
 OWN, OTHER = sorted((NodeKey(bytes([n]) * 32) for n in (1, 2)), key=lambda key: key.address)
 
@@ -62,3 +62,29 @@ async def test_a_member_that_a_relay_connects_is_tried_directly_ever_more_seldom
     member.link, before = Link.APART, len(member.dialled)
     await trio.sleep(2)
     assert len(member.dialled) > before, "a lost connection is dialled at once"
+
+
+async def test_in_a_pool_of_thousands_the_last_member_is_known_and_dialled_like_the_first(
+    line: tuple[Line, Redialer], autojump_clock: Any
+) -> None:
+    member, redialer = line
+    crowd = {Address(f"0x{number:040x}"): f"not read: {number}" for number in range(3000)}
+    redialer.set({**crowd, OTHER.address: contact(1)}, {OTHER.address})
+    await trio.sleep(2)
+    assert member.dialled and all(map(redialer.knows, (*crowd, OTHER.address)))
+
+
+async def test_a_member_that_is_told_anew_leaves_the_others_loops_alone_and_one_that_is_gone_is_not_dialled(
+    line: tuple[Line, Redialer], autojump_clock: Any
+) -> None:
+    member, redialer = line
+    member.link = Link.BEST
+    redialer.set({OTHER.address: contact(1)})
+    await trio.sleep(1)
+    before = dict(redialer._loops)
+    redialer.place(Address("0x" + "77" * 20), "not read")
+    assert redialer._loops == before
+    redialer.place(OTHER.address, None)
+    member.link = Link.APART
+    await trio.sleep(60)
+    assert not member.dialled and not redialer.knows(OTHER.address)

@@ -22,13 +22,15 @@ class Net:
     peer_id = OWN.peer_id
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.told: list[tuple[str, Any]] = []
 
     def listening(self) -> tuple[str, ...]:
         return (HERE, "/ip4/127.0.0.1/tcp/4001", "/ip4/8.8.8.1/tcp/4001")
 
-    def set_contacts(self, contacts: Any, dialled: Any = None) -> None:
-        self.told.append(dict(contacts))
+    def set_contact(self, member: str, told: Any) -> None:
+        self.told.append((member, told))
+
+    def stay_with(self, members: Any) -> None: ...
 
 
 def lan() -> tuple[Lan, Net]:
@@ -47,7 +49,7 @@ def test_a_member_that_is_heard_is_tried_there_first_and_its_own_word_is_kept() 
     heard, net = lan()
     for _ in range(3):
         heard.hear(at("192.168.1.9"))
-    assert net.told[-1] == {OTHER.address: (at("192.168.1.9"), "registered")} and len(net.told) == 2
+    assert net.told[-1] == (OTHER.address, (at("192.168.1.9"), "registered")) and len(net.told) == 2
     assert heard.status() == {"node": {"lan": 1}}
 
 

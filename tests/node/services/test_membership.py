@@ -22,7 +22,8 @@ from node.services.membership.reach import Reach
 from node.services.membership.stake import Stake
 from node.swarm.dialback import Look
 from node.swarm.membership import Membership
-from protocol.identity import NodeKey
+from node.swarm.neighbours import MOST
+from protocol.identity import Address, NodeKey
 from protocol.messages import Heartbeat
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
@@ -201,10 +202,14 @@ class Contacts:
     """What a network is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[dict[str, str], set[str]]] = []
+        self.told: list[tuple[str, Any]] = []
+        self.dialled: set[str] = set()
 
-    def set_contacts(self, contacts: Any, dialled: Any = None) -> None:
-        self.told.append((dict(contacts), set(dialled)))
+    def set_contact(self, member: str, told: Any) -> None:
+        self.told.append((member, told))
+
+    def stay_with(self, members: Any) -> None:
+        self.dialled = set(members)
 
 
 def beat(at: int, contact: str) -> Heartbeat:
@@ -218,9 +223,9 @@ def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:
     members.moved(OTHER.address, beat(5, "moved"))
     members.joined(OTHER.address, "registered")
     members.moved(OTHER.address, beat(4, "older"))
-    assert [each for each, _ in contacts.told] == [{OTHER.address: ("registered",)}, {OTHER.address: ("moved",)}]
+    assert contacts.told == [(OTHER.address, ("registered",)), (OTHER.address, ("moved",))]
     members.moved(OTHER.address, msgspec.structs.replace(beat(6, "moved"), also=("second",)))
-    assert contacts.told.pop()[0] == {OTHER.address: ("moved", "second")}
+    assert contacts.told.pop() == (OTHER.address, ("moved", "second"))
     members.joined(OTHER.address, "registered anew")
     assert members.contacts_of(OTHER.address) == ("registered anew",)
     members.moved(OWN.address, beat(9, "a stranger"))
@@ -230,7 +235,19 @@ def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:
 def test_a_bootnode_is_dialled_before_the_chain_has_answered_and_is_no_member() -> None:
     contacts = Contacts()
     members = Membership(OWN.address, contacts, OTHER.address, (), bootnodes={OTHER.address: CONTACT})
-    assert contacts.told == [({OTHER.address: (CONTACT,)}, {OTHER.address})] and not members.is_member(OTHER.address)
+    assert contacts.told == [(OTHER.address, (CONTACT,))] and contacts.dialled == {OTHER.address}
+    assert not members.is_member(OTHER.address)
+
+
+def test_who_joins_or_leaves_is_told_alone_however_many_there_are() -> None:
+    contacts = Contacts()
+    members = Membership(OWN.address, contacts, OTHER.address, ())
+    nodes = [Address(f"0x{number:040x}") for number in range(200)]
+    for node in nodes:
+        members.joined(node, f"at {node}")
+    members.left(nodes[7])
+    assert contacts.told == [*((node, (f"at {node}",)) for node in nodes), (nodes[7], None)]
+    assert len(contacts.dialled) == MOST and contacts.dialled < set(nodes) - {nodes[7]}
 
 
 class Surroundings:

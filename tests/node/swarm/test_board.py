@@ -8,8 +8,9 @@ from node.swarm import board as board_module
 from node.swarm import shelf
 from node.swarm.board import Board
 from node.swarm.membership import Membership, SlashRecord
+from node.swarm.shelf import MAX_MESSAGES, MAX_PINNED
 from protocol.identity import NodeKey
-from protocol.liveness import MemberState
+from protocol.liveness import MAX_MEMBERS, MemberState
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, VerdictIssued, topic
 from protocol.statements import Domain, Verdict, WorkCommitment, sign
 
@@ -197,3 +198,9 @@ async def test_the_living_validators_are_those_that_the_pool_names_and_that_are_
         assert worker.membership.live_validators(trio.current_time()) == [VALIDATOR.address]
         assert worker.membership.live_validators(trio.current_time() + 60) == []
         nursery.cancel_scope.cancel()
+
+
+def test_a_question_can_name_all_that_a_board_keeps() -> None:
+    names = [number.to_bytes(8) for number in range(MAX_MEMBERS + MAX_MESSAGES + MAX_PINNED)]
+    assert len(names) <= board_module.MAX_KNOWN
+    assert len(msgspec.msgpack.encode(board_module.CatchUp(names))) <= board_module.MAX_QUESTION

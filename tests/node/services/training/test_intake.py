@@ -13,6 +13,7 @@ import trio.lowlevel
 
 from node.recipe.pool import Group
 from node.services.judging.judge import Validator
+from node.services.training import intake as intake_module
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
@@ -114,6 +115,19 @@ async def test_a_silent_validator_is_asked_once_more(autojump_clock) -> None:
         assert trainer.taken == []
         await trio.sleep(20)
         assert trainer.taken == [root]  # one validator is alive, and it has spoken
+
+
+async def test_where_everything_waits_the_trainer_asks_for_no_more_than_others_hear(
+    autojump_clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "QUESTIONS", (0.1, 2.0))
+    court = Court([Validator, Validator])
+    async with session(court, absent=[1]):
+        for index in range(5):
+            await court.commit(index=index)
+        for seconds, asked in ((20, 2), (8, 3)):
+            await trio.sleep(seconds)
+            assert len(court.trainer.board.messages(CheckRequested)) == asked
 
 
 # what enters a batch
