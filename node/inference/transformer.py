@@ -91,8 +91,8 @@ class Fused:
 class Projection:
     """x @ weight.T + bias, of one or several linear layers with the same input.
 
-    In float32 on a CPU the columns of `weight` lie together. Its kernels then take up to 1.5 times less for 6 to 64
-    rows, and every number of rows from two on is added up in one order: a row does not depend on the others beside it.
+    In float32 on a CPU the columns of `weight` lie together: its kernels then take up to 1.5 times less for 6 to 64
+    rows. What they give may differ from the other layout's in the last bits.
     """
 
     def __init__(self, fused: Fused, *layers: str) -> None:
