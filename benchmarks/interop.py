@@ -1,10 +1,11 @@
-"""Whether js-libp2p and our network understand each other: dial, Noise, yamux, identify, requests of up to 6 MiB.
+"""Whether js-libp2p and our network understand each other: dial, Noise, yamux, identify, requests, gossip.
 
-    python -m benchmarks.interop [--json]
+    python -m benchmarks.interop [--messages 300] [--ways WAY ...] [--json]
 
 Needs Node.js and npm, which install js-libp2p into a temporary folder. Our node serves an echo; interop.mjs dials it
-and asks, on single streams and on several at once, closing its side before or after the answer. Exit code 1 if any
-answer is not what was sent.
+and asks for up to 6 MiB, on single streams and on several at once, closing its side before or after the answer. Then a
+js node takes part in our gossip in four ways (interop_mesh.py), each with so many messages. Exit code 1 if any answer
+is not what was sent, or a message is lost or delivered twice.
 """
 
 import argparse
@@ -13,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import structlog
 import trio
 
+from benchmarks import interop_mesh
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
 
@@ -28,6 +31,7 @@ PACKAGES = (
     "@chainsafe/libp2p-yamux",
     "@libp2p/tcp",
     "@libp2p/identify",
+    "@libp2p/gossipsub@17",
     "@libp2p/crypto",
     "@multiformats/multiaddr",
 )
@@ -53,23 +57,38 @@ async def answers(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
+def measure(folder: Path, ways: Sequence[str], messages: int) -> dict[str, Any]:
+    """folder: where the packages are installed."""
+    for program in (DIALLER, interop_mesh.PROGRAM):
+        shutil.copy(program, folder)
+    found = trio.run(answers, folder)
+    return {"answers": found, "mesh": [trio.run(interop_mesh.stand, way, messages, folder) for way in ways]}
+
+
+def is_whole(found: dict[str, Any]) -> bool:
+    losses = ("we_lost_of_js", "we_lost_of_ours", "js_lost", "twice")
+    same = [answer["same"] for answer in found["answers"]]
+    return bool(same) and all(same) and not any(row[loss] for row in found["mesh"] for loss in losses)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=300, help="of all who take part, in each way")
+    parser.add_argument("--ways", nargs="*", choices=interop_mesh.WAYS, default=list(interop_mesh.WAYS))
     parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
+    given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "package.json").write_text('{"private": true, "type": "module"}')
-        shutil.copy(DIALLER, folder)
         subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", *PACKAGES], cwd=folder, check=True)
-        found = trio.run(answers, folder)
-    if as_json:
-        print(json.dumps({"answers": found}))
+        found = measure(folder, given.ways, given.messages)
+    if given.json:
+        print(json.dumps(found))
     else:
-        for answer in found:
-            print(answer)
-    return int(not found or not all(answer["same"] for answer in found))
+        for row in (*found["answers"], *found["mesh"]):
+            print(row)
+    return int(not is_whole(found))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,22 @@
 """Beside SHARDCAST 0.3.2: how soon, and how fast, clients have one policy image. Loopback, every role its own process.
 
-    python -m benchmarks.shardcast [--mib 1024] [--clients 1 4] [--quick] [--json FILE]
+    python -m benchmarks.shardcast [--mib 1024] [--clients 1 4] [--kinds swarm ...] [--quick] [--dir DIR] [--json FILE]
 
 Rows, each from the moment when the origin starts to publish an image that nobody has seen:
 
     shardcast      its origin, its clients (direct; and through one relay that follows the origin)
     gateway        our HTTP gateway and our fetcher (direct; and through one relay)
-    swarm          our exchange over libp2p, as the daemon uses it
+    swarm          our exchange over libp2p, as the daemon uses it; the image is moved into the store, as a trainer does
     view           our gateway, the unmodified shardcast client
 
 "first" is the time until the first client may use the weights (for us: every piece and the whole verified; for
-shardcast: reassembled and its whole-file hash compared), "last" until the last one may. The relay rows give the
-followers the shortest interval that both sides accept (1 s), because polling would hide the transfer. shardcast is
-installed into an environment of its own; it needs wget. Its clients share files in /tmp and in the package's folder and
-kill each other when they start together, so here they start one after another, each with a copy of the package.
+shardcast: reassembled and its whole-file hash compared), "last" until the last one may. CPU: seconds from publishing
+until the last client is done, user and system, of the origin, of the relay, and of a client on average, each with the
+processes that it starts; the flushing of pages to the disk is the kernel's and nobody's. What was dirty is on the disk
+before each row begins. The relay rows give the followers the shortest interval that both sides accept (1 s), because
+polling would hide the transfer. shardcast is installed into an environment of its own (--dir keeps it for the next
+time); it needs wget. Its clients share files in /tmp and in the package's folder and kill each other when they start
+together, so here they start one after another, each with a copy of the package.
 """
 
 import argparse
@@ -32,12 +35,18 @@ import venv
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 VERSION = "0.3.2"
 ROUNDS = 3
 PATIENCE = 600.0
+KINDS = ("shardcast", "gateway", "swarm", "view")
+WITH_RELAY = ("shardcast", "gateway")
+ROLES = ("origin", "relay", "client")
+Plan = tuple[str, int, bool]
+"""Kind, clients, whether through a relay."""
 
 ORIGIN = """
 import sys, time
@@ -72,76 +81,96 @@ print("done", flush=True)
 """
 
 
+class Outcome(NamedTuple):
+    """Of one plan: seconds until each client may use the image, and CPU seconds of each role (a client on average)."""
+
+    times: list[float]
+    cpu: dict[str, float]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true", help="128 MiB, one round")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = _options()
     mib, rounds = (128, 1) if options.quick else (options.mib, options.rounds)
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), mib)
-        plans = [
-            (kind, count, False) for count in options.clients for kind in ("shardcast", "gateway", "swarm", "view")
-        ]
-        plans += [("shardcast", 1, True), ("gateway", 1, True)]
-        found: dict[tuple[str, int, bool], list[list[float]]] = {}
-        for _ in range(rounds):  # one after another, so that each round meets the same machine
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        bench = Bench(Path(folder), mib, options.dir or Path(folder))
+        plans = plans_of(options.kinds, options.clients)
+        found: dict[Plan, list[Outcome]] = {}
+        for number in range(rounds):  # one after another, so that each round meets the same machine
             for plan in plans:
+                print(f"round {number + 1}: {plan}", file=sys.stderr, flush=True)
                 found.setdefault(plan, []).append(bench.measure(*plan))
-    rows = [summary(plan, times, mib) for plan, times in found.items()]
+    rows = [summary(plan, outcomes, mib) for plan, outcomes in found.items()]
     show(rows, mib, rounds)
     if options.json:
         options.json.write_text(json.dumps({"mib": mib, "rounds": rounds, "rows": rows}, indent=1))
 
 
-def summary(plan: tuple[str, int, bool], times: list[list[float]], mib: int) -> dict[str, object]:
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="128 MiB, one round")
+    parser.add_argument("--dir", type=Path, help="where files go, and where shardcast stays installed")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def plans_of(kinds: list[str], clients: list[int]) -> list[Plan]:
+    direct = [(kind, count, False) for count in clients for kind in kinds]
+    return direct + [(kind, count, True) for count in clients for kind in kinds if kind in WITH_RELAY]
+
+
+def summary(plan: Plan, outcomes: list[Outcome], mib: int) -> dict[str, object]:
     kind, clients, relay = plan
-    firsts, lasts = [min(each) for each in times], [max(each) for each in times]
+    firsts = [min(each.times) for each in outcomes]
+    lasts = [max(each.times) for each in outcomes]
+    roles = {role: [each.cpu[role] for each in outcomes if role in each.cpu] for role in ROLES}
     return {
         "kind": kind,
         "clients": clients,
         "relay": relay,
         "first_s": statistics.median(firsts),
         "last_s": statistics.median(lasts),
-        "first_range": [min(firsts), max(firsts)],
+        "last_range": [min(lasts), max(lasts)],
         "mb_per_s": clients * mib * 2**20 / 1e6 / statistics.median(lasts),
+        "cpu_s": {role: statistics.median(seconds) for role, seconds in roles.items() if seconds},
     }
 
 
-def show(rows: list[dict[str, object]], mib: int, rounds: int) -> None:
+def show(rows: list[dict[str, Any]], mib: int, rounds: int) -> None:
     print(f"{mib} MiB, {rounds} rounds, medians\n")
-    print(f"{'who':12}{'clients':>8}{'relay':>7}{'first s':>9}{'(range)':>16}{'last s':>9}{'aggregate MB/s':>16}")
+    print(f"{'who':10}{'clients':>8}{'relay':>6}{'first s':>9}{'last s':>8}{'(range)':>14}{'MB/s':>7}   CPU s by role")
     for row in rows:
-        low, high = row["first_range"]  # type: ignore[misc]
+        low, high = row["last_range"]
+        cpu = "  ".join(f"{role} {seconds:.1f}" for role, seconds in row["cpu_s"].items())
         print(
-            f"{row['kind']:12}{row['clients']:>8}{'yes' if row['relay'] else '-':>7}{row['first_s']:>9.2f}"
-            f"{f'{low:.2f}-{high:.2f}':>16}{row['last_s']:>9.2f}{row['mb_per_s']:>16.0f}"
+            f"{row['kind']:10}{row['clients']:>8}{'yes' if row['relay'] else '-':>6}{row['first_s']:>9.2f}"
+            f"{row['last_s']:>8.2f}{f'{low:.2f}-{high:.2f}':>14}{row['mb_per_s']:>7.0f}   {cpu}"
         )
 
 
 class Bench:
     """A folder, an image, an environment with shardcast in it."""
 
-    def __init__(self, folder: Path, mib: int) -> None:
+    def __init__(self, folder: Path, mib: int, kept: Path) -> None:
         self.folder = folder
-        self.python = _shardcast(folder / "venv")
+        self.python = _shardcast(kept / f"shardcast-{VERSION}")
         self.image = folder / "policy-000001.safetensors"
         _write_image(self.image, mib)
 
-    def measure(self, kind: str, clients: int, relay: bool) -> list[float]:
-        """Seconds from the start of publishing until each client may use the image."""
+    def measure(self, kind: str, clients: int, relay: bool) -> Outcome:
+        """From the start of publishing until every client may use the image."""
         work = Path(tempfile.mkdtemp(dir=self.folder))
+        os.sync()
         with ExitStack() as stack:
-            start = getattr(self, f"_{kind}")
-            times = start(stack, work, clients, relay)
+            outcome = _race(*getattr(self, f"_{kind}")(stack, work, clients, relay))
         shutil.rmtree(work)
-        return times
+        return outcome
 
-    def _shardcast(self, stack: ExitStack, work: Path, clients: int, relay: bool) -> list[float]:
-        port = _free_port()
+    def _shardcast(self, stack: ExitStack, work: Path, clients: int, relay: bool) -> "Cast":
+        port, middles = _free_port(), []
         (work / "data").mkdir()
         (work / "data" / "data1.bin").write_bytes(bytes(1_000_000))
         origin = [str(self.python), "-c", ORIGIN, str(work / "data"), str(port), str(self.image)]
@@ -154,49 +183,48 @@ class Bench:
             (work / "middle" / "data1.bin").write_bytes(bytes(1_000_000))
             command = [str(self.python), "-m", "shardcast.middle_node", "--upstream", source, "--check-interval", "1"]
             command += ["--data-dir", str(work / "middle"), "--port", str(middle)]
-            stack.enter_context(running(command))
+            middles = [stack.enter_context(running(command))]
             source = f"http://127.0.0.1:{middle}"
-        return self._race(stack, work, source, clients, publisher, "v1")
+        return publisher, self._its_clients(stack, work, source, clients), middles
 
-    def _view(self, stack: ExitStack, work: Path, clients: int, relay: bool) -> list[float]:
+    def _view(self, stack: ExitStack, work: Path, clients: int, relay: bool) -> "Cast":
         del relay
         publisher, source = self._gateway_origin(stack, work)
-        return self._race(stack, work, source, clients, publisher, "v1")
+        return publisher, self._its_clients(stack, work, source, clients), []
 
-    def _race(
-        self, stack: ExitStack, work: Path, source: str, clients: int, publisher: "subprocess.Popen[str]", version: str
-    ) -> list[float]:
+    def _its_clients(self, stack: ExitStack, work: Path, source: str, clients: int) -> "list[Child]":
         """The unmodified client, `clients` times."""
         racers = []
         for index in range(clients):
             home = work / f"client{index}"
             home.mkdir()
             shutil.copytree(_package(self.python), home / "package" / "shardcast")
-            command = [str(self.python), "-c", CLIENT, source, str(home / "out"), version]
+            command = [str(self.python), "-c", CLIENT, source, str(home / "out"), "v1"]
             environment = {**os.environ, "PYTHONPATH": str(home / "package")}
             racers.append(stack.enter_context(running(command, environment)))
             expect(racers[-1], "ready")
-        return _start_and_wait(publisher, racers)
+        return racers
 
-    def _gateway(self, stack: ExitStack, work: Path, clients: int, relay: bool) -> list[float]:
+    def _gateway(self, stack: ExitStack, work: Path, clients: int, relay: bool) -> "Cast":
         publisher, source = self._gateway_origin(stack, work)
+        middles = []
         if relay:
-            middle = stack.enter_context(running(_ours("relay", str(work / "middle"), source)))
-            source = expect(middle, "ready")
+            middles = [stack.enter_context(running(_ours("relay", str(work / "middle"), source)))]
+            source = expect(middles[0], "ready")
         racers = [
             stack.enter_context(running(_ours("client", str(work / f"client{i}"), source))) for i in range(clients)
         ]
         for racer in racers:
             expect(racer, "ready")
-        return _start_and_wait(publisher, racers)
+        return publisher, racers, middles
 
-    def _gateway_origin(self, stack: ExitStack, work: Path) -> tuple["subprocess.Popen[str]", str]:
+    def _gateway_origin(self, stack: ExitStack, work: Path) -> "tuple[Child, str]":
         publisher = stack.enter_context(running(_ours("origin", str(work / "origin"), str(self.image))))
         return publisher, expect(publisher, "ready")
 
-    def _swarm(self, stack: ExitStack, work: Path, clients: int, relay: bool) -> list[float]:
+    def _swarm(self, stack: ExitStack, work: Path, clients: int, relay: bool) -> "Cast":
         del relay
-        publisher = stack.enter_context(running(_ours("seed", str(work / "seed"), str(self.image), str(clients))))
+        publisher = stack.enter_context(running(_ours("seed", str(work / "seed"), str(self.image))))
         contact = expect(publisher, "ready")
         racers = [stack.enter_context(running(_ours("peer", str(work / f"peer{i}"), contact))) for i in range(clients)]
         peers = [expect(racer, "ready") for racer in racers]
@@ -204,18 +232,24 @@ class Bench:
             tell(racer, json.dumps(peers))
         for racer in racers:
             expect(racer, "met")
-        return _start_and_wait(publisher, racers, relay_line=True)
+        return publisher, racers, []
 
 
-def _start_and_wait(
-    publisher: "subprocess.Popen[str]", racers: "list[subprocess.Popen[str]]", relay_line: bool = False
-) -> list[float]:
+def _race(publisher: "Child", racers: "list[Child]", middles: "list[Child]") -> Outcome:
+    roles = {"origin": [publisher], "relay": middles, "client": racers}
+    before = {role: sum(map(cpu_seconds, children)) for role, children in roles.items()}
+    times = _start_and_wait(publisher, racers)
+    used = {role: sum(map(cpu_seconds, children)) - before[role] for role, children in roles.items()}
+    return Outcome(times, {role: used[role] / len(children) for role, children in roles.items() if children})
+
+
+def _start_and_wait(publisher: "Child", racers: "list[Child]") -> list[float]:
+    """What the publisher says is handed over to all at once: gossip is not what is measured."""
     start = time.perf_counter()
     tell(publisher, "go")
-    if relay_line:  # gossip is not what is measured: the roots are handed over at once
-        line = expect(publisher, "published")
-        for racer in racers:
-            tell(racer, line)
+    line = expect(publisher, "published")
+    for racer in racers:
+        tell(racer, line)
     times = [0.0] * len(racers)
 
     def wait(index: int) -> None:
@@ -303,7 +337,7 @@ async def _client(directory: str, source: str) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def _seed(directory: str, image: str, clients: str) -> None:
+async def _seed(directory: str, image: str) -> None:
     import trio
 
     from node.blobs.exchange import BlobExchange
@@ -311,7 +345,6 @@ async def _seed(directory: str, image: str, clients: str) -> None:
     from node.network.host import Libp2pNetwork
     from protocol.identity import NodeKey
 
-    del clients
     network = Libp2pNetwork(NodeKey.generate(), "/ip4/127.0.0.1/tcp/0")
     store = BlobStore(Path(directory), quota=1 << 40)
     BlobExchange(network, store)
@@ -320,8 +353,10 @@ async def _seed(directory: str, image: str, clients: str) -> None:
         print("ready", json.dumps([network.address, network.contacts()[0]]), flush=True)
         peers = json.loads(await trio.to_thread.run_sync(sys.stdin.readline))
         network.set_contacts(dict(json.loads(peer) for peer in peers))
+        new = Path(directory) / "new"
+        new.hardlink_to(image)
         await trio.to_thread.run_sync(sys.stdin.readline)
-        info = await store.add(Path(image))
+        info = await store.add(new, move=True)
         print("published", info.root.hex(), flush=True)
 
 
@@ -356,8 +391,13 @@ async def _peer(directory: str, contact: str) -> None:
 # -- processes -------------------------------------------------------------------------------------
 
 
+Child = subprocess.Popen[str]
+Cast = tuple[Child, list[Child], list[Child]]
+"""Publisher, clients, and what is between them."""
+
+
 @contextmanager
-def running(command: list[str], environment: dict[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
+def running(command: list[str], environment: dict[str, str] | None = None) -> "Iterator[Child]":
     """A child in a process group of its own, killed at the end with all that it started."""
     child = subprocess.Popen(
         command,
@@ -375,7 +415,20 @@ def running(command: list[str], environment: dict[str, str] | None = None) -> It
         child.communicate()
 
 
-def expect(child: "subprocess.Popen[str]", word: str) -> str:
+def cpu_seconds(child: Child) -> float:
+    """User and system, of a child and of all that it started, also of what has ended."""
+    ticks = 0
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = place.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile; its parent counts it then
+        if int(fields[2]) == child.pid:  # its process group
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def expect(child: "Child", word: str) -> str:
     """Read lines until one begins with `word`; returns the rest of it."""
     for line in child.stdout or ():
         first, _, rest = line.strip().partition(" ")
@@ -384,7 +437,7 @@ def expect(child: "subprocess.Popen[str]", word: str) -> str:
     raise RuntimeError(f"{' '.join(child.args)[:200]} ended before it said {word}")  # type: ignore[arg-type]
 
 
-def tell(child: "subprocess.Popen[str]", line: str) -> None:
+def tell(child: "Child", line: str) -> None:
     print(line, file=child.stdin, flush=True)
 
 
@@ -395,9 +448,10 @@ def _ours(name: str, *arguments: str) -> list[str]:
 def _shardcast(directory: Path) -> Path:
     if not shutil.which("wget"):
         sys.exit("shardcast needs wget: install it first")
-    venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
-    subprocess.run([str(python), "-m", "pip", "install", "-qq", f"shardcast=={VERSION}"], check=True)
+    if not python.exists():
+        venv.create(directory, with_pip=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-qq", f"shardcast=={VERSION}"], check=True)
     return python
 
 

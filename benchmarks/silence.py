@@ -1,6 +1,6 @@
 """A swarm whose RPC endpoint goes silent while it trains: does it go on, does a killed member come back, what is lost?
 
-    python -m benchmarks.silence [--minutes 10] [--work DIR] [--quick] [--json]
+    python -m benchmarks.silence [--minutes 10] [--rest SECONDS] [--work DIR] [--quick] [--json]
 
 The demo's daemons (trainer, two workers, a validator) on a local chain, which they reach through a TCP proxy of this
 program, with two bootnodes in their network profile. Stretches, each with its steps:
@@ -12,7 +12,9 @@ program, with two bootnodes in their network profile. Stretches, each with its s
     after        the proxy lets through again
 
 Leases are 240 s, so that several renewals fall into the silence; the audit window is four times the silence, as a
-day's is many times an hour. An hour of silence is `--minutes 60`: nothing here depends on the figure.
+day's is many times an hour, but no more than a devnet's hour. An hour of silence is `--minutes 55 --rest 20`: workers
+then rest before each file, so that a machine which others use is not filled for an hour. Memory is that of the daemons
+alone, without their engines.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import structlog
 import trio
 
@@ -57,6 +60,10 @@ LEASE = 240
 WARM_STEPS = 3
 PATIENCE = 600.0
 EVERY = 1.0
+LONGEST_WINDOW = 3540
+"""Seconds of the audit window: a devnet's stakes are free after an hour, and no window may be longer."""
+LONGEST_BESIDE = 300.0
+"""Seconds of each stretch before and after the silence."""
 VICTIM = "worker 2"
 
 
@@ -156,6 +163,11 @@ class Story:
     def rpc_ok(self) -> list[str]:
         return sorted(name for name, status in self.seen.items() if status.network.rpc_ok)
 
+    def _memory(self) -> dict[str, int]:
+        """Resident, in MiB, of each daemon."""
+        live = {name: one.node.pid for name, one in self.seen.items() if psutil.pid_exists(one.node.pid)}
+        return {name: psutil.Process(pid).memory_info().rss >> 20 for name, pid in live.items()}
+
     async def until(self, done: Callable[[], bool], patience: float = PATIENCE) -> float | None:
         """Seconds; None where it did not come to be."""
         began = trio.current_time()
@@ -166,14 +178,15 @@ class Story:
         return None
 
     async def stretch(self, name: str, seconds: float, meanwhile: Callable[[], Any] | None = None) -> None:
-        first, began = self.step, trio.current_time()
+        first, refused, began = self.step, self.refused, trio.current_time()
         if meanwhile is not None:
             await meanwhile()
         await trio.sleep(max(0.0, began + seconds - trio.current_time()))
         took = trio.current_time() - began
         row = {"stretch": name, "seconds": round(took, 1), "steps": self.step - first}
         row["steps_per_minute"] = round(60 * row["steps"] / took, 2)
-        self.stretches.append(row | {"rpc_ok": self.rpc_ok()})
+        row |= {"rpc_ok": self.rpc_ok(), "memory_mib": self._memory(), "status_errors": self.refused - refused}
+        self.stretches.append(row)
         _tell(f"{name:12} {took:5.0f} s  {row['steps']:3} steps  {row['steps_per_minute']:5.2f} a minute")
 
 
@@ -200,13 +213,13 @@ def _files(story: Story) -> int:
     return status.work.files_committed if status and status.work else 0
 
 
-async def play(minutes: float, work: Path) -> dict[str, Any]:
+async def play(minutes: float, work: Path, rest: float) -> dict[str, Any]:
     """All of it."""
     silence = 60.0 * minutes
     cli.pools.LEASE_SECONDS = LEASE  # type: ignore[attr-defined]
-    cli.demo.prepare.WINDOW_SECONDS = int(4 * silence)  # type: ignore[misc]
+    cli.demo.prepare.WINDOW_SECONDS = min(int(4 * silence), LONGEST_WINDOW)  # type: ignore[misc]
     run = (await trio.to_thread.run_sync(prepare_run, work, STEPS))["plain"]
-    options = DemoOptions(work / "demo", workers=2, validators=1, cheats=(), run_file=run)
+    options = DemoOptions(work / "demo", workers=2, validators=1, cheats=(), run_file=run, worker_engine=_engine(rest))
     scene = Scene(options.directory.resolve())
     scene.claim()
     scene.clear()
@@ -228,6 +241,10 @@ async def play(minutes: float, work: Path) -> dict[str, Any]:
         bootnodes.kill()
     found["events"] = dict(Counter(row["event"] for row in rows))
     return found
+
+
+def _engine(rest: float) -> str | None:
+    return f"{sys.executable} -m benchmarks.slow_engine {rest}" if rest else None
 
 
 def _behind(proxy: Proxy, stage: Stage, bootnodes: Bootnodes, scene: Scene) -> Path:
@@ -253,7 +270,7 @@ async def _swarm(
     story = Story(scene, [one.name for one in cast(options)])
     try:
         for one in cast(options):
-            command = join_command(one, scene, profile, stage.pool)
+            command = join_command(one, scene, profile, stage.pool, worker_engine=options.worker_engine)
             supervisor.start(Program(one.name, command, environment, scene.log(one.name), scene.directory))
         nursery.start_soon(supervisor.watch)
         nursery.start_soon(story.look)
@@ -265,7 +282,7 @@ async def _swarm(
 async def _happen(story: Story, proxy: Proxy, bootnodes: Bootnodes, silence: float) -> dict[str, Any]:
     if await story.until(lambda: story.step >= WARM_STEPS) is None:
         raise SystemExit("the swarm does not begin to train")
-    short = max(60.0, silence / 6)
+    short = min(max(60.0, silence / 6), LONGEST_BESIDE)
     found: dict[str, Any] = {"minutes": silence / 60}
     await story.stretch("before", short)
     bootnodes.kill()
@@ -307,6 +324,7 @@ def _tell(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="of silence")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds before each file, so that it trains slowly")
     parser.add_argument("--work", type=Path, help="where all of it lies and stays; default: a temporary directory")
     parser.add_argument("--quick", action="store_true", help="three minutes of silence")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
@@ -319,7 +337,7 @@ def main() -> None:
         trio.run(be_bootnode)
         return
     with tempfile.TemporaryDirectory() as folder:
-        found = trio.run(play, 3.0 if given.quick else given.minutes, given.work or Path(folder))
+        found = trio.run(play, 3.0 if given.quick else given.minutes, given.work or Path(folder), given.rest)
     found["load"] = os.getloadavg()[1]
     if given.json:
         print(json.dumps(found))

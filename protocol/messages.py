@@ -295,8 +295,8 @@ def _fault(message: Message, pool: int) -> str | None:
             return "the pledges are too many or not in form"
         case Heartbeat(also=also) if len(also) >= MAX_CONTACTS_EACH or any(len(each) > MAX_CONTACT for each in also):
             return "the contacts are too many or too long"
-        case Heartbeat(reward=float(reward)) if not math.isfinite(reward):
-            return "the reward is no number"
+        case Heartbeat(rate=rate, reward=reward) if not (math.isfinite(rate) and math.isfinite(reward or 0.0)):
+            return "the rate or the reward is no number"
         case Heartbeat(contact=contact, state=state, role=role, engine=engine, interval=interval, gateway=gateway):
             if len(contact) > MAX_CONTACT or len(gateway) > MAX_GATEWAY or max(len(state), len(role), len(engine)) > 64:
                 return "a text is too long"

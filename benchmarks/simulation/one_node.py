@@ -173,7 +173,7 @@ class One:
         pair = create_new_key_pair(self._key.secret)
         self.network = Libp2pNetwork(self._key)
         host: Any = Host(ID.from_pubkey(pair.public_key))
-        self.gossip = Gossip(host, pair.private_key, _Listener(self.network), lambda peer: True)
+        self.gossip = Gossip(host, pair.private_key, _Listener(self.network), lambda peer: True, lambda stream: True)
         self.gossip.trees._clock = trio.current_time
         self.gossip._number = int(EPOCH_BEGAN * 1e9)
         self.gossip.trees.send = self._send

@@ -20,7 +20,7 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import trio
@@ -44,6 +44,7 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from node.network import sockets
+from node.network.noise import NoiseSession
 from node.network.yamux import Session
 
 log = structlog.get_logger(__name__)
@@ -217,7 +218,7 @@ class HardMuxer(MuxerMultistream):
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
 
-        return self._annotate_connection(Session(conn, peer_id), conn, protocol)
+        return self._annotate_connection(Session(cast(NoiseSession, conn), peer_id), conn, protocol)
 
 
 class _NoAutoConnector(AutoConnector):

@@ -214,7 +214,7 @@ class Libp2pNetwork:
         )
         self._swarm.fault = self._fault
         self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
-        self._gossip = Gossip(self._host, keys.private_key, _Listener(self), self._still_connected)
+        self._gossip = Gossip(self._host, keys.private_key, _Listener(self), self._still_connected, self._is_best)
         self._swarm.register_notifee(_Arrivals(self))
         self._circuits.attach(self._host, self._swarm)
         for topic in self._subscriptions:
@@ -378,6 +378,10 @@ class Libp2pNetwork:
     def _still_connected(self, peer: bytes) -> bool:
         return self._open_connections(ID(peer))
 
+    def _is_best(self, stream: INetStream) -> bool:
+        """Whether it goes directly, or nothing does."""
+        return is_direct(stream) or not self._direct(self._live_of(stream.muxed_conn.peer_id))
+
     def _link(self, where: Whereabouts) -> Link:
         """Who can be dialled is, though a relay connects us already."""
         live = self._live_with(where.peer_id)
@@ -386,7 +390,10 @@ class Libp2pNetwork:
         return Link.BEST if self._direct(live) or not better_than_relays(self._ways(where)) else Link.RELAYED
 
     def _live_with(self, peer_id: PeerId) -> list[INetConn]:
-        return [each for each in self._swarm.connections.get(_id_of(peer_id), ()) if not each.is_closed]
+        return self._live_of(_id_of(peer_id))
+
+    def _live_of(self, peer: ID) -> list[INetConn]:
+        return [each for each in self._swarm.connections.get(peer, ()) if not each.is_closed]
 
     def _ways(self, where: Whereabouts) -> list[Contact]:
         return ways_to(where, self.listening(), private=self._private)
@@ -613,7 +620,7 @@ class Libp2pNetwork:
             clean, kept = True, taken and answer[0] == wire.OK
             return answer
         finally:
-            if kept and not on.closed:
+            if kept and not on.closed and self._is_best(on.stream):
                 for each in self._kept.put(peer, protocol, on, trio.current_time()):
                     await _finish(each.stream, clean=True)
             else:

@@ -43,12 +43,12 @@ class Cipher:
         self._aead = ChaCha20Poly1305(key)
         self.number = number
 
-    def seal(self, plain: bytes | memoryview) -> bytes:
-        """Raises NoiseBroken once every number was used."""
-        return self._aead.encrypt(self._next_nonce(), plain, None)
+    def seal_into(self, plain: memoryview, sealed: memoryview) -> None:
+        """`sealed`: room for `plain` and its tag. Raises NoiseBroken once every number was used."""
+        self._aead.encrypt_into(self._next_nonce(), plain, None, sealed)
 
     def open(self, sealed: memoryview) -> bytes:
-        """Raises InvalidTag for what was not sealed as this session's next message, NoiseBroken as `seal` does."""
+        """Raises InvalidTag for what was not sealed as this session's next message, NoiseBroken as `seal_into` does."""
         return self._aead.decrypt(self._next_nonce(), sealed, None)
 
     def _next_nonce(self) -> bytes:
@@ -97,42 +97,51 @@ class NoiseSession(BaseSession, Prompt):
         """1 to n bytes; the next message, or what is left of it, where n is None. Raises what `Cipher.open` does, and
         IncompleteReadError for an end within a message: after either, the connection is of no use."""
         while not self._plain:
-            sealed = await self._sealed_message()
-            if sealed is None:
+            ready = await self._ready(1)
+            if not ready:
                 return b""
-            self._plain = self._in.open(sealed)
+            self._plain = ready[0]
         if n is None or n >= len(self._plain):
             data, self._plain = self._plain, b""
         else:
             data, self._plain = self._plain[:n], self._plain[n:]
         return data
 
-    async def _sealed_message(self) -> memoryview | None:
-        """The next one, None at the end."""
-        self._run += 1
-        if self._run > MAX_RUN:
+    async def read_ready(self) -> list[bytes]:
+        """The next messages: one at least, and as many as are here whole, up to MAX_RUN; none at the end. Raises as
+        `read` does."""
+        if self._plain:
+            return [await self.read()]
+        return await self._ready(MAX_RUN)
+
+    async def _ready(self, most: int) -> list[bytes]:
+        if self._run >= MAX_RUN:
             self._run = 0
             await trio.lowlevel.checkpoint()
-        while (sealed := self._cut()) is None:
+        while not (ready := [self._in.open(sealed) for sealed in self._cut(most)]):
             more = await self._raw.read(READ_AT_ONCE)
             if not more and self._begun:
                 raise IncompleteReadError("the connection ended within a message")
             if not more:
-                return None
+                return []
             self._ahead = memoryview(more)
-        return sealed
+        self._run += len(ready)
+        return ready
 
-    def _cut(self) -> memoryview | None:
-        """The next message, if it is here whole. One that two reads share is put together by itself."""
-        if not self._begun and len(self._ahead) >= (end := _end(self._ahead)):
-            return self._taken(end)[LENGTH:]
-        while len(self._begun) < (end := _end(self._begun)):
-            part = self._taken(end - len(self._begun))
-            if not part:
-                return None
-            self._begun += part
-        sealed, self._begun = memoryview(self._begun)[LENGTH:], bytearray()
-        return sealed
+    def _cut(self, most: int) -> Iterator[memoryview]:
+        """Messages that are here whole, `most` at most. One that two reads share is put together by itself."""
+        while most and (self._ahead or self._begun):
+            most -= 1
+            if not self._begun and len(self._ahead) >= (end := _end(self._ahead)):
+                yield self._taken(end)[LENGTH:]
+                continue
+            while len(self._begun) < (end := _end(self._begun)):
+                part = self._taken(end - len(self._begun))
+                if not part:
+                    return
+                self._begun += part
+            sealed, self._begun = memoryview(self._begun)[LENGTH:], bytearray()
+            yield sealed
 
     def _taken(self, n: int) -> memoryview:
         """n bytes of what was read ahead, or what is left."""
@@ -146,16 +155,22 @@ class NoiseSession(BaseSession, Prompt):
         await self.finish_write(self.begin_write(data))
 
     def begin_write(self, data: bytes | memoryview) -> memoryview:
-        return self._below.begin_write(b"".join(self._messages(memoryview(data))))
+        return self._below.begin_write(self._sealed(memoryview(data)))
 
     async def finish_write(self, rest: memoryview) -> None:
         await self._below.finish_write(rest)
 
-    def _messages(self, data: memoryview) -> Iterator[bytes]:
+    def _sealed(self, data: memoryview) -> memoryview:
+        """One message after another, each sealed where it is sent from."""
+        count = -(-len(data) // MAX_PLAINTEXT_LENGTH)
+        sealed = room = memoryview(bytearray(len(data) + count * (LENGTH + TAG)))
         for start in range(0, len(data), MAX_PLAINTEXT_LENGTH):
-            sealed = self._out.seal(data[start : start + MAX_PLAINTEXT_LENGTH])
-            yield len(sealed).to_bytes(LENGTH)
-            yield sealed
+            plain = data[start : start + MAX_PLAINTEXT_LENGTH]
+            end = LENGTH + len(plain) + TAG
+            room[:LENGTH] = (end - LENGTH).to_bytes(LENGTH)
+            self._out.seal_into(plain, room[LENGTH:end])
+            room = room[end:]
+        return sealed
 
     # what the library asks of a connection
 

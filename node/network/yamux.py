@@ -14,7 +14,7 @@ from types import TracebackType
 
 import structlog
 import trio
-from libp2p.abc import IMuxedConn, IMuxedStream, INetStream, ISecureConn
+from libp2p.abc import IMuxedConn, IMuxedStream, INetStream
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
@@ -28,6 +28,7 @@ from libp2p.stream_muxer.exceptions import (
 from multiaddr import Multiaddr
 
 from node.network.budget import TokenBucket
+from node.network.noise import NoiseSession
 from node.network.sockets import prompt
 
 log = structlog.get_logger(__name__)
@@ -267,7 +268,7 @@ def stream_below(stream: INetStream) -> Stream:
 class Session(IMuxedConn):
     """All streams of one connection. `start` runs it; `heard_at`: when data last arrived, on trio's clock."""
 
-    def __init__(self, conn: ISecureConn, peer_id: ID, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, conn: NoiseSession, peer_id: ID, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
         self.secured_conn = conn
         self._prompt = prompt(conn)
         self.peer_id = peer_id
@@ -307,12 +308,13 @@ class Session(IMuxedConn):
         reader = _Reader(self)
         try:
             while True:
-                message = await self._next_message(in_frame=reader.in_frame)
-                if not message:
+                messages = await self._next_messages(in_frame=reader.in_frame)
+                if not messages:
                     return
                 self.heard_at = trio.current_time()
                 self._heard.set()
-                await reader.take(memoryview(message))
+                for message in messages:
+                    await reader.take(memoryview(message))
         except trio.TooSlowError:
             log.debug("network.frame_stalled", peer=str(self.peer_id))
         except _Broken as error:
@@ -320,11 +322,11 @@ class Session(IMuxedConn):
         except Exception as error:  # the library's connections raise many kinds when they close
             log.debug("network.connection_ended", peer=str(self.peer_id), error=repr(error))
 
-    async def _next_message(self, *, in_frame: bool) -> bytes:
+    async def _next_messages(self, *, in_frame: bool) -> list[bytes]:
         if not in_frame:
-            return await self.secured_conn.read()
+            return await self.secured_conn.read_ready()
         with trio.fail_after(STALL_SECONDS):
-            return await self.secured_conn.read()
+            return await self.secured_conn.read_ready()
 
     async def _send_controls(self) -> None:
         async for frame in self._outbox:
@@ -463,13 +465,16 @@ class Session(IMuxedConn):
         if self.buffered + length > MAX_BUFFERED:
             raise _Broken("it sends more than we keep")
 
-    async def pay(self, tokens: int) -> None:
-        """For a header. A checkpoint now and then: what was read ahead would be worked off without one."""
-        delay = self._frames.reserve(tokens, trio.current_time())
-        self._run += 1
-        if delay > 0 or self._run >= MAX_RUN:
-            self._run = 0
-            await trio.sleep(delay)
+    def owes(self, tokens: int) -> bool:
+        """Charge for a header; whether to `pay` before it is worked off."""
+        self._frames.charge(tokens)
+        self._run += tokens
+        return self._run >= MAX_RUN
+
+    async def pay(self) -> None:
+        """Wait for what was charged, and let others run: what was read ahead would be worked off without that."""
+        self._run = 0
+        await trio.sleep(self._frames.delay(trio.current_time()))
 
     # what the library asks of a connection
 
@@ -540,7 +545,8 @@ class _Reader:
                 self._header.clear()
                 if version != 0 or kind > GO_AWAY:
                     raise _Broken(f"a frame of version {version}, type {kind}")
-                await self._session.pay(NEW_STREAM if flags & SYN and kind < PING else 1)
+                if self._session.owes(NEW_STREAM if flags & SYN and kind < PING else 1):
+                    await self._session.pay()
                 self._frame(kind, flags, number, length)
 
     def _body(self, data: memoryview) -> memoryview:

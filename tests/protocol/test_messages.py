@@ -49,12 +49,14 @@ def test_further_contacts_are_few_and_short_and_a_node_without_any_says_what_pro
     assert b"also" not in msgspec.msgpack.encode(BEAT)
 
 
-def test_a_final_reward_is_a_number() -> None:
+def test_a_rate_and_a_final_reward_are_numbers() -> None:
     told = msgspec.structs.replace(BEAT, finished=True, reward=0.701)
     assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, told)).message == told
     for odd in (math.nan, math.inf):
         with pytest.raises(MalformedMessage):
             open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, msgspec.structs.replace(told, reward=odd)))
+        with pytest.raises(MalformedMessage):
+            open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, msgspec.structs.replace(told, rate=odd)))
 
 
 def test_a_message_does_not_travel_to_another_pool_or_chain() -> None:

@@ -28,6 +28,8 @@ from node.network.yamux import stream_below
 log = structlog.get_logger(__name__)
 
 MESHSUB = TProtocol("/meshsub/1.1.0")
+KIN = TProtocol("/intellect-node/meshsub/1")
+"""The same, said between nodes of this program: so they know each other."""
 MAX_PACKET = 512 * 1024
 OPEN_SECONDS = 10.0
 FIRST_RETRY, LAST_RETRY = 0.25, 8.0
@@ -55,10 +57,16 @@ class Listener(Protocol):
 
 
 class Gossip:
-    """key: the host's; still_connected: whether a raw peer id has a live connection."""
+    """key: the host's; still_connected: whether a raw peer id has a live connection; is_best: whether no better
+    connection leads there than a stream's."""
 
     def __init__(
-        self, host: BasicHost, key: PrivateKey, listener: Listener, still_connected: Callable[[bytes], bool]
+        self,
+        host: BasicHost,
+        key: PrivateKey,
+        listener: Listener,
+        still_connected: Callable[[bytes], bool],
+        is_best: Callable[[INetStream], bool],
     ) -> None:
         self._draw = SystemRandom()
         self.trees = Trees(self._send, time.monotonic, listener.is_member, self._draw)
@@ -68,10 +76,12 @@ class Gossip:
         self._number = time.time_ns()  # never below what this key used before a restart
         self._listener = listener
         self._still_connected = still_connected
+        self._is_best = is_best
         self._lines: dict[bytes, Line] = {}
         self._readers: dict[bytes, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
-        host.set_stream_handler(MESHSUB, self._read)
+        for protocol in (KIN, MESHSUB):
+            host.set_stream_handler(protocol, self._read)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Tell and hear until cancelled."""
@@ -98,8 +108,10 @@ class Gossip:
     # peers
 
     def arrived(self, peer: bytes) -> None:
-        """A connection with it came up."""
-        if self._nursery is not None and peer not in self._lines:
+        """A connection with it came up, or a stream of its."""
+        if peer in self._lines:
+            self._lines[peer].turn()
+        elif self._nursery is not None:
             line = self._lines[peer] = Line()
             self._nursery.start_soon(self._keep, peer, line)
 
@@ -139,11 +151,11 @@ class Gossip:
     async def _write(self, peer: bytes, line: Line) -> None:
         stream: INetStream | None = None
         try:
-            with trio.fail_after(OPEN_SECONDS):
-                stream = await self._host.new_stream(ID(peer), [MESHSUB])
+            stream = await self._open(peer)
             line.begin(stream_below(stream))
-            self.trees.opened(peer)
-            await line.write()
+            self._greet(peer, stream)
+            while await line.write():
+                stream = await self._best(peer, line, stream)
         except Exception as error:  # the library's own are many
             log.debug("network.gossip_cut", peer=str(ID(peer)), error=repr(error))
         finally:
@@ -151,6 +163,24 @@ class Gossip:
             self.trees.closed(peer)
             if stream is not None:
                 await self._close(stream)
+
+    async def _open(self, peer: bytes) -> INetStream:
+        with trio.fail_after(OPEN_SECONDS):
+            return await self._host.new_stream(ID(peer), [KIN, MESHSUB])
+
+    def _greet(self, peer: bytes, stream: INetStream) -> None:
+        self.trees.opened(peer, kin=stream.get_protocol() == KIN)
+
+    async def _best(self, peer: bytes, line: Line, stream: INetStream) -> INetStream:
+        """The stream, or another of a better connection. The peer stays a link, and what waits goes the new way; what
+        is still on the old one may be overtaken, which the greeting names."""
+        if self._is_best(stream):
+            return stream
+        better = await self._open(peer)
+        line.stream = stream_below(better)
+        self._greet(peer, better)
+        await self._close(stream)
+        return better
 
     async def _close(self, stream: INetStream) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):

@@ -21,12 +21,18 @@ class Line:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._news = trio.Event()
+        self._turned = False
 
     def begin(self, stream: Stream) -> None:
         """What is sent from now on goes there."""
         self._waiting.clear()
         self._bytes = 0
         self.stream = stream
+
+    def turn(self) -> None:
+        """There may be a better way."""
+        self._turned = True
+        self._news.set()
 
     def stop(self) -> None:
         self.stream = None
@@ -38,14 +44,18 @@ class Line:
             self._bytes += len(packet)
             self._news.set()
 
-    async def write(self) -> None:
-        """Until the peer takes no more. Raises MuxedStreamError."""
+    async def write(self) -> bool:
+        """Until the peer takes no more, or there may be a better way: whether that is why. Raises MuxedStreamError."""
         while (stream := self.stream) and not stream.send_closed and self._bytes < MOST_BYTES:
+            if self._turned:
+                self._turned = False
+                return True
             if self._waiting:
                 await stream.write(self._taken())
             else:
                 self._news = trio.Event()
                 await self._news.wait()
+        return False
 
     def _taken(self) -> bytes:
         first = self._waiting.popleft()

@@ -10,10 +10,12 @@ What is added, because a link may be somebody's who forwards what it likes:
 
 - a link that was silent about a message which then had to be asked for has failed, and of two links that bring the same
   the one that failed more is pruned, not the later one;
-- links are made with members, and strangers may hold a few at most.
+- links are made with members, and strangers may hold a few at most;
+- a link of another program is a link of its own mesh: it brings what others bring too, and is not pruned for that. Nor
+  is it told any name before it has said one, since programs differ in how they name messages (`names`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import chain
 from random import Random
 
@@ -23,6 +25,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from node.network.budget import TokenBucket
 from node.network.gossip.heard import Heard
 from node.network.gossip.messages import name_of, packet
+from node.network.gossip.names import Form, form_of, formed, specified
 
 FIRST_LINKS = 3
 """Made with the peers that are met first, and by whoever has fewer than LEAST_LINKS: a start for the tree."""
@@ -30,6 +33,7 @@ LEAST_LINKS = 1
 MOST_LINKS = 16
 MOST_LINKS_OF_STRANGERS = 4
 DIGEST_PEERS = 3
+DIGEST_STRANGERS = 1
 BACKOFF = 2
 """Seconds after a PRUNE before a new GRAFT, unless it is needed: our own nodes take that at any time. Who asks for more
 is of another program, and gets it."""
@@ -63,11 +67,14 @@ Send = Callable[[bytes, bytes], None]
 
 
 class Peer:
-    """What is known of a connected peer. open: whether it can be sent to; backoff: until when it is not grafted without
-    need; barred: until when not at all; named: how many unknown messages since the last tick."""
+    """What is known of a connected peer. open: whether it can be sent to; kin: whether it runs our program; form: how
+    it names messages, if that is known; backoff: until when it is not grafted without need; barred: until when not at
+    all; named: how many unknown messages since the last tick."""
 
     def __init__(self) -> None:
         self.open = False
+        self.kin = False
+        self.form: Form | None = None
         self.topics: set[str] = set()
         self.backoff: dict[str, float] = {}
         self.barred: dict[str, float] = {}
@@ -105,13 +112,15 @@ class Trees:
             self.send(peer, news)
         self._fill(topic)
 
-    def opened(self, peer: bytes) -> None:
-        """It can be sent to, and was sent nothing yet."""
-        self._peer(peer).open = True
+    def opened(self, peer: bytes, *, kin: bool = True) -> None:
+        """It can be sent to, and was sent nothing yet. kin: whether it runs our program."""
+        known = self._peer(peer)
+        known.open, known.kin = True, kin
+        known.form = Form.SPECIFIED if kin else known.form
         topics = [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=topic) for topic in self.links]
         if topics:
             self.send(peer, packet(rpc_pb2.RPC(subscriptions=topics)))
-        for topic in self._peer(peer).topics & self.links.keys():
+        for topic in known.topics & self.links.keys():
             self._meets(peer, topic)
 
     def closed(self, peer: bytes) -> None:
@@ -173,10 +182,14 @@ class Trees:
             return False
         if giver not in links and self._is_pushed(giver, message) and self._affords(self._peer(giver)):
             self._prune(giver, topic)
-        elif first.giver in links and first.giver != giver and giver in links and self._dares(first.at):
+        elif self._are_twins(first.giver, giver, links) and self._dares(first.at):
             worse = self._peer(first.giver).failures > self._peer(giver).failures
             self._prune(first.giver if worse else giver, topic)
         return True
+
+    def _are_twins(self, one: bytes, other: bytes, links: Container[bytes]) -> bool:
+        """Two links of our tree."""
+        return one != other and one in links and other in links and self._peer(one).kin and self._peer(other).kin
 
     def _dares(self, first_at: float) -> bool:
         """Two messages that are on their way around one circle of links at once, each in its direction, meet at two
@@ -269,17 +282,24 @@ class Trees:
         """Missing messages are asked for at the next tick: until then most come by themselves."""
         known = self._peer(peer)
         most = MISSING_BY_MEMBER if self._is_member(peer) else MISSING_BY_STRANGER
-        for name in have.messageIDs[:MAX_NAMED]:
+        self._learn_form(peer, known, have)
+        for name in specified(have.messageIDs[:MAX_NAMED], known.form):
             if known.named < most and self.heard.first(name) is None:
                 known.named += 1
                 _, tellers = self._missing.setdefault(name, (have.topicID, []))
                 if peer not in tellers and len(tellers) < DIGEST_PEERS:
                     tellers.append(peer)
 
+    def _learn_form(self, peer: bytes, known: Peer, have: rpc_pb2.ControlIHave) -> None:
+        """Its first names: it can be told what it may have missed."""
+        if known.form is None and have.messageIDs:
+            known.form = form_of(have.messageIDs[0])
+            self._tell(have.topicID, [peer])
+
     def _asked_for(self, peer: bytes, known: Peer, want: rpc_pb2.ControlIWant) -> None:
         found: list[rpc_pb2.Message] = []
         now = self._clock()
-        for message in self.heard.wanted(want.messageIDs[:MAX_NAMED], ANSWER_BYTES):
+        for message in self.heard.wanted(specified(want.messageIDs[:MAX_NAMED], known.form), ANSWER_BYTES):
             if known.bytes.take(message.ByteSize(), now):
                 found.append(message)
         if found:
@@ -299,8 +319,7 @@ class Trees:
         for topic in self.links:
             self._fill(topic)
             if self.heard.now % 2 == 0:
-                others = [peer for peer in self._hearers(topic) if peer not in self.links[topic]]
-                self._tell(topic, self._some(others, DIGEST_PEERS))
+                self._tell(topic, self._told_now(topic))
 
     def _ask(self) -> None:
         """For what was told and did not come, one teller after the other; who has what the links kept back becomes a
@@ -314,7 +333,8 @@ class Trees:
             wanted.setdefault((teller, topic), []).append(name)
             self._asked[name] = self.heard.now
         for (teller, topic), names in wanted.items():
-            control = rpc_pb2.ControlMessage(iwant=[rpc_pb2.ControlIWant(messageIDs=names)])
+            want = rpc_pb2.ControlIWant(messageIDs=formed(names, self._form(teller)))
+            control = rpc_pb2.ControlMessage(iwant=[want])
             self.send(teller, packet(rpc_pb2.RPC(control=control)))
             if self._is_member(teller):
                 self._graft(teller, topic, needed=True)
@@ -322,6 +342,10 @@ class Trees:
     def _failures(self, peer: bytes) -> float:
         known = self.peers.get(peer)
         return known.failures if known and known.open else float("inf")
+
+    def _form(self, peer: bytes) -> Form | None:
+        known = self.peers.get(peer)
+        return known.form if known else None
 
     def _fill(self, topic: str) -> None:
         """First links, for whoever has none."""
@@ -349,16 +373,27 @@ class Trees:
 
     def _tell(self, topic: str, peers: Sequence[bytes]) -> None:
         names = self.heard.recent(topic, MAX_NAMED) if peers else []
-        if names:
-            have = rpc_pb2.ControlIHave(topicID=topic, messageIDs=names)
+        for form in {self.peers[peer].form for peer in peers if names} - {None}:
+            have = rpc_pb2.ControlIHave(topicID=topic, messageIDs=formed(names, form))
             data = packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(ihave=[have])))
             for peer in peers:
-                self.send(peer, data)
+                if self.peers[peer].form is form:
+                    self.send(peer, data)
 
     def _hearers(self, topic: str) -> list[bytes]:
         """Who hears a topic and can be sent to: members, or where there is none, strangers."""
-        found = [peer for peer, known in self.peers.items() if known.open and topic in known.topics]
+        found = self._all_hearers(topic)
         return [peer for peer in found if self._is_member(peer)] or found
+
+    def _all_hearers(self, topic: str) -> list[bytes]:
+        return [peer for peer, known in self.peers.items() if known.open and topic in known.topics]
+
+    def _told_now(self, topic: str) -> list[bytes]:
+        """Whom a digest goes to: some that are no links, strangers among them, whose links may not last."""
+        others = [peer for peer in self._all_hearers(topic) if peer not in self.links[topic]]
+        members = [peer for peer in others if self._is_member(peer)]
+        strangers = [peer for peer in others if not self._is_member(peer)]
+        return self._some(members, DIGEST_PEERS) + self._some(strangers, DIGEST_STRANGERS if members else DIGEST_PEERS)
 
     def _some(self, peers: Sequence[bytes], most: int) -> list[bytes]:
         return self._draw.sample(peers, min(len(peers), max(most, 0)))

@@ -180,7 +180,7 @@ class Trainer:
             await self._until(lambda step=step: self.step >= step and self._evaluations.complete(step))
             if self.ended_by:
                 return
-            await trio.to_thread.run_sync(self._observe, step)
+            self.metrics.append(await trio.to_thread.run_sync(self._observe, step))  # nobody reads it at this moment
             self.ended_by = self._reason_to_end()
             if self.ended_by:
                 log.info("run.ended_early", step=step, why=self.ended_by)
@@ -238,14 +238,14 @@ class Trainer:
     def _read_metrics(self, step: int) -> StepMetrics:
         return msgspec.convert(self._spool.record(step), StepMetrics)
 
-    def _observe(self, step: int) -> None:
+    def _observe(self, step: int) -> StepMetrics:
         """Put the step on record, with what its batch was made of, and the seconds from image to announcement."""
         learner = self._spool.record(step)
         entry = self._batch_log.read(step - 1) if step > 0 else None
         told = {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}
         announced = self._announced.pop(step, None)
         self._observer.observe(learner, told, {} if announced is None else {"announce": announced})
-        self.metrics.append(msgspec.convert(learner, StepMetrics))
+        return msgspec.convert(learner, StepMetrics)
 
     def _reason_to_end(self) -> str | None:
         """Why the run ends here, before its last step; None if it goes on."""

@@ -216,7 +216,7 @@ async def test_a_subscription_made_while_a_stream_is_opened_still_reaches_the_pe
 
     async def subscribe_meanwhile(peer: ID, protocols: list[str]) -> object:
         stream = await open_stream(peer, protocols)
-        if protocols == [MESHSUB] and not subscribed:
+        if MESHSUB in protocols and not subscribed:
             subscribed.append(two.subscribe("late", lambda publisher, data: True))
         return stream
 
@@ -224,6 +224,12 @@ async def test_a_subscription_made_while_a_stream_is_opened_still_reaches_the_pe
     await real.introduce(one, two)
     await real.until(lambda: bool(subscribed))
     await real.gossip_settles(one, subscribed[0], "late")
+
+
+async def test_nodes_of_this_program_know_each_other(real) -> None:
+    one, two = await _pair(real)
+    await real.until(lambda: one._gossip.trees.peers and two._gossip.trees.peers)
+    await real.until(lambda: all(peer.kin for node in (one, two) for peer in node._gossip.trees.peers.values()))
 
 
 @pytest.mark.parametrize("size", [1001, 1_000_000])

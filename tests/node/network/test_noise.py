@@ -162,10 +162,13 @@ async def test_a_message_of_nothing_is_not_the_end() -> None:
 def test_a_key_seals_no_more_messages_than_there_are_numbers() -> None:
     key = bytes(range(32))
     ours, theirs = Cipher(key, LAST_NONCE), Cipher(key, LAST_NONCE)
-    assert theirs.open(memoryview(ours.seal(b"the last"))) == b"the last"
-    for used_up in (ours.seal, theirs.open):
-        with pytest.raises(NoiseBroken):
-            used_up(memoryview(bytes(TAG)))
+    sealed = memoryview(bytearray(8 + TAG))
+    ours.seal_into(memoryview(b"the last"), sealed)
+    assert theirs.open(sealed) == b"the last"
+    with pytest.raises(NoiseBroken):
+        ours.seal_into(memoryview(b"one more"), sealed)
+    with pytest.raises(NoiseBroken):
+        theirs.open(sealed)
 
 
 async def test_who_floods_with_tiny_messages_does_not_keep_others_from_running() -> None:
@@ -187,3 +190,11 @@ async def test_who_floods_with_tiny_messages_does_not_keep_others_from_running()
             await two.read()
         nursery.cancel_scope.cancel()
     assert len(turns) >= 3
+
+
+async def test_all_messages_that_are_here_are_read_at_once_and_no_more_than_others_may_wait_for() -> None:
+    two, wire, messages = await sealed(*(bytes([number]) for number in range(noise.MAX_RUN + 2)))
+    await wire.send_all(b"".join(messages))
+    first = await two.read_ready()
+    assert first == [bytes([number]) for number in range(noise.MAX_RUN)]
+    assert await two.read() == bytes([noise.MAX_RUN]) and await two.read_ready() == [bytes([noise.MAX_RUN + 1])]

@@ -36,6 +36,10 @@ class Line:
     async def read(self, n: int | None = None) -> bytes:
         return await self.stream.receive_some(self.step if n is None else min(n, self.step))
 
+    async def read_ready(self) -> list[bytes]:
+        data = await self.read()
+        return [data] if data else []
+
     async def write(self, data: bytes) -> None:
         if self.held is not None:
             await self.held.wait()

@@ -35,7 +35,7 @@ from tests.attacks.validators.court import InlineJournal
 
 OWN, PROVIDER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
 POOL, RATE, EPOCH, WINDOW, APPEAL = 7, 10**15 + 7, 3600, 24 * 3600, 12 * 3600
-WEEK = 7 * 24
+EPOCHS = 5 * 24
 
 
 class Chain:
@@ -237,17 +237,17 @@ def pay_of(settling: Settling) -> dict[str, Any]:
     return settling.status()["pay"]
 
 
-async def test_a_week_of_epochs_is_paid_to_the_wei_whatever_happens(autojump_clock: Any) -> None:
+async def test_days_of_epochs_are_paid_to_the_wei_whatever_happens(autojump_clock: Any) -> None:
     """Restarts at any moment, an endpoint that fails a third of all questions, transactions that nobody confirms, a
     stranger who settles, leaves and epochs that are taken, an escrow that runs dry for a while."""
     chain, dice = Chain(escrow=60_000), random.Random(3)
     worker, dry = Worker(chain), 0
     chain.trouble = 0.33
     epoch = 0
-    while epoch < WEEK:
+    while epoch < EPOCHS:
         async with worker.life():
             for _ in range(dice.randrange(1, 14)):
-                if epoch < WEEK:
+                if epoch < EPOCHS:
                     units = dice.randrange(500, 1500)
                     dry += not chain.free
                     chain.commit(epoch, units)
@@ -270,7 +270,7 @@ async def test_a_week_of_epochs_is_paid_to_the_wei_whatever_happens(autojump_clo
     assert all(work == [0, 0] for work in chain.work_of.values()), "only what was taken is left"
     assert (told["due_wei"], told["waiting_wei"], told["waiting_until"]) == ("0", "0", 0)
     assert told["provider"] == PROVIDER.address and told["unfunded_units"] > 0
-    assert len(chain.settles) > 40 and dry > 10 and len(set(chain.top_ups)) > 30
+    assert len(chain.settles) > 25 and dry > 10 and len(set(chain.top_ups)) > 20
 
 
 async def test_what_was_being_sent_before_a_crash_is_taken_up_and_not_sent_with_more_beside_it(

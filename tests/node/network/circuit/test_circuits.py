@@ -10,6 +10,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from node.network import yamux
 from node.network.circuit import wire
+from node.network.circuit.ends import is_direct
 from node.network.circuit.rules import Limits, Status
 from node.network.errors import PeerUnavailable, RequestRefused
 from node.network.host import Libp2pNetwork
@@ -156,6 +157,29 @@ async def test_who_can_be_dialled_is_though_a_relay_connects_both(real) -> None:
     two.set_contacts({relay.address: relay.contacts()[0], one.address: one.contacts()[0]})
     await real.until(lambda: not two.relayed() and not one.relayed())
     assert one.address in two.connected()
+
+
+async def test_what_began_through_a_relay_moves_to_a_direct_connection_and_nothing_is_lost(real) -> None:
+    relay, one, two = await _three(real)
+    heard = two.subscribe("news", lambda publisher, data: True)
+    one.subscribe("news", lambda publisher, data: True)
+    await two.reserve(relay.address)
+    one.set_contacts({relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
+    await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10)
+    await real.gossip_settles(one, heard, "news")
+    assert one.relayed() == {two.address}
+    two.set_contacts({relay.address: relay.contacts()[0], one.address: one.contacts()[0]})
+    lines = [(each._gossip._lines, _raw(other).to_bytes()) for each, other in ((one, two), (two, one))]
+    said: list[bytes] = []
+    with trio.fail_after(20):
+        while not all(is_direct(lines[peer].stream) for lines, peer in lines):
+            said.append(b"%d" % len(said))
+            await one.publish("news", said[-1])
+            await trio.sleep(0.01)
+    assert sorted([(await heard.receive())[1] for _ in said]) == sorted(said)
+    await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10)
+    kept, _ = one._kept.take(two.address, "/echo/1", trio.current_time())
+    assert kept and is_direct(kept.stream)
 
 
 async def test_who_is_not_a_neighbour_is_dialled_when_it_is_asked(real) -> None:

@@ -2,6 +2,8 @@
 # ruff: noqa: ASYNC110 - a test may poll files
 
 import json
+import threading
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from node.metrics.observer import Observer
 from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
 from node.recipe.docket import Docket
-from node.services.training.trainer import Trainer
+from node.services.training.trainer import StepMetrics, Trainer
 from node.state.files import write_whole
 from node.state.journal import Journal
 from node.swarm.ballots import FileState
@@ -342,6 +344,26 @@ async def test_steps_are_on_record_with_what_their_batches_were_made_of(tmp_path
     assert records[2]["pass_rate"] == 0.5 and "elapsed" in records[2]
     assert all(record["seconds"]["announce"] >= 0 for record in records)
     assert set(records[1]["file_seconds"]) == {"commit", "verify", "fetch", "queue"}, "by the trainer's own clock"
+
+
+class OfTheLoop(deque[StepMetrics]):
+    """What changes while nothing else runs."""
+
+    def append(self, one: StepMetrics) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        super().append(one)
+
+
+async def test_the_status_never_reads_the_steps_while_a_thread_adds_to_them(tmp_path: Path) -> None:
+    trainer, journal = House(tmp_path / "house", RUN).open(0)
+    trainer.metrics = OfTheLoop()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            while not trainer.metrics:
+                await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()
+    journal.close()
 
 
 @pytest.fixture(autouse=True)
