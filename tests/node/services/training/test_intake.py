@@ -130,6 +130,27 @@ async def test_where_everything_waits_the_trainer_asks_for_no_more_than_others_h
             assert len(court.trainer.board.messages(CheckRequested)) == asked
 
 
+class Slow(Intake):
+    """Whatever it obtains takes three seconds, and is of no use."""
+
+    obtained = 0
+
+    async def _obtain(self, work: Work) -> tuple[list[Group], None]:
+        await trio.sleep(3)
+        self.obtained += 1
+        return [], None
+
+
+async def test_files_of_a_crowd_are_on_their_way_together(autojump_clock) -> None:
+    station = Court([Validator]).trainer.station
+    intake = Slow(station, fresh=lambda step: True, taken_in=lambda groups: None, taken_back=lambda root: 0)
+    for number in range(16):
+        intake._accepted_send.send_nowait(promised(bytes([number]) * 32))
+    with trio.move_on_after(4):
+        await intake.run()
+    assert intake.obtained == 16
+
+
 # what enters a batch
 
 
