@@ -5,7 +5,6 @@ import msgspec
 from protocol.audit import AuditSpec
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 
-
 MOST_FILES = 8192
 """Of eight groups in a step: as many as a run allows."""
 
