@@ -16,7 +16,6 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import encode_uvarint
 
+from benchmarks.children import Child
 from node.blobs import wire
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
@@ -494,9 +494,7 @@ async def big_requests(abuser: Abuser) -> None:
                 sys.stderr.write(f"cut: {error!r}\n")
                 await trio.sleep(0.1)
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(8):
-            nursery.start_soon(one)
+    await _at_once(8, one)
 
 
 async def stranger_bytes(abuser: Abuser) -> None:
@@ -516,9 +514,7 @@ async def stranger_bytes(abuser: Abuser) -> None:
                     sys.stderr.write(f"{error}\n")
                     await trio.sleep(0.02)
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(8):
-            nursery.start_soon(one)
+    await _at_once(8, one)
 
 
 async def blob_flood(abuser: Abuser) -> None:
@@ -540,9 +536,7 @@ async def blob_flood(abuser: Abuser) -> None:
                 sys.stderr.write(f"cut: {error!r}\n")
                 await trio.sleep(0.1)
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(100):
-            nursery.start_soon(one)
+    await _at_once(100, one)
 
 
 LURES = 20
@@ -605,6 +599,12 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 }
 
 
+async def _at_once(many: int, one: Callable[[], Awaitable[None]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(many):
+            nursery.start_soon(one)
+
+
 async def abuse(settings: dict[str, Any]) -> None:
     """Wait for a line on stdin, then attack until stdin ends."""
     abuser = Abuser(settings)
@@ -625,33 +625,9 @@ async def abuse(settings: dict[str, Any]) -> None:
 # -- the swarm ---------------------------------------------------------------------------------------
 
 
-class Child:
-    """A process that answers JSON lines with JSON lines."""
-
-    def __init__(self, kind: str, settings: dict[str, Any], errors: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.abuse", kind, json.dumps(settings)]
-        with errors.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-
-    def hear(self) -> Any:
-        assert self._process.stdout is not None  # noqa: S101
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a process ended: {self._process.wait()}")
-        return json.loads(line)
-
-    def ask(self, order: Any) -> Any:
-        self.tell(order)
-        return self.hear()
-
-    def tell(self, order: Any) -> None:
-        assert self._process.stdin is not None  # noqa: S101
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._process.stdin.flush()
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+def child(kind: str, settings: dict[str, Any], errors: Path) -> Child:
+    with errors.open("ab") as log:
+        return Child([sys.executable, "-m", "benchmarks.abuse", kind, json.dumps(settings)], log)
 
 
 class Swarm:
@@ -665,7 +641,7 @@ class Swarm:
         self.nodes: list[Child] = []
         for number, key in enumerate(keys):
             settings = {"secret": key.secret.hex(), "ip": f"127.0.0.{number + 2}", "members": members}
-            self.nodes.append(Child("honest", {**settings, "folder": f"{folder}/{number}"}, self.errors))
+            self.nodes.append(child("honest", {**settings, "folder": f"{folder}/{number}"}, self.errors))
         said = [node.hear() for node in self.nodes]
         self.victim, self.contact, self.root = said[0]
         contacts = {each[0]: each[1] for each in said}
@@ -687,7 +663,7 @@ def play(swarm: Swarm, name: str, seconds: float) -> dict[str, Any]:
     """A calm stretch, then the attack, then its end."""
     key = swarm.bad if ATTACKS[name][1] == MEMBER else NodeKey.generate()
     settings = {"attack": name, "victim": swarm.victim, "contact": swarm.contact, "root": swarm.root}
-    abuser = Child("abuser", {**settings, "secret": key.secret.hex()}, swarm.errors)
+    abuser = child("abuser", {**settings, "secret": key.secret.hex()}, swarm.errors)
     try:
         abuser.hear()
         before = swarm.count()

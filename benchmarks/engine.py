@@ -1,6 +1,7 @@
 """The torch engine beside transformers (and vLLM), what sampling and proofs cost, and a validator's prefill at size.
 
-    python -m benchmarks.engine [--quick] [--json] [--only decoding,costs,prefill] [--vllm-python PATH]
+    python -m benchmarks.engine [--quick] [--json] [--only decoding,costs,prefill] [--small] [--works 1,8,64,mixed]
+        [--vllm-python PATH]
 
 One thread, random weights, tokens per CPU second, the better of two runs taken in turns. *mixed* are lengths of 16 to
 512 tokens: transformers' `generate` decodes a batch until its longest sequence ends, and only tokens that were asked
@@ -59,12 +60,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smaller models, shorter sequences")
     parser.add_argument("--json", action="store_true", help="all figures as one object on the last line")
     parser.add_argument("--only", default="decoding,costs,prefill")
+    parser.add_argument("--small", action="store_true", help="decode with 3.7 M parameters at full lengths, float32")
+    parser.add_argument("--works", default="1,8,64,mixed", help="what to decode: some of them")
     parser.add_argument("--vllm-python", type=Path)
     a = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     parts: dict[str, Callable[[], Any]] = {
-        "decoding": lambda: decoding(a.quick, a.vllm_python),
+        "decoding": lambda: decoding(a.quick, a.small, a.works.split(","), a.vllm_python),
         "costs": lambda: costs(a.quick),
         "prefill": lambda: prefill(a.quick),
     }
@@ -108,11 +111,11 @@ def prompts(count: int, vocabulary: int) -> list[list[int]]:
 # Decoding
 
 
-def decoding(quick: bool, vllm: Path | None) -> list[dict[str, Any]]:
-    asked = works(quick)
+def decoding(quick: bool, small: bool, wanted: list[str], vllm: Path | None) -> list[dict[str, Any]]:
+    asked = {name: work for name, work in works(quick).items() if name.split()[0] in wanted}
     found: list[dict[str, Any]] = []
-    for dtype in (torch.float32,) if quick else (torch.float32, torch.bfloat16):
-        config = configuration(SMALL if quick else MEDIUM, VOCABULARY)
+    for dtype in (torch.float32,) if quick or small else (torch.float32, torch.bfloat16):
+        config = configuration(SMALL if quick or small else MEDIUM, VOCABULARY)
         model = model_of(config, dtype)
         ways: dict[str, Run] = {"torch engine": engine_run(model), **transformers_runs(config, dtype)}
         for name, work in asked.items():

@@ -1,11 +1,11 @@
 """Whether js-libp2p and our network understand each other: dial, Noise, yamux, identify, requests, gossip.
 
-    python -m benchmarks.interop [--messages 300] [--ways WAY ...] [--json]
+    python -m benchmarks.interop [--messages 300] [--ways PROGRAM-WAY ...] [--json]
 
 Needs Node.js and npm, which install js-libp2p into a temporary folder. Our node serves an echo; interop.mjs dials it
 and asks for up to 6 MiB, on single streams and on several at once, closing its side before or after the answer. Then a
-js node takes part in our gossip in four ways (interop_mesh.py), each with so many messages. Exit code 1 if any answer
-is not what was sent, or a message is lost or delivered twice.
+js node takes part in our gossip in four ways (interop_mesh.py), each with so many messages, and one of py-libp2p's own
+in three. Exit code 1 if any answer is not what was sent, or a message is lost or delivered twice.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from typing import Any
 import structlog
 import trio
 
-from benchmarks import interop_mesh
+from benchmarks.interop_mesh import PROGRAM, WAYS, js_node, stand
+from benchmarks.interop_py import py_node
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
 
@@ -38,6 +39,7 @@ PACKAGES = (
 DIALLER = Path(__file__).with_name("interop.mjs")
 LIMIT = 8 << 20
 SECONDS = 120.0
+MESHES = tuple(f"js-{way}" for way in WAYS) + tuple(f"py-{way}" for way in WAYS if way != "digests")
 
 
 async def _echo(asker: Address, request: bytes) -> bytes:
@@ -59,14 +61,20 @@ async def answers(folder: Path) -> list[dict[str, Any]]:
 
 def measure(folder: Path, ways: Sequence[str], messages: int) -> dict[str, Any]:
     """folder: where the packages are installed."""
-    for program in (DIALLER, interop_mesh.PROGRAM):
+    for program in (DIALLER, PROGRAM):
         shutil.copy(program, folder)
     found = trio.run(answers, folder)
-    return {"answers": found, "mesh": [trio.run(interop_mesh.stand, way, messages, folder) for way in ways]}
+    return {"answers": found, "mesh": [in_mesh(each, messages, folder) for each in ways]}
+
+
+def in_mesh(which: str, messages: int, folder: Path) -> dict[str, Any]:
+    program, _, way = which.partition("-")
+    node = js_node(folder, mesh=way != "digests") if program == "js" else py_node()
+    return {"program": program} | trio.run(stand, way, messages, node)
 
 
 def is_whole(found: dict[str, Any]) -> bool:
-    losses = ("we_lost_of_js", "we_lost_of_ours", "js_lost", "twice")
+    losses = ("we_lost_of_theirs", "we_lost_of_ours", "they_lost", "twice")
     same = [answer["same"] for answer in found["answers"]]
     return bool(same) and all(same) and not any(row[loss] for row in found["mesh"] for loss in losses)
 
@@ -74,7 +82,7 @@ def is_whole(found: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=300, help="of all who take part, in each way")
-    parser.add_argument("--ways", nargs="*", choices=interop_mesh.WAYS, default=list(interop_mesh.WAYS))
+    parser.add_argument("--ways", nargs="*", choices=MESHES, default=MESHES)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))

@@ -1,26 +1,27 @@
-"""A js-libp2p node in the gossip mesh of ours: what each hears of all that is said, and what js makes of us.
+"""A node of another program in the gossip mesh of ours: what each hears of all that is said, and what it makes of us.
 
 Knows four ways in which it may stand there:
 
     beside    four nodes of ours are connected with each other and with it
     stranger  the same, and nobody's list of members names it
     between   two nodes of ours are connected through it alone
-    digests   as between, and it keeps no mesh: what it brings and gets of others is told and asked for (IHAVE, IWANT)
+    digests   as between, and it keeps no mesh: what it brings and gets of others is told and asked for (IHAVE, IWANT);
+              js alone
 
 Whoever takes part says its share of the messages, RATE a second in all. Lost is what is not heard within PATIENCE after
 the last one.
 """
 
-import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
+from benchmarks.children import Talk
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey, address_of_peer
 
@@ -56,56 +57,62 @@ class Ours:
         await self.network.publish(TOPIC, text.encode())
 
 
-class Theirs:
-    """The js node."""
+class Theirs(Protocol):
+    """The node of another program."""
 
-    def __init__(self, process: trio.Process) -> None:
-        self._process = process
-        self._read = b""
-        self.contact = ""
+    contact: str
 
-    async def do(self, what: str, **more: str) -> None:
-        assert self._process.stdin  # noqa: S101 - as it was started
-        await self._process.stdin.send_all(json.dumps({"do": what, **more}).encode() + b"\n")
+    async def dial(self, contact: str) -> None: ...
 
-    async def say(self, text: str) -> None:
-        await self.do("say", text=text)
+    async def join(self, topic: str) -> None: ...
+
+    async def say(self, text: str) -> None: ...
 
     async def told(self) -> dict[str, Any]:
-        """Its next line."""
-        assert self._process.stdout  # noqa: S101 - as it was started
-        while b"\n" not in self._read:
-            some = await self._process.stdout.receive_some()
-            if not some:
-                raise SystemExit("the js node ended")
-            self._read += some
-        line, _, self._read = self._read.partition(b"\n")
-        return json.loads(line)
+        """heard: all texts; mesh: how many links it has; lowest_score: of us, at any time."""
+        ...
+
+
+class Js(Talk):
+    """Driven by lines of JSON."""
+
+    contact = ""
+
+    async def dial(self, contact: str) -> None:
+        await self.tell({"do": "dial", "contact": contact})
+
+    async def join(self, topic: str) -> None:
+        await self.tell({"do": "join", "topic": topic})
+
+    async def say(self, text: str) -> None:
+        await self.tell({"do": "say", "text": text})
+
+    async def told(self) -> dict[str, Any]:
+        return await self.ask({"do": "tell"})
 
 
 @asynccontextmanager
-async def js_node(folder: Path, mesh: bool) -> AsyncIterator[Theirs]:
+async def js_node(folder: Path, mesh: bool) -> AsyncIterator[Js]:
     """It ends with the context."""
     command = ["node", str(folder / PROGRAM.name), *([] if mesh else ["no-mesh"])]
     async with trio.open_nursery() as nursery:
-        theirs = Theirs(await nursery.start(partial(trio.run_process, command, stdin=PIPE, stdout=PIPE, cwd=folder)))
-        theirs.contact = (await theirs.told())["contact"]
-        yield theirs
+        js = Js(await nursery.start(partial(trio.run_process, command, stdin=PIPE, stdout=PIPE, cwd=folder)))
+        js.contact = (await js.hear())["contact"]
+        yield js
         nursery.cancel_scope.cancel()
 
 
-async def stand(way: str, messages: int, folder: Path) -> dict[str, Any]:
+async def stand(way: str, messages: int, program: AbstractAsyncContextManager[Theirs]) -> dict[str, Any]:
     """What came of one way."""
     ours = [Ours() for _ in range(WAYS[way])]
-    async with trio.open_nursery() as nursery, js_node(folder, way != "digests") as theirs:
+    async with trio.open_nursery() as nursery, program as theirs:
         for one in ours:
             await nursery.start(one.run)
-        await theirs.do("join", topic=TOPIC)
+        await theirs.join(TOPIC)
         await _connect(way, ours, theirs)
         await trio.sleep(WARM)
         said = await _talk([*ours, theirs], messages)
         await trio.sleep(PATIENCE)
-        await theirs.do("tell")
         told = await theirs.told()
         nursery.cancel_scope.cancel()
     return {"way": way, "messages": messages, **_result(said, ours, told)}
@@ -119,7 +126,7 @@ async def _connect(way: str, ours: Sequence[Ours], theirs: Theirs) -> None:
         others = {who: where for who, where in (named | among).items() if who != one.network.address}
         one.network.set_contacts(others)
     for one in ours:
-        await theirs.do("dial", contact=one.network.contacts()[0])
+        await theirs.dial(one.network.contacts()[0])
 
 
 def _member_at(contact: str) -> Address:
@@ -140,14 +147,14 @@ async def _talk(speakers: Sequence[Ours | Theirs], messages: int) -> list[set[st
 
 
 def _result(said: list[set[str]], ours: Sequence[Ours], told: dict[str, Any]) -> dict[str, Any]:
-    """Of what js said, of what we said, and of what came to js. lowest_score: of us, as js keeps it."""
-    all_said, by_js = set[str]().union(*said), said[-1]
+    """Of what they said, of what we said, and of what came to them."""
+    all_said, by_them = set[str]().union(*said), said[-1]
     pairs = list(zip(ours, said[:-1], strict=True))
     return {
-        "we_lost_of_js": sum(len(by_js - set(one.heard)) for one in ours),
-        "we_lost_of_ours": sum(len(all_said - by_js - own - set(one.heard)) for one, own in pairs),
-        "js_lost": len(all_said - by_js - set(told["heard"])),
+        "we_lost_of_theirs": sum(len(by_them - set(one.heard)) for one in ours),
+        "we_lost_of_ours": sum(len(all_said - by_them - own - set(one.heard)) for one, own in pairs),
+        "they_lost": len(all_said - by_them - set(told["heard"])),
         "twice": sum(len(one.heard) - len(set(one.heard)) for one in ours),
-        "js_mesh": told["mesh"],
+        "their_mesh": told["mesh"],
         "lowest_score": told["lowest_score"],
     }

@@ -8,7 +8,6 @@ Needs root, `ip` and `iptables`; exit code 77 with the reason without.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -16,8 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.namespaces import lan, why_not
-from benchmarks.nat import MIB, SKIPPED, Node, until
+from benchmarks.namespaces import conclude, lan
+from benchmarks.nat import MIB, Node, until
 
 NOWHERE = "/ip4/192.168.77.250/tcp/9"
 
@@ -33,9 +32,9 @@ def measure(count: int) -> dict[str, Any]:
         started = time.monotonic()
         useless = {node.address: NOWHERE + node.contact[node.contact.index("/p2p/") :] for node in nodes}
         for node in nodes:
-            node.tell("meet", members={other: at for other, at in useless.items() if other != node.address})
-        connected = until(lambda: all(len(node.tell("state")["connected"]) == count - 1 for node in nodes))
-        heard = until(lambda: all(len(node.tell("state")["heard"]) == count - 1 for node in nodes))
+            node.do("meet", members={other: at for other, at in useless.items() if other != node.address})
+        connected = until(lambda: all(len(node.do("state")["connected"]) == count - 1 for node in nodes))
+        heard = until(lambda: all(len(node.do("state")["heard"]) == count - 1 for node in nodes))
     return {
         "nodes": count,
         "seconds_to_connect": round(connected - started, 1),
@@ -46,14 +45,7 @@ def measure(count: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
-    options = parser.parse_args()
-    if reason := why_not():
-        print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
-        return SKIPPED
-    found = measure(options.nodes)
-    print(json.dumps(found) if options.json else "\n".join(f"{name:22} {value}" for name, value in found.items()))
-    return 0
+    return conclude(parser, lambda options: measure(options.nodes))
 
 
 if __name__ == "__main__":

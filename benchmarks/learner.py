@@ -85,7 +85,8 @@ def learner_of(job: dict[str, Any]) -> Any:
 
 
 def step(job: dict[str, Any]) -> dict[str, Any]:
-    """Median seconds of a step, its loss, and the peak. job["full"]: logits of all tokens, differentiated by torch."""
+    """Median seconds of a step (of the clock and of the processor), its loss, and the peak. job["full"]: logits of all
+    tokens, differentiated by torch."""
     import node.training.learner  # its libraries are no part of what a step takes
     import node.training.policy_model
     from node.training.batch import BatchRow
@@ -98,14 +99,17 @@ def step(job: dict[str, Any]) -> dict[str, Any]:
         BatchRow(i // job["group"], row["prompt"], row["output"], row["sampler_logprobs"], row["reward"], 0)
         for i, row in enumerate(job["rows"])
     ]
-    seconds, told = [], {}
+    seconds, busy, told = [], [], {}
     for _ in range(job["repeats"] + 1):
-        started = time.perf_counter()
+        started, at_work = time.perf_counter(), time.process_time()
         told = learner.step(rows, 0)
         seconds.append(time.perf_counter() - started)
-    median = sorted(seconds[1:])[job["repeats"] // 2]  # the first makes the optimiser's moments, as TRL's, left out too
+        busy.append(time.process_time() - at_work)
+    # The first makes the optimiser's moments, as TRL's, left out too.
+    median, cpu = (sorted(values[1:])[job["repeats"] // 2] for values in (seconds, busy))
     kept = {name: told[name] for name in ("loss", "grad_norm", "fed_tokens")}
-    return {**kept, "seconds": median, "tokens_per_second": told["fed_tokens"] / median, "peak": peak.so_far}
+    rates = {"tokens_per_second": told["fed_tokens"] / median, "tokens_per_cpu_second": told["fed_tokens"] / cpu}
+    return {**kept, "seconds": median, "cpu_seconds": cpu, **rates, "peak": peak.so_far}
 
 
 def full_logits(hidden: Any, weight: Any, bias: Any, drawn: Any, *, temperature: float, **_: Any) -> tuple[Any, Any]:
@@ -243,7 +247,8 @@ def measure_trl(scratch: Path, quick: bool, environment: Path) -> dict[str, Any]
         path.write_text(json.dumps({**job, "scratch": str(scratch / "trl")}))
         told = other.run([str(python), str(Path(other.__file__).with_name("trl_step.py")), str(path)])
         tokens = sum(len(row["prompt"]) + len(row["output"]) - 1 for row in rows)
-        found[f"rows_{size}"] = {**told, "tokens_per_second": tokens / told["seconds"]}
+        rates = {"tokens_per_second": tokens / told["seconds"], "tokens_per_cpu_second": tokens / told["cpu_seconds"]}
+        found[f"rows_{size}"] = {**told, **rates}
     return found
 
 

@@ -3,7 +3,8 @@
 `python -m benchmarks.machines [--quick] [--json]`, as root (it makes namespaces). Machine 0 trains on batches that lie
 in its spool; machine 1 is `intellect-node trainer rank` with an empty directory, which gets run, model and batches over
 the process group. The run is trained once straight, once with kill -9 of a rank on machine 1, and (without --quick)
-once with one on machine 0. What was published must be the same, byte for byte.
+once with one on machine 0, and once with everything on machine 0 killed and started again half a minute later.
+`--kills` names some of these. What was published must be the same, byte for byte.
 """
 
 import argparse
@@ -36,7 +37,10 @@ from protocol.run import Asset, EnvironmentSpec, EvaluationSpec, RunSpec, encode
 
 STEPS, KILLED_AFTER, CHECKPOINTS = 12, 6, 4
 PORT = 29_500
+DOWN_SECONDS = 30.0
+"""For which machine 0 is gone."""
 LIMIT_SECONDS = 900.0
+KILLS = {"rank-1": "a rank on machine 1", "rank-0": "a rank on machine 0", "machine-0": "all of machine 0"}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -108,10 +112,20 @@ async def complete(spool: Spool, step: int) -> None:
         await trio.sleep(0.02)
 
 
+async def run_within(scope: trio.CancelScope, process: TrainerProcess) -> None:
+    with scope:
+        await process.run()
+
+
+def kill_all(root: int) -> None:
+    for one in [*psutil.Process(root).children(recursive=True), psutil.Process(root)]:
+        one.kill()
+
+
 async def follow(
-    place: Path, encoded: bytes, assets: Path, hosts: list[Host], processes: int, killed: int | None
+    place: Path, encoded: bytes, assets: Path, hosts: list[Host], processes: int, killed: str | None
 ) -> Course:
-    """One training. processes: on each machine; killed: the machine on which a rank is killed; None: nowhere."""
+    """One training. processes: on each machine; killed: one of KILLS; None: nothing."""
     spool = Spool(place / "machine-0")
     spool.prepare(encoded, assets)
     for step in range(KILLED_AFTER):
@@ -121,14 +135,21 @@ async def follow(
         world_size=processes, nodes=2, rendezvous=meeting, device="cpu", checkpoint_every=CHECKPOINTS
     )
     command = [*hosts[0].prefix, sys.executable, "-m", "node.training.launch"]
-    process, started, resumed = TrainerProcess(spool, command, settings), time.monotonic(), None
+    process, powered = TrainerProcess(spool, command, settings), trio.CancelScope()
+    started, resumed = time.monotonic(), None
     before = received(hosts[1])
     with guest(hosts[1], hosts[0], place / "machine-1", processes) as other:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(process.run)
+            nursery.start_soon(run_within, powered, process)
             await complete(spool, KILLED_AFTER)
-            if killed is not None:
-                victim = ranks(other.pid if killed else process.pid or 0)[-1]
+            if killed == "machine-0":
+                kill_all(process.pid or 0)
+                powered.cancel()
+                await trio.sleep(DOWN_SECONDS)
+                process = TrainerProcess(spool, command, settings)
+                nursery.start_soon(process.run)
+            elif killed is not None:
+                victim = ranks(other.pid if killed == "rank-1" else process.pid or 0)[-1]
                 os.kill(victim.pid, signal.SIGKILL)
             when = time.monotonic()
             for step in range(KILLED_AFTER, STEPS):
@@ -150,19 +171,19 @@ def received(host: Host) -> int:
     return int(subprocess.run([*host.prefix, "cat", path], check=True, capture_output=True).stdout)
 
 
-async def measure(quick: bool, processes: int) -> dict[str, Any]:
+async def measure(wanted: list[str], processes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, world(public=2, hidden=0) as (hosts, _):
         place = Path(name)
         encoded = make_run(place / "assets")
         with trio.fail_after(LIMIT_SECONDS):
             straight = await follow(place / "straight", encoded, place / "assets", hosts, processes, None)
             kills: list[dict[str, Any]] = []
-            for machine in (1,) if quick else (1, 0):
-                found = await follow(place / f"killed-{machine}", encoded, place / "assets", hosts, processes, machine)
+            for kill in wanted:
+                found = await follow(place / kill, encoded, place / "assets", hosts, processes, kill)
                 same = found.images == straight.images
                 kills.append(
                     {
-                        "machine": machine,
+                        "killed": KILLS[kill],
                         "identical": same,
                         "restarts": found.restarts,
                         "resumed_seconds": found.resumed_seconds,
@@ -183,14 +204,18 @@ async def measure(quick: bool, processes: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one kill, on machine 1")
+    parser.add_argument("--quick", action="store_true", help="one kill, of a rank on machine 1")
+    parser.add_argument("--kills", default=",".join(KILLS), help="some of these, with commas between them")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--processes", type=int, default=1, help="ranks on each machine")
     arguments = parser.parse_args()
     if reason := why_not():
         print(json.dumps({"benchmark": "machines", "skipped": reason}) if arguments.json else f"skipped: {reason}")
         return 0
-    found = trio.run(measure, arguments.quick, arguments.processes)
+    wanted = ["rank-1"] if arguments.quick else arguments.kills.split(",")
+    if unknown := set(wanted) - set(KILLS):
+        parser.error(f"--kills knows {', '.join(KILLS)}, not {', '.join(sorted(unknown))}")
+    found = trio.run(measure, wanted, arguments.processes)
     if arguments.json:
         print(json.dumps(found))
     else:

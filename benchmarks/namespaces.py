@@ -3,11 +3,17 @@
 Needs root, `ip` and `iptables`. Everything that was made is removed at the end.
 """
 
+import argparse
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
+
+SKIPPED = 77
+"""Exit code where nothing could be measured."""
 
 PUBLIC = "11.77.0"
 """Addresses of the internet by their number, so that nobody takes them for private ones; they never leave."""
@@ -40,6 +46,18 @@ def why_not() -> str | None:
     finally:
         _try("ip", "netns", "del", name)
     return None
+
+
+def conclude(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], dict[str, Any]]) -> int:
+    """Read the command line, measure if this machine can, print what was found. The exit code."""
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    options = parser.parse_args()
+    if reason := why_not():
+        print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
+        return SKIPPED
+    found = measure(options)
+    print(json.dumps(found) if options.json else "\n".join(f"{name:32} {value}" for name, value in found.items()))
+    return 0
 
 
 @contextmanager

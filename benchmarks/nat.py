@@ -12,7 +12,6 @@ nodes included. Needs root, `ip` and `iptables`; exit code 77 with the reason wi
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,8 @@ from typing import Any
 import structlog
 import trio
 
-from benchmarks.namespaces import Host, why_not, world
+from benchmarks.children import Child
+from benchmarks.namespaces import Host, conclude, world
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits
 from node.network.host import Libp2pNetwork
@@ -36,7 +36,6 @@ from protocol.identity import Address, NodeKey
 from protocol.messages import Heartbeat
 from protocol.statements import Domain
 
-SKIPPED = 77
 NOBODY = Address("0x" + "0" * 40)
 POOL: Any = SimpleNamespace(id=1, manager=NOBODY, validators=(), bootnodes=())
 BEAT = 1.0
@@ -111,34 +110,19 @@ async def obey(order: dict[str, Any], member: Member, reach: Reach) -> Any:
 # all of them
 
 
-class Node:
-    """A node in another process, and how to tell it what to do."""
+class Node(Child):
+    """A node in another process."""
 
     def __init__(self, host: Host, directory: Path, limit: float) -> None:
         arguments = ["--node", host.address, str(directory), str(limit)]
-        command = [*host.prefix, sys.executable, "-m", "benchmarks.nat", *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        super().__init__([*host.prefix, sys.executable, "-m", "benchmarks.nat", *arguments])
         self.address, self.contact = "", ""
 
     def ready(self) -> None:
-        self.address, self.contact = self._answer()
+        self.address, self.contact = self.hear()
 
-    def tell(self, do: str, **order: Any) -> Any:
-        if self._process.stdin is None:
-            raise RuntimeError("the node has no pipe")
-        self._process.stdin.write(json.dumps({"do": do, **order}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise RuntimeError("a node has ended")
-        return json.loads(line)
-
-    def end(self) -> None:
-        self._process.terminate()
-        self._process.wait(10)
+    def do(self, what: str, **order: Any) -> Any:
+        return self.ask({"do": what, **order})
 
 
 @contextmanager
@@ -162,14 +146,14 @@ def measure(mib: int, public: int, limit: float, random_ports: bool) -> dict[str
         everybody = [*open_nodes, one, two]
         started = time.monotonic()
         for node in everybody:
-            node.tell("meet", members={other.address: other.contact for other in everybody if other is not node})
-        relayed = until(lambda: two.address in one.tell("state")["relayed"])
-        gossip = until(lambda: two.address in one.tell("state")["heard"] and one.address in two.tell("state")["heard"])
-        ways = [node.tell("state")["way"] for node in everybody]
-        states = (one.tell("state"), two.tell("state"))
+            node.do("meet", members={other.address: other.contact for other in everybody if other is not node})
+        relayed = until(lambda: two.address in one.do("state")["relayed"])
+        gossip = until(lambda: two.address in one.do("state")["heard"] and one.address in two.do("state")["heard"])
+        ways = [node.do("state")["way"] for node in everybody]
+        states = (one.do("state"), two.do("state"))
         direct = _moved(open_nodes[0], one, mib)
         outcome = "unpunched" if random_ports else "punched"
-        known = until(lambda: two.address in one.tell("state")[outcome] or one.address in two.tell("state")[outcome])
+        known = until(lambda: two.address in one.do("state")[outcome] or one.address in two.do("state")[outcome])
         path = "relayed" if random_ports else "punched"
         between = _moved(two, one, mib, carried_by=open_nodes)
         return {
@@ -197,10 +181,10 @@ def until(done: Any) -> float:
 
 
 def _moved(source: Node, sink: Node, mib: int, carried_by: list[Node] | None = None) -> dict[str, float]:
-    root = source.tell("add", size=mib * MIB)
-    before = [relay.tell("state")["cpu_seconds"] for relay in carried_by or ()]
-    took = sink.tell("fetch", root=root, source=source.address)
-    spent = sum(relay.tell("state")["cpu_seconds"] for relay in carried_by or ()) - sum(before)
+    root = source.do("add", size=mib * MIB)
+    before = [relay.do("state")["cpu_seconds"] for relay in carried_by or ()]
+    took = sink.do("fetch", root=root, source=source.address)
+    spent = sum(relay.do("state")["cpu_seconds"] for relay in carried_by or ()) - sum(before)
     size = mib * MIB / 1e6
     return {
         "mb_per_s": round(size / took["seconds"], 1),
@@ -215,14 +199,9 @@ def main() -> int:
     parser.add_argument("--public", type=int, default=1, help="nodes that everybody can dial, each a relay")
     parser.add_argument("--limit-mib", type=float, default=32.0, help="MiB/s that a relay carries, half for one member")
     parser.add_argument("--random-ports", action="store_true", help="routers that translate to another port each time")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
-    options = parser.parse_args()
-    if reason := why_not():
-        print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
-        return SKIPPED
-    found = measure(options.mib, options.public, options.limit_mib * MIB, options.random_ports)
-    print(json.dumps(found) if options.json else "\n".join(f"{name:22} {value}" for name, value in found.items()))
-    return 0
+    return conclude(
+        parser, lambda options: measure(options.mib, options.public, options.limit_mib * MIB, options.random_ports)
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ connection another port, so that no hole can be punched.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from benchmarks.namespaces import Host, why_not, world
+from benchmarks.namespaces import Host, conclude, world
 from cli.api import get_status, socket_of
 from cli.daemon_status import DaemonStatus
 from cli.demo.cast import DemoOptions, cast, join_command
@@ -35,7 +34,6 @@ from cli.demo.view import PlainView
 from cli.errors import CommandError
 from node.chain.profile import read_profile
 
-SKIPPED = 77
 PATIENCE = 420.0
 
 
@@ -151,14 +149,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--random-ports", action="store_true", help="routers that translate to another port each time")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
-    options = parser.parse_args()
-    if reason := why_not():
-        print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
-        return SKIPPED
-    found = trio.run(train, options.steps, options.random_ports)
-    print(json.dumps(found) if options.json else "\n".join(f"{name:32} {value}" for name, value in found.items()))
-    return 0
+    return conclude(parser, lambda options: trio.run(train, options.steps, options.random_ports))
 
 
 if __name__ == "__main__":

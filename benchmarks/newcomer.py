@@ -12,9 +12,9 @@ time for which its event loop did nothing else; `calls` are its questions to the
 """
 
 import argparse
+import gc
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +30,7 @@ import structlog
 import trio
 from web3.contract.contract import ContractFunction
 
+from benchmarks.children import Child
 from cli.devnet import cache_directory
 from contracts.bindings import Joined, PoolParams
 from contracts.deploy import TOKEN
@@ -260,23 +261,10 @@ def _count_calls(told: Told) -> None:
 # all of it
 
 
-class Process:
+def node(settings: dict[str, Any]) -> Child:
     """A node in another process, which says once what it measured."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        settings = settings | {"began": time.time()}
-        command = [sys.executable, "-m", "benchmarks.newcomer", "--node", json.dumps(settings)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    def hear(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise SystemExit(f"a node ended: {self._process.wait()}")
-        return json.loads(line)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+    settings = settings | {"began": time.time()}
+    return Child([sys.executable, "-m", "benchmarks.newcomer", "--node", json.dumps(settings)])
 
 
 def measure(members: int, events: int, blocks: int) -> dict[str, Any]:
@@ -289,11 +277,11 @@ def measure(members: int, events: int, blocks: int) -> dict[str, Any]:
         sys.stderr.write(f"{members} members, {events} events made in {time.monotonic() - began:.0f} s\n")
         write_profile(folder / "network.toml", profile)
         found: dict[str, Any] = {"members": members, "events": events, "blocks": blocks}
-        trainer = Process(_settings(history, "trainer", number, events))
+        trainer = node(_settings(history, "trainer", number, events))
         try:
             found["trainer"] = trainer.hear()
             for time_, past in (("first", events + 1), ("again", events + 2)):
-                newcomer = Process(_settings(history, "newcomer", number, past))
+                newcomer = node(_settings(history, "newcomer", number, past))
                 try:
                     found[time_] = newcomer.hear()
                 finally:
@@ -340,6 +328,7 @@ def main() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(40), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )
     if given.node:
+        gc.freeze()  # as node.daemon does
         trio.run(Newcomer(json.loads(given.node)).run)
         return
     sizes = ([10], 1_000, 200) if given.quick else (given.members, given.events, given.blocks)

@@ -27,6 +27,7 @@ import numpy as np
 import structlog
 import trio
 
+from benchmarks.children import Talk
 from benchmarks.links import Link, can_shape, links
 from node.blobs.exchange import BlobExchange, Limits
 from node.blobs.store import BlobStore
@@ -92,41 +93,26 @@ def _say(what: Any) -> None:
 # -- all of them -----------------------------------------------------------------------------------
 
 
-class Child:
+class Node(Talk):
     """One node's process."""
 
-    def __init__(self, process: trio.Process) -> None:
-        self.process = process
-        self.address = ""
-        self.contact = ""
-        self._buffer = b""
+    address = ""
+    contact = ""
 
     async def order(self, *order: Any) -> Any:
-        assert self.process.stdin  # noqa: S101
-        await self.process.stdin.send_all(json.dumps(order).encode() + b"\n")
-        return await self.answer()
-
-    async def answer(self) -> Any:
-        assert self.process.stdout  # noqa: S101
-        while b"\n" not in self._buffer:
-            part = await self.process.stdout.receive_some()
-            if not part:
-                raise RuntimeError("a node died")
-            self._buffer += part
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        return await self.ask(order)
 
 
-async def start(link: Link, folder: Path) -> Child:
+async def start(link: Link, folder: Path) -> Node:
     limits = (0.0, 0.0) if link.shaped else (link.up * MBIT, link.down * MBIT)
     settings = {"address": link.address, "folder": str(folder), "upload": limits[0], "download": limits[1]}
     command = [*link.prefix, sys.executable, "-m", "benchmarks.swarm_exchange", "--node", json.dumps(settings)]
-    child = Child(await trio.lowlevel.open_process(command, stdin=-1, stdout=-1))
-    child.address, child.contact = await child.answer()
+    child = Node(await trio.lowlevel.open_process(command, stdin=-1, stdout=-1))
+    child.address, child.contact = await child.hear()
     return child
 
 
-async def all_do(children: list[Child], orders: list[tuple[Any, ...]]) -> list[Any]:
+async def all_do(children: list[Node], orders: list[tuple[Any, ...]]) -> list[Any]:
     answers: list[Any] = [None] * len(children)
 
     async def one(index: int) -> None:
@@ -147,7 +133,7 @@ def sources_of(shape: str, number: int, addresses: list[str]) -> list[str]:
     return [addresses[0], *(each for index, each in enumerate(addresses) if index not in (0, number))]
 
 
-async def distribute(children: list[Child], shape: str, size: int, seed: int) -> dict[str, float]:
+async def distribute(children: list[Node], shape: str, size: int, seed: int) -> dict[str, float]:
     """One blob from the first of the children to all the others."""
     addresses = [child.address for child in children]
     root = await children[0].order("make", size, seed)
@@ -166,7 +152,7 @@ def bound(peers: int, size: int, rate: float) -> float:
 async def measure(peers: int, size: int, small: int, *, shape: bool, rate: float) -> list[dict[str, Any]]:
     rates = [(rate * ORIGIN_UP, rate * DOWN), *[(rate * PEER_UP, rate * DOWN)] * peers]
     folder = Path(tempfile.mkdtemp(prefix="swarm-"))
-    children: list[Child] = []
+    children: list[Node] = []
     rows = []
     try:
         with links(rates, shape=shape) as made:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from node.recent import Recent
+
 PHASES = (
     "key",
     "chain",
@@ -28,6 +30,8 @@ PHASES = (
 """In the order in which a node goes through them. From `working` on it does what it came for."""
 MOST_EVENTS = 100
 TROUBLE = "trouble"
+AGAIN = 600.0
+"""Seconds after which a trouble that lasts is told again."""
 MOST_PHASES = 64
 
 Text = str | Callable[[], str]
@@ -72,6 +76,7 @@ class ProgressRecord:
         self._text: Callable[[], str] = _text("the program starts")
         self._began = self._since = clock()
         self._events: list[tuple[int, Event]] = []
+        self._troubles: Recent[str, float] = Recent(MOST_EVENTS)
         self.phases: list[Finished] = []
         self.told = 0
         self.doing = _text("working")
@@ -110,9 +115,10 @@ class ProgressRecord:
             self._forget_one()
 
     def trouble(self, text: str) -> None:
-        """Tell of what should not be; the same trouble over and over is told once."""
-        last = next((event.text for _, event in reversed(self._events) if event.name == TROUBLE), None)
-        if text != last:
+        """Tell of what should not be; the same trouble over and over, by turns with others too, every ten minutes."""
+        told = self._troubles.get(text)
+        if told is None or self._clock() - told >= AGAIN:
+            self._troubles[text] = self._clock()
             self.tell(TROUBLE, text)
 
     def contributed(self, name: str, text: str) -> None:

@@ -59,6 +59,13 @@ class Causal:
         return self._kernel(q, k, v, causal=True)
 
 
+def _added(positions: Tensor, end: int, dtype: torch.dtype) -> Tensor:
+    """The mask of what stands at `positions` and sees up to there, made once: of a bool one torch makes this in every
+    layer. [len(positions), end]."""
+    unseen = torch.arange(end, device=positions.device) > positions[:, None]
+    return torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)
+
+
 class Chunk:
     """Positions from `start` of the rows `first`.. of a cache, which holds what stands before them."""
 
@@ -73,17 +80,9 @@ class Chunk:
         if self._start == 0:
             return self._kernel(q, k, v, causal=True)
         if self._mask is None:
-            ones = torch.ones(q.shape[2], places.stop, dtype=torch.bool, device=q.device)
-            self._mask = ones.tril(self._start)
+            positions = torch.arange(places.start, places.stop, device=q.device)
+            self._mask = _added(positions, places.stop, q.dtype)
         return self._kernel(q, keys[:, :, : places.stop], values[:, :, : places.stop], self._mask)
-
-
-def _added(positions: Tensor, end: int, dtype: torch.dtype) -> Tensor:
-    """The mask of rows that see what stands up to their positions, made once: of a bool one torch makes this in every
-    layer. [rows, 1, 1, end]."""
-    unseen = torch.arange(end, device=positions.device) > positions[:, None]
-    added = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)
-    return added[:, None, None]
 
 
 class Step:
@@ -93,7 +92,7 @@ class Step:
         """positions: int64[rows], all below `end`; level: they are all the same."""
         self._kernel, self._cache, self._end = kernel, cache, end
         self._rows, self._places = torch.arange(len(positions), device=positions.device), positions
-        self._mask = None if level else _added(positions, end, cache.keys[0].dtype)
+        self._mask = None if level else _added(positions, end, cache.keys[0].dtype)[:, None, None]
         self._level = level
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

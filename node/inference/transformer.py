@@ -63,31 +63,40 @@ class Fused:
         self._shapes, self._device, self._dtype = shapes, device, dtype
         self.parameters: dict[str, Tensor] = {}
 
-    def stack(self, *names: str, repeats: Sequence[int] = ()) -> Tensor | None:
+    @property
+    def plain(self) -> bool:
+        """Whether a CPU computes with these in float32."""
+        return self._device == "cpu" and self._dtype == torch.float32
+
+    def stack(self, *names: str, repeats: Sequence[int] = (), by_column: bool = False) -> Tensor | None:
         """The parameters of these names under each other; None if the model has none of them. repeats: how often each
-        of them, which are vectors then, stands there."""
+        of them, which are vectors then, stands there; by_column: whether a column of the matrix lies together."""
         if names[0] not in self._shapes:
             return None
         shapes = [tuple(self._shapes[name]) for name in names]
         rows = list(repeats) or [shape[0] for shape in shapes]
-        whole = torch.empty(
-            sum(rows), *(shapes[0] if repeats else shapes[0][1:]), dtype=self._dtype, device=self._device
-        )
+        size = sum(rows), *(shapes[0] if repeats else shapes[0][1:])
+        whole = torch.empty(size[::-1] if by_column else size, dtype=self._dtype, device=self._device)
+        whole = whole.t() if by_column else whole
         self.parameters |= dict(zip(names, whole.split(rows), strict=True))
         return whole
 
-    def required(self, *names: str) -> Tensor:
+    def required(self, *names: str, by_column: bool = False) -> Tensor:
         """The same of parameters that every model of the families has."""
-        whole = self.stack(*names)
+        whole = self.stack(*names, by_column=by_column)
         assert whole is not None, names  # noqa: S101
         return whole
 
 
 class Projection:
-    """x @ weight.T + bias, of one or several linear layers with the same input."""
+    """x @ weight.T + bias, of one or several linear layers with the same input.
+
+    In float32 on a CPU the columns of `weight` lie together: its kernels then take up to 1.5 times less for 6 to 64
+    rows. What they give may differ from the other layout's in the last bits.
+    """
 
     def __init__(self, fused: Fused, *layers: str) -> None:
-        self.weight = fused.required(*(f"{layer}.weight" for layer in layers))
+        self.weight = fused.required(*(f"{layer}.weight" for layer in layers), by_column=fused.plain)
         self.bias = fused.stack(*(f"{layer}.bias" for layer in layers))
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -59,14 +59,14 @@ class Cipher:
         return nonce
 
 
-def _end(begun: memoryview | bytearray) -> int:
-    """Bytes of the message that begins so, its length included; of the length alone where that is not whole."""
-    if len(begun) < LENGTH:
-        return LENGTH
-    size = int.from_bytes(begun[:LENGTH])
+def _end(data: memoryview | bytearray, at: int) -> int:
+    """Where the message ends that begins at `at`, its length included; the length alone where that is not whole."""
+    if len(data) - at < LENGTH:
+        return at + LENGTH
+    size = data[at] << 8 | data[at + 1]
     if size < TAG:
         raise NoiseBroken("a message is shorter than its tag")
-    return LENGTH + size
+    return at + LENGTH + size
 
 
 class NoiseSession(BaseSession, Prompt):
@@ -130,18 +130,27 @@ class NoiseSession(BaseSession, Prompt):
 
     def _cut(self, most: int) -> Iterator[memoryview]:
         """Messages that are here whole, `most` at most. One that two reads share is put together by itself."""
-        while most and (self._ahead or self._begun):
+        if self._begun:
+            if (sealed := self._put_together()) is None:
+                return
             most -= 1
-            if not self._begun and len(self._ahead) >= (end := _end(self._ahead)):
-                yield self._taken(end)[LENGTH:]
-                continue
-            while len(self._begun) < (end := _end(self._begun)):
-                part = self._taken(end - len(self._begun))
-                if not part:
-                    return
-                self._begun += part
-            sealed, self._begun = memoryview(self._begun)[LENGTH:], bytearray()
             yield sealed
+        ahead, at = self._ahead, 0
+        while most and (end := _end(ahead, at)) <= len(ahead):
+            yield ahead[at + LENGTH : end]
+            at, most = end, most - 1
+        self._ahead = ahead[at:]
+        if most:
+            self._begun += self._taken(len(ahead))
+
+    def _put_together(self) -> memoryview | None:
+        while len(self._begun) < (end := _end(self._begun, 0)):
+            part = self._taken(end - len(self._begun))
+            if not part:
+                return None
+            self._begun += part
+        sealed, self._begun = memoryview(self._begun)[LENGTH:], bytearray()
+        return sealed
 
     def _taken(self, n: int) -> memoryview:
         """n bytes of what was read ahead, or what is left."""

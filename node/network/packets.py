@@ -2,27 +2,32 @@
 
 from collections.abc import Iterator
 
+from google.protobuf.message import Message
+from libp2p.utils.varint import encode_uvarint
+
 from node.network.yamux import Stream
 
 MAX_SHIFT = 28
 """Of a packet's length: more bytes than this say nothing that a limit allows."""
 
 
-async def packet(stream: Stream, limit: int) -> bytes | None:
-    """The next one, and no byte behind it; None at the end. Raises ValueError for one beyond the limit."""
-    length = shift = 0
-    while True:
+def packet(message: Message) -> bytes:
+    """A message as it stands in a stream."""
+    body = message.SerializeToString()
+    return encode_uvarint(len(body)) + body
+
+
+async def next_packet(stream: Stream, limit: int) -> bytes | None:
+    """The body of the next one, and no byte behind it; None at the end. Raises ValueError for one beyond the limit."""
+    begun = bytearray()
+    while (head := _head(begun, 0, limit)) is None:
         byte = await stream.read_exactly(1)
         if not byte:
             return None
-        length |= (byte[0] & 0x7F) << shift
-        if length > limit or shift > MAX_SHIFT:
-            raise ValueError("the packet is longer than the limit")
-        if byte[0] < 0x80:
-            break
-        shift += 7
-    packet = await stream.read_exactly(length)
-    return packet if len(packet) == length else None
+        begun += byte
+    _, length = head
+    body = await stream.read_exactly(length)
+    return body if len(body) == length else None
 
 
 class Cutter:
@@ -37,21 +42,23 @@ class Cutter:
         self._rest += arrived
         start = 0
         try:
-            while (head := self._head(start)) is not None and start + sum(head) <= len(self._rest):
+            while (head := _head(self._rest, start, self._limit)) is not None and start + sum(head) <= len(self._rest):
                 width, length = head
                 start += width + length
                 yield bytes(self._rest[start - length : start])
         finally:
             del self._rest[:start]
 
-    def _head(self, start: int) -> tuple[int, int] | None:
-        """Bytes of a length, and the length; None while it is not whole."""
-        length = shift = 0
-        for width, byte in enumerate(self._rest[start : start + MAX_SHIFT // 7 + 2], 1):
-            length |= (byte & 0x7F) << shift
-            if length > self._limit or shift > MAX_SHIFT:
-                raise ValueError("the packet is longer than the limit")
-            if byte < 0x80:
-                return width, length
-            shift += 7
-        return None
+
+def _head(begun: bytearray, start: int, limit: int) -> tuple[int, int] | None:
+    """How long the length at `start` is, and the length; None while it is not whole. Raises ValueError beyond the
+    limit."""
+    length = shift = 0
+    for width, byte in enumerate(begun[start : start + MAX_SHIFT // 7 + 2], 1):
+        length |= (byte & 0x7F) << shift
+        if length > limit or shift > MAX_SHIFT:
+            raise ValueError("the packet is longer than the limit")
+        if byte < 0x80:
+            return width, length
+        shift += 7
+    return None

@@ -537,17 +537,26 @@ class _Reader:
             if self._missing:
                 data = self._body(data)
                 continue
-            size = HEADER.size - len(self._header)
-            self._header += data[:size]
-            data = data[size:]
-            if len(self._header) == HEADER.size:
-                version, kind, flags, number, length = HEADER.unpack(self._header)
-                self._header.clear()
-                if version != 0 or kind > GO_AWAY:
-                    raise _Broken(f"a frame of version {version}, type {kind}")
-                if self._session.owes(NEW_STREAM if flags & SYN and kind < PING else 1):
-                    await self._session.pay()
-                self._frame(kind, flags, number, length)
+            header, data = self._cut_header(data)
+            if header is None:
+                return
+            version, kind, flags, number, length = header
+            if version != 0 or kind > GO_AWAY:
+                raise _Broken(f"a frame of version {version}, type {kind}")
+            if self._session.owes(NEW_STREAM if flags & SYN and kind < PING else 1):
+                await self._session.pay()
+            self._frame(kind, flags, number, length)
+
+    def _cut_header(self, data: memoryview) -> tuple[tuple[int, ...] | None, memoryview]:
+        """The next header, if it is here whole, and what follows."""
+        size = HEADER.size - len(self._header)
+        head, rest = data[:size], data[size:]
+        if self._header or len(head) < size:
+            self._header += head
+            if len(head) < size:
+                return None, rest
+            head, self._header = memoryview(self._header), bytearray()
+        return HEADER.unpack(head), rest
 
     def _body(self, data: memoryview) -> memoryview:
         piece = data[: self._missing]

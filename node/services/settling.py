@@ -19,6 +19,7 @@ from node.chain.client import Block
 from node.chain.errors import Reverted, tokens
 from node.chain.faucet import is_devnet
 from node.chain.ledger import Entry, Ledger
+from node.progress import TROUBLE
 from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
@@ -258,7 +259,7 @@ class Settling(Service):
         for name, text in told.items():
             if self._warned.get(name) != text:
                 log.warning(f"pay.{name.split()[0]}", what=text)
-                self._progress.trouble(text)
+                self._progress.tell(TROUBLE, text)
         self._warned, self.warnings = told, list(told.values())
 
     def _of_reserves(self, pool: PoolInfo, now: int) -> dict[str, str]:

@@ -21,7 +21,13 @@ from torch import Tensor
 from node.own_code import Function, calling, load_function, unusable
 from node.training.advantages import group_advantages
 from node.training.losses.base import TokenLoss
-from node.training.losses.registry import NEEDS_PROXIMAL, LossInputs, evaluate, pulls_at_zero_advantage
+from node.training.losses.registry import (
+    NEEDS_PROXIMAL,
+    OF_WHOLE_SAMPLES,
+    LossInputs,
+    evaluate,
+    pulls_at_zero_advantage,
+)
 from protocol.own_code import is_import_path
 from protocol.recipe import Objective
 
@@ -45,13 +51,15 @@ _ADVANTAGE = "an array of one finite number per sample"
 @dataclass(frozen=True, slots=True)
 class Functions:
     """needs_proximal: whether the loss is to be given the proximal policy's log-probs; pulls_at_zero_advantage: whether
-    tokens of groups without signal have a gradient; metrics: names of what one's own loss measures of each token."""
+    tokens of groups without signal have a gradient; per_token: whether a token's loss is known to depend on no other
+    token's log-prob; metrics: names of what one's own loss measures of each token."""
 
     loss: Loss
     advantage: Advantage
     needs_proximal: bool
     pulls_at_zero_advantage: bool
     metrics: tuple[str, ...] = ()
+    per_token: bool = False
 
 
 def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
@@ -63,7 +71,13 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
     name = objective.loss
     if assets is None or not is_import_path(name):
         pulls = pulls_at_zero_advantage(objective)
-        return Functions(lambda tokens, o: evaluate(o, tokens), advantage, name in NEEDS_PROXIMAL, pulls)
+        return Functions(
+            loss=lambda tokens, o: evaluate(o, tokens),
+            advantage=advantage,
+            needs_proximal=name in NEEDS_PROXIMAL,
+            pulls_at_zero_advantage=pulls,
+            per_token=name not in OF_WHOLE_SAMPLES,
+        )
     function = load_function(name, assets)
 
     def loss(tokens: LossInputs, objective: Objective) -> TokenLoss:

@@ -23,14 +23,12 @@ from node.training.batch import BatchRow
 from node.training.errors import TrainingError
 from node.training.functions import Samples, functions_of
 from node.training.lora import add_adapters, without_adapters
-from node.training.losses.registry import LossInputs
-from node.training.losses.regularisers import reference_kl
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
+from node.training.objective import Known, loss_of, slopes_of
 from node.training.offload import ActivationsOnCpu
 from node.training.packing import plan, plan_padded
 from node.training.policy_model import PolicyModel
-from node.training.proximal import loglinear
 from node.training.rows import usable_rows
 from node.training.settings import TrainerSettings
 from node.training.sharding import fill, prepare_model, whole
@@ -228,24 +226,17 @@ class Learner:
         members = update.rounds[place][self._world.rank]
         rows = [update.rows[i] for i in members]
         batch = self._micro_batch(rows)
-        objective = self._objective
+        functions, objective, scale = self._functions, self._objective, self._world.size
+        known = self._known(update, place, members, self._reference_logprobs(batch), version) if rows else None
+        slopes = slopes_of(functions, objective, known, scale) if known else None
         with self._saving():
-            logprobs, entropy = self.policy(batch, objective.entropy_bonus > 0)
-        reference = self._reference_logprobs(batch)
-        if not rows:  # nothing left for this rank, but the others wait for its part of the collectives
+            logprobs, entropy = self.policy(batch, objective.entropy_bonus > 0, slopes)
+        if known is None:  # nothing left for this rank, but the others wait for its part of the collectives
             (logprobs.sum() * 0.0).backward()
             return
-        inputs = self._inputs(update, place, rows, members, logprobs, version)
-        weights = self._per_token(update.weights[members], rows).to(logprobs.dtype)
-        found = self._functions.loss(inputs, objective)
-        per_token = found.loss - objective.entropy_bonus * entropy
-        extra: dict[str, Tensor] = {}
-        if reference is not None:
-            extra["kl"] = reference_kl(logprobs, inputs.sampler_logprobs, reference)
-            per_token = per_token + objective.reference_kl * extra["kl"]
-        total = (weights * per_token).sum()
-        (total * self._world.size).backward()  # FSDP averages over ranks; the weights already count all of them
-        tally.add(batch, inputs, found, entropy, total, extra)
+        loss = loss_of(functions, objective, known, logprobs, entropy)
+        (loss.total * scale).backward()  # FSDP averages over ranks; the weights already count all of them
+        tally.add(batch, loss, entropy)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
@@ -254,28 +245,24 @@ class Learner:
                 return self.policy(batch)[0]
         return None if self._reference is None else self._reference(batch)[0]
 
-    def _inputs(
-        self,
-        update: Update,
-        place: int,
-        rows: Sequence[BatchRow],
-        members: NDArray[np.int64],
-        logprobs: Tensor,
-        version: float,
-    ) -> LossInputs:
-        device = logprobs.device
+    def _known(
+        self, update: Update, place: int, members: NDArray[np.int64], reference: Tensor | None, version: float
+    ) -> Known:
+        rows, device = [update.rows[i] for i in members], self._world.device
         sampler = torch.tensor(np.concatenate([row.sampler_logprobs for row in rows]), dtype=torch.float32)
         samples = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([row.length for row in rows]))
-        advantages = self._per_token(update.advantages[members], rows)
-        sampler, samples = sampler.to(device), samples.to(device)
-        proximal = None
-        if self._functions.needs_proximal:
-            if self._objective.proximal == "loglinear":
-                ages = self._per_token(np.array([version - row.policy_step for row in rows]).clip(min=0), rows)
-                proximal = loglinear(logprobs, sampler, ages.float())
-            else:
-                proximal = update.proximal[place] if update.proximal else logprobs.detach()
-        return LossInputs(logprobs, sampler, advantages, samples, proximal)
+        ages = None
+        if self._functions.needs_proximal and self._objective.proximal == "loglinear":
+            ages = self._per_token(np.array([version - row.policy_step for row in rows]).clip(min=0), rows).float()
+        return Known(
+            sampler.to(device),
+            self._per_token(update.advantages[members], rows),
+            samples.to(device),
+            self._per_token(update.weights[members], rows),
+            ages,
+            update.proximal[place] if update.proximal else None,
+            reference,
+        )
 
     def _per_token(self, values: NDArray[Any], rows: Sequence[BatchRow]) -> Tensor:
         lengths = torch.tensor([row.length for row in rows])

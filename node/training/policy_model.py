@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from node.training.attention import NAME
-from node.training.head import sampled_logprobs
+from node.training.head import Slopes, sampled_logprobs
 from node.training.micro_batch import MicroBatch
 
 
@@ -22,7 +22,9 @@ class PolicyModel(nn.Module):
         self._temperature = temperature
         self._cells = logit_cells
 
-    def forward(self, batch: MicroBatch, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: MicroBatch, entropy_gradient: bool = False, slopes: Slopes | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(log-probability, entropy) of each sampled token, float32[n], in the distribution that was sampled from."""
         packing = {} if batch.pack is None else {"pack": batch.pack}
         config = self.model.config
@@ -40,4 +42,5 @@ class PolicyModel(nn.Module):
             temperature=self._temperature,
             cells=self._cells,
             entropy_gradient=entropy_gradient,
+            slopes=slopes,
         )

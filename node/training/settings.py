@@ -10,6 +10,10 @@ import msgspec
 
 from node.training.errors import TrainingError
 
+CPU_LOGIT_CELLS = 1 << 24
+"""Most logits at a time on a CPU, whatever is allowed: 64 MiB. Larger tables leave its caches, smaller ones read the
+head's weights more often."""
+
 
 class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """world_size: processes of this machine, one per GPU; device: "auto" takes GPUs where there are some.
@@ -21,7 +25,7 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     activation_checkpointing: recompute each layer in the backward pass; offload_activations: keep what the backward
     pass needs in CPU memory; offload_parameters: keep parameters and optimiser state there;
     reshard_after_forward: free each layer's gathered weights between forward and backward pass;
-    logit_cells: most logits (tokens * vocabulary) that exist at a time;
+    logit_cells: most logits (tokens * vocabulary) that exist at a time, on a CPU CPU_LOGIT_CELLS at most;
     checkpoint_every: in steps; keep_checkpoints: how many; async_checkpoints: write while training goes on;
     deterministic: the same numbers at every replay, also on GPUs, where it costs some speed: an operation that has no
     such form there ends the training; off: a replay that differs from what was published is only logged;

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from node.training.errors import TrainingError
-from node.training.settings import TrainerSettings
+from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
 from protocol.lora import Lora
 
 GIB = 1 << 30
@@ -23,7 +23,7 @@ RESERVE = 3 * GIB // 4
 MASTER, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes per parameter: float32 weights, their gradient, AdamW's two moments."""
 TABLES = 3
-"""Tables of `logit_cells` float32 numbers that are alive at once: two of node.training.head, one of a reduction."""
+"""Tables of `logit_cells` float32 numbers that are alive at once: two of node.training.head, one of an entropy."""
 GATHERED_LAYERS = 2
 """Layers whose weights are gathered at once: the one that computes and the one that is fetched meanwhile."""
 
@@ -129,7 +129,8 @@ def memory_of_a_rank(
     state = _state(shape, size, lora, reference=reference) // ranks
     activations = _activations(shape, settings, size)
     gathered = _gathered(shape, settings, size, frozen=lora is not None) if sharded else 0
-    tables = TABLES * 4 * min(settings.logit_cells, settings.micro_batch_tokens * shape.vocabulary)
+    cells = settings.logit_cells if gpu else min(settings.logit_cells, CPU_LOGIT_CELLS)
+    tables = TABLES * 4 * min(cells, settings.micro_batch_tokens * shape.vocabulary)
     host = (state if settings.offload_parameters else 0) + (activations if settings.offload_activations else 0)
     kept = _one_layer(shape, settings, size) if settings.offload_activations else activations
     shards = 0 if settings.offload_parameters else state

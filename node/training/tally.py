@@ -2,17 +2,16 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from node.training.batch import BatchRow
-from node.training.losses.base import TokenLoss
-from node.training.losses.registry import LossInputs
 from node.training.losses.regularisers import mismatch_kl
 from node.training.micro_batch import MicroBatch
+from node.training.objective import Loss
 from node.training.world import World
 
 PER_TOKEN = ("entropy", "mismatch_kl", "kl", "clip_share", "mask_share", "truncated_weight_share")
@@ -32,21 +31,15 @@ class Tally:
         self._ratio_max = 0.0
         self._sums: dict[str, float] = {}
 
-    def add(
-        self,
-        batch: MicroBatch,
-        inputs: LossInputs,
-        found: TokenLoss,
-        entropy: Tensor,
-        total: Tensor,
-        extra: Mapping[str, Tensor],
-    ) -> None:
-        self._loss += float(total.detach())
+    def add(self, batch: MicroBatch, loss: Loss, entropy: Tensor) -> None:
+        inputs = loss.inputs
+        self._loss += float(loss.total.detach())
         self._tokens += len(inputs.logprobs)
         self._real += batch.real
         self._computed += batch.computed
         mismatch = mismatch_kl(inputs.logprobs, inputs.sampler_logprobs)
-        for name, values in {"entropy": entropy, "mismatch_kl": mismatch, **found.metrics, **extra}.items():
+        told = {"entropy": entropy, "mismatch_kl": mismatch, **loss.found.metrics, **loss.extra}
+        for name, values in told.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(values.detach().sum())
         furthest = float((inputs.logprobs.detach() - inputs.sampler_logprobs).max())
         self._ratio_max = max(self._ratio_max, math.exp(min(furthest, 700.0)))

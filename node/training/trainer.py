@@ -38,6 +38,7 @@ from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.determinism import as_deterministic_as_set  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
 from node.training.handover import hand_over  # noqa: E402
+from node.training.head import ARITHMETIC  # noqa: E402
 from node.training.image import Image, stream_image  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
@@ -259,7 +260,7 @@ class Trainer:
         s, device = self._settings, self._world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         tokens = self._limit.at(step - 1)
-        layout = f"{'packed' if s.packing else 'padded'} {tokens} {s.logit_cells} {s.fp32_logits}"
+        layout = f"{'packed' if s.packing else 'padded'} {tokens} {s.logit_cells} {s.fp32_logits} head {ARITHMETIC}"
         kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
         return f"{name} {kind} {layout} threads {s.threads} torch {torch.__version__}"
 

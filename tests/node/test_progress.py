@@ -4,7 +4,7 @@ import pytest
 
 from node.blobs.headway import describe, fraction
 from node.blobs.transfer import Progress
-from node.progress import MOST_EVENTS, ProgressRecord
+from node.progress import AGAIN, MOST_EVENTS, ProgressRecord
 
 
 class Clock:
@@ -83,9 +83,12 @@ def test_a_reader_gets_each_event_once(record: ProgressRecord, clock: Clock) -> 
     assert record.since(record.told) == []
 
 
-def test_a_lasting_trouble_is_told_once(record: ProgressRecord) -> None:
+def test_lasting_troubles_are_told_once_in_a_while(record: ProgressRecord, clock: Clock) -> None:
     for text in ("no RPC", "no RPC", "disk full", "no RPC"):
         record.trouble(text)
+    assert [event.text for event in record.events] == ["no RPC", "disk full"]
+    clock.now += AGAIN
+    record.trouble("no RPC")
     assert [event.text for event in record.events] == ["no RPC", "disk full", "no RPC"]
 
 

@@ -4,10 +4,9 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
-from libp2p.utils.varint import encode_uvarint
 
 from node.network.circuit.rules import Limits, Status
-from node.network.packets import packet
+from node.network.packets import next_packet, packet
 from node.network.yamux import Stream
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
@@ -24,7 +23,7 @@ class Malformed(Exception):
 async def read(stream: Stream, kind: type[M]) -> M:
     """The next message. Raises Malformed, MuxedStreamError."""
     try:
-        data = await packet(stream, MAX_MESSAGE)
+        data = await next_packet(stream, MAX_MESSAGE)
         if data is None:
             raise Malformed("the stream ended")
         return kind.FromString(data)
@@ -33,8 +32,7 @@ async def read(stream: Stream, kind: type[M]) -> M:
 
 
 async def write(stream: Stream, message: Message) -> None:
-    data = message.SerializeToString()
-    await stream.write(data, head=encode_uvarint(len(data)))
+    await stream.write(packet(message))
 
 
 def hop_status(status: Status) -> HopMessage:

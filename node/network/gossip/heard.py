@@ -40,7 +40,11 @@ class Heard:
         self._firsts[name] = First(giver, at)
 
     def keep(self, message: rpc_pb2.Message) -> None:
-        self._kept[name_of(message)] = self.now, message
+        """For those who missed it; once, also where its name was forgotten and it came again."""
+        name = name_of(message)
+        if (known := self._kept.pop(name, None)) is not None:
+            self._bytes -= known[1].ByteSize()
+        self._kept[name] = self.now, message
         self._bytes += message.ByteSize()
         while self._bytes > MAX_BYTES:
             self._drop_oldest()

@@ -1,11 +1,10 @@
-"""A gossip message on the wire: its name, its signature, its packet. Formats of libp2p's pubsub specification."""
+"""A gossip message on the wire: its name, its signature. Formats of libp2p's pubsub specification."""
 
 from functools import lru_cache
 
 from libp2p.crypto.keys import PrivateKey, PublicKey
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
-from libp2p.utils.varint import encode_uvarint
 
 SIGNED = b"libp2p-pubsub:"
 """Before the bytes of a message that its author signs."""
@@ -43,9 +42,3 @@ def _key_of(author: bytes) -> PublicKey | None:
         return ID(author).extract_public_key()
     except Exception:  # as above, of peer ids
         return None
-
-
-def packet(rpc: rpc_pb2.RPC) -> bytes:
-    """As it stands in a stream."""
-    body = rpc.SerializeToString()
-    return encode_uvarint(len(body)) + body

@@ -24,8 +24,9 @@ from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.budget import TokenBucket
 from node.network.gossip.heard import Heard
-from node.network.gossip.messages import name_of, packet
+from node.network.gossip.messages import name_of
 from node.network.gossip.names import Form, form_of, formed, specified
+from node.network.packets import packet
 
 FIRST_LINKS = 3
 """Made with the peers that are met first, and by whoever has fewer than LEAST_LINKS: a start for the tree."""

@@ -7,7 +7,7 @@ import trio
 from contracts.bindings import Event, Joined, Left, Slashed, SlashOverturned
 from node.chain.follower import EventFollower, RolledBack
 from node.chain.ledger import Ledger
-from node.progress import ProgressRecord
+from node.progress import TROUBLE, ProgressRecord
 from node.services.base import Service
 from node.swarm.membership import Membership, SlashRecord
 
@@ -53,7 +53,7 @@ class Events(Service):
                 if healthy:
                     self._progress.tell("chain", "the chain answers again")
                 else:
-                    self._progress.trouble("the chain does not answer: no pay and no membership until it does")
+                    self._progress.tell(TROUBLE, "the chain does not answer: no pay and no membership until it does")
 
     async def _take_in(self) -> None:
         async for delivery in self._follower.events:

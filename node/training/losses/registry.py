@@ -71,6 +71,8 @@ _LOSSES: dict[str, Callable[[LossInputs, Objective], TokenLoss]] = {
 }
 NAMES = tuple(sorted(_LOSSES))
 NEEDS_PROXIMAL = frozenset({"tis", "decoupled"})
+OF_WHOLE_SAMPLES = frozenset({"gspo"})
+"""Losses in which a token's depends on others of its sample."""
 _PULLS: dict[str, Callable[[Objective], bool]] = {"dppo": lambda o: o.sampler_kl > 0}
 
 

@@ -88,7 +88,7 @@ def test_a_source_that_runs_dry_gets_more_requests_and_a_crowded_one_fewer() -> 
     assert counts == sorted(counts, reverse=True) and counts[-1] < counts[0]
 
 
-@pytest.mark.parametrize(("megabytes_a_second", "largest"), [(80.0, 8), (4.0, 3), (1.0, 1)])
+@pytest.mark.parametrize(("megabytes_a_second", "largest"), [(80.0, 16), (4.0, 3), (1.0, 1)])
 def test_requests_are_as_large_as_what_the_whole_source_delivers(megabytes_a_second: float, largest: int) -> None:
     """However long each of them waits behind the others: 24 lines of one piece would be 24 small requests for ever."""
     count = 4000

@@ -26,7 +26,7 @@ def test_a_month_of_quiet_blocks_takes_few_questions() -> None:
 
 
 def test_an_endpoint_that_limits_answers_is_asked_for_less() -> None:
-    assert _questions(100_000, limit=MOST, logs_per_block=2.0) < 100
+    assert _questions(100_000, limit=MOST, logs_per_block=2.0) < 200
 
 
 def test_what_was_refused_is_not_asked_again_at_once_but_later() -> None:
@@ -46,6 +46,14 @@ def test_a_short_question_says_nothing_and_a_long_answer_halves_the_next() -> No
     assert span.blocks == FIRST
     span.answered(FIRST, MANY)
     assert span.blocks == FIRST // 2
+
+
+def test_answers_stay_small_where_every_block_says_something() -> None:
+    span, longest = Span(), 0
+    for _ in range(50):
+        longest = max(longest, 5 * span.blocks)
+        span.answered(span.blocks, 5 * span.blocks)
+    assert longest <= MANY
 
 
 def test_one_block_that_is_refused_is_an_error() -> None:

@@ -46,6 +46,41 @@ def test_chunks_give_the_numbers_and_the_gradient_of_full_logits(
         assert torch.allclose(mine, theirs, atol=close, rtol=close)
 
 
+@pytest.mark.parametrize("true", [True, False])
+@pytest.mark.parametrize("entropy", [0.0, 0.3])
+def test_a_gradient_told_ahead_saves_a_pass_and_a_wrong_one_does_no_harm(true: bool, entropy: float) -> None:
+    weights = torch.linspace(-1, 1, N)
+    calls: list[int] = []
+
+    def slopes(cut: slice, logprobs: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(len(logprobs))
+        return weights[cut] * (1 if true else 2), torch.full_like(spread, entropy)
+
+    found = []
+    for told in (None, slopes):
+        given = parts(bias=True)
+        how = {"temperature": 0.7, "cells": 5 * V, "entropy_gradient": entropy > 0, "slopes": told}
+        with Products() as both:
+            logprobs, spread = sampled_logprobs(*given, **how)
+            (weights * logprobs + entropy * spread).sum().backward()
+        found.append((both.count, [tensor.grad for tensor in given[:3] if tensor is not None]))
+    assert sum(calls) == N
+    passes = [count / len(calls) for count, _ in found]
+    assert passes == [4, 3 if true else 6]
+    for mine, theirs in zip(found[1][1], found[0][1], strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+class Products(TorchDispatchMode):
+    """How many matrices are multiplied inside."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        self.count += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
+        return function(*args, **(kwargs or {}))
+
+
 class LargestTable(TorchDispatchMode):
     """The most numbers of any one tensor that is made inside."""
 

@@ -1,0 +1,80 @@
+"""The loss of sampled tokens, and its gradient before the pass is over.
+
+What a token's loss depends on is known beforehand, all but its log-probability. Where no token's loss depends on
+another token's (`Functions.per_token`), the gradient of a few can be had as soon as their log-probabilities are there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from node.training.functions import Functions
+from node.training.head import Slopes
+from node.training.losses.base import TokenLoss
+from node.training.losses.registry import LossInputs
+from node.training.losses.regularisers import reference_kl
+from node.training.proximal import loglinear
+from protocol.recipe import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Per token, [n]. weights: of each loss in the total; ages: for losses that take the proximal policy to lie between
+    sampler and learner; proximal: for those that have it computed; reference: where there is a pull to it."""
+
+    sampler_logprobs: Tensor
+    advantages: Tensor
+    samples: Tensor
+    weights: Tensor
+    ages: Tensor | None = None
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+
+    def cut(self, cut: slice) -> "Known":
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Known(**{name: None if value is None else value[cut] for name, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """total: what is differentiated; found: of each token; extra: what else is reported of each."""
+
+    total: Tensor
+    inputs: LossInputs
+    found: TokenLoss
+    extra: Mapping[str, Tensor]
+
+
+def loss_of(functions: Functions, objective: Objective, known: Known, logprobs: Tensor, entropy: Tensor) -> Loss:
+    inputs = LossInputs(
+        logprobs, known.sampler_logprobs, known.advantages, known.samples, _proximal(functions, known, logprobs)
+    )
+    found = functions.loss(inputs, objective)
+    per_token, extra = found.loss - objective.entropy_bonus * entropy, {}
+    if known.reference is not None:
+        extra["kl"] = reference_kl(logprobs, known.sampler_logprobs, known.reference)
+        per_token = per_token + objective.reference_kl * extra["kl"]
+    return Loss((known.weights.to(logprobs.dtype) * per_token).sum(), inputs, found, extra)
+
+
+def _proximal(functions: Functions, known: Known, logprobs: Tensor) -> Tensor | None:
+    if not functions.needs_proximal:
+        return None
+    if known.ages is not None:
+        return loglinear(logprobs, known.sampler_logprobs, known.ages)
+    return logprobs.detach() if known.proximal is None else known.proximal
+
+
+def slopes_of(functions: Functions, objective: Objective, known: Known, scale: float) -> Slopes | None:
+    """The gradient of `scale` times the loss, some tokens at a time; None where those do not determine it."""
+
+    def slopes(cut: slice, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaves = logprobs.detach().requires_grad_(), entropy.detach().requires_grad_()
+            total = loss_of(functions, objective, known.cut(cut), *leaves).total * scale
+            by_logprobs, by_entropy = torch.autograd.grad(total, leaves)
+        return by_logprobs, by_entropy
+
+    return slopes if functions.per_token else None
