@@ -39,7 +39,7 @@ from node.network.gossip.heard import TOLD_TICKS
 from node.network.gossip.trees import DIGEST_PEERS
 from node.network.gossip.trees import TICK as TICK_SECONDS
 from node.network.host import Libp2pNetwork, _Listener
-from node.network.packets import Cutter
+from node.network.packets import Cutter, packet
 from node.swarm.board import Board
 from node.swarm.membership import Membership
 from node.swarm.neighbours import MOST
@@ -121,7 +121,7 @@ class Script:
         return messages.write(pair.private_key, author, self.topic, seal(key, self.domain, beat), int(now * 1e9))
 
     def _copies(self, message: rpc_pb2.Message, at: float) -> Iterator[Packet]:
-        data = messages.packet(rpc_pb2.RPC(publish=[message]))
+        data = packet(rpc_pb2.RPC(publish=[message]))
         givers = self._draw.sample(self.neighbours[:3], min(2, len(self.neighbours)))
         yield Packet(at, givers[0], data)
         if self._draw.random() < COPIES - 1:
@@ -134,7 +134,7 @@ class Script:
                 first += 1
             told = [name for at, name in names[first : first + 1000] if at < second - 0.5]
             have = rpc_pb2.ControlIHave(topicID=self.topic, messageIDs=told)
-            data = messages.packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(ihave=[have])))
+            data = packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(ihave=[have])))
             for giver in self._draw.sample(self.neighbours, min(DIGEST_PEERS, len(self.neighbours))):
                 yield Packet(second, giver, data)
 
