@@ -5,6 +5,9 @@ import msgspec
 from protocol.audit import AuditSpec
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 
+MOST_FILES = 8192
+"""Of eight groups in a step: as many as a run allows."""
+
 
 class Costs(msgspec.Struct, frozen=True):
     """What messages cost a node, as measured. message_ms: CPU per message heard, its copies included; idle: share of a
@@ -57,7 +60,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def run(self) -> RunSpec:
         """The run that they train. Eight groups of eight in a file."""
-        files = self.files_per_step or max(1, round(0.9 * self.workers))
+        files = self.files_per_step or min(max(1, round(0.9 * self.workers)), MOST_FILES)
         run = RunSpec(
             name="simulated",
             environment=EnvironmentSpec(name="sort"),
