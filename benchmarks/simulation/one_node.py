@@ -39,7 +39,7 @@ from node.network.gossip.heard import TOLD_TICKS
 from node.network.gossip.trees import DIGEST_PEERS
 from node.network.gossip.trees import TICK as TICK_SECONDS
 from node.network.host import Libp2pNetwork, _Listener
-from node.network.packets import Cutter
+from node.network.packets import Cutter, packet
 from node.swarm.board import Board
 from node.swarm.membership import Membership
 from node.swarm.neighbours import MOST
@@ -89,7 +89,7 @@ class Script:
         self._pairs = [create_new_key_pair(key.secret) for key in self.members]
         self.neighbours = [ID.from_pubkey(pair.public_key).to_bytes() for pair in self._pairs[:MOST]]
         self.messages = 0
-        self.packets = sorted(self._all(), key=lambda packet: packet.at)
+        self.packets = sorted(self._all(), key=lambda each: each.at)
 
     def contact(self, key: NodeKey) -> str:
         return f"/ip4/11.0.{self._draw.randrange(256)}.{self._draw.randrange(256)}/tcp/4001/p2p/{key.peer_id}"
@@ -121,7 +121,7 @@ class Script:
         return messages.write(pair.private_key, author, self.topic, seal(key, self.domain, beat), int(now * 1e9))
 
     def _copies(self, message: rpc_pb2.Message, at: float) -> Iterator[Packet]:
-        data = messages.packet(rpc_pb2.RPC(publish=[message]))
+        data = packet(rpc_pb2.RPC(publish=[message]))
         givers = self._draw.sample(self.neighbours[:3], min(2, len(self.neighbours)))
         yield Packet(at, givers[0], data)
         if self._draw.random() < COPIES - 1:
@@ -134,7 +134,7 @@ class Script:
                 first += 1
             told = [name for at, name in names[first : first + 1000] if at < second - 0.5]
             have = rpc_pb2.ControlIHave(topicID=self.topic, messageIDs=told)
-            data = messages.packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(ihave=[have])))
+            data = packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(ihave=[have])))
             for giver in self._draw.sample(self.neighbours, min(DIGEST_PEERS, len(self.neighbours))):
                 yield Packet(second, giver, data)
 
@@ -184,9 +184,9 @@ class One:
         self.board = Board(self.wire, self._key, script.domain, POOL, self.membership)
         self.book = PeerBook(self._key.address, script.domain, POOL, self.membership.is_member)
 
-    def _send(self, peer: bytes, packet: bytes) -> None:
+    def _send(self, peer: bytes, data: bytes) -> None:
         self.packets_out += 1
-        self.bytes_out += len(packet)
+        self.bytes_out += len(data)
 
     def meet(self) -> None:
         trees = self.gossip.trees
@@ -218,9 +218,9 @@ class One:
             await self.board.post(beat)
             await trio.sleep(interval)
 
-    async def take(self, packet: Packet, cutter: Cutter) -> None:
-        for body in cutter.cut(packet.data):
-            await self.gossip._take(packet.giver, rpc_pb2.RPC.FromString(body))
+    async def take(self, one: Packet, cutter: Cutter) -> None:
+        for body in cutter.cut(one.data):
+            await self.gossip._take(one.giver, rpc_pb2.RPC.FromString(body))
 
     def state_bytes(self) -> int:
         """Of everything that can be reached from the node, classes and functions aside."""
@@ -274,10 +274,10 @@ async def _measured(nodes: int, script: Script) -> dict[str, float]:
         await trio.lowlevel.checkpoint()
         trio.lowlevel.add_instrument(steps)
         began, cutter, got = time.thread_time(), Cutter(MAX_PACKET), 0
-        for packet in script.packets:
-            await trio.sleep_until(packet.at)
-            got += len(packet.data)
-            await one.take(packet, cutter)
+        for each in script.packets:
+            await trio.sleep_until(each.at)
+            got += len(each.data)
+            await one.take(each, cutter)
         await trio.sleep_until(script.seconds)
         spent = time.thread_time() - began
         nursery.cancel_scope.cancel()
