@@ -34,8 +34,11 @@ class Known:
     reference: Tensor | None = None
 
     def cut(self, cut: slice) -> "Known":
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Known(**{name: value if value is None else value[cut] for name, value in values.items()})
+        parts: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            parts[field.name] = None if value is None else value[cut]
+        return Known(**parts)
 
 
 @dataclass(frozen=True, slots=True)
