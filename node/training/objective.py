@@ -6,6 +6,7 @@ another token's (`Functions.per_token`), the gradient of a few can be had as soo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,8 +34,11 @@ class Known:
     reference: Tensor | None = None
 
     def cut(self, cut: slice) -> "Known":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Known(**{name: None if value is None else value[cut] for name, value in values.items()})
+        parts: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            parts[field.name] = None if value is None else value[cut]
+        return Known(**parts)
 
 
 @dataclass(frozen=True, slots=True)
