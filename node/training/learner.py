@@ -227,7 +227,8 @@ class Learner:
         rows = [update.rows[i] for i in members]
         batch = self._micro_batch(rows)
         functions, objective, scale = self._functions, self._objective, self._world.size
-        known = self._known(update, place, members, self._reference_logprobs(batch), version) if rows else None
+        reference = self._reference_logprobs(batch)  # also without rows: a sharded reference is gathered by all ranks
+        known = self._known(update, place, members, reference, version) if rows else None
         slopes = slopes_of(functions, objective, known, scale) if known else None
         with self._saving():
             logprobs, entropy = self.policy(batch, objective.entropy_bonus > 0, slopes)
