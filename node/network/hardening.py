@@ -208,7 +208,7 @@ class HardTcp(TCP):
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         raw = await super().dial(maddr)
         if isinstance(raw, RawConnection):
-            raw.stream = sockets.Buffered(sockets.lean(raw.stream))
+            raw.stream = sockets.lean(raw.stream)
         return raw
 
 
@@ -278,7 +278,7 @@ class HardSwarm(Swarm):
             await read_write_closer.close()
             return
         self._handshakes[ip] = self._handshakes.get(ip, 0) + 1
-        raw = RawConnection(sockets.Buffered(sockets.lean(read_write_closer)), False)
+        raw = RawConnection(sockets.lean(read_write_closer), False)
         scope = trio.CancelScope()
         self._upgrading[scope] = None
         if len(self._upgrading) > MAX_HANDSHAKES:

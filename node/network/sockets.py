@@ -81,7 +81,7 @@ class LeanSocket(ReadWriteCloser, Prompt):
                 await trio.lowlevel.wait_writable(self._socket.fileno())
                 self._run = 0
                 rest = self.begin_write(rest)
-        except (OSError, trio.ClosedResourceError) as error:
+        except (OSError, ValueError, trio.ClosedResourceError) as error:  # ValueError: the number of a closed one
             raise _gone(error) from error
 
     async def close(self) -> None:
@@ -93,11 +93,6 @@ class LeanSocket(ReadWriteCloser, Prompt):
 
 def _gone(error: Exception) -> ConnectionClosedError:
     return ConnectionClosedError(f"the connection is gone: {error}", transport="tcp")
-
-
-def lean(stream: ReadWriteCloser) -> ReadWriteCloser:
-    """The same without locks, if it is a socket."""
-    return LeanSocket(stream) if isinstance(stream, TrioTCPStream) else stream
 
 
 class Buffered(ReadWriteCloser, Prompt):
@@ -169,6 +164,11 @@ async def connect_from(own: tuple[str, int], host: str, port: int) -> trio.Socke
     except BaseException:
         made.close()
         raise
+
+
+def lean(stream: ReadWriteCloser) -> Buffered:
+    """The same, read ahead, and without locks if it is a socket."""
+    return Buffered(LeanSocket(stream) if isinstance(stream, TrioTCPStream) else stream)
 
 
 def prompt(conn: Any) -> Prompt:

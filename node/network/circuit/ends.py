@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 from node.network.circuit import wire
 from node.network.circuit.relay import ASK_SECONDS, WINDOW
 from node.network.circuit.rules import Status
-from node.network.sockets import Buffered
+from node.network.sockets import lean
 from node.network.yamux import Session, Stream, stream_below
 
 LONGEST_LEASE = 24 * 3600.0
@@ -87,7 +87,7 @@ async def _raw(stream: INetStream, *, initiator: bool) -> RawConnection:
     below = stream_below(stream)
     await below.widen(WINDOW)
     through = Multiaddr(f"/p2p/{stream.muxed_conn.peer_id}/p2p-circuit")
-    return RawConnection(Buffered(Circuit(stream)), initiator, ConnectionType.RELAYED, [through])
+    return RawConnection(lean(Circuit(stream)), initiator, ConnectionType.RELAYED, [through])
 
 
 class Circuit(ReadWriteCloser):

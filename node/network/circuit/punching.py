@@ -234,7 +234,7 @@ class Punching:
         return False
 
     async def _upgraded(self, stream: trio.SocketStream, target: Place, peer: ID, client: bool) -> IMuxedConn:
-        raw = RawConnection(sockets.Buffered(sockets.LeanSocket(TrioTCPStream(stream))), client)
+        raw = RawConnection(sockets.lean(TrioTCPStream(stream)), client)
         try:
             if client:
                 return (await self._swarm.upgrade_outbound_raw_conn(raw, peer)).muxed_conn

@@ -60,3 +60,10 @@ async def test_nothing_is_written_to_a_closed_socket() -> None:
         await ours.close()
         with pytest.raises(ConnectionClosedError):
             await ours.write(bytes(10))
+
+
+async def test_nothing_is_left_to_write_to_a_socket_that_was_closed_meanwhile() -> None:
+    with pair() as (ours, _):
+        await ours.close()
+        with pytest.raises(ConnectionClosedError):
+            await ours.finish_write(memoryview(bytes(10)))
