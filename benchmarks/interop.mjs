@@ -1,29 +1,11 @@
 // A js-libp2p node that dials ours and asks it on many streams; one line of JSON for each answer. See interop.py.
 
-if (!Promise.withResolvers) { // Node before 22
-  Promise.withResolvers = function () {
-    let resolve, reject
-    const promise = new Promise((yes, no) => { resolve = yes; reject = no })
-    return { promise, resolve, reject }
-  }
-}
-const { createLibp2p } = await import('libp2p')
-const { noise } = await import('@chainsafe/libp2p-noise')
-const { yamux } = await import('@chainsafe/libp2p-yamux')
-const { tcp } = await import('@libp2p/tcp')
-const { identify } = await import('@libp2p/identify')
-const { generateKeyPair } = await import('@libp2p/crypto/keys')
+import { startNode } from './interop_node.mjs'
+
 const { multiaddr } = await import('@multiformats/multiaddr')
 
 const FRAME = 65536
-const node = await createLibp2p({
-  privateKey: await generateKeyPair('secp256k1'),
-  transports: [tcp()],
-  connectionEncrypters: [noise()],
-  streamMuxers: [yamux()],
-  services: { identify: identify() }
-})
-await node.start()
+const node = await startNode()
 const connection = await node.dial(multiaddr(process.argv[2]))
 
 async function send (stream, data) {

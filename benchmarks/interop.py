@@ -36,7 +36,7 @@ PACKAGES = (
     "@libp2p/crypto",
     "@multiformats/multiaddr",
 )
-DIALLER = Path(__file__).with_name("interop.mjs")
+DIALLER, NODE = (Path(__file__).with_name(name) for name in ("interop.mjs", "interop_node.mjs"))
 LIMIT = 8 << 20
 SECONDS = 120.0
 MESHES = tuple(f"js-{way}" for way in WAYS) + tuple(f"py-{way}" for way in WAYS if way != "digests")
@@ -61,7 +61,7 @@ async def answers(folder: Path) -> list[dict[str, Any]]:
 
 def measure(folder: Path, ways: Sequence[str], messages: int) -> dict[str, Any]:
     """folder: where the packages are installed."""
-    for program in (DIALLER, PROGRAM):
+    for program in (DIALLER, PROGRAM, NODE):
         shutil.copy(program, folder)
     found = trio.run(answers, folder)
     return {"answers": found, "mesh": [in_mesh(each, messages, folder) for each in ways]}

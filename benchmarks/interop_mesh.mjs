@@ -6,33 +6,14 @@
 // What its program prints first is its own contact.
 
 import { createInterface } from 'node:readline'
+import { startNode } from './interop_node.mjs'
 
-if (!Promise.withResolvers) { // Node before 22
-  Promise.withResolvers = function () {
-    let resolve, reject
-    const promise = new Promise((yes, no) => { resolve = yes; reject = no })
-    return { promise, resolve, reject }
-  }
-}
-const { createLibp2p } = await import('libp2p')
-const { noise } = await import('@chainsafe/libp2p-noise')
-const { yamux } = await import('@chainsafe/libp2p-yamux')
-const { tcp } = await import('@libp2p/tcp')
-const { identify } = await import('@libp2p/identify')
 const { gossipsub } = await import('@libp2p/gossipsub')
-const { generateKeyPair } = await import('@libp2p/crypto/keys')
 const { multiaddr } = await import('@multiformats/multiaddr')
 
 const noMesh = { D: 0, Dlo: 0, Dhi: 0, Dout: 0, Dscore: 0 }
-const node = await createLibp2p({
-  privateKey: await generateKeyPair('secp256k1'),
-  addresses: { listen: ['/ip4/127.0.0.1/tcp/0'] },
-  transports: [tcp()],
-  connectionEncrypters: [noise()],
-  streamMuxers: [yamux()],
-  services: { identify: identify(), pubsub: gossipsub(process.argv[2] === 'no-mesh' ? noMesh : {}) }
-})
-await node.start()
+const gossip = gossipsub(process.argv[2] === 'no-mesh' ? noMesh : {})
+const node = await startNode(['/ip4/127.0.0.1/tcp/0'], { pubsub: gossip })
 const { pubsub } = node.services
 const heard = []
 let topic = ''
