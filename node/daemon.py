@@ -31,6 +31,7 @@ from node.front import Front
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
+from node.memory import give_back
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit
@@ -187,6 +188,7 @@ class Daemon:
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.children.run)
+            nursery.start_soon(give_back)
             front = Front(self.config, self.status.render, state.path)
             await nursery.start(front.run)
             if front.page:

@@ -135,6 +135,11 @@ def test_what_is_remembered_is_bounded(played: Played, monkeypatch: pytest.Monke
     assert [name for name in names if played.shelf.seen(name)] == names[-100:]
 
 
+def test_of_what_is_remembered_each_author_stands_there_once(played: Played) -> None:
+    names = [played.put(Address(str(WORKER)[:2] + str(WORKER)[2:]), committed(WORKER, n)) for n in range(50)]
+    assert len({id(played.shelf.seen(name)) for name in names}) == 1
+
+
 def test_pinned_evidence_stays_whatever_its_author_says(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = [(played.name(), Signed(FLOODER, committed(FLOODER, n), b"evidence")) for n in range(3)]
     for name, signed in evidence[:2]:
