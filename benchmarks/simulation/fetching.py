@@ -1,8 +1,12 @@
-"""A swarm that fetches one blob: the product's decisions (`node.blobs.scheduling`), links and clocks that are simulated.
+"""A swarm that fetches one blob: the decisions are the product's, links and clocks are simulated.
 
-An uploader shares its link among its slots; a downloader takes what arrives one after another.
+The product's own: which piece is asked of whom, who is served next, what the only holder gives away
+(`node.blobs.scheduling`). Its bounds are those of `node.blobs.transfer`: sources that are asked, and that join by
+telling; bytes under way; how often maps are told and sources looked through. An uploader shares its link among its
+slots; a downloader takes what arrives one after another. Who has no line to the origin learns of the blob from others.
 """
 
+import gc
 import heapq
 import itertools
 import random
@@ -13,12 +17,22 @@ import numpy as np
 from node.blobs.scheduling.download import Download, Flight, Tuning
 from node.blobs.scheduling.seeding import SuperSeed
 from node.blobs.scheduling.upload import Reciprocity, Ticket, UploadQueue
+from node.blobs.transfer import (
+    MAX_ACTIVE,
+    MAX_IN_FLIGHT,
+    MAX_JOINED,
+    STAGGER,
+    TELL_EVERY,
+    TICK,
+)
+from node.network.host import MAX_CONNECTIONS
+from protocol.blobs import DEFAULT_PIECE_SIZE, choose_piece_size
 
 GBIT = 1e9 / 8
 PEER_UP, PEER_DOWN = 0.2 * GBIT, 1.0 * GBIT
 LATENCY = 0.02
-NEIGHBOURS = 16
-PIECES = 512
+START_OVER = 0.1
+"""Seconds over which everybody begins."""
 SLOTS = 4
 ORIGIN = 0
 
@@ -45,51 +59,96 @@ class Clock:
 class Sending:
     """One answer on its way out. left: bytes."""
 
+    __slots__ = ("flight", "left", "pieces", "size", "ticket", "waited")
+
     def __init__(
-        self, ticket: Ticket[int], flight: Flight[int], pieces: np.ndarray, left: float, waited: float
+        self, ticket: Ticket[int], flight: Flight[int], pieces: np.ndarray, size: float, waited: float
     ) -> None:
         self.ticket = ticket
         self.flight = flight
         self.pieces = pieces
-        self.left = left
+        self.size = size
+        self.left = max(1.0, size)
         self.waited = waited
 
 
 class Node:
-    """A peer, or the origin (which has no download). up, down: bytes per second."""
+    """A peer, or the origin (which has no download). up, down: bytes per second; hoards: it claims to have everything
+    from the beginning and delivers each request after so many seconds, None: it is honest."""
 
-    def __init__(self, swarm: "Swarm", number: int, up: float, down: float) -> None:
+    def __init__(self, swarm: "Swarm", number: int, up: float, down: float, hoards: float | None = None) -> None:
         self.swarm = swarm
         self.number = number
         self.up = up
         self.down = down
+        self.hoards = hoards
         self.download: Download[int] | None = None
         self.seed: SuperSeed[int] | None = None
         self.finished = 0.0
-        self.received = 0.0
+        self.received = self.sent = 0.0
+        self._under_way = 0
+        self._ticking = False
         self._reciprocity: Reciprocity[int] = Reciprocity()
         self._queue: UploadQueue[int] = UploadQueue(self._reciprocity, slots=SLOTS)
+        self._tickets: dict[Flight[int], Ticket[int]] = {}
         self._asked: dict[Ticket[int], Flight[int]] = {}
         self._sending: list[Sending] = []
         self._at = 0.0
         self._version = 0
         self._line_free = 0.0
 
+    @property
+    def map(self) -> np.ndarray:
+        """What it says that it has: bool[pieces]."""
+        return self.swarm.everything if self.download is None or self.hoards else self.download.have.copy()
+
     # -- fetching --
 
+    @property
+    def sources(self) -> int:
+        """How many it asks."""
+        return len(self.download._sources) if self.download else 0
+
+    def add(self, source: int) -> bool:
+        """Use this one, too, if there is room."""
+        download = self.download
+        if download is None or self.finished:
+            return False
+        if source not in download._sources and self.sources >= MAX_JOINED:
+            return False
+        download.add(source)
+        return True
+
     def ask(self, source: int) -> None:
-        if self.download is None:
+        download = self.download
+        if download is None or self.finished:
             return
         now = self.swarm.clock.now
-        while (flight := self.download.plan(source, now)) is not None:
+        while self._under_way < self.swarm.most_under_way and (flight := download.plan(source, now)) is not None:
+            self._under_way += flight.size
             self.swarm.clock.after(LATENCY, self.swarm.nodes[source].asked, self.number, flight)
+        if not self._ticking:
+            self._ticking = True
+            self.swarm.clock.after(TICK, self._tick)
+
+    def _tick(self) -> None:
+        """All sources are looked at again, as the product does."""
+        self._ticking = False
+        if self.download is not None:
+            for source in self.download.sources:
+                self.ask(source)
 
     def choked(self, flight: Flight[int], seconds: float) -> None:
-        if self.download is None:
+        if self.download is None or self.finished:
             return
-        self.download.failed(flight)
+        self._ended(flight)
         self.download.close(flight.source, self.swarm.clock.now + seconds)
         self.swarm.clock.after(seconds + 1e-6, self.ask, flight.source)
+
+    def _ended(self, flight: Flight[int]) -> None:
+        assert self.download is not None  # noqa: S101 - it has asked
+        self._under_way -= flight.size
+        self.download.failed(flight)
 
     def arrived(self, flight: Flight[int], pieces: np.ndarray, size: float, waited: float) -> None:
         """The last byte left the sender; our own line takes what came before it first."""
@@ -104,40 +163,54 @@ class Node:
         self.received += size
         if not len(pieces):
             self.download.lacks(flight)
-            self.download.failed(flight)
+            self._ended(flight)
         else:
+            self._under_way -= flight.size
             self._reciprocity.received(flight.source, int(size), now)
             for rival in self.download.landed(flight, pieces.tolist(), int(size), waited, now):
-                self.download.failed(rival)
+                self._ended(rival)
                 self.swarm.nodes[rival.source].cancelled(rival)
         if self.download.complete:
-            self.finished = now
-            self.swarm.left -= 1
-            for flights in [self.download.remove(source) for source in self.download.sources]:
-                for each in flights:
-                    self.swarm.nodes[each.source].cancelled(each)
-            return
-        self.ask(flight.source)
-        if self.download.ending:
-            for source in self.download.sources:
-                self.ask(source)
+            self._finish(self.download)
+        else:
+            self.ask(flight.source)
+
+    def _finish(self, download: Download[int]) -> None:
+        self.finished = self.swarm.clock.now
+        self.swarm.left -= 1
+        for flights in [download.remove(source) for source in download.sources]:
+            for each in flights:
+                self.swarm.nodes[each.source].cancelled(each)
 
     # -- serving --
 
     def asked(self, peer: int, flight: Flight[int]) -> None:
+        if self.hoards:
+            self.swarm.clock.after(self.hoards, self._hand_over, peer, flight)
+            return
         ticket = self._queue.offer(peer, flight.size, self.swarm.clock.now)
         if ticket is None:
             self.swarm.clock.after(LATENCY, self.swarm.nodes[peer].choked, flight, self._queue.choke_seconds())
             return
         self._asked[ticket] = flight
+        self._tickets[flight] = ticket
         self._grant()
 
+    def _hand_over(self, peer: int, flight: Flight[int]) -> None:
+        """At last, and as if it had not waited: who answers at once is asked for more."""
+        size = self.swarm.bytes_of(flight.pieces)
+        self.sent += size
+        self.swarm.nodes[peer].arrived(flight, flight.pieces, size, 0.0)
+
     def cancelled(self, flight: Flight[int]) -> None:
-        for ticket in [ticket for ticket, each in self._asked.items() if each is flight]:
-            self._progress()
-            self._queue.withdraw(ticket, self.swarm.clock.now)
-            del self._asked[ticket]
-            self._sending = [each for each in self._sending if each.ticket is not ticket]
+        ticket = self._tickets.pop(flight, None)
+        if ticket is None:
+            return
+        self._progress()
+        self._queue.withdraw(ticket, self.swarm.clock.now)
+        del self._asked[ticket]
+        self.sent += sum(each.size - each.left for each in self._sending if each.ticket is ticket)
+        self._sending = [each for each in self._sending if each.ticket is not ticket]
         self._grant()
 
     def _grant(self) -> None:
@@ -147,8 +220,7 @@ class Node:
         while (ticket := self._queue.next(now, burden)) is not None:
             flight = self._asked[ticket]
             pieces = self._choose(ticket.peer, flight)
-            size = self.swarm.bytes_of(pieces)
-            self._sending.append(Sending(ticket, flight, pieces, max(1.0, size), now - ticket.at))
+            self._sending.append(Sending(ticket, flight, pieces, self.swarm.bytes_of(pieces), now - ticket.at))
         self._schedule()
 
     def _burden(self, ticket: Ticket[int]) -> float:
@@ -188,68 +260,89 @@ class Node:
         for each in done:
             self._queue.withdraw(each.ticket, self.swarm.clock.now)
             del self._asked[each.ticket]
-            size = self.swarm.bytes_of(each.pieces)
-            self.swarm.nodes[each.ticket.peer].arrived(each.flight, each.pieces, size, each.waited)
+            del self._tickets[each.flight]
+            self.sent += each.size
+            self.swarm.nodes[each.ticket.peer].arrived(each.flight, each.pieces, each.size, each.waited)
         self._grant()
 
 
 class Swarm:
-    """One origin and N peers that all want the same blob of `size` bytes at time 0."""
+    """One origin and N peers that all want the same blob of `size` bytes at time 0.
 
-    def __init__(self, count: int, size: float, origin_up: float, seed: int, pieces: int = PIECES) -> None:
+    origin_up: bytes per second; pieces: None for the product's; hoarders: share of the peers that claim to have all and
+    deliver a request after `hoard` seconds. left: peers, hoarders aside, that have not got it yet.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        size: float,
+        origin_up: float,
+        seed: int,
+        pieces: int | None = None,
+        *,
+        hoarders: float = 0.0,
+        hoard: float = 1.9,
+    ) -> None:
         self.clock = Clock()
         self.size = int(size)
-        self.piece = -(-self.size // pieces)
-        self.left = count
+        self.piece = -(-self.size // pieces) if pieces else choose_piece_size(self.size)
         self._random = random.Random(seed)  # noqa: S311
-        pieces = -(-self.size // self.piece)
-        self._last = self.size - (pieces - 1) * self.piece
-        self._pieces = pieces
-        tuning = Tuning(request_bytes=self.piece, source_bytes=24 * self.piece, late=max(2.0, 4 * self.piece / PEER_UP))
+        self.pieces = -(-self.size // self.piece)
+        self._last = self.size - (self.pieces - 1) * self.piece
+        self.everything = np.ones(self.pieces, np.bool_)
+        tuning = _tuning(self.piece)
+        self.most_under_way = max(MAX_IN_FLIGHT, MAX_IN_FLIGHT // DEFAULT_PIECE_SIZE * self.piece)
         self.nodes = [Node(self, ORIGIN, origin_up, origin_up)]
-        self.nodes[ORIGIN].seed = SuperSeed(pieces, seed)
+        self.nodes[ORIGIN].seed = SuperSeed(self.pieces, seed)
+        bad = set(self._random.sample(range(1, count + 1), int(hoarders * count)))
         for number in range(1, count + 1):
-            peer = Node(self, number, PEER_UP, PEER_DOWN)
-            peer.download = Download(self.size, self.piece, np.zeros(pieces, np.bool_), seed + number, tuning)
+            peer = Node(self, number, PEER_UP, PEER_DOWN, hoard if number in bad else None)
+            peer.download = Download(self.size, self.piece, np.zeros(self.pieces, np.bool_), seed + number, tuning)
             self.nodes.append(peer)
-        self._pairs = self._introduce(count)
-        self._tell_every = max(0.5, 3 * self.piece / PEER_UP)
+        self.honest = [peer for peer in self.nodes[1:] if not peer.hoards]
+        self.left = len(self.honest)
+        self._tell_every = max(TELL_EVERY, 3 * self.piece / PEER_UP)
 
     def bytes_of(self, pieces: np.ndarray) -> float:
-        last = len(pieces) and pieces[-1] == self._pieces - 1
+        last = len(pieces) and pieces[-1] == self.pieces - 1
         return float(len(pieces) * self.piece - (self.piece - self._last if last else 0))
 
-    def _introduce(self, count: int) -> list[tuple[int, int]]:
-        """Everybody picks half of its neighbours at random; they learn of each other by being told."""
-        pairs: set[tuple[int, int]] = set()
-        for number in range(1, count + 1):
-            for other in self._random.sample(range(1, count + 1), min(count, NEIGHBOURS // 2 + 1)):
-                if other != number:
-                    pairs.add((min(number, other), max(number, other)))
-        return sorted(pairs)
-
-    def run(self) -> "Swarm":
-        everything = np.ones(self._pieces, np.bool_)
-        for peer in self.nodes[1:]:
-            assert peer.download is not None  # noqa: S101
-            peer.download.add(ORIGIN)
-            peer.download.learn(ORIGIN, everything, chooses=True)
-            self.clock.after(self._random.random() * 0.1, peer.ask, ORIGIN)
-            self.clock.after(self._random.random() * self._tell_every, self._tell_origin, peer)
-        for one, two in self._pairs:
-            self._know(one, two)
-            self.clock.after(self._random.random() * self._tell_every, self._tell, one, two)
-        self.clock.run(lambda: not self.left, 50 * self.bound())
+    def run(self, look: Callable[["Swarm"], None] | None = None) -> "Swarm":
+        """Until every honest peer has it. look: called with every simulated half second."""
+        gc.disable()  # millions of small objects, none of them garbage in a circle
+        try:
+            for one, two in self._introduce():
+                self.clock.after(LATENCY + STAGGER * self._random.random(), self._tell, one, two)
+            if look is not None:
+                self._look(look)
+            self.clock.run(lambda: not self.left, 50 * self.bound())
+        finally:
+            gc.enable()
         return self
 
-    def _know(self, one: int, two: int) -> None:
-        for here, there in ((one, two), (two, one)):
-            download = self.nodes[here].download
-            assert download is not None  # noqa: S101
-            download.add(there)
+    def _introduce(self) -> list[tuple[int, int]]:
+        """Everybody asks the origin, if it has a line to it, and others at random; each is told of by others, too."""
+        peers = range(1, len(self.nodes))
+        lines = set(self._random.sample(peers, min(len(peers), MAX_CONNECTIONS)))
+        pairs: dict[tuple[int, int], None] = {}
+        for peer in self.honest:
+            begins = self._random.random() * START_OVER + 2 * LATENCY
+            if peer.number in lines:
+                peer.add(ORIGIN)
+                self.clock.after(begins, self._tell_origin, peer)
+            for other in self._random.sample(peers, min(len(peers), MAX_ACTIVE)):
+                if other != peer.number and peer.sources < MAX_ACTIVE:
+                    peer.add(other)
+                    pairs[(min(peer.number, other), max(peer.number, other))] = None
+        return list(pairs)
+
+    def _look(self, look: Callable[["Swarm"], None]) -> None:
+        look(self)
+        self.clock.after(0.5, self._look, look)
 
     def _tell(self, one: int, two: int) -> None:
-        """Two peers exchange their maps."""
+        """Two peers exchange their maps; who is told of somebody uses it, too, if there is room."""
         first, second = self.nodes[one], self.nodes[two]
         if first.finished and second.finished:
             return
@@ -257,9 +350,10 @@ class Swarm:
         self._learn(second, first)
         self.clock.after(self._tell_every, self._tell, one, two)
 
-    def _learn(self, peer: Node, source: Node) -> None:
-        if not peer.finished and peer.download and source.download:
-            peer.download.learn(source.number, source.download.have.copy())
+    @staticmethod
+    def _learn(peer: Node, source: Node) -> None:
+        if not peer.hoards and peer.download is not None and peer.add(source.number):
+            peer.download.learn(source.number, source.map)
             peer.ask(source.number)
 
     def _tell_origin(self, peer: Node) -> None:
@@ -267,19 +361,49 @@ class Swarm:
         if peer.finished or seed is None or peer.download is None:
             return
         seed.seen(peer.number, peer.download.have)
-        everything = np.ones(self._pieces, np.bool_)
-        peer.download.learn(ORIGIN, everything, chooses=seed.active)
+        peer.download.learn(ORIGIN, self.everything, chooses=seed.active)
         peer.ask(ORIGIN)
         self.clock.after(self._tell_every, self._tell_origin, peer)
 
     def bound(self) -> float:
-        peers = self.nodes[1:]
-        total = self.nodes[ORIGIN].up + sum(peer.up for peer in peers)
-        least = min(peer.down for peer in peers)
-        return max(self.size / self.nodes[ORIGIN].up, self.size / least, len(peers) * self.size / total)
+        """Seconds that no scheme could be faster than: the fluid limit of Kumar and Ross, of the honest ones."""
+        total = self.nodes[ORIGIN].up + sum(peer.up for peer in self.honest)
+        least = min(peer.down for peer in self.honest)
+        return max(self.size / self.nodes[ORIGIN].up, self.size / least, len(self.honest) * self.size / total)
 
 
-def fetch_seconds(count: int, size: float, seed: int, pieces: int = PIECES) -> list[float]:
+def _tuning(piece: int) -> Tuning:
+    """The product's; pieces that are coarser than the product's, for speed, stand for as many of its pieces."""
+    usual = Tuning()
+    if piece <= DEFAULT_PIECE_SIZE:
+        return usual
+    return Tuning(request_bytes=piece, source_bytes=24 * piece, late=max(usual.late, 4 * piece / PEER_UP))
+
+
+def described(swarm: Swarm) -> dict[str, float]:
+    """One row: seconds until peers have all of it, who sent how many bytes, and how old the policy was meanwhile."""
+    times = sorted(peer.finished for peer in swarm.honest)
+    sent = sorted(peer.sent for peer in swarm.nodes[1:])
+    taken = sum(peer.received for peer in swarm.honest) / len(times)
+    return {
+        "peers": len(swarm.nodes) - 1,
+        "MB": swarm.size / 1e6,
+        "pieces": swarm.pieces,
+        "bound_s": round(swarm.bound(), 2),
+        "p50_s": round(times[len(times) // 2], 2),
+        "p99_s": round(times[int(0.99 * len(times))], 2),
+        "last_s": round(times[-1], 2),
+        "last_over_bound": round(times[-1] / swarm.bound(), 3),
+        "stale_s": round(sum(times) / len(times), 2),
+        "source_copies": round(swarm.nodes[ORIGIN].sent / swarm.size, 2),
+        "node_MB_in": round(taken / 1e6, 1),
+        "node_MB_out_mean": round(sum(sent) / len(sent) / 1e6, 1),
+        "node_MB_out_most": round(sent[-1] / 1e6, 1),
+        "twice_percent": round(100 * (taken / swarm.size - 1), 2),
+    }
+
+
+def fetch_seconds(count: int, size: float, seed: int, pieces: int | None = None) -> list[float]:
     """When each of `count` peers has a blob of `size` bytes that one origin of 1 Gbit/s begins with, ascending."""
     swarm = Swarm(count, size, GBIT, seed, pieces).run()
     return sorted(peer.finished for peer in swarm.nodes[1:])

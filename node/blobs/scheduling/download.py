@@ -59,6 +59,7 @@ class _Source(Generic[Peer]):
 
     def __init__(self, count: int) -> None:
         self.have: Flags = np.zeros(count, np.bool_)
+        self.full = False  # whether it has all of them
         self.chooses = False
         self.rate = 0.0  # bytes per second of one request, its waiting for others included, smoothed
         self.whole = 0.0  # bytes per second of all requests together, smoothed
@@ -155,6 +156,7 @@ class Download(Generic[Peer]):
         self._rarity += have
         self._rarity -= source.have
         source.have = have
+        source.full = bool(have.all())
         source.chooses = chooses
 
     def close(self, peer: Peer, until: float) -> None:
@@ -227,7 +229,7 @@ class Download(Generic[Peer]):
     def settled(self, peer: Peer) -> bool:
         """Whether its map cannot change any more, and it need not know ours."""
         source = self._sources.get(peer)
-        return source is not None and not source.chooses and bool(source.have.all())
+        return source is not None and not source.chooses and source.full
 
     def failed(self, flight: Flight[Peer]) -> None:
         """A request ended without an answer: its pieces may be asked of others."""
@@ -242,7 +244,7 @@ class Download(Generic[Peer]):
 
     def _may_choose(self, peer: Peer, source: _Source[Peer]) -> bool:
         """Only the one source that has everything: two would choose the same pieces."""
-        return source.chooses and all(other == peer or not each.have.all() for other, each in self._sources.items())
+        return source.chooses and all(other == peer or not each.full for other, each in self._sources.items())
 
     def _room(self, source: _Source[Peer]) -> bool:
         flights = source.flights
@@ -290,17 +292,17 @@ class Download(Generic[Peer]):
             return np.zeros(0, np.int64)
         source.doubted_at = now
         wanted = self._wanted(source)
-        if not wanted.any():
-            return np.zeros(0, np.int64)
         worst, latest = np.zeros(0, np.int64), 0.0
+        if not wanted:
+            return worst
         for other, holder in self._sources.items():
             if other == peer or self._in_time(holder, source, now):
                 continue
             for flight in holder.flights:
                 gain = self._gain(flight, holder, source, now)
-                if gain > latest and wanted[flight.pieces].any():
+                if gain > latest and not wanted.isdisjoint(flight.pieces.tolist()):
                     worst, latest = flight.pieces, gain
-        return worst[wanted[worst]][:limit]
+        return np.array([piece for piece in worst.tolist() if piece in wanted][:limit], np.int64)
 
     def _in_time(self, holder: _Source[Peer], source: _Source[Peer], now: float) -> bool:
         """Whether a look at its oldest request shows that `_gain` is 0 for all of them."""
@@ -313,13 +315,13 @@ class Download(Generic[Peer]):
             return False
         return oldest < self._least / holder.rate or oldest <= 2 * self._least / source.rate + MARGIN
 
-    def _wanted(self, source: _Source[Peer]) -> Flags:
-        """What may be asked of `source` although somebody else was asked for it: bool[pieces]."""
+    def _wanted(self, source: _Source[Peer]) -> set[int]:
+        """Pieces that may be asked of `source` although somebody else was asked for them."""
         wanted = source.have & ~self.have
         wanted &= self._copies < self.tuning.copies
         for flight in source.flights:
             wanted[flight.pieces] = False
-        return wanted
+        return set(np.flatnonzero(wanted).tolist())
 
     def _gain(self, flight: Flight[Peer], holder: _Source[Peer], source: _Source[Peer], now: float) -> float:
         """Seconds that asking `source`, too, is expected to save; 0 if the request is not worth doubting."""
@@ -355,12 +357,12 @@ class Download(Generic[Peer]):
 
     def _pointless(self, new: Sequence[int]) -> list[Flight[Peer]]:
         """Requests all of whose pieces are here, at least one of them since just now."""
-        doubled = [piece for piece in new if self._copies[piece]]
+        doubled = {piece for piece in new if self._copies[piece]}
         if not doubled:
             return []
         return [
             flight
             for source in self._sources.values()
             for flight in source.flights
-            if len(flight.pieces) and self.have[flight.pieces].all()
+            if not doubled.isdisjoint(flight.pieces.tolist()) and self.have[flight.pieces].all()
         ]

@@ -1,7 +1,6 @@
 """The exchange's decisions, without any network: which piece, from whom, who next."""
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -166,19 +165,26 @@ def test_the_queue_is_bounded_and_a_stalled_taker_loses_its_slot() -> None:
     assert queue.waiting == 0 and queue.offer("c", 10, 6.0) is not None
 
 
-def test_what_a_peer_owes_is_worked_out_once_however_much_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_debts_fade_for_weeks_and_keep_their_order() -> None:
+    reciprocity: Reciprocity[str] = Reciprocity()
+    now = 0.0
+    reciprocity.sent("much", 4000, now)
+    reciprocity.sent("little", 1000, now)
+    for _ in range(2000):
+        now += 1000.0
+        reciprocity.sent("new", 1000, now)
+        assert reciprocity.debt("new", now) == pytest.approx(1000)
+        assert reciprocity.level("new") > reciprocity.level("much") >= reciprocity.level("little") >= 0.0
+    reciprocity.received("giver", 10, now)
+    assert reciprocity.level("giver") < reciprocity.level("stranger") == 0.0
+    assert reciprocity.debt("new", now + HALF_LIFE) == pytest.approx(500)
 
-    def debt(ledger: Reciprocity[str], peer: str, now: float, real: Any = Reciprocity.debt) -> float:
-        asked.append(peer)
-        return real(ledger, peer, now)
 
-    queue: UploadQueue[str] = UploadQueue(Reciprocity(), slots=1)
-    tickets = [queue.offer(peer, 10, float(at)) for at in range(20) for peer in ("a", "b")]
-    monkeypatch.setattr(Reciprocity, "debt", debt)
-    assert queue.next(20.0) is tickets[0] and sorted(asked[:2]) == ["a", "b"]
-    assert len(asked) == 3  # and once when it is charged
-    assert queue.waiting == 39
+def test_of_equals_who_came_first_is_served_first_and_each_in_its_own_order() -> None:
+    queue: UploadQueue[str] = UploadQueue(Reciprocity(), slots=9)
+    tickets = [queue.offer(peer, 10, float(at)) for at, peer in enumerate("baab")]
+    served = [queue.next(4.0) for _ in tickets]
+    assert served == [tickets[0], tickets[1], tickets[2], tickets[3]] and queue.waiting == 0
 
 
 @given(st.integers(0, 2**32 - 1))
