@@ -20,6 +20,8 @@ from node.blobs.scheduling.bitfield import Flags
 Peer = TypeVar("Peer", bound=Hashable)
 SPAN = 0.05
 """Seconds over which a source's rate is measured, at least."""
+MARGIN = 0.1
+"""Seconds that asking a second source must save, at least."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -76,6 +78,7 @@ class Download(Generic[Peer]):
         self.tuning = tuning or Tuning()
         self._size = size
         self._piece_size = piece_size
+        self._least = min(size, piece_size)  # bytes of the smallest request
         self._count = len(have)
         self._copies = np.zeros(self._count, np.uint8)  # requests in flight per piece
         self._open = ~have  # missing, and not asked for
@@ -286,23 +289,37 @@ class Download(Generic[Peer]):
         if self._opens and now - source.doubted_at < self.tuning.late / 4:
             return np.zeros(0, np.int64)
         source.doubted_at = now
-        worst, latest = None, 0.0
+        wanted = self._wanted(source)
+        if not wanted.any():
+            return np.zeros(0, np.int64)
+        worst, latest = np.zeros(0, np.int64), 0.0
         for other, holder in self._sources.items():
-            if other == peer:
+            if other == peer or self._in_time(holder, source, now):
                 continue
             for flight in holder.flights:
                 gain = self._gain(flight, holder, source, now)
-                if gain > latest and self._wanted(flight, source).size:
-                    worst, latest = flight, gain
-        return self._wanted(worst, source)[:limit] if worst is not None else np.zeros(0, np.int64)
+                if gain > latest and wanted[flight.pieces].any():
+                    worst, latest = flight.pieces, gain
+        return worst[wanted[worst]][:limit]
 
-    def _wanted(self, flight: Flight[Peer], source: _Source[Peer]) -> NDArray[np.int64]:
-        pieces = flight.pieces
-        if not len(pieces):
-            return pieces
-        own = [each.pieces for each in source.flights if len(each.pieces)]
-        fit = source.have[pieces] & ~self.have[pieces] & (self._copies[pieces] < self.tuning.copies)
-        return pieces[fit & ~np.isin(pieces, np.concatenate(own))] if own else pieces[fit]
+    def _in_time(self, holder: _Source[Peer], source: _Source[Peer], now: float) -> bool:
+        """Whether a look at its oldest request shows that `_gain` is 0 for all of them."""
+        if not holder.flights:
+            return True
+        oldest = now - holder.flights[0].since
+        if self._opens or not source.rate:
+            return oldest <= self.tuning.late
+        if 2 * holder.rate < source.rate:  # this source is so much faster that even what is not late gains
+            return False
+        return oldest < self._least / holder.rate or oldest <= 2 * self._least / source.rate + MARGIN
+
+    def _wanted(self, source: _Source[Peer]) -> Flags:
+        """What may be asked of `source` although somebody else was asked for it: bool[pieces]."""
+        wanted = source.have & ~self.have
+        wanted &= self._copies < self.tuning.copies
+        for flight in source.flights:
+            wanted[flight.pieces] = False
+        return wanted
 
     def _gain(self, flight: Flight[Peer], holder: _Source[Peer], source: _Source[Peer], now: float) -> float:
         """Seconds that asking `source`, too, is expected to save; 0 if the request is not worth doubting."""
@@ -312,7 +329,7 @@ class Download(Generic[Peer]):
         if self._opens or not source.rate:  # work elsewhere, or no idea of the speed: help only what is very late
             return left if age > max(self.tuning.late, self.tuning.patience * expected) else 0.0
         here = flight.size / source.rate
-        return left - here if left > 2 * here + 0.1 else 0.0
+        return left - here if left > 2 * here + MARGIN else 0.0
 
     def _fly(
         self, peer: Peer, source: _Source[Peer], pieces: NDArray[np.int64], count: int, now: float
@@ -327,7 +344,7 @@ class Download(Generic[Peer]):
 
     def _end(self, flight: Flight[Peer]) -> None:
         source = self._sources.get(flight.source)
-        if source is None or not any(each is flight for each in source.flights):
+        if source is None or flight not in source.flights:
             return
         source.flights.remove(flight)
         pieces = flight.pieces

@@ -68,8 +68,8 @@ class UploadQueue(Generic[Peer]):
         self._per_peer = per_peer
         self._total = total
         self._stalled = stalled
-        self._waiting: dict[Ticket[Peer], None] = {}
-        self._counts: dict[Peer, int] = {}
+        self._waiting: dict[Peer, dict[Ticket[Peer], None]] = {}  # each peer's, in the order in which they came
+        self._count = 0
         self._sending: dict[Ticket[Peer], float] = {}
         self._queued = 0  # bytes that wait
         self._sent = 0.0  # bytes sent of late, fading, and over how many seconds
@@ -78,15 +78,17 @@ class UploadQueue(Generic[Peer]):
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return self._count
 
     def offer(self, peer: Peer, size: int, now: float) -> Ticket[Peer] | None:
         """Queue a request; None: the peer is choked."""
-        if self._counts.get(peer, 0) >= self._per_peer or len(self._waiting) >= self._total:
+        own = self._waiting.get(peer, {})
+        if len(own) >= self._per_peer or self._count >= self._total:
             return None
         ticket = Ticket(peer, size, now)
-        self._waiting[ticket] = None
-        self._counts[peer] = self._counts.get(peer, 0) + 1
+        own[ticket] = None
+        self._waiting[peer] = own
+        self._count += 1
         self._queued += size
         return ticket
 
@@ -100,15 +102,23 @@ class UploadQueue(Generic[Peer]):
         self._forget_stalled(now)
         if len(self._sending) >= self._slots or not self._waiting:
             return None
-
-        def rank(ticket: Ticket[Peer]) -> tuple[float, float, float]:
-            return burden(ticket) if burden else 0.0, self._reciprocity.debt(ticket.peer, now), ticket.at
-
-        ticket = min(self._waiting, key=rank) if len(self._waiting) > 1 else next(iter(self._waiting))
+        ticket = self._first(now, burden)
         self._leave(ticket)
         self._sending[ticket] = now
         self._reciprocity.sent(ticket.peer, ticket.size, now)
         return ticket
+
+    def _first(self, now: float, burden: Callable[[Ticket[Peer]], float] | None) -> Ticket[Peer]:
+        """Of those who wait. What a peer owes is worked out once, not for each of its requests."""
+        ranks: list[tuple[float, float, float, Ticket[Peer]]] = []
+        for peer, tickets in self._waiting.items():
+            debt = self._reciprocity.debt(peer, now)
+            if burden is None:
+                first = next(iter(tickets))
+                ranks.append((0.0, debt, first.at, first))
+            else:
+                ranks += [(burden(ticket), debt, ticket.at, ticket) for ticket in tickets]
+        return min(ranks, key=_before)[-1]
 
     def begins(self, ticket: Ticket[Peer], now: float) -> None:
         """Its answer is being sent from now on: what it waited for a rate limit is not its taker's fault."""
@@ -124,13 +134,18 @@ class UploadQueue(Generic[Peer]):
             self._sent, self._span, self._sent_at = self._sent * fade + ticket.size, self._span * fade + gap, now
 
     def _leave(self, ticket: Ticket[Peer]) -> None:
-        if ticket in self._waiting:
-            del self._waiting[ticket]
+        own = self._waiting.get(ticket.peer, {})
+        if ticket in own:
+            del own[ticket]
+            self._count -= 1
             self._queued -= ticket.size
-            self._counts[ticket.peer] -= 1
-            if not self._counts[ticket.peer]:
-                del self._counts[ticket.peer]
+            if not own:
+                del self._waiting[ticket.peer]
 
     def _forget_stalled(self, now: float) -> None:
         for ticket in [each for each, since in self._sending.items() if now - since > self._stalled]:
             del self._sending[ticket]
+
+
+def _before(rank: tuple[float, float, float, object]) -> tuple[float, float, float]:
+    return rank[:3]
