@@ -39,8 +39,7 @@ from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
-from node.run.file import compile_run
-from node.run.problems import check_run
+from node.run.file import CompiledRun, compile_run
 from node.services.base import Crew, Service
 from node.services.claiming import Claiming
 from node.services.clearing import Clearing
@@ -337,8 +336,7 @@ class Daemon:
         self.crew.state = "syncing"
         self._tell_of_run(member)
         if role == "trainer" and self.config.run_file is not None:
-            compiled = await trio.to_thread.run_sync(compile_run, self.config.run_file, abandon_on_cancel=True)
-            await trio.to_thread.run_sync(check_run, compiled, abandon_on_cancel=True)
+            compiled = await trio.to_thread.run_sync(_compiled, self.config.run_file, abandon_on_cancel=True)
             return await offer_run(compiled, root, member.blobs, directory / "run")
         return await obtain_run(root, member.blobs, member.membership.addresses, directory / "run")
 
@@ -373,3 +371,12 @@ class Daemon:
                 await trio.to_thread.run_sync(forget, directory)
             except IntellectError as error:
                 log.info("pool.not_left", why=error.why)
+
+
+def _compiled(path: Path) -> CompiledRun:
+    """A trainer's run, looked through. Nobody else needs what that imports: environments and their tokenizers."""
+    from node.run.problems import check_run
+
+    compiled = compile_run(path)
+    check_run(compiled)
+    return compiled

@@ -40,7 +40,7 @@ from node.network.gossip.gossip import MAX_PACKET, Gossip
 from node.network.gossip.heard import TOLD_TICKS
 from node.network.gossip.trees import DIGEST_PEERS
 from node.network.gossip.trees import TICK as TICK_SECONDS
-from node.network.host import Libp2pNetwork, _Listener
+from node.network.host import Libp2pNetwork
 from node.network.packets import Cutter, packet
 from node.swarm.board import Board
 from node.swarm.membership import Membership
@@ -175,7 +175,7 @@ class One:
         pair = create_new_key_pair(self._key.secret)
         self.network = Libp2pNetwork(self._key)
         host: Any = Host(ID.from_pubkey(pair.public_key))
-        self.gossip = Gossip(host, pair.private_key, _Listener(self.network), lambda peer: True, lambda stream: True)
+        self.gossip = Gossip(host, pair.private_key, self.network._screen, lambda peer: True, lambda stream: True)
         self.gossip.trees._clock = trio.current_time
         self.gossip._number = int(EPOCH_BEGAN * 1e9)
         self.gossip.trees.send = self._send
