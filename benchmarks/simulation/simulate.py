@@ -7,7 +7,7 @@ import trio
 from trio._core import _run
 from trio.testing import MockClock
 
-from benchmarks.simulation.exchange import fetch_seconds
+from benchmarks.simulation.fetching import fetch_seconds
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.shared import computed_once
 from benchmarks.simulation.swarm import Swarm

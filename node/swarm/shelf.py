@@ -59,10 +59,9 @@ REMEMBERED = 32_768
 ORIGINS = 4096
 """Authors and kinds that are written down once for all that is remembered of them: 150 bytes less for each message."""
 LET_GO = 1024
-Origin = tuple[Address, type[Message]]
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Kept(msgspec.Struct, frozen=True, gc=False):
     """number: rises with every message; at: seconds; direct: the author brought it, nobody else."""
 
     name: bytes
@@ -72,35 +71,44 @@ class Kept(msgspec.Struct, frozen=True):
     direct: bool
 
 
-class _Held:
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """Of a message that was kept lately."""
+
+    author: Address
+    kind: type[Message]
+
+
+_ROWS = {(kind, direct): (kind, direct) for kind in MOST for direct in (False, True)}
+"""The names of an author's rows, each once and not once per author: what Python's collector looks through stops the
+event loop, and grows with the members."""
+
+
+class _Held(dict[tuple[type[Message], bool], OrderedDict[bytes, Kept]]):
     """What is kept of one author by kind, apart what others brought; most authors have said one thing."""
 
-    def __init__(self) -> None:
-        self._rows: dict[tuple[type[Message], bool], OrderedDict[bytes, Kept]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._rows.values()))
+    __slots__ = ()
 
     def add(self, kept: Kept) -> None:
-        self._rows.setdefault((type(kept.signed.message), kept.direct), OrderedDict())[kept.name] = kept
+        row = _ROWS[type(kept.signed.message), kept.direct]
+        self.setdefault(row, OrderedDict())[kept.name] = kept
 
     def remove(self, kept: Kept) -> None:
-        row = self._rows[type(kept.signed.message), kept.direct]
+        row = self[type(kept.signed.message), kept.direct]
         del row[kept.name]
         if not row:
-            del self._rows[type(kept.signed.message), kept.direct]
+            del self[type(kept.signed.message), kept.direct]
 
     def many(self, kind: type[Message]) -> int:
-        return sum(len(self._rows.get((kind, direct), ())) for direct in (False, True))
+        return sum(len(self.get((kind, direct), ())) for direct in (False, True))
 
     def oldest(self, kind: type[Message]) -> Kept | None:
         """What goes first of a kind: what others brought, then what the author did."""
-        rows = (self._rows.get((kind, direct)) for direct in (False, True))
+        rows = (self.get((kind, direct)) for direct in (False, True))
         return next((next(iter(row.values())) for row in rows if row), None)
 
     def oldest_of_all(self) -> Kept:
         """What goes first of everything but the heartbeat and the policies."""
-        firsts = [next(iter(row.values())) for (kind, _), row in self._rows.items() if row and _counts(kind)]
+        firsts = [next(iter(row.values())) for (kind, _), row in self.items() if row and _counts(kind)]
         return min(firsts, key=lambda kept: (kept.direct, kept.number))
 
 
@@ -142,8 +150,8 @@ class Shelf:
         self._held: dict[Address, _Held] = {}
         self._policies: dict[Address, dict[int, list[Kept]]] = {}
         self._pinned: OrderedDict[bytes, Kept] = OrderedDict()
-        self._seen: OrderedDict[bytes, Origin] = OrderedDict()
-        self._origins: Recent[Origin, Origin] = Recent(ORIGINS)
+        self._seen: OrderedDict[bytes, Seen] = OrderedDict()
+        self._origins: Recent[Seen, Seen] = Recent(ORIGINS)
         self._let_go: OrderedDict[bytes, None] = OrderedDict()
         self._ranks = _Ranks()
         self._number = 0
@@ -154,7 +162,7 @@ class Shelf:
     def __contains__(self, name: bytes) -> bool:
         return name in self._kept or name in self._pinned
 
-    def seen(self, name: bytes) -> Origin | None:
+    def seen(self, name: bytes) -> Seen | None:
         """Author and kind of a message that was kept lately, whether it still is or not."""
         return self._seen.get(name)
 
@@ -290,7 +298,7 @@ class Shelf:
         return self._beats if isinstance(message, Heartbeat) else self._aging
 
     def _see(self, name: bytes, signed: Signed[Message]) -> None:
-        origin = signed.author, type(signed.message)
+        origin = Seen(signed.author, type(signed.message))
         self._seen[name] = self._origins.setdefault(origin, origin)  # one for all of an author's messages
         while len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)

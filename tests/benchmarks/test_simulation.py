@@ -123,6 +123,11 @@ def test_one_nodes_row_counts_what_it_heard_and_grows_with_the_members_only_in_w
     assert more["state_kB"] > few["state_kB"] > 0 < few["CPU_percent"]
 
 
+def test_a_member_adds_little_to_what_pythons_collector_looks_through() -> None:
+    few, more = (measure(nodes, 8.0)["collector_objects"] for nodes in (40, 240))
+    assert 0 < more - few < 8 * 200  # a table, a row, a key; structs without circles are not looked at
+
+
 def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
     swarm = Swarm(20, 1)
     swarm.live(6.0)

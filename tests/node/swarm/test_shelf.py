@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.swarm import shelf as shelf_module
-from node.swarm.shelf import KEPT_STEPS, MAX_AGE, MOST, PER_STEP, Shelf
+from node.swarm.shelf import KEPT_STEPS, MAX_AGE, MOST, PER_STEP, Seen, Shelf
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
     CheckRequested,
@@ -125,7 +125,7 @@ def test_what_is_old_goes_and_is_still_recognised(played: Played) -> None:
     played.put(WORKER, committed(WORKER, 1), now=MAX_AGE)
     assert name in played.shelf
     played.put(WORKER, committed(WORKER, 2), now=MAX_AGE + 1)
-    assert name not in played.shelf and played.shelf.seen(name) == (WORKER, RolloutCommitted)
+    assert name not in played.shelf and played.shelf.seen(name) == Seen(WORKER, RolloutCommitted)
     assert played.shelf.seen(played.name()) is None
 
 
@@ -226,7 +226,7 @@ def hold(shelf: Shelf, now: float) -> None:
     assert len(kept) - len(free) == shelf._ranks.total <= 12
     assert shelf._ranks.total == sum(shelf._ranks._many.values())
     assert shelf._ranks._most == max(shelf._ranks._many.values(), default=0)
-    assert sum(len(held) for held in shelf._held.values()) == len(shelf)
+    assert sum(len(row) for held in shelf._held.values() for row in held.values()) == len(shelf)
     assert len(shelf._aging) + len(shelf._beats) + sum(
         isinstance(one.signed.message, PolicyAnnounced) for one in kept
     ) == len(shelf)
