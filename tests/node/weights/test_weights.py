@@ -389,6 +389,45 @@ async def test_a_base_that_rotted_on_our_own_disk_is_nobody_elses_fault(run, ori
         nursery.cancel_scope.cancel()
 
 
+async def test_an_image_that_rotted_here_is_fetched_again_and_nobody_is_blamed(run, origin, peer) -> None:
+    trainer, tensors = origin(), run.step()
+    follower = peer("a", trainer.key.address)
+    info = await follower.store.add(encode_image(tensors))  # from an earlier life, as far as the follower knows
+    path = follower.store.path(info.root)
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 4
+    path.write_bytes(data)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        held = await trainer.publish(0, tensors)
+        assert held.manifest.image_root == info.root
+        await until(lambda: follower.shelf.newest is not None)
+        assert follower.shelf.newest.path.read_bytes() == encode_image(tensors) and not follower.blamed
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_image_that_has_just_arrived_is_not_hashed_twice_and_one_that_was_here_is(
+    run, origin, peer, monkeypatch
+) -> None:
+    honest, blobs = fetch.verify_file, []
+
+    def verify(manifest, path, blob=None) -> None:
+        blobs.append(blob and blob.root)
+        honest(manifest, path, blob)
+
+    monkeypatch.setattr(fetch, "verify_file", verify)
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery, steps=1)
+        assert blobs == [held.manifest.image_root]
+        nursery.cancel_scope.cancel()
+    again = peer("a", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again.follower.run)
+        await until(lambda: again.shelf.newest is not None)
+        nursery.cancel_scope.cancel()
+    assert blobs == [held.manifest.image_root, None]
+
+
 async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer, monkeypatch) -> None:
     full, tries = [True], [0]
     monkeypatch.setattr(fetch, "RETRY_PAUSE", (0.01, 0.01))
