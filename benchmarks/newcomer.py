@@ -162,7 +162,7 @@ class Told(msgspec.Struct):
     cpu: float = 0.0
     stall: float = 0.0
     own: float = 0.0
-    rest: float = 0.0
+    lock: float = 0.0
     calls: int = 0
     members: int = 0
     events: int = 0
@@ -188,7 +188,7 @@ class Newcomer:
         _count_calls(self.told)
         trio.lowlevel.add_instrument(self._stalls)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tick)
+            nursery.start_soon(self._stalls.watch)
             chain = ChainClient(self.profile, self.key, outbox=self.directory / "outbox.sqlite")
             await chain.connect()
             pool = await chain.pool(self.pool)
@@ -241,18 +241,14 @@ class Newcomer:
             while not done():  # noqa: ASYNC110 - measured, not awaited
                 await trio.sleep(TICK)
 
-    async def _tick(self) -> None:
-        while True:
-            before = trio.current_time()
-            await trio.sleep(TICK)
-            self.told.stall = max(self.told.stall, trio.current_time() - before - TICK)
-
     def _since(self) -> float:
         return time.monotonic() - self._began
 
     def _say(self) -> None:
         self.told.cpu = time.process_time()
-        self.told.own, self.told.longest = self._stalls.own, self._stalls.longest()
+        stalls = self._stalls
+        self.told.stall, self.told.own, self.told.lock = stalls.stall, stalls.own, stalls.lock
+        self.told.longest = stalls.longest()
         told = msgspec.structs.asdict(self.told)
         print(
             json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in told.items()})
@@ -323,7 +319,8 @@ def _rows(found: dict[str, Any]) -> Iterator[str]:
         entered = f"in {row['entered']:5.1f} s" if row["entered"] else "          "
         yield (
             f"{found['members']:4} members {found['events']} events  {name:8} {entered}  history {row['known']:5.1f} s"
-            f"  CPU {row['cpu']:5.1f} s  stall {row['stall']:.3f} s (own {row['own']:.3f}, lock {row['rest']:.3f})  {row['calls']} calls"
+            f"  CPU {row['cpu']:5.1f} s  stall {row['stall']:.3f} s (own {row['own']:.3f}, lock {row['lock']:.3f})"
+            f"  {row['calls']} calls"
         )
 
 

@@ -8,13 +8,14 @@ import time
 import trio
 
 MOST = 12
+TICK = 0.005
 WORTH = 0.002
 """Seconds from which on a step is kept."""
 
 
 class Stalls(trio.abc.Instrument):
-    """The longest steps. A step's seconds are its own CPU, waiting for a processor that others had, and the rest: waiting
-    for the interpreter's lock, or for the system."""
+    """The longest steps. A step's seconds are its own CPU, waiting for a processor that others had, and the rest:
+    waiting for the interpreter's lock, or for the system."""
 
     def __init__(self) -> None:
         self._longest: list[tuple[float, int, float, float, str]] = []
@@ -23,8 +24,9 @@ class Stalls(trio.abc.Instrument):
         self._began = self._used = self._queued = 0.0
         self.own = 0.0
         """CPU seconds of the loop's thread in its most expensive step."""
-        self.rest = 0.0
-        """Seconds for which a step waited for something other than a processor, at most."""
+        self.stall = self.lock = 0.0
+        """Seconds by which a sleep of TICK was late at most, and what of that was neither the loop's own CPU nor
+        waiting for a processor: the interpreter's lock, in a step or between two."""
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self._began, self._used = time.perf_counter(), time.thread_time()
@@ -37,10 +39,18 @@ class Stalls(trio.abc.Instrument):
         used = time.thread_time() - self._used
         self.own = max(self.own, used)
         queued = self._queue() - self._queued
-        self.rest = max(self.rest, took - used - queued)
         row = took, next(self._numbers), used, queued, f"{task.name} at {_place(task)}"
         keep = heapq.heappushpop if len(self._longest) >= MOST else heapq.heappush
         keep(self._longest, row)
+
+    async def watch(self) -> None:
+        """Until cancelled, in the loop that is watched."""
+        while True:
+            began, used, queued = time.perf_counter(), time.thread_time(), self._queue()
+            await trio.sleep(TICK)
+            late = time.perf_counter() - began - TICK
+            excused = time.thread_time() - used + self._queue() - queued
+            self.stall, self.lock = max(self.stall, late), max(self.lock, late - excused)
 
     def longest(self) -> list[tuple[float, float, float, str]]:
         """(seconds, CPU seconds, seconds without a processor, task and where it waits now), the longest first."""
