@@ -152,6 +152,10 @@ def _unordered(places: U16) -> U16:
     return places ^ (((places >> _SIGN) - _ONE) | _TOP)
 
 
+def _stepped(bits: U16, steps: U16) -> U16:
+    return _unordered(_ordered(bits) + steps)
+
+
 # encoding
 
 
@@ -242,10 +246,13 @@ def _encode_planes(values: U16) -> list[bytes]:
 
 
 class Changes(NamedTuple):
-    """What stands where, uint16[n], in a chunk. positions: ascending, n of them; None: in all of it."""
+    """What becomes of a chunk. positions: ascending, intp[n], with a step for each; None: `values` are all of its bits.
+
+    Steps are taken where the chunk is handed out: to look elements up all over it first would be a miss each.
+    """
 
     positions: Positions | None
-    bits: U16
+    values: U16
 
 
 _NOTHING = Changes(np.empty(0, dtype=np.intp), np.empty(0, dtype=np.uint16))
@@ -258,20 +265,20 @@ def _decode_chunk(reader: Reader, base: U16) -> Changes:
     if form == _RAW:
         return Changes(None, _decode_planes(reader, base.size, base.size))
     if form == _DENSE:
-        return Changes(None, _decode_steps(reader, base))
+        return Changes(None, _stepped(base, _decode_steps(reader, base, None)))
     if form not in (_SPARSE8, _SPARSE16):
         raise PatchError(f"a chunk has the unknown form {form}")
     positions = _decode_positions(reader, base.size, form == _SPARSE16)
-    return Changes(positions, _decode_steps(reader, base[positions]))
+    return Changes(positions, _decode_steps(reader, base, positions))
 
 
 def _put(changes: Changes, base: U16, room: U16) -> U16:
     """A whole chunk with its changes, uint16[base.size], in `room` if it is put together."""
     if changes.positions is None:
-        return changes.bits
+        return changes.values
     out = room[: base.size]
     np.copyto(out, base)
-    out[changes.positions] = changes.bits
+    out[changes.positions] = _stepped(out[changes.positions], changes.values)
     return out
 
 
@@ -283,13 +290,14 @@ def _windows(changes: Changes, base: U16, room: U16, before: int) -> Iterator[U1
     for number, end in enumerate(ends):
         start, own = ends[number - 1] if number else 0, slice(places[number], places[number + 1])
         if changes.positions is None:
-            yield changes.bits[own]
+            yield changes.values[own]
         elif own.start == own.stop:
             yield base[start:end]
         else:
             out = room[: end - start]
             np.copyto(out, base[start:end])
-            out[changes.positions[own] - start] = changes.bits[own]
+            positions = changes.positions[own] - start
+            out[positions] = _stepped(out[positions], changes.values[own])
             yield out
 
 
@@ -315,15 +323,16 @@ def _decode_positions(reader: Reader, size: int, wide: bool) -> Positions:
     return positions
 
 
-def _decode_steps(reader: Reader, old: U16) -> U16:
-    """What becomes of the elements `old`."""
-    pairs = _stream(reader, (old.size + 1) // 2, (old.size + 1) // 2)
+def _decode_steps(reader: Reader, base: U16, positions: Positions | None) -> U16:
+    """The steps of the elements of `base` at `positions` (None: of all)."""
+    count = base.size if positions is None else positions.size
+    pairs = _stream(reader, (count + 1) // 2, (count + 1) // 2)
     codes = np.empty(2 * pairs.size, dtype=np.uint8)
     np.bitwise_and(pairs, 15, out=codes[::2])
     np.right_shift(pairs, 4, out=codes[1::2])
-    if old.size % 2 and codes[-1]:
+    if count % 2 and codes[-1]:
         raise PatchError("a step too many")
-    codes = codes[: old.size]
+    codes = codes[:count]
     steps = codes.astype(np.uint16)
     steps -= np.uint16(_NEAR)
     (form,) = cast(tuple[int], reader.unpack(_BYTE))
@@ -331,12 +340,11 @@ def _decode_steps(reader: Reader, old: U16) -> U16:
     values = _decode_planes(reader, far.size, far.size)
     if form == _STEPS:
         steps[far] = _unzigzag(values)
-    elif form != _BITS:
+    elif form == _BITS:
+        steps[far] = _ordered(values) - _ordered(base[far if positions is None else positions[far]])
+    else:
         raise PatchError(f"steps of the unknown form {form}")
-    new = _unordered(_ordered(old) + steps)
-    if form == _BITS:
-        new[far] = values
-    return new
+    return steps
 
 
 def _decode_planes(reader: Reader, least: int, most: int) -> U16:
