@@ -222,7 +222,8 @@ class One:
 
     async def take(self, one: Packet, cutter: Cutter) -> None:
         for body in cutter.cut(one.data):
-            await self.gossip._take(one.giver, rpc_pb2.RPC.FromString(body))
+            for _ in self.gossip._take(one.giver, bytes(body)):
+                await trio.lowlevel.checkpoint()
 
     def state_bytes(self) -> int:
         """Of everything that can be reached from the node, classes and functions aside."""
