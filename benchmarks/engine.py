@@ -88,8 +88,10 @@ def model_of(config: Qwen3Config, dtype: torch.dtype = torch.float32) -> Languag
     with torch.device("meta"):
         shell = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model = LanguageModel(shell, "cpu", dtype, "sdpa")
-    fill(model.parameters.items())
-    model.refreshed()
+    weights = shell.to_empty(device="cpu")
+    fill(weights.named_parameters())
+    with torch.no_grad():
+        model.load(dict(weights.named_parameters()))
     return model
 
 

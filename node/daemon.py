@@ -347,10 +347,11 @@ class Daemon:
 
     async def _obtain_run(self, role: Role, root: bytes, member: Member, directory: Path) -> Run:
         self.crew.state = "syncing"
-        self._tell_of_run(member)
         if role == "trainer" and self.config.run_file is not None:
+            self.progress.enter("run", f"reading {self.config.run_file}, and trying its model and its problems")
             compiled = await trio.to_thread.run_sync(_compiled, self.config.run_file, abandon_on_cancel=True)
             return await offer_run(compiled, root, member.blobs, directory / "run")
+        self._tell_of_run(member)
         return await obtain_run(root, member.blobs, member.membership.addresses, directory / "run")
 
     def _tell_of_run(self, member: Member) -> None:

@@ -12,16 +12,13 @@ from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.shared import computed_once
 from benchmarks.simulation.swarm import Swarm
 
-PIECES = 16
-"""Of a patch in the exchange's simulation: fewer than the product's, for speed."""
-
 
 def simulate(scenario: Scenario) -> Swarm:
     """Run it. trio shuffles whom it wakes first, so its random numbers are seeded, too."""
     if scenario.policy_seconds is not None:
         fetch = [scenario.policy_seconds]
     else:
-        fetch = fetch_seconds(scenario.nodes - 1, scenario.policy_bytes, scenario.seed, PIECES)
+        fetch = fetch_seconds(scenario.nodes - 1, scenario.policy_bytes, scenario.seed)
     swarms: list[Swarm] = []
 
     async def live() -> None:

@@ -4,18 +4,18 @@ The output head computes in float32 whatever the layers do: sampling is decided 
 Logits of a few rows exist at a time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import linear
 
 from node.inference import device_sampling
 from node.inference.attention import KERNELS, Causal, Chunk, Step
 from node.inference.kv_cache import KVCache
+from node.inference.products import linear
 from node.inference.transformer import Transformer
 
 LOGIT_CELLS = 1 << 23
@@ -40,10 +40,10 @@ class LanguageModel:
         self._device = device
         self.pass_tokens = CPU_PASS_TOKENS if device == "cpu" else PASS_TOKENS
         self.vocabulary, self.hidden = self._head.shape
-        self.parameters = self._transformer.parameters
 
-    def refreshed(self) -> None:
-        """To be called when the parameters have other values."""
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Compute with these from now on. weights: name -> values of each parameter, asked for once each."""
+        self._transformer.load(weights)
         if self._head is not self._transformer.head:
             self._head.copy_(self._transformer.head)
 

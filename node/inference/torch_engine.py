@@ -111,10 +111,7 @@ class TorchEngine:
             raise EngineError(
                 "the weights are in use", f"{busy} requests are in flight", "wait until they have finished"
             )
-        whole = whole_weights(self._model_dir, weights, self.device)
-        for name, parameter in self._model.parameters.items():
-            parameter.copy_(whole[name])
-        self._model.refreshed()
+        self._model.load(whole_weights(self._model_dir, weights, self.device))
 
     def decoder(self, temperature: float) -> Decoder:
         decoder = TorchDecoder(self._model, self.eos, self._settings.batch_tokens, temperature)

@@ -5,14 +5,17 @@ Knows how transformers names and computes these models, in which order it rounds
 caller's: `Attend` gets the new queries, keys and values of each layer.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding, rms_norm
 from transformers.activations import ACT2FN
+
+from node.inference.products import linear, packed, packs
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Model types of config.json."""
@@ -53,51 +56,55 @@ class Shape:
 
 
 class Fused:
-    """Tensors for the parameters of a model, several of them side by side in one.
-
-    parameters: name -> the part to copy a parameter's values into; it may have more dimensions than they, over which
-    they are repeated.
-    """
+    """Tensors for the parameters of a model, several of them side by side in one. Their values are arbitrary until they
+    are loaded."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], device: str, dtype: torch.dtype) -> None:
         self._shapes, self._device, self._dtype = shapes, device, dtype
-        self.parameters: dict[str, Tensor] = {}
+        self._parts: dict[str, Tensor] = {}
 
-    @property
-    def plain(self) -> bool:
-        """Whether a CPU computes with these in float32."""
-        return self._device == "cpu" and self._dtype == torch.float32
+    def packs(self, names: Sequence[str]) -> bool:
+        """Whether the matrix of these is to be packed, instead of having a tensor here."""
+        return packs(sum(math.prod(self._shapes[name]) for name in names), self._device, self._dtype)
 
-    def stack(self, *names: str, repeats: Sequence[int] = (), by_column: bool = False) -> Tensor | None:
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the values of the parameters that have a tensor here; a tensor may have more dimensions than they, over
+        which they are repeated."""
+        for name, part in self._parts.items():
+            part.copy_(weights[name])
+
+    def stack(self, *names: str, repeats: Sequence[int] = ()) -> Tensor | None:
         """The parameters of these names under each other; None if the model has none of them. repeats: how often each
-        of them, which are vectors then, stands there; by_column: whether a column of the matrix lies together."""
+        of them, which are vectors then, stands there."""
         if names[0] not in self._shapes:
             return None
         shapes = [tuple(self._shapes[name]) for name in names]
         rows = list(repeats) or [shape[0] for shape in shapes]
         size = sum(rows), *(shapes[0] if repeats else shapes[0][1:])
-        whole = torch.empty(size[::-1] if by_column else size, dtype=self._dtype, device=self._device)
-        whole = whole.t() if by_column else whole
-        self.parameters |= dict(zip(names, whole.split(rows), strict=True))
+        whole = torch.empty(size, dtype=self._dtype, device=self._device)
+        self._parts |= dict(zip(names, whole.split(rows), strict=True))
         return whole
 
-    def required(self, *names: str, by_column: bool = False) -> Tensor:
+    def required(self, *names: str) -> Tensor:
         """The same of parameters that every model of the families has."""
-        whole = self.stack(*names, by_column=by_column)
+        whole = self.stack(*names)
         assert whole is not None, names  # noqa: S101
         return whole
 
 
 class Projection:
-    """x @ weight.T + bias, of one or several linear layers with the same input.
-
-    In float32 on a CPU the columns of `weight` lie together: its kernels then take up to 1.5 times less for 6 to 64
-    rows. What they give may differ from the other layout's in the last bits.
-    """
+    """x @ weight.T + bias, of one or several linear layers with the same input. Where kernels have a form of their own
+    for `weight`, it is in memory in that form only."""
 
     def __init__(self, fused: Fused, *layers: str) -> None:
-        self.weight = fused.required(*(f"{layer}.weight" for layer in layers), by_column=fused.plain)
+        names = [f"{layer}.weight" for layer in layers]
+        self._to_pack = names if fused.packs(names) else []
+        self.weight = torch.empty(0) if self._to_pack else fused.required(*names)
         self.bias = fused.stack(*(f"{layer}.bias" for layer in layers))
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        if self._to_pack:
+            self.weight = packed(torch.cat([weights[name].to("cpu", torch.float32) for name in self._to_pack]))
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -152,6 +159,10 @@ class Layer:
         self._down = Projection(fused, f"{mlp}.down_proj")
         self._activation = ACT2FN[activation]
 
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        for projection in (self._qkv, self._out, self._gate_up, self._down):
+            projection.load(weights)
+
     def __call__(self, number: int, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """x: [B, T, hidden], which is changed in place."""
         q, k, v = self._project(self._before(x), *rotation)
@@ -173,10 +184,8 @@ class Layer:
 
 
 class Transformer:
-    """model: of transformers, for its configuration, names and shapes; it may be on the meta device.
-
-    parameters: see Fused. Their values are arbitrary at first.
-    """
+    """model: of transformers, for its configuration, names and shapes; it may be on the meta device. Loaded before it
+    computes."""
 
     def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
         names = dict(model.named_parameters())
@@ -190,7 +199,13 @@ class Transformer:
         self._after = Norm(fused.required("model.norm.weight"), self.shape.eps)
         self.head = fused.required("lm_head.weight") if "lm_head.weight" in names else self._embedding
         self._rotation = Rotation(model, device, dtype)
-        self.parameters = fused.parameters
+        self._fused = fused
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """weights: name -> values of each parameter, asked for one at a time, so that they need not exist together."""
+        self._fused.load(weights)
+        for layer in self._layers:
+            layer.load(weights)
 
     def __call__(self, tokens: Tensor, positions: Tensor, end: int, attend: Attend) -> Tensor:
         """Inputs of the output head [B, T, hidden]. tokens: int64[B, T]; positions: [B, T] or [T], all below `end`."""

@@ -79,12 +79,11 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 _ROWS = {(kind, direct): (kind, direct) for kind in MOST for direct in (False, True)}
-"""The names of an author's rows, each once and not once per author: what Python's collector looks through stops the
-event loop, and grows with the members."""
+"""The names of an author's rows, each once and not once per author."""
 
 
 class _Held(dict[tuple[type[Message], bool], OrderedDict[bytes, Kept]]):
-    """What is kept of one author by kind, apart what others brought; most authors have said one thing."""
+    """What is kept of one author by kind, heartbeats aside, apart what others brought."""
 
     __slots__ = ()
 
@@ -147,6 +146,7 @@ class Shelf:
         self._kept: dict[bytes, Kept] = {}
         self._aging: OrderedDict[bytes, Kept] = OrderedDict()
         self._beats: OrderedDict[bytes, Kept] = OrderedDict()
+        self._beat_of: dict[Address, Kept] = {}
         self._held: dict[Address, _Held] = {}
         self._policies: dict[Address, dict[int, list[Kept]]] = {}
         self._pinned: OrderedDict[bytes, Kept] = OrderedDict()
@@ -168,6 +168,8 @@ class Shelf:
 
     def many(self, author: Address, kind: type[Message]) -> int:
         """How many messages of a kind are kept of one author."""
+        if kind is Heartbeat:
+            return int(author in self._beat_of)
         held = self._held.get(author)
         return held.many(kind) if held else 0
 
@@ -181,8 +183,11 @@ class Shelf:
             self._forget(kept)
             return False
         self._see(name, signed)
-        self._add(kept)
-        self._trim(kept)
+        if isinstance(signed.message, Heartbeat):
+            self._put_beat(kept)
+        else:
+            self._add(kept)
+            self._trim(kept)
         return True
 
     def pin(self, name: bytes, signed: Signed[Message], now: float) -> None:
@@ -215,10 +220,9 @@ class Shelf:
 
     def _has_place(self, kept: Kept) -> bool:
         message, author = kept.signed.message, kept.signed.author
-        held = self._held.get(author)
         match message:
             case Heartbeat():
-                before = held.oldest(Heartbeat) if held else None
+                before = self._beat_of.get(author)
                 return before is None or _sequence(before) < message.sequence
             case PolicyAnnounced():
                 steps = self._policies.get(author, {})
@@ -260,6 +264,17 @@ class Shelf:
         while len(self._let_go) > LET_GO:
             self._let_go.popitem(last=False)
 
+    def _put_beat(self, kept: Kept) -> None:
+        """One of each author, unless it said itself what others would replace. In a large pool most authors say nothing
+        else, and have no rows: what Python's collector looks through stops the event loop."""
+        author = kept.signed.author
+        before = self._beat_of.get(author)
+        if before is not None and before.direct and not kept.direct:
+            return
+        if before is not None:
+            self._remove(before)
+        self._beat_of[author] = self._kept[kept.name] = self._beats[kept.name] = kept
+
     def _add(self, kept: Kept) -> None:
         message, author = kept.signed.message, kept.signed.author
         self._kept[kept.name] = kept
@@ -270,13 +285,16 @@ class Shelf:
         if isinstance(message, PolicyAnnounced):
             self._policies.setdefault(author, {}).setdefault(message.step, []).append(kept)
         else:
-            self._line_of(message)[kept.name] = kept
+            self._aging[kept.name] = kept
         if _counts(type(message)):
             self._ranks.change(author, 1)
 
     def _remove(self, kept: Kept) -> None:
         message, author = kept.signed.message, kept.signed.author
         del self._kept[kept.name]
+        if isinstance(message, Heartbeat):
+            del self._beats[kept.name], self._beat_of[author]
+            return
         held = self._held[author]
         held.remove(kept)
         if not held:
@@ -289,13 +307,9 @@ class Shelf:
             if not steps:
                 del self._policies[author]
         else:
-            del self._line_of(message)[kept.name]
+            del self._aging[kept.name]
         if _counts(type(message)):
             self._ranks.change(author, -1)
-
-    def _line_of(self, message: Message) -> OrderedDict[bytes, Kept]:
-        """Oldest first, what ages alike."""
-        return self._beats if isinstance(message, Heartbeat) else self._aging
 
     def _see(self, name: bytes, signed: Signed[Message]) -> None:
         origin = Seen(signed.author, type(signed.message))

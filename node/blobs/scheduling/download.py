@@ -291,13 +291,16 @@ class Download(Generic[Peer]):
         if self._opens and now - source.doubted_at < self.tuning.late / 4:
             return np.zeros(0, np.int64)
         source.doubted_at = now
-        wanted = self._wanted(source)
+        late = [
+            holder
+            for other, holder in self._sources.items()
+            if holder.flights and other != peer and not self._in_time(holder, source, now)
+        ]
+        wanted = self._wanted(source) if late else set[int]()
         worst, latest = np.zeros(0, np.int64), 0.0
         if not wanted:
             return worst
-        for other, holder in self._sources.items():
-            if other == peer or self._in_time(holder, source, now):
-                continue
+        for holder in late:
             for flight in holder.flights:
                 gain = self._gain(flight, holder, source, now)
                 if gain > latest and not wanted.isdisjoint(flight.pieces.tolist()):
@@ -306,8 +309,6 @@ class Download(Generic[Peer]):
 
     def _in_time(self, holder: _Source[Peer], source: _Source[Peer], now: float) -> bool:
         """Whether a look at its oldest request shows that `_gain` is 0 for all of them."""
-        if not holder.flights:
-            return True
         oldest = now - holder.flights[0].since
         if self._opens or not source.rate:
             return oldest <= self.tuning.late

@@ -18,6 +18,7 @@ from node.inference.device_sampling import choose, interval
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
 from node.inference.language_model import LOGIT_CELLS, bf16_bits
+from node.inference.products import linear
 from node.inference.vllm.draws import Draw, force
 from node.inference.vllm.recorder import Recorder
 from node.inference.vllm.watch import Watch
@@ -45,7 +46,7 @@ class Hooks:
         """float32[n, vocabulary] of rows [n, hidden]."""
         assert self._head is not None, "no weights were loaded"  # noqa: S101 - the engine refuses requests until then
         self._hidden = hidden
-        return torch.nn.functional.linear(hidden.float(), *self._head)
+        return linear(hidden.float(), *self._head)
 
     def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw], places: Sequence[int]) -> None:
         """Draw the token of some rows of `logits`, leave a greedy sampler no other, and keep what they were drawn from.
@@ -54,11 +55,15 @@ class Hooks:
         """
         assert self._hidden is not None and len(self._hidden) == len(logits)  # noqa: S101 - vLLM calls both in a step
         every = torch.tensor(rows, device=logits.device)
+        if len(rows) == len(logits):  # all of them, as always but where a prompt is cut: no copy of a whole vocabulary
+            mine, hidden = logits, self._hidden
+        else:
+            mine, hidden = logits[every], self._hidden[every]
         drawn = [float(draw.uniforms[place]) for draw, place in zip(draws, places, strict=True)]
         uniforms = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
-        bits = bf16_bits(self._hidden[every])
+        bits = bf16_bits(hidden)
         try:
-            force(logits, every, self._choose(logits[every], uniforms, draws))
+            force(logits, every, self._choose(mine, uniforms, draws))
         except EngineError:  # logits that are not finite; raised here, it would leave vLLM half-way through a step
             bits[:] = NOT_A_NUMBER
         numbers = [draw.number for draw in draws]

@@ -40,7 +40,5 @@ def engine_model(theirs: Any, dtype: torch.dtype = torch.float32, attention: str
     """The same model."""
     model = LanguageModel(theirs, "cpu", dtype, attention)
     with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            model.parameters[name].copy_(parameter)
-    model.refreshed()
+        model.load(dict(theirs.named_parameters()))
     return model

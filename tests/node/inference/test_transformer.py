@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from node.inference import products
 from node.inference.errors import ModelError
 from node.inference.torch_engine import build_model
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, transformers_model
@@ -36,6 +37,22 @@ def test_a_pass_gives_what_transformers_gives(name: str, attention: str, dtype: 
     chunks = [model.chunk(cache, 0, start, [row[start : start + 16] for row in TOKENS]) for start in (0, 16)]
     steps = [model.step(cache, [row[at] for row in TOKENS], [at] * 3)[:, None] for at in range(32, 40)]
     assert torch.allclose(torch.cat([*chunks, *steps], 1), whole, atol=1e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@torch.no_grad()
+def test_packed_matrices_give_the_same_and_take_other_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_WORTH_A_CALL", 1)
+    theirs = transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa")
+    model = engine_model(theirs)
+    first = model.sequences(TOKENS)
+    assert torch.allclose(first, theirs.base_model(input_ids=torch.tensor(TOKENS)).last_hidden_state, atol=1e-5)
+    for parameter in theirs.parameters():
+        parameter.mul_(0.9)
+    model.load(dict(theirs.named_parameters()))
+    second = model.sequences(TOKENS)
+    assert torch.allclose(second, theirs.base_model(input_ids=torch.tensor(TOKENS)).last_hidden_state, atol=1e-5)
+    assert not torch.allclose(second, first, atol=1e-3)
 
 
 @torch.inference_mode()

@@ -226,7 +226,8 @@ def hold(shelf: Shelf, now: float) -> None:
     assert len(kept) - len(free) == shelf._ranks.total <= 12
     assert shelf._ranks.total == sum(shelf._ranks._many.values())
     assert shelf._ranks._most == max(shelf._ranks._many.values(), default=0)
-    assert sum(len(row) for held in shelf._held.values() for row in held.values()) == len(shelf)
+    rows = sum(len(row) for held in shelf._held.values() for row in held.values())
+    assert rows + len(shelf._beat_of) == len(shelf)
     assert len(shelf._aging) + len(shelf._beats) + sum(
         isinstance(one.signed.message, PolicyAnnounced) for one in kept
     ) == len(shelf)
