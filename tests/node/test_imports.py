@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 FOR_CHILDREN = {"torch", "transformers", "pyarrow", "tokenizers", "safetensors", "pandas", "matplotlib"}
 PROGRAM = """
 import sys, cli.main, cli.join, cli.joinview, node.daemon
@@ -12,6 +14,7 @@ for role in ("worker", "validator", "auto", "trainer"):
 """
 
 
+@pytest.mark.timeout(180)
 def test_a_daemon_imports_what_its_role_computes_with_and_not_what_its_children_do() -> None:
     """A trainer has its own before its guardian forks: to look through its run, and to write batches."""
     shown = subprocess.run([sys.executable, "-c", PROGRAM], check=True, stdout=subprocess.PIPE, text=True)
