@@ -7,12 +7,13 @@ row is a size; each figure comes from a process of its own, so that its peak mem
 
   describe   a trainer hashes a new image's tensors
   patch      it encodes the patch from the image before
-  build      a follower makes the new image of the old one and the patch: patched, checked, written and hashed as a blob
+  build      a follower makes the new image of the old one and the patch: patched, hashed, checked and written
   codec      the same patches applied in memory, without checks or files: what `build` cannot beat
   verify     every tensor of an image against its manifest
   publish    what a trainer does with a new image: describe, take it into the store, write the patch
   follow     what a follower does with a patch: build, take it into the store
-  fetch      a whole image as a blob from one store to another, both in one process, without a line between them
+  fetch      a whole image as a blob from one store to another, both in one process, without a line between them, and
+             verified
 
 Written: what the kernel was given for the disk (write_bytes in /proc/self/io).
 
@@ -93,7 +94,7 @@ def manifest_of(infos: tuple[TensorInfo, ...], step: int) -> PolicyManifest:
 
 def prepare(size: int, lr: float, directory: Path) -> None:
     write_pair(size, lr, directory)
-    both = [describe_image(directory / name) for name in ("before", "after")]
+    both = [describe_image(directory / name).tensors for name in ("before", "after")]
     _patch(directory, both)
     (directory / "infos.json").write_text(
         json.dumps([[[info.name, info.shape, info.digest.hex()] for info in infos] for infos in both])
@@ -131,8 +132,8 @@ async def _publish(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         store, image = BlobStore(Path(folder), quota=1 << 40), Path(folder) / "new"
         image.hardlink_to(directory / "after")
-        await trio.to_thread.run_sync(describe_image, image)
-        await store.add(image, move=True)
+        found = await trio.to_thread.run_sync(describe_image, image)
+        await store.add(image, move=True, known=found.blob)
         await trio.to_thread.run_sync(_patch, directory, both)
 
 
@@ -144,7 +145,7 @@ async def _follow(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
             raise RuntimeError("the follower has another image")
 
 
-async def _fetch(directory: Path) -> None:
+async def _fetch(directory: Path, both: list[tuple[TensorInfo, ...]]) -> None:
     """The origin's store holds a link to the image: only what the follower writes is counted."""
     hub, keys = MemoryHub(), (NodeKey.generate(), NodeKey.generate())
     networks = [MemoryNetwork(key, hub) for key in keys]
@@ -159,7 +160,8 @@ async def _fetch(directory: Path) -> None:
                 await nursery.start(each.run)
             for each in networks:
                 each.set_contacts({key.address: other.contacts()[0] for key, other in zip(keys, networks, strict=True)})
-            await exchanges[1].fetch(info.root, [keys[0].address], timeout=3600)
+            path = await exchanges[1].fetch(info.root, [keys[0].address], timeout=3600)
+            await trio.to_thread.run_sync(verify_file, manifest_of(both[1], 1), path, stores[1].info(info.root))
             nursery.cancel_scope.cancel()
 
 
@@ -174,7 +176,7 @@ def measure(task: str, directory: Path) -> dict[str, float]:
         "verify": lambda: verify_file(manifest_of(both[1], 1), directory / "after"),
         "publish": lambda: trio.run(_publish, directory, both),
         "follow": lambda: trio.run(_follow, directory, both),
-        "fetch": lambda: trio.run(_fetch, directory),
+        "fetch": lambda: trio.run(_fetch, directory, both),
     }
     base, written = _status("VmHWM"), _written()
     with _Watch() as watch:

@@ -8,7 +8,9 @@ parts: chain client, follower, events, members, peer book, network, board, heart
 too, without anybody else on the line. Then the newcomer is killed and started again with its `chain.sqlite`.
 
 `in` counts from the first question to the chain until the newcomer holds the trainer alive; `stall` is the longest
-time for which its event loop did nothing else; `calls` are its questions to the RPC endpoint.
+time for which its event loop did nothing else, `own` the CPU of the loop's thread in one step at most, `lock` what it
+waited at most for anything but a processor: on a machine that others use, the stalls that are ours are these two
+(`--json` tells the longest steps); `calls` are its questions to the RPC endpoint.
 """
 
 import argparse
@@ -31,6 +33,7 @@ import trio
 from web3.contract.contract import ContractFunction
 
 from benchmarks.children import Child
+from benchmarks.stalls import Stalls
 from cli.devnet import cache_directory
 from contracts.bindings import Joined, PoolParams
 from contracts.deploy import TOKEN
@@ -158,9 +161,12 @@ class Told(msgspec.Struct):
     entered: float = 0.0
     cpu: float = 0.0
     stall: float = 0.0
+    own: float = 0.0
+    lock: float = 0.0
     calls: int = 0
     members: int = 0
     events: int = 0
+    longest: list[tuple[float, float, float, str]] = []
 
 
 class Newcomer:
@@ -176,11 +182,13 @@ class Newcomer:
         self.told = Told(start=time.time() - settings["began"])
         self._began = time.monotonic()
         self._joined = 0
+        self._stalls = Stalls()
 
     async def run(self) -> None:
         _count_calls(self.told)
+        trio.lowlevel.add_instrument(self._stalls)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tick)
+            nursery.start_soon(self._stalls.watch)
             chain = ChainClient(self.profile, self.key, outbox=self.directory / "outbox.sqlite")
             await chain.connect()
             pool = await chain.pool(self.pool)
@@ -233,18 +241,18 @@ class Newcomer:
             while not done():  # noqa: ASYNC110 - measured, not awaited
                 await trio.sleep(TICK)
 
-    async def _tick(self) -> None:
-        while True:
-            before = trio.current_time()
-            await trio.sleep(TICK)
-            self.told.stall = max(self.told.stall, trio.current_time() - before - TICK)
-
     def _since(self) -> float:
         return time.monotonic() - self._began
 
     def _say(self) -> None:
         self.told.cpu = time.process_time()
-        print(json.dumps({name: round(value, 3) for name, value in msgspec.structs.asdict(self.told).items()}))
+        stalls = self._stalls
+        self.told.stall, self.told.own, self.told.lock = stalls.stall, stalls.own, stalls.lock
+        self.told.longest = stalls.longest()
+        told = msgspec.structs.asdict(self.told)
+        print(
+            json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in told.items()})
+        )
         sys.stdout.flush()
 
 
@@ -311,7 +319,8 @@ def _rows(found: dict[str, Any]) -> Iterator[str]:
         entered = f"in {row['entered']:5.1f} s" if row["entered"] else "          "
         yield (
             f"{found['members']:4} members {found['events']} events  {name:8} {entered}  history {row['known']:5.1f} s"
-            f"  CPU {row['cpu']:5.1f} s  stall {row['stall']:.2f} s  {row['calls']} calls"
+            f"  CPU {row['cpu']:5.1f} s  stall {row['stall']:.3f} s (own {row['own']:.3f}, lock {row['lock']:.3f})"
+            f"  {row['calls']} calls"
         )
 
 

@@ -12,9 +12,10 @@ program, with two bootnodes in their network profile. Stretches, each with its s
     after        the proxy lets through again
 
 Leases are 240 s, so that several renewals fall into the silence; the audit window is four times the silence, as a
-day's is many times an hour, but no more than a devnet's hour. An hour of silence is `--minutes 55 --rest 20`: workers
-then rest before each file, so that a machine which others use is not filled for an hour. Memory is that of the daemons
-alone, without their engines.
+day's is many times an hour, and stakes unbond for longer than that. `--rest 20` lets workers rest before each file, so
+that a machine which others use is not filled for an hour. Memory is that of the daemons alone, without their engines;
+`--heap DIR` has each of them as a process of its own that shares no imports, and writes there, every half minute, what
+the system says of their memory (resident.jsonl), and every five minutes what their heaps hold (see `benchmarks.heap`).
 """
 
 import argparse
@@ -28,6 +29,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,7 @@ import trio
 import cli.demo.prepare
 import cli.pools
 from benchmarks.live_attacks import prepare as prepare_run
+from benchmarks.weigh import resident
 from cli.api import get_status_async, socket_of
 from cli.daemon_status import DaemonStatus
 from cli.demo.cast import DemoOptions, cast, join_command
@@ -47,10 +52,11 @@ from cli.demo.prepare import Stage, prepare
 from cli.demo.scene import Scene
 from cli.demo.snapshot import Snapshot
 from cli.demo.story import demo_environment
-from cli.demo.supervise import Program, Supervisor
+from cli.demo.supervise import Process, Program, Supervisor, start_anew
 from cli.demo.zygote import open_zygote
 from cli.errors import CommandError
 from cli.events import event_rows
+from node.chain.devnet import DevnetOptions
 from node.chain.profile import read_profile, write_profile
 from node.network.host import Libp2pNetwork
 from protocol.identity import NodeKey
@@ -60,9 +66,10 @@ LEASE = 240
 WARM_STEPS = 3
 PATIENCE = 600.0
 EVERY = 1.0
-LONGEST_WINDOW = 3540
-"""Seconds of the audit window: a devnet's stakes are free after an hour, and no window may be longer."""
-LONGEST_BESIDE = 300.0
+WINDOWS = 4
+"""Audit windows are so many silences; stakes unbond for one more, as no window may be longer."""
+SAMPLE_SECONDS, HEAP_SAMPLES = 30.0, 10
+LONGEST_BESIDE = 180.0
 """Seconds of each stretch before and after the silence."""
 VICTIM = "worker 2"
 
@@ -213,27 +220,30 @@ def _files(story: Story) -> int:
     return status.work.files_committed if status and status.work else 0
 
 
-async def play(minutes: float, work: Path, rest: float) -> dict[str, Any]:
+async def play(minutes: float, work: Path, rest: float, heap: Path | None) -> dict[str, Any]:
     """All of it."""
     silence = 60.0 * minutes
     cli.pools.LEASE_SECONDS = LEASE  # type: ignore[attr-defined]
-    cli.demo.prepare.WINDOW_SECONDS = min(int(4 * silence), LONGEST_WINDOW)  # type: ignore[misc]
+    cli.demo.prepare.WINDOW_SECONDS = int(WINDOWS * silence)  # type: ignore[misc]
     run = (await trio.to_thread.run_sync(prepare_run, work, STEPS))["plain"]
     options = DemoOptions(work / "demo", workers=2, validators=1, cheats=(), run_file=run, worker_engine=_engine(rest))
     scene = Scene(options.directory.resolve())
     scene.claim()
     scene.clear()
     environment = demo_environment(scene)
-    view = _Plain()
+    view = Plain()
     bootnodes = Bootnodes(2)
     try:
-        async with open_zygote(environment) as spawn, open_chain(scene, environment, view) as chain:
+        async with open_zygote(environment) as spawn, open_chain(scene, environment, view, _chain(silence)) as chain:
             stage = await prepare(options, scene, chain, environment, spawn, view)
             async with trio.open_nursery() as nursery:
                 proxy = Proxy(int(chain.client.url.rpartition(":")[2]), nursery)
                 await proxy.open()
                 profile = _behind(proxy, stage, bootnodes, scene)
-                async with _swarm(options, scene, stage, profile, environment, spawn, nursery) as story:
+                start = spawn if heap is None else partial(_start_watched, heap)
+                async with swarm(options, scene, stage, profile, environment, start, nursery) as story:
+                    if heap is not None:
+                        nursery.start_soon(watch_memory, story, heap)
                     found = await _happen(story, proxy, bootnodes, silence)
                 rows = await event_rows(chain.client)
                 nursery.cancel_scope.cancel()
@@ -241,6 +251,36 @@ async def play(minutes: float, work: Path, rest: float) -> dict[str, Any]:
         bootnodes.kill()
     found["events"] = dict(Counter(row["event"] for row in rows))
     return found
+
+
+def _chain(silence: float) -> DevnetOptions:
+    deployment = DevnetOptions().deployment
+    unbonding = max(deployment.unbonding_seconds, int((WINDOWS + 1) * silence))
+    return DevnetOptions(deployment=msgspec.structs.replace(deployment, unbonding_seconds=unbonding))
+
+
+def _start_watched(heap: Path, program: Program) -> Process:
+    """A process of its own, which tells of its heap."""
+    interpreter, flag, _, *words = program.command
+    command = [interpreter, flag, "benchmarks.heap", str(heap), *words]
+    return start_anew(replace(program, command=command))
+
+
+async def watch_memory(story: Story, heap: Path) -> None:
+    """Write down what the daemons' memory is, for as long as they run."""
+    with (heap / "resident.jsonl").open("a") as file:
+        for sample in count():
+            for name, status in list(story.seen.items()):
+                pid = status.node.pid
+                try:
+                    row = {"at": round(trio.current_time(), 1), "name": name, "pid": pid, **resident(pid)}
+                    if sample % HEAP_SAMPLES == 0:
+                        os.kill(pid, signal.SIGUSR2)
+                except (ProcessLookupError, FileNotFoundError):
+                    continue  # it was killed, and its last status is from before
+                file.write(json.dumps(row) + "\n")
+            file.flush()
+            await trio.sleep(SAMPLE_SECONDS)
 
 
 def _engine(rest: float) -> str | None:
@@ -257,7 +297,7 @@ def _behind(proxy: Proxy, stage: Stage, bootnodes: Bootnodes, scene: Scene) -> P
 
 
 @asynccontextmanager
-async def _swarm(
+async def swarm(
     options: DemoOptions,
     scene: Scene,
     stage: Stage,
@@ -266,6 +306,7 @@ async def _swarm(
     spawn: Any,
     nursery: trio.Nursery,
 ) -> AsyncIterator[Story]:
+    """The daemons, and what they say while they run."""
     supervisor = Supervisor(_tell, spawn=spawn)
     story = Story(scene, [one.name for one in cast(options)])
     try:
@@ -300,10 +341,10 @@ async def _happen(story: Story, proxy: Proxy, bootnodes: Bootnodes, silence: flo
     return found
 
 
-class _Plain:
+class Plain:
     """A view of plain lines."""
 
-    def __enter__(self) -> "_Plain":
+    def __enter__(self) -> "Plain":
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -325,6 +366,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="of silence")
     parser.add_argument("--rest", type=float, default=0.0, help="seconds before each file, so that it trains slowly")
+    parser.add_argument("--heap", type=Path, help="where to write what the daemons' memory is")
     parser.add_argument("--work", type=Path, help="where all of it lies and stays; default: a temporary directory")
     parser.add_argument("--quick", action="store_true", help="three minutes of silence")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
@@ -336,8 +378,13 @@ def main() -> None:
     if given.bootnode:
         trio.run(be_bootnode)
         return
+    heap = given.heap and given.heap.resolve()
+    if heap:
+        heap.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        found = trio.run(play, 3.0 if given.quick else given.minutes, given.work or Path(folder), given.rest)
+        found = trio.run(
+            play, 3.0 if given.quick else given.minutes, given.work or Path(folder), given.rest, given.heap
+        )
     found["load"] = os.getloadavg()[1]
     if given.json:
         print(json.dumps(found))

@@ -29,7 +29,7 @@ from cli.api import get_status, socket_of
 from cli.demo.runs import OWN_RUN
 from cli.errors import CommandError
 from node.environments.dataset import read_rows
-from node.tasks.exports import read_task
+from node.tasks.findings import read_task
 from node.tasks.records import TaskFolder
 
 PATIENCE = 600.0

@@ -31,6 +31,7 @@ from node.front import Front
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
+from node.memory import give_back
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit
@@ -39,8 +40,7 @@ from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
-from node.run.file import compile_run
-from node.run.problems import check_run
+from node.run.file import CompiledRun, compile_run
 from node.services.base import Crew, Service
 from node.services.claiming import Claiming
 from node.services.clearing import Clearing
@@ -188,6 +188,7 @@ class Daemon:
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.children.run)
+            nursery.start_soon(give_back)
             front = Front(self.config, self.status.render, state.path)
             await nursery.start(front.run)
             if front.page:
@@ -337,8 +338,7 @@ class Daemon:
         self.crew.state = "syncing"
         if role == "trainer" and self.config.run_file is not None:
             self.progress.enter("run", f"reading {self.config.run_file}, and trying its model and its problems")
-            compiled = await trio.to_thread.run_sync(compile_run, self.config.run_file, abandon_on_cancel=True)
-            await trio.to_thread.run_sync(check_run, compiled, abandon_on_cancel=True)
+            compiled = await trio.to_thread.run_sync(_compiled, self.config.run_file, abandon_on_cancel=True)
             return await offer_run(compiled, root, member.blobs, directory / "run")
         self._tell_of_run(member)
         return await obtain_run(root, member.blobs, member.membership.addresses, directory / "run")
@@ -374,3 +374,12 @@ class Daemon:
                 await trio.to_thread.run_sync(forget, directory)
             except IntellectError as error:
                 log.info("pool.not_left", why=error.why)
+
+
+def _compiled(path: Path) -> CompiledRun:
+    """A trainer's run, looked through. Nobody else needs what that imports: environments and their tokenizers."""
+    from node.run.problems import check_run
+
+    compiled = compile_run(path)
+    check_run(compiled)
+    return compiled

@@ -6,7 +6,7 @@ bf16 numbers, two to a byte; farther ones as 16-bit steps or as the new bits the
 every element has its step and no position is written; where that does not pay either, the new bits are. Each stretch
 of CHUNK elements takes the form that is smallest.
 
-    patch  := "IND" version | count u64 | BLAKE3 of base | BLAKE3 of target | chunk...
+    patch  := "IND" version | count u64 | changed u8 | chunk... (none where nothing is changed)
     chunk  := form u8 | nothing                       same
                       | changes u32, gaps, steps      sparse8, sparse16
                       | steps                         dense
@@ -14,15 +14,15 @@ of CHUNK elements takes the form that is smallest.
     steps  := nibbles (step + 7; 15: see wide) | wide form u8 | wide low bytes | wide high bytes
 
 The order of bf16 numbers maps bit patterns to integers so that neighbours differ by one, -0 lies next to +0 and NaNs at
-the ends; arithmetic is modulo 2^16, so every pattern has a step to every other. Pure: bytes in, bytes out.
+the ends; arithmetic is modulo 2^16, so every pattern has a step to every other. A patch does not say what it was made
+for nor what it leads to: manifests do, and whoever applies it compares the result. Pure: bytes in, bytes out.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.errors import ProtocolError
@@ -34,10 +34,12 @@ Positions = NDArray[np.intp]
 
 CHUNK = 1 << 22
 """Elements that are coded together: bounds the memory of both sides."""
+WINDOW = 1 << 17
+"""Elements that are handed out together: 256 KiB, which stay in the processor's cache, and never more than a piece."""
 MAX_ELEMENTS = 1 << 36
-HEADER_BYTES = 4 + 8 + 64
-_MAGIC = b"IND\x01"
-_HEADER = struct.Struct("<4sQ32s32s")
+HEADER_BYTES = 4 + 8 + 1
+_MAGIC = b"IND\x02"
+_HEADER = struct.Struct("<4sQB")
 _COUNT = struct.Struct("<I")
 _BYTE = struct.Struct("<B")
 _SAME, _SPARSE8, _SPARSE16, _DENSE, _RAW = range(5)
@@ -56,79 +58,59 @@ class PatchError(ProtocolError):
         super().__init__("unusable patch", why, "fetch it again, or the whole policy instead")
 
 
-def digest(tensor: U16) -> bytes:
-    """32-byte BLAKE3 of the little-endian bytes of bf16 bit patterns."""
-    return blake3(_bytes(tensor)).digest()
-
-
-def encode_patch(base: U16, target: U16, *, digests: tuple[bytes, bytes] | None = None) -> bytes:
-    """The patch that turns `base` into `target`, uint16[n] bit patterns each.
-
-    digests: those of base and target, if they are known (they are believed). Raises PatchError if the lengths differ.
-    """
+def encode_patch(base: U16, target: U16) -> bytes:
+    """The patch that turns `base` into `target`, uint16[n] bit patterns each. Raises PatchError: the lengths differ."""
     base, target = _flat(base), _flat(target)
     if base.size != target.size or base.size > MAX_ELEMENTS:
         raise PatchError(f"base and target have {base.size} and {target.size} elements")
-    of_base, of_target = digests or (digest(base), digest(target))
-    parts = [_HEADER.pack(_MAGIC, base.size, of_base, of_target)]
-    if of_base != of_target:
-        for span in _chunks(base.size):
-            parts.extend(_encode_chunk(base[span], target[span]))
-    return b"".join(parts)
+    chunks = [_encode_chunk(base[span], target[span]) for span in _chunks(base.size)]
+    if all(chunk == [_BYTE.pack(_SAME)] for chunk in chunks):
+        return unchanged(base.size)
+    return b"".join([_HEADER.pack(_MAGIC, base.size, True), *(part for chunk in chunks for part in chunk)])
 
 
-def apply_patch(base: U16, patch: bytes | memoryview, *, out: U16 | None = None, check: bool = True) -> U16:
-    """The target, uint16[n], of a patch made for `base`.
+def unchanged(count: int) -> bytes:
+    """The patch that leaves a tensor of `count` elements as it is."""
+    return _HEADER.pack(_MAGIC, count, False)
 
-    out: where to put it (a new array by default; not `base` itself). check: whether to hash the result; False only if
-    the caller does that himself. Raises PatchError; `out` then holds nothing of use.
+
+def apply_patch(base: U16, patch: bytes | memoryview, *, out: U16 | None = None) -> U16:
+    """The target, uint16[n], of a patch made for `base`; it is the caller who compares it with what it should be.
+
+    out: where to put it, not `base` itself (a new array by default). Raises PatchError; it then holds nothing of use.
     """
     base = _flat(base)
-    reader = Reader(patch)
-    try:
-        _, of_target, same = _header(reader, base.size)
-        target = np.empty_like(base) if out is None else out
-        if same:
-            np.copyto(target, base)
-        else:
-            for span in _chunks(base.size):
-                _decode_chunk(reader, base[span], target[span])
-        reader.end()
-    except PackedError as error:
-        raise PatchError(error.why) from error
-    if check and digest(target) != of_target:
-        raise PatchError("the result is not the tensor that the patch names: it was made for another base")
+    target = np.empty_like(base) if out is None else out
+    at = 0
+    for window in patched(base, [patch]):
+        target[at : at + window.size] = window
+        at += window.size
     return target
 
 
-def patched(base: U16, patches: Sequence[bytes | memoryview]) -> Iterator[U16]:
-    """Stretch by stretch, uint16[CHUNK at most], what patches make of `base`, one applied after another; nothing is
-    hashed. A stretch is overwritten by the next, so memory does not grow with the tensor. Raises PatchError."""
+def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0) -> Iterator[U16]:
+    """Window by window, uint16[WINDOW at most], what patches make of `base`, one applied after another; nothing is
+    hashed. A window is overwritten by the next, so memory does not grow with the tensor. Raises PatchError.
+
+    before: elements that stand before `base`, from where windows are counted: none reaches over a multiple of WINDOW.
+    """
     base = _flat(base)
     readers = [Reader(patch) for patch in patches]
     try:
-        layers = [reader for reader in readers if not _header(reader, base.size)[2]]
-        room = [np.empty(min(CHUNK, base.size), dtype=np.uint16) for _ in layers[:2]]
+        layers = [reader for reader in readers if _header(reader, base.size)]
+        room = [np.empty(min(CHUNK, base.size), dtype=np.uint16) for _ in layers[1:3]]
+        window = np.empty(min(WINDOW, base.size), dtype=np.uint16)
         for span in _chunks(base.size):
-            stretch = base[span]
+            stretch, changes = base[span], _NOTHING
             for place, reader in enumerate(layers):
-                out = room[place % 2][: stretch.size]
-                _decode_chunk(reader, stretch, out)
-                stretch = out
-            yield stretch
+                if place:
+                    stretch = _put(changes, stretch, room[place % len(room)])
+                changes = _decode_chunk(reader, stretch)
+            yield from _windows(changes, stretch, window, before + span.start)
         for reader in readers:
             reader.end()
     except PackedError as error:
         raise PatchError(error.why) from error
-
-
-def patch_digests(patch: bytes | memoryview, count: int) -> tuple[bytes, bytes]:
-    """BLAKE3 of base and target of a patch for `count` elements. Raises PatchError."""
-    try:
-        of_base, of_target, _ = _header(Reader(patch), count)
-    except PackedError as error:
-        raise PatchError(error.why) from error
-    return of_base, of_target
 
 
 def max_patch_bytes(count: int) -> int:
@@ -136,13 +118,16 @@ def max_patch_bytes(count: int) -> int:
     return HEADER_BYTES + 2 * count + 32 * (-(-count // CHUNK))
 
 
-def _header(reader: Reader, count: int) -> tuple[bytes, bytes, bool]:
-    magic, size, of_base, of_target = cast(tuple[bytes, int, bytes, bytes], reader.unpack(_HEADER))
+def _header(reader: Reader, count: int) -> bool:
+    """Whether a patch for `count` elements changes anything."""
+    magic, size, changed = cast(tuple[bytes, int, int], reader.unpack(_HEADER))
     if magic != _MAGIC:
         raise PatchError("it is no patch, or one of another version")
     if size != count:
         raise PatchError(f"it is for {size} elements, the base has {count}")
-    return of_base, of_target, of_base == of_target
+    if changed not in (False, True):
+        raise PatchError("it does not say whether it changes anything")
+    return bool(changed)
 
 
 def _chunks(size: int) -> Iterator[slice]:
@@ -155,10 +140,6 @@ def _flat(tensor: U16) -> U16:
     return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1)
 
 
-def _bytes(tensor: U16) -> Any:
-    return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1).view(np.uint8).data if tensor.size else b""
-
-
 # the order of bf16 numbers
 
 
@@ -169,6 +150,10 @@ def _ordered(bits: U16) -> U16:
 
 def _unordered(places: U16) -> U16:
     return places ^ (((places >> _SIGN) - _ONE) | _TOP)
+
+
+def _stepped(bits: U16, steps: U16) -> U16:
+    return _unordered(_ordered(bits) + steps)
 
 
 # encoding
@@ -260,18 +245,60 @@ def _encode_planes(values: U16) -> list[bytes]:
 # decoding
 
 
-def _decode_chunk(reader: Reader, base: U16, out: U16) -> None:
+class Changes(NamedTuple):
+    """What becomes of a chunk. positions: ascending, intp[n], with a step for each; None: `values` are all of its bits.
+
+    Steps are taken where the chunk is handed out: to look elements up all over it first would be a miss each.
+    """
+
+    positions: Positions | None
+    values: U16
+
+
+_NOTHING = Changes(np.empty(0, dtype=np.intp), np.empty(0, dtype=np.uint16))
+
+
+def _decode_chunk(reader: Reader, base: U16) -> Changes:
     (form,) = cast(tuple[int], reader.unpack(_BYTE))
+    if form == _SAME:
+        return _NOTHING
     if form == _RAW:
-        out[:] = _decode_planes(reader, base.size, base.size)
-        return
-    np.copyto(out, base)
+        return Changes(None, _decode_planes(reader, base.size, base.size))
     if form == _DENSE:
-        _decode_steps(reader, base, out, None)
-    elif form in (_SPARSE8, _SPARSE16):
-        _decode_steps(reader, base, out, _decode_positions(reader, base.size, form == _SPARSE16))
-    elif form != _SAME:
+        return Changes(None, _stepped(base, _decode_steps(reader, base, None)))
+    if form not in (_SPARSE8, _SPARSE16):
         raise PatchError(f"a chunk has the unknown form {form}")
+    positions = _decode_positions(reader, base.size, form == _SPARSE16)
+    return Changes(positions, _decode_steps(reader, base, positions))
+
+
+def _put(changes: Changes, base: U16, room: U16) -> U16:
+    """A whole chunk with its changes, uint16[base.size], in `room` if it is put together."""
+    if changes.positions is None:
+        return changes.values
+    out = room[: base.size]
+    np.copyto(out, base)
+    out[changes.positions] = _stepped(out[changes.positions], changes.values)
+    return out
+
+
+def _windows(changes: Changes, base: U16, room: U16, before: int) -> Iterator[U16]:
+    """A chunk with its changes, cut where `before` and what has been handed out are a multiple of WINDOW."""
+    first = min(base.size, WINDOW - before % WINDOW)
+    ends = [*range(first, base.size, WINDOW), base.size]
+    places = [0, *(np.searchsorted(changes.positions, ends) if changes.positions is not None else ends)]
+    for number, end in enumerate(ends):
+        start, own = ends[number - 1] if number else 0, slice(places[number], places[number + 1])
+        if changes.positions is None:
+            yield changes.values[own]
+        elif own.start == own.stop:
+            yield base[start:end]
+        else:
+            out = room[: end - start]
+            np.copyto(out, base[start:end])
+            positions = changes.positions[own] - start
+            out[positions] = _stepped(out[positions], changes.values[own])
+            yield out
 
 
 def _decode_positions(reader: Reader, size: int, wide: bool) -> Positions:
@@ -296,8 +323,8 @@ def _decode_positions(reader: Reader, size: int, wide: bool) -> Positions:
     return positions
 
 
-def _decode_steps(reader: Reader, base: U16, out: U16, positions: Positions | None) -> None:
-    """Write the changed elements at `positions` (None: every element) into `out`."""
+def _decode_steps(reader: Reader, base: U16, positions: Positions | None) -> U16:
+    """The steps of the elements of `base` at `positions` (None: of all)."""
     count = base.size if positions is None else positions.size
     pairs = _stream(reader, (count + 1) // 2, (count + 1) // 2)
     codes = np.empty(2 * pairs.size, dtype=np.uint8)
@@ -313,13 +340,11 @@ def _decode_steps(reader: Reader, base: U16, out: U16, positions: Positions | No
     values = _decode_planes(reader, far.size, far.size)
     if form == _STEPS:
         steps[far] = _unzigzag(values)
-    elif form != _BITS:
+    elif form == _BITS:
+        steps[far] = _ordered(values) - _ordered(base[far if positions is None else positions[far]])
+    else:
         raise PatchError(f"steps of the unknown form {form}")
-    old = base if positions is None else base[positions]
-    new = _unordered(_ordered(old) + steps)
-    if form == _BITS:
-        new[far] = values
-    out[slice(None) if positions is None else positions] = new
+    return steps
 
 
 def _decode_planes(reader: Reader, least: int, most: int) -> U16:

@@ -7,6 +7,8 @@ A member is unhealthy after `MISSED_UNHEALTHY` of its own announced intervals wi
 
 from enum import StrEnum
 
+import msgspec
+
 from protocol.identity import Address
 from protocol.messages import Heartbeat
 
@@ -32,15 +34,14 @@ def heartbeat_interval(members: int, shortest: float = 1.0) -> float:
     return max(shortest, members / BEATS_PER_SECOND)
 
 
-class Member:
+class Member(msgspec.Struct, gc=False, eq=False):
     """What is known of one member."""
 
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self.beat: Heartbeat | None = None
-        self.seen_at: float | None = None
-        self.gone: MemberState | None = None
-        self._dead_at = float("-inf")
+    address: Address
+    beat: Heartbeat | None = None
+    seen_at: float | None = None
+    gone: MemberState | None = None
+    _dead_at: float = float("-inf")
 
     def heard(self, beat: Heartbeat, now: float) -> None:
         self.beat, self.seen_at = beat, now

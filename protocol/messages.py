@@ -220,7 +220,7 @@ class Parsed(msgspec.Struct, frozen=True):
     raw: bytes
 
 
-class Signed(msgspec.Struct, Generic[M_co], frozen=True):
+class Signed(msgspec.Struct, Generic[M_co], frozen=True, gc=False):
     """A message whose author is proven. raw: the envelope's bytes, for relaying."""
 
     author: Address

@@ -1,15 +1,16 @@
 """The policy: exact bf16 bytes of every tensor, their digests, the policy root, the manifest.
 
 An image is a safetensors file in one canonical form (names sorted, bf16 only, no gaps), so the same weights
-always give the same bytes. The weights root hashes names, shapes and tensor digests: it names the weights however they
-are packed. A policy is named by its step and its weights: the policy root hashes both and is the clock of a run, so
-weights that a step left as they were are another policy, in the same image. The manifest says how to come by them: the
-image itself, an older image (the anchor), and patches from one policy to the next. Callers read and write the files.
+always give the same bytes. The weights root hashes names, shapes and tensor digests (protocol.stretches): it names the
+weights however they are packed. A policy is named by its step and its weights: the policy root hashes both and is the
+clock of a run, so weights that a step left as they were are another policy, in the same image. The manifest says how to
+come by them: the image itself, an older image (the anchor), and patches from one policy to the next. Callers read and
+write the files.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,8 +18,10 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from protocol.blobs import BlobInfo
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
+from protocol.stretches import Layout
 
 U16 = NDArray[np.uint16]
 MAX_TENSORS = 65_536
@@ -28,8 +31,8 @@ MAX_DIMENSIONS = 16
 MAX_PATCHES = 512
 PATCH_SHARE = 4
 """Patches that a manifest lists have together at most the bytes of an image divided by this."""
-_WEIGHTS = "intellect-node weights v1"
-_POLICY = "intellect-node policy v2"
+_WEIGHTS = "intellect-node weights v2"
+_POLICY = "intellect-node policy v3"
 _STEPS = 1 << 64
 
 
@@ -38,7 +41,7 @@ class MalformedPolicy(ProtocolError):
 
 
 class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name; shape; digest: BLAKE3 of the tensor's little-endian bf16 bytes."""
+    """name; shape; digest: of the tensor's little-endian bf16 bytes, at its place in the image (protocol.stretches)."""
 
     name: str
     shape: tuple[int, ...]
@@ -168,12 +171,42 @@ def weights_root(tensors: tuple[TensorInfo, ...]) -> bytes:
 
 
 def describe_tensors(tensors: Mapping[str, U16]) -> tuple[TensorInfo, ...]:
-    """Infos in name order of tensors given as bf16 bit patterns."""
-    return tuple(TensorInfo(name, tuple(tensors[name].shape), _digest(tensors[name])) for name in sorted(tensors))
+    """Infos in name order of all tensors of a policy, given as bf16 bit patterns."""
+    shapes = [(name, tuple(tensors[name].shape)) for name in sorted(tensors)]
+    layout = image_layout(shapes)
+    return tuple(
+        TensorInfo(name, shape, layout.hashed(place, raw(tensors[name])).digest)
+        for place, (name, shape) in enumerate(shapes)
+    )
 
 
-def _digest(tensor: U16) -> bytes:
-    return blake3(np.ascontiguousarray(tensor, dtype="<u2").view(np.uint8).data if tensor.size else b"").digest()
+def describe_blob(data: bytes | memoryview, blob: BlobInfo) -> tuple[TensorInfo, ...]:
+    """Infos of the tensors of an image whose bytes were compared with `blob`: only what lies in pieces that several
+    tensors share is hashed again. Raises MalformedPolicy, also for an image that is not in canonical form."""
+    tensors = decode_image(data)
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    layout = image_layout(shapes)
+    if (blob.size, blob.piece_size) != (layout.size, layout.piece_size) or not starts_canonically(data, layout):
+        raise MalformedPolicy("bad policy image", "it is not in canonical form, or not cut into the usual pieces")
+    return tuple(
+        TensorInfo(name, shape, layout.digest(place, raw(tensors[name]), blob.pieces))
+        for place, (name, shape) in enumerate(shapes)
+    )
+
+
+def image_layout(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Layout:
+    """Where the tensors of a canonical image lie. shapes: of all of them, in name order."""
+    return Layout(image_header(shapes), [2 * math.prod(shape) for _, shape in shapes])
+
+
+def starts_canonically(data: bytes | memoryview, layout: Layout) -> bool:
+    """Whether an image's header is the canonical one of its tensors."""
+    return bytes(memoryview(data)[: len(layout.header)]) == layout.header
+
+
+def raw(tensor: U16) -> memoryview | bytes:
+    """The little-endian bytes of a tensor, not copied where it lies in one piece."""
+    return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1).view(np.uint8).data if tensor.size else b""
 
 
 def image_header(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:

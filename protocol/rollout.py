@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
-import pyarrow as pa
 
-from protocol.arrow_stream import MAX_METADATA, MalformedStream, read_stream
+from protocol.arrow_stream import MAX_METADATA, Column, MalformedStream, read_stream
 from protocol.codec import decode_json
 from protocol.engines import DEFAULT_CLASS
 from protocol.errors import ProtocolError
@@ -107,37 +106,29 @@ class Report(msgspec.Struct, frozen=True):
     rows: tuple[ReportRow, ...]
 
 
-_TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
-_ROLLOUT = pa.schema(
-    [
-        pa.field("group", pa.int32(), nullable=False),
-        pa.field("sample", pa.int32(), nullable=False),
-        pa.field("problem_id", pa.string(), nullable=False),
-        pa.field("prompt", _TOKENS, nullable=False),
-        pa.field("output", _TOKENS, nullable=False),
-        pa.field("finished", pa.bool_(), nullable=False),
-        pa.field("proofs", pa.binary(), nullable=False),
-    ]
+Columns = tuple[Column, ...]
+_TOKENS = "list<int32>"
+_ROLLOUT: Columns = (
+    ("group", "int32"),
+    ("sample", "int32"),
+    ("problem_id", "string"),
+    ("prompt", _TOKENS),
+    ("output", _TOKENS),
+    ("finished", "bool"),
+    ("proofs", "binary"),
 )
-_SEGMENTS = pa.field("segments", _TOKENS, nullable=False)
-_REPORT = pa.schema(
-    [
-        pa.field("group", pa.int32(), nullable=False),
-        pa.field("sample", pa.int32(), nullable=False),
-        pa.field("reward", pa.float32(), nullable=False),
-        pa.field("logprobs", pa.list_(pa.field("item", pa.float32(), nullable=False)), nullable=False),
-    ]
-)
+_SEGMENTS: Column = ("segments", _TOKENS)
+_REPORT: Columns = (("group", "int32"), ("sample", "int32"), ("reward", "float"), ("logprobs", "list<float>"))
 
 
 def encode(batch: RolloutBatch) -> bytes:
-    schema = with_segments(_ROLLOUT, batch.rows)
-    return encode_table(schema, msgspec.json.encode(batch.header), batch.rows)
+    columns = with_segments(_ROLLOUT, batch.rows)
+    return encode_table(columns, msgspec.json.encode(batch.header), batch.rows)
 
 
-def with_segments(schema: pa.Schema, rows: Sequence["HasSegments"]) -> pa.Schema:
-    """The schema with the column `segments`, if one of the rows took more than one turn."""
-    return schema.append(_SEGMENTS) if any(row.segments for row in rows) else schema
+def with_segments(columns: Columns, rows: Sequence["HasSegments"]) -> Columns:
+    """The columns with `segments` behind them, if one of the rows took more than one turn."""
+    return (*columns, _SEGMENTS) if any(row.segments for row in rows) else columns
 
 
 class HasSegments(Protocol):
@@ -167,31 +158,27 @@ def _header(data: bytes, kind: type[H]) -> H:
     return decode_json(data, kind, limit=MAX_HEADER_BYTES, error=MalformedRollout, what="malformed file header")
 
 
-def encode_table(schema: pa.Schema, header: bytes, rows: Sequence[msgspec.Struct]) -> bytes:
-    """Structs whose fields are the schema's columns -> an Arrow IPC stream with `header` in its metadata."""
-    stamped = schema.with_metadata({_HEADER_KEY: header})
-    columns = [pa.array([getattr(row, f.name) for row in rows], type=f.type) for f in schema]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, stamped, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
-        writer.write_batch(pa.record_batch(columns, schema=stamped))
-    return sink.getvalue().to_pybytes()
+def encode_table(columns: Columns, header: bytes, rows: Sequence[msgspec.Struct]) -> bytes:
+    """Structs whose fields are the columns -> an Arrow IPC stream with `header` in its metadata."""
+    from protocol.arrow_writer import write_stream  # who only reads does without Arrow's library
+
+    return write_stream(columns, _HEADER_KEY, header, rows)
 
 
 def decode_table(
     data: bytes,
-    schema: pa.Schema,
+    columns: Columns,
     max_rows: int,
     max_bytes: int,
     max_metadata: int = MAX_METADATA,
     *,
     segments: bool = False,
 ) -> tuple[bytes, list[dict]]:
-    """(header bytes, rows as dicts) of a stream with exactly this schema, or, with `segments`, that of `with_segments`;
-    raises MalformedRollout."""
+    """(header bytes, rows as dicts) of a stream with exactly these columns, or, with `segments`, those of
+    `with_segments`; raises MalformedRollout."""
     if len(data) > max_bytes:
         raise MalformedRollout("malformed file", f"{len(data)} bytes is more than {max_bytes}")
-    columns = [_column(field) for field in schema]
-    last = _column(_SEGMENTS) if segments else None
+    last = _SEGMENTS if segments else None
     try:
         header, rows = read_stream(data, columns, _HEADER_KEY, max_rows, max_metadata, optional=last)
     except MalformedStream as error:
@@ -199,12 +186,3 @@ def decode_table(
     if rows and "segments" in rows[0] and not any(row["segments"] for row in rows):
         raise MalformedRollout("malformed file", "a column of segments where no rollout has any")
     return header, rows
-
-
-def _column(field: pa.Field) -> tuple[str, str]:
-    return field.name, _kind(field.type)
-
-
-def _kind(of: pa.DataType) -> str:
-    """A column's type as arrow_stream names it."""
-    return f"list<{of.value_type}>" if pa.types.is_list(of) else str(of)

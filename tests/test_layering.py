@@ -22,6 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.log_file",
         "node.recent",
         "node.clock",
+        "node.memory",
         "node.state.files",
         "node.supervision",
         "node.parent",

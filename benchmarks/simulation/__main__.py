@@ -1,7 +1,8 @@
 """A swarm of a thousand nodes for an hour, in minutes: what it says, what it costs each node, what faults do to it.
 
     python -m benchmarks.simulation [--nodes 1000] [--hours 1] [--churn 0.1] [--partition 600] [--cheats 0.1]
-        [--full 16] [--delay 0.04] [--policy-seconds 10] [--no-work] [--quick] [--json] [--picture FILE.png] [--seed 7]
+        [--idle 0] [--validators 4] [--full 16] [--delay 0.04] [--policy-seconds 10] [--no-work] [--quick] [--json]
+        [--picture FILE.png] [--seed 7]
 
 What is the product's own code, what a model, and what is shared between the simulated nodes stands in
 `benchmarks/simulation/__init__.py`. --no-work: members only talk, for 10,000 of them.
@@ -41,6 +42,8 @@ def main() -> None:
             "learner_seconds": given.learner_seconds,
             "policy_seconds": given.policy_seconds,
             "cheats": given.cheats,
+            "validators": given.validators,
+            "idle": given.idle,
             "work": not given.no_work,
             "seed": given.seed,
             "costs": Costs(message_ms=given.message_ms),
@@ -70,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--churn", type=float, default=0.1, help="share that leaves and comes in an hour")
     parser.add_argument("--partition", type=float, default=600.0, help="seconds for which a third is cut off")
     parser.add_argument("--cheats", type=float, default=0.1, help="share of the workers")
+    parser.add_argument("--idle", type=float, default=0.0, help="share of the workers that live and make nothing")
+    parser.add_argument("--validators", type=int, default=4, help="of the nodes")
     parser.add_argument("--full", type=int, default=16, help="nodes that have everything of their own")
     parser.add_argument("--message-ms", type=float, default=0.93, help="CPU per message, its copies included")
     parser.add_argument("--delay", type=float, default=0.04, help="seconds of a hop, the median")

@@ -1,342 +1,125 @@
-"""How close the exchange's scheduling comes to the best that any scheme could do, for swarms that fit no machine.
+"""One policy's way to everybody, by the exchange's own decisions, for swarms that fit no machine.
 
-    python -m benchmarks.simulation.exchange [--quick] [--json FILE] [--jobs 2]
+    python -m benchmarks.simulation.exchange [--peers 10,100,1000,10000] [--megabytes 120] [--origin 1]
+                                             [--pieces 114] [--hoarders 0.1 --hoard 1.9]
+                                             [--quick] [--json] [--jobs 1]
+    python -m benchmarks.simulation.exchange --bounds [--quick]      # 0.5 and 62 GB beside what any scheme could do
 
-The decisions are made by the daemon's own code (`node.blobs.scheduling`); links, latencies and clocks are simulated: an
-uploader shares its link among its slots, a downloader takes what arrives one after another. Peers 0.2 Gbit/s up and
-1 down; the bound is the fluid limit max(b / u_s, b / d_min, N b / (u_s + sum u_i)) of Kumar and Ross.
+What is the product's and what is simulated stands in `fetching.py`. The origin has --origin Gbit/s, peers 0.2 up and 1
+down; the bound is the fluid limit max(b / u_s, b / d_min, N b / (u_s + sum u_i)) of Kumar and Ross. stale: seconds
+for which a peer is without the new policy, the mean; source copies: bytes that the origin sends, by the blob's size;
+twice: bytes that came to a peer although they were there. --hoarders: that share claims to have everything from the
+beginning, and delivers each request after --hoard seconds; the table is of the others.
 """
 
 import argparse
-import heapq
-import itertools
 import json
 import multiprocessing
-import random
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
+import msgspec
 
-from node.blobs.scheduling.download import Download, Flight, Tuning
-from node.blobs.scheduling.seeding import SuperSeed
-from node.blobs.scheduling.upload import Reciprocity, Ticket, UploadQueue
+from benchmarks.simulation.fetching import GBIT, LATENCY, Swarm, described
 
-GBIT = 1e9 / 8
-PEER_UP, PEER_DOWN = 0.2 * GBIT, 1.0 * GBIT
-LATENCY = 0.02
-NEIGHBOURS = 16
-PIECES = 512
-SLOTS = 4
-ORIGIN = 0
+COARSE = 512
+"""Pieces of each blob in the table of bounds."""
+TOLD_EVERY = 5.0
 
 
-class Clock:
-    """Events in the order of their times."""
+class Case(msgspec.Struct, frozen=True):
+    """origin: Gbit/s; pieces: None for the product's; hoarders: their share; hoard: seconds."""
+
+    peers: int
+    size: float
+    origin: float = 1.0
+    pieces: int | None = None
+    hoarders: float = 0.0
+    hoard: float = 1.9
+
+
+def measure(case: Case) -> dict[str, float]:
+    began = time.process_time()
+    swarm = Swarm(
+        case.peers, case.size, case.origin * GBIT, 7, case.pieces, hoarders=case.hoarders, hoard=case.hoard
+    ).run(Teller())
+    row = described(swarm) | {"origin_gbit": case.origin, "CPU_s": round(time.process_time() - began, 1)}
+    return row | {"star_s": round(case.peers * case.size / (case.origin * GBIT), 1)}
+
+
+class Teller:
+    """Says on stderr how far it is, every few seconds of waiting."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._numbers = itertools.count()
+        self._told = time.monotonic()
 
-    def after(self, seconds: float, do: Callable[..., None], *args: object) -> None:
-        heapq.heappush(self._heap, (self.now + seconds, next(self._numbers), do, args))
-
-    def run(self, done: Callable[[], bool], limit: float) -> None:
-        while self._heap and not done():
-            self.now, _, do, args = heapq.heappop(self._heap)
-            if self.now > limit:
-                raise RuntimeError(f"not done after {limit:.0f} simulated seconds")
-            do(*args)
-
-
-class Sending:
-    """One answer on its way out. left: bytes."""
-
-    def __init__(
-        self, ticket: Ticket[int], flight: Flight[int], pieces: np.ndarray, left: float, waited: float
-    ) -> None:
-        self.ticket = ticket
-        self.flight = flight
-        self.pieces = pieces
-        self.left = left
-        self.waited = waited
-
-
-class Node:
-    """A peer, or the origin (which has no download). up, down: bytes per second."""
-
-    def __init__(self, swarm: "Swarm", number: int, up: float, down: float) -> None:
-        self.swarm = swarm
-        self.number = number
-        self.up = up
-        self.down = down
-        self.download: Download[int] | None = None
-        self.seed: SuperSeed[int] | None = None
-        self.finished = 0.0
-        self.received = 0.0
-        self._reciprocity: Reciprocity[int] = Reciprocity()
-        self._queue: UploadQueue[int] = UploadQueue(self._reciprocity, slots=SLOTS)
-        self._asked: dict[Ticket[int], Flight[int]] = {}
-        self._sending: list[Sending] = []
-        self._at = 0.0
-        self._version = 0
-        self._line_free = 0.0
-
-    # -- fetching --
-
-    def ask(self, source: int) -> None:
-        if self.download is None:
+    def __call__(self, swarm: Swarm) -> None:
+        if time.monotonic() - self._told < TOLD_EVERY:
             return
-        now = self.swarm.clock.now
-        while (flight := self.download.plan(source, now)) is not None:
-            self.swarm.clock.after(LATENCY, self.swarm.nodes[source].asked, self.number, flight)
-
-    def choked(self, flight: Flight[int], seconds: float) -> None:
-        if self.download is None:
-            return
-        self.download.failed(flight)
-        self.download.close(flight.source, self.swarm.clock.now + seconds)
-        self.swarm.clock.after(seconds + 1e-6, self.ask, flight.source)
-
-    def arrived(self, flight: Flight[int], pieces: np.ndarray, size: float, waited: float) -> None:
-        """The last byte left the sender; our own line takes what came before it first."""
-        now = self.swarm.clock.now
-        self._line_free = max(self._line_free + size / self.down, now)
-        self.swarm.clock.after(self._line_free - now + LATENCY, self.took, flight, pieces, size, waited)
-
-    def took(self, flight: Flight[int], pieces: np.ndarray, size: float, waited: float) -> None:
-        if self.download is None or self.finished:
-            return
-        now = self.swarm.clock.now
-        self.received += size
-        if not len(pieces):
-            self.download.lacks(flight)
-            self.download.failed(flight)
-        else:
-            self._reciprocity.received(flight.source, int(size), now)
-            for rival in self.download.landed(flight, pieces.tolist(), int(size), waited, now):
-                self.download.failed(rival)
-                self.swarm.nodes[rival.source].cancelled(rival)
-        if self.download.complete:
-            self.finished = now
-            self.swarm.left -= 1
-            for flights in [self.download.remove(source) for source in self.download.sources]:
-                for each in flights:
-                    self.swarm.nodes[each.source].cancelled(each)
-            return
-        self.ask(flight.source)
-        if self.download.ending:
-            for source in self.download.sources:
-                self.ask(source)
-
-    # -- serving --
-
-    def asked(self, peer: int, flight: Flight[int]) -> None:
-        ticket = self._queue.offer(peer, flight.size, self.swarm.clock.now)
-        if ticket is None:
-            self.swarm.clock.after(LATENCY, self.swarm.nodes[peer].choked, flight, self._queue.choke_seconds())
-            return
-        self._asked[ticket] = flight
-        self._grant()
-
-    def cancelled(self, flight: Flight[int]) -> None:
-        for ticket in [ticket for ticket, each in self._asked.items() if each is flight]:
-            self._progress()
-            self._queue.withdraw(ticket, self.swarm.clock.now)
-            del self._asked[ticket]
-            self._sending = [each for each in self._sending if each.ticket is not ticket]
-        self._grant()
-
-    def _grant(self) -> None:
-        self._progress()
-        now = self.swarm.clock.now
-        burden = self._burden if self.seed and self.seed.active else None
-        while (ticket := self._queue.next(now, burden)) is not None:
-            flight = self._asked[ticket]
-            pieces = self._choose(ticket.peer, flight)
-            size = self.swarm.bytes_of(pieces)
-            self._sending.append(Sending(ticket, flight, pieces, max(1.0, size), now - ticket.at))
-        self._schedule()
-
-    def _burden(self, ticket: Ticket[int]) -> float:
-        return self.seed.burden(ticket.peer) if self.seed else 0.0
-
-    def _choose(self, peer: int, flight: Flight[int]) -> np.ndarray:
-        if len(flight.pieces):
-            if self.seed is not None:
-                self.seed.given(peer, flight.pieces)
-            return flight.pieces
-        download = self.swarm.nodes[peer].download
-        if self.seed is None or download is None:
-            return np.zeros(0, np.int64)
-        return self.seed.choose(peer, download.skip(), flight.count)
-
-    def _progress(self) -> None:
-        """What the slots, sharing the line, have sent since we last looked."""
-        now = self.swarm.clock.now
-        if self._sending:
-            part = (now - self._at) * self.up / len(self._sending)
-            for each in self._sending:
-                each.left -= part
-        self._at = now
-
-    def _schedule(self) -> None:
-        self._version += 1
-        if self._sending:
-            least = min(each.left for each in self._sending)
-            self.swarm.clock.after(max(0.0, least) * len(self._sending) / self.up, self._sent, self._version)
-
-    def _sent(self, version: int) -> None:
-        if version != self._version:
-            return
-        self._progress()
-        done = [each for each in self._sending if each.left <= 1e-3]
-        self._sending = [each for each in self._sending if each.left > 1e-3]
-        for each in done:
-            self._queue.withdraw(each.ticket, self.swarm.clock.now)
-            del self._asked[each.ticket]
-            size = self.swarm.bytes_of(each.pieces)
-            self.swarm.nodes[each.ticket.peer].arrived(each.flight, each.pieces, size, each.waited)
-        self._grant()
+        self._told = time.monotonic()
+        done = sum(peer.download.done for peer in swarm.honest if peer.download) / len(swarm.honest) / swarm.size
+        print(f"{len(swarm.honest)} peers: {swarm.clock.now:.1f} s, {done:.0%} of the bytes", file=sys.stderr)
 
 
-class Swarm:
-    """One origin and N peers that all want the same blob of `size` bytes at time 0."""
-
-    def __init__(self, count: int, size: float, origin_up: float, seed: int, pieces: int = PIECES) -> None:
-        self.clock = Clock()
-        self.size = int(size)
-        self.piece = -(-self.size // pieces)
-        self.left = count
-        self._random = random.Random(seed)  # noqa: S311
-        pieces = -(-self.size // self.piece)
-        self._last = self.size - (pieces - 1) * self.piece
-        self._pieces = pieces
-        tuning = Tuning(request_bytes=self.piece, source_bytes=24 * self.piece, late=max(2.0, 4 * self.piece / PEER_UP))
-        self.nodes = [Node(self, ORIGIN, origin_up, origin_up)]
-        self.nodes[ORIGIN].seed = SuperSeed(pieces, seed)
-        for number in range(1, count + 1):
-            peer = Node(self, number, PEER_UP, PEER_DOWN)
-            peer.download = Download(self.size, self.piece, np.zeros(pieces, np.bool_), seed + number, tuning)
-            self.nodes.append(peer)
-        self._pairs = self._introduce(count)
-        self._tell_every = max(0.5, 3 * self.piece / PEER_UP)
-
-    def bytes_of(self, pieces: np.ndarray) -> float:
-        last = len(pieces) and pieces[-1] == self._pieces - 1
-        return float(len(pieces) * self.piece - (self.piece - self._last if last else 0))
-
-    def _introduce(self, count: int) -> list[tuple[int, int]]:
-        """Everybody picks half of its neighbours at random; they learn of each other by being told."""
-        pairs: set[tuple[int, int]] = set()
-        for number in range(1, count + 1):
-            for other in self._random.sample(range(1, count + 1), min(count, NEIGHBOURS // 2 + 1)):
-                if other != number:
-                    pairs.add((min(number, other), max(number, other)))
-        return sorted(pairs)
-
-    def run(self) -> "Swarm":
-        everything = np.ones(self._pieces, np.bool_)
-        for peer in self.nodes[1:]:
-            assert peer.download is not None  # noqa: S101
-            peer.download.add(ORIGIN)
-            peer.download.learn(ORIGIN, everything, chooses=True)
-            self.clock.after(self._random.random() * 0.1, peer.ask, ORIGIN)
-            self.clock.after(self._random.random() * self._tell_every, self._tell_origin, peer)
-        for one, two in self._pairs:
-            self._know(one, two)
-            self.clock.after(self._random.random() * self._tell_every, self._tell, one, two)
-        self.clock.run(lambda: not self.left, 50 * self.bound())
-        return self
-
-    def _know(self, one: int, two: int) -> None:
-        for here, there in ((one, two), (two, one)):
-            download = self.nodes[here].download
-            assert download is not None  # noqa: S101
-            download.add(there)
-
-    def _tell(self, one: int, two: int) -> None:
-        """Two peers exchange their maps."""
-        first, second = self.nodes[one], self.nodes[two]
-        if first.finished and second.finished:
-            return
-        self._learn(first, second)
-        self._learn(second, first)
-        self.clock.after(self._tell_every, self._tell, one, two)
-
-    def _learn(self, peer: Node, source: Node) -> None:
-        if not peer.finished and peer.download and source.download:
-            peer.download.learn(source.number, source.download.have.copy())
-            peer.ask(source.number)
-
-    def _tell_origin(self, peer: Node) -> None:
-        seed = self.nodes[ORIGIN].seed
-        if peer.finished or seed is None or peer.download is None:
-            return
-        seed.seen(peer.number, peer.download.have)
-        everything = np.ones(self._pieces, np.bool_)
-        peer.download.learn(ORIGIN, everything, chooses=seed.active)
-        peer.ask(ORIGIN)
-        self.clock.after(self._tell_every, self._tell_origin, peer)
-
-    def bound(self) -> float:
-        peers = self.nodes[1:]
-        total = self.nodes[ORIGIN].up + sum(peer.up for peer in peers)
-        least = min(peer.down for peer in peers)
-        return max(self.size / self.nodes[ORIGIN].up, self.size / least, len(peers) * self.size / total)
-
-
-def fetch_seconds(count: int, size: float, seed: int, pieces: int = PIECES) -> list[float]:
-    """When each of `count` peers has a blob of `size` bytes that one origin of 1 Gbit/s begins with, ascending."""
-    swarm = Swarm(count, size, GBIT, seed, pieces).run()
-    return sorted(peer.finished for peer in swarm.nodes[1:])
-
-
-def measure(case: tuple[int, float, float]) -> dict[str, float]:
-    count, size, origin = case
-    started = time.perf_counter()
-    swarm = Swarm(count, size, origin * GBIT, seed=7).run()
-    times = sorted(peer.finished for peer in swarm.nodes[1:])
-    extra = sum(peer.received for peer in swarm.nodes[1:]) / (count * swarm.size) - 1
-    return {
-        "peers": count,
-        "gigabytes": size / 1e9,
-        "origin_gbit": origin,
-        "bound_seconds": swarm.bound(),
-        "median_seconds": times[len(times) // 2],
-        "last_seconds": times[-1],
-        "over_bound": times[-1] / swarm.bound(),
-        "star_seconds": count * size / (origin * GBIT),
-        "duplicate_share": extra,
-        "cpu_seconds": time.perf_counter() - started,
-    }
+COLUMNS = (
+    "peers bound_s p50_s p99_s last_s last_over_bound stale_s source_copies"
+    " node_MB_in node_MB_out_mean node_MB_out_most twice_percent CPU_s"
+).split()
+BOUND_COLUMNS = (
+    "peers MB origin_gbit bound_s p50_s last_s last_over_bound star_s source_copies twice_percent CPU_s".split()
+)
 
 
 def main() -> None:
+    given = _parser().parse_args()
+    if given.bounds:
+        counts = (100,) if given.quick else (100, 1000)
+        cases = [Case(n, size, gbit, COARSE) for n in counts for size in (0.5e9, 62e9) for gbit in (1.0, 10.0)]
+    else:
+        counts = (10, 100) if given.quick else given.peers
+        size = 1e6 * given.megabytes
+        cases = [Case(n, size, given.origin, given.pieces, given.hoarders, given.hoard) for n in counts]
+    columns = BOUND_COLUMNS if given.bounds else COLUMNS
+    print(f"peers 0.2 Gbit/s up and 1 down, one-way {LATENCY:g} s")
+    print("  ".join(name.replace("_", " ") for name in columns))
+    rows: list[dict[str, Any]] = []
+    for row in _measured(cases, given.jobs):
+        rows.append(row)
+        print("  ".join(f"{row[name]:>{len(name)}g}" for name in columns), flush=True)
+    if given.json:
+        print(json.dumps({"rows": rows}))
+
+
+def _measured(cases: list[Case], jobs: int) -> Iterable[dict[str, float]]:
+    if jobs == 1:
+        yield from map(measure, cases)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(measure, cases)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="100 peers only")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    counts = (100,) if options.quick else (100, 1000)
-    cases = [(count, size, origin) for count in counts for size in (0.5e9, 62e9) for origin in (1.0, 10.0)]
-    print(f"{PIECES} pieces, {NEIGHBOURS} neighbours on average, peers 0.2 Gbit/s up and 1 down, one-way {LATENCY:g} s")
-    print("peers     GB  origin Gbit/s   bound s  median s    last s  last/bound  star s  twice  (took s)")
-    rows = []
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for row in pool.imap(measure, cases):
-            rows.append(row)
-            print(
-                f"{row['peers']:5.0f} {row['gigabytes']:6.1f} {row['origin_gbit']:14.0f} {row['bound_seconds']:9.1f}"
-                f" {row['median_seconds']:9.1f} {row['last_seconds']:9.1f} {row['over_bound']:11.3f}"
-                f" {row['star_seconds']:7.0f} {row['duplicate_share']:6.2%} {row['cpu_seconds']:9.0f}"
-            )
-            sys.stdout.flush()
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+    parser.add_argument("--peers", type=_counts, default=(10, 100, 1000, 10_000), help="with commas between them")
+    parser.add_argument("--megabytes", type=float, default=120.0, help="of the blob: a policy's patch")
+    parser.add_argument("--origin", type=float, default=1.0, help="Gbit/s")
+    parser.add_argument("--pieces", type=int, help="of the blob; default: the product's, of 256 KiB")
+    parser.add_argument("--hoarders", type=float, default=0.0, help="share of the peers that claim and delay")
+    parser.add_argument("--hoard", type=float, default=1.9, help="seconds that they keep a request")
+    parser.add_argument("--bounds", action="store_true", help="the table of 0.5 and 62 GB")
+    parser.add_argument("--quick", action="store_true", help="10 and 100 peers only; of --bounds: 100")
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("--jobs", type=int, default=1)
+    return parser
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(int(one) for one in text.split(","))
+    if not counts or min(counts) < 2:
+        raise argparse.ArgumentTypeError("at least two peers")
+    return counts
 
 
 if __name__ == "__main__":

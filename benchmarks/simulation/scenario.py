@@ -24,7 +24,8 @@ class Costs(msgspec.Struct, frozen=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """nodes: members at the start; full: of them with everything of their own; hours: of swarm time; churn: share of
     the members that leave in an hour, half of them without a word, and as many that come; partition: seconds for
-    which a third is cut off, in the middle; cheats: share of the workers that cheat; work: False: members only talk;
+    which a third is cut off, in the middle; cheats: share of the workers that cheat; idle: share of them that say that
+    they live and make nothing; work: False: members only talk;
     validators: of the nodes; policy_bytes: of a policy's patch; delay: seconds of a hop."""
 
     nodes: int = 1000
@@ -33,6 +34,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     churn: float = 0.1
     partition: float = 600.0
     cheats: float = 0.1
+    idle: float = 0.0
     work: bool = True
     validators: int = 4
     seed: int = 7

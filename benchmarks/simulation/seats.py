@@ -73,6 +73,7 @@ class Node:
         self.port = Port(ether, self.key.address, number)
         self.alive = trio.CancelScope()
         self.cheat: str | None = None
+        self.idle = False
         self.worker: Generating | None = None
         self.station: Station
         self.crew = Crew()

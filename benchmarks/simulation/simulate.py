@@ -7,13 +7,10 @@ import trio
 from trio._core import _run
 from trio.testing import MockClock
 
-from benchmarks.simulation.exchange import fetch_seconds
+from benchmarks.simulation.fetching import fetch_seconds
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.shared import computed_once
 from benchmarks.simulation.swarm import Swarm
-
-PIECES = 16
-"""Of a patch in the exchange's simulation: fewer than the product's, for speed."""
 
 
 def simulate(scenario: Scenario) -> Swarm:
@@ -21,7 +18,7 @@ def simulate(scenario: Scenario) -> Swarm:
     if scenario.policy_seconds is not None:
         fetch = [scenario.policy_seconds]
     else:
-        fetch = fetch_seconds(scenario.nodes - 1, scenario.policy_bytes, scenario.seed, PIECES)
+        fetch = fetch_seconds(scenario.nodes - 1, scenario.policy_bytes, scenario.seed)
     swarms: list[Swarm] = []
 
     async def live() -> None:

@@ -111,6 +111,7 @@ class Swarm:
             host = self.hosts[number % len(self.hosts)]
             node = Lodger(number, self.ether, fetch, self.rules, cheat, host, works=self.scenario.work)
             node.port.host = host.number
+        node.idle = role == "worker" and self.scenario.idle > 0 and self._random.random() < self.scenario.idle
         self.nodes[node.address] = node
         self.kinds[node.address] = cheat
         self.ether.join(node.port, full=full)
@@ -124,7 +125,7 @@ class Swarm:
                 if isinstance(node, Seat):
                     await node.listen(nursery)
                 nursery.start_soon(node.beat)
-                if self.scenario.work:
+                if self.scenario.work and not node.idle:
                     self._work(node, nursery)
                 await trio.sleep_forever()
 

@@ -1,6 +1,5 @@
 """The demo's own local chain: its keeper is one more supervised process, stopped after all the others."""
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from cli.errors import CHAIN, CommandError
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
-    from node.chain.devnet import Devnet
+    from node.chain.devnet import Devnet, DevnetOptions
     from node.chain.profile import NetworkProfile
 
 NAME = "the chain"
@@ -33,17 +32,21 @@ class DemoChain:
 
 
 @asynccontextmanager
-async def open_chain(scene: Scene, environment: dict[str, str], view: View) -> AsyncIterator[DemoChain]:
-    """A running chain with the contracts on it. Its state survives in the scene for --resume."""
+async def open_chain(
+    scene: Scene, environment: dict[str, str], view: View, options: "DevnetOptions | None" = None
+) -> AsyncIterator[DemoChain]:
+    """A running chain with the contracts on it. Its state survives in the scene for --resume. options: of a chain that
+    is made now; a devnet's defaults if None."""
     from node.chain.client import ChainClient
     from node.chain.devnet import Devnet
     from node.chain.profile import local_profile_path
 
-    devnet = Devnet(scene.home / "devnet", cache=cache_directory(), publish=local_profile_path(scene.home))
+    publish = local_profile_path(scene.home)
+    devnet = Devnet(scene.home / "devnet", cache=cache_directory(), options=options, publish=publish)
     supervisor = Supervisor(view.say)
     view.say("starting a local chain and deploying the contracts")
     try:
-        supervisor.start(_keeper(scene, devnet.directory, local_profile_path(scene.home), environment))
+        supervisor.start(Program(NAME, devnet.keeper_command(), environment, scene.log("chain"), scene.directory))
         async with trio.open_nursery() as nursery:
             profile = await _until_up(devnet, supervisor)
             nursery.start_soon(supervisor.watch)
@@ -58,12 +61,6 @@ async def open_chain(scene: Scene, environment: dict[str, str], view: View) -> A
             nursery.cancel_scope.cancel()
     finally:
         await supervisor.stop()
-
-
-def _keeper(scene: Scene, directory: Path, publish: Path, environment: dict[str, str]) -> Program:
-    command = [sys.executable, "-m", "node.chain.devnet", str(directory)]
-    command += ["--cache", str(cache_directory()), "--publish", str(publish)]
-    return Program(NAME, command, environment, scene.log("chain"), scene.directory)
 
 
 async def _until_up(devnet: "Devnet", supervisor: Supervisor) -> "NetworkProfile":

@@ -18,7 +18,8 @@ def evaluation(out: Path | None) -> Maker:
     def make(folder: "TaskFolder") -> dict[str, Any]:
         import msgspec
 
-        from node.tasks.exports import evaluate, write_json
+        from node.tasks.exports import write_json
+        from node.tasks.findings import evaluate
 
         measures = evaluate(folder)
         if out is not None:
@@ -53,7 +54,8 @@ def judging(out: Path | None) -> Maker:
     def make(folder: "TaskFolder") -> dict[str, Any]:
         import msgspec
 
-        from node.tasks.exports import judgement, write_json
+        from node.tasks.exports import write_json
+        from node.tasks.findings import judgement
 
         found = judgement(folder)
         if out is not None:
@@ -67,7 +69,8 @@ def reviewing(out: Path | None) -> Maker:
     def make(folder: "TaskFolder") -> dict[str, Any]:
         import msgspec
 
-        from node.tasks.exports import review, write_json
+        from node.tasks.exports import write_json
+        from node.tasks.findings import review
 
         found = review(folder)
         if out is not None:

@@ -76,7 +76,8 @@ class Uploads:
         return granted.is_set()
 
     def _grant(self) -> None:
-        while (ticket := self._queue.next(trio.current_time(), self._burden)) is not None:
+        burden = self._burden if self._burdens else None
+        while (ticket := self._queue.next(trio.current_time(), burden)) is not None:
             self._granted[ticket].set()
 
     def _burden(self, ticket: Ticket[Address]) -> float:

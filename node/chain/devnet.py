@@ -184,14 +184,11 @@ class Devnet:
         if self._keeper() is not None:
             return self._wait_up(None, timeout)
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        arguments = [str(self.directory), "--cache", str(self._cache), "--options", _encode(self.options)]
-        if self._publish:
-            arguments += ["--publish", str(self._publish)]
         if self._child is not None:
             self._child.poll()  # an earlier keeper that was killed: reap it
         with (self.directory / "keeper.log").open("ab") as output:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "node.chain.devnet", *arguments],
+                self.keeper_command(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -199,6 +196,12 @@ class Devnet:
                 cwd=Path(__file__).resolve().parents[2],
             )
         return self._wait_up(self._child, timeout)
+
+    def keeper_command(self) -> list[str]:
+        """The program that keeps this chain up while it runs."""
+        command = [sys.executable, "-m", "node.chain.devnet", str(self.directory), "--cache", str(self._cache)]
+        command += ["--options", _encode(self.options)]
+        return [*command, "--publish", str(self._publish)] if self._publish else command
 
     def down(self) -> bool:
         """Stop the background chain and whatever is left of it; returns whether anything ran. Blocking."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 ARCHITECTURE = "transformers.models.llama.modeling_llama"  # the others share its imports
-ENGINE = ("node.inference.torch_engine", "node.inference.produce", "node.inference.inspect", ARCHITECTURE)
-LEARNER = ("node.training.learner", "node.training.checkpoint", "node.training.evaluator", ARCHITECTURE)
+WRITER = "protocol.arrow_writer"  # what they make; its library is imported nowhere else before the first file
+ENGINE = ("node.inference.torch_engine", "node.inference.produce", "node.inference.inspect", WRITER, ARCHITECTURE)
+LEARNER = ("node.training.learner", "node.training.checkpoint", "node.training.evaluator", WRITER, ARCHITECTURE)
 """What the programs of an engine and a learner import, without the programs themselves, which run in the child."""
 
 

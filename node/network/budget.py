@@ -5,24 +5,28 @@ Pure: the clock is an argument.
 
 from collections.abc import Hashable
 
+import msgspec
+
 from node.recent import Recent
 
 MAX_KEYS = 4096
 
 
-class TokenBucket:
+class TokenBucket(msgspec.Struct, gc=False, eq=False):
     """rate: tokens per second; burst: tokens at most, and at first."""
 
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._tokens = burst
-        self._at: float | None = None
+    rate: float
+    burst: float
+    _tokens: float = 0.0
+    _at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._tokens = self.burst
 
     def take(self, tokens: float, now: float) -> bool:
         """Spend `tokens` if they are there. `now`: seconds, monotonic."""
         if self._at is not None:
-            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+            self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
         self._at = now
         if tokens > self._tokens:
             return False
@@ -33,12 +37,12 @@ class TokenBucket:
         """Spend `tokens` and return how many seconds to wait until they are there; reservations queue up."""
         self.take(0, now)
         self._tokens -= tokens
-        return max(0.0, -self._tokens / self._rate)
+        return max(0.0, -self._tokens / self.rate)
 
     def delay(self, now: float) -> float:
         """Seconds until the balance is no longer negative."""
         self.take(0, now)
-        return max(0.0, -self._tokens / self._rate)
+        return max(0.0, -self._tokens / self.rate)
 
     def charge(self, tokens: float) -> None:
         """Spend tokens after the fact; the balance may become negative."""

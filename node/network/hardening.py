@@ -78,8 +78,9 @@ def quieten() -> None:
     logger.handlers[:] = [_ToStructlog()]
     logger.propagate = False
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("libp2p."):
-            logging.getLogger(name).setLevel(logging.NOTSET)
+        below = logging.getLogger(name) if name.startswith("libp2p.") else None
+        if below is not None and below.level != logging.NOTSET:  # each of these looks through all loggers there are
+            below.setLevel(logging.NOTSET)
     swarm_connection.logging = logging.getLogger("libp2p.network.connection")  # type: ignore[attr-defined]
 
 

@@ -12,4 +12,4 @@ def keep_freed_blocks() -> None:
     quarter of what a transfer costs. glibc raises both bounds once it has freed a mapped block of that size; other
     libraries have other rules, and to them this is a block that nobody wrote to.
     """
-    bytearray(BLOCK)  # zeroed by the kernel when it is touched, which it is not
+    bytes(BLOCK)  # zeroed by the kernel where it is touched, which it is not; a bytearray would be zeroed by hand

@@ -7,7 +7,6 @@ with its tag, sealed with ChaCha20-Poly1305 under a counter (Noise, revision 34,
 Knows bytes and keys; knows nothing of streams.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import trio
@@ -21,7 +20,7 @@ from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.security.noise.transport import Transport
 from multiaddr import Multiaddr
 
-from node.network.sockets import Prompt, prompt
+from node.network.sockets import Prompt, prompt, unbuffered
 
 LENGTH = 2
 TAG = 16
@@ -83,10 +82,10 @@ class NoiseSession(BaseSession, Prompt):
         )
         states = done.conn.noise_state.noise_protocol
         self._raw = raw
-        self._below = prompt(getattr(raw, "stream", raw))
+        self._source, self._ahead = unbuffered(getattr(raw, "stream", raw))
+        self._sink = prompt(self._source)
         self._out = Cipher(states.cipher_state_encrypt.k, states.cipher_state_encrypt.n)
         self._in = Cipher(states.cipher_state_decrypt.k, states.cipher_state_decrypt.n)
-        self._ahead = memoryview(b"")
         self._begun = bytearray()
         self._plain = b""
         self._run = 0
@@ -118,30 +117,33 @@ class NoiseSession(BaseSession, Prompt):
         if self._run >= MAX_RUN:
             self._run = 0
             await trio.lowlevel.checkpoint()
-        while not (ready := [self._in.open(sealed) for sealed in self._cut(most)]):
-            more = await self._raw.read(READ_AT_ONCE)
+        ready = self._open(most)
+        while not ready:
+            more = await self._source.read(READ_AT_ONCE)
             if not more and self._begun:
                 raise IncompleteReadError("the connection ended within a message")
             if not more:
                 return []
             self._ahead = memoryview(more)
+            ready = self._open(most)
         self._run += len(ready)
         return ready
 
-    def _cut(self, most: int) -> Iterator[memoryview]:
+    def _open(self, most: int) -> list[bytes]:
         """Messages that are here whole, `most` at most. One that two reads share is put together by itself."""
+        ready: list[bytes] = []
         if self._begun:
             if (sealed := self._put_together()) is None:
-                return
-            most -= 1
-            yield sealed
+                return ready
+            ready.append(self._in.open(sealed))
         ahead, at = self._ahead, 0
-        while most and (end := _end(ahead, at)) <= len(ahead):
-            yield ahead[at + LENGTH : end]
-            at, most = end, most - 1
+        while len(ready) < most and at < len(ahead) and (end := _end(ahead, at)) <= len(ahead):
+            ready.append(self._in.open(ahead[at + LENGTH : end]))
+            at = end
         self._ahead = ahead[at:]
-        if most:
+        if self._ahead and len(ready) < most:
             self._begun += self._taken(len(ahead))
+        return ready
 
     def _put_together(self) -> memoryview | None:
         while len(self._begun) < (end := _end(self._begun, 0)):
@@ -164,10 +166,10 @@ class NoiseSession(BaseSession, Prompt):
         await self.finish_write(self.begin_write(data))
 
     def begin_write(self, data: bytes | memoryview) -> memoryview:
-        return self._below.begin_write(self._sealed(memoryview(data)))
+        return self._sink.begin_write(self._sealed(memoryview(data)))
 
     async def finish_write(self, rest: memoryview) -> None:
-        await self._below.finish_write(rest)
+        await self._sink.finish_write(rest)
 
     def _sealed(self, data: memoryview) -> memoryview:
         """One message after another, each sealed where it is sent from."""

@@ -39,18 +39,24 @@ class Cutter:
 
     def cut(self, arrived: bytes) -> Iterator[bytes]:
         """The packets that are now whole. Raises ValueError for one beyond the limit, before it is here."""
-        self._rest += arrived
+        whole = arrived
+        if self._rest:
+            self._rest += arrived
+            whole = self._rest
         start = 0
         try:
-            while (head := _head(self._rest, start, self._limit)) is not None and start + sum(head) <= len(self._rest):
+            while (head := _head(whole, start, self._limit)) is not None and start + sum(head) <= len(whole):
                 width, length = head
                 start += width + length
-                yield bytes(self._rest[start - length : start])
+                yield bytes(whole[start - length : start])
         finally:
-            del self._rest[:start]
+            if self._rest:
+                del self._rest[:start]
+            else:
+                self._rest += arrived[start:]
 
 
-def _head(begun: bytearray, start: int, limit: int) -> tuple[int, int] | None:
+def _head(begun: bytes | bytearray, start: int, limit: int) -> tuple[int, int] | None:
     """How long the length at `start` is, and the length; None while it is not whole. Raises ValueError beyond the
     limit."""
     length = shift = 0

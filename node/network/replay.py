@@ -5,19 +5,20 @@ Gossip forgets a message after 32,768 others. Numbers last: ours, and those of g
 nanoseconds and rise by one. Others draw them at random (js-libp2p); those publishers are recognised, and let be. Pure.
 """
 
+import msgspec
+
 WIDTH = 4096
 """Messages that may overtake each other."""
 CLOCKED = range(1_577_836_800 * 10**9, 4_102_444_800 * 10**9)
 """Numbers that can be a clock in nanoseconds: from 2020 to 2100."""
 
 
-class Window:
+class Window(msgspec.Struct, gc=False, eq=False):
     """The newest number of one publisher, and which of the WIDTH before it were taken."""
 
-    def __init__(self) -> None:
-        self._newest = 0
-        self._taken = 0
-        self._random = False
+    _newest: int = 0
+    _taken: int = 0
+    _random: bool = False
 
     def fresh(self, number: int) -> bool:
         """Whether a message with that number has not been taken, and is not older than all that are remembered."""

@@ -171,6 +171,15 @@ def lean(stream: ReadWriteCloser) -> Buffered:
     return Buffered(LeanSocket(stream) if isinstance(stream, TrioTCPStream) else stream)
 
 
+def unbuffered(stream: Any) -> tuple[Any, memoryview]:
+    """What a buffer reads from, and what it has read ahead: for who takes over from it, and reads much at once. Others
+    as they are."""
+    if not isinstance(stream, Buffered):
+        return stream, memoryview(b"")
+    ahead, stream._ahead = stream._ahead, memoryview(b"")
+    return stream._inner, ahead
+
+
 def prompt(conn: Any) -> Prompt:
     """Itself, or one that takes nothing at once. conn: whatever has an async `write`."""
     return conn if isinstance(conn, Prompt) else Buffered(conn)

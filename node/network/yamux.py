@@ -10,6 +10,7 @@ Knows frames and streams; knows nothing of what they carry.
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 
 import structlog
@@ -85,6 +86,7 @@ class Stream(IMuxedStream):
         self._wanted = 1
         self._arrival = trio.Event()
         self._opened = trio.Event()
+        self._listener: Callable[[], None] | None = None
 
     # reading
 
@@ -99,7 +101,8 @@ class Stream(IMuxedStream):
         """n bytes, or fewer if the stream ends before; memory grows with what arrives."""
         parts: list[bytes] = []
         while n > 0:
-            part = await self._read_part(min(n, self.recv_window + self.buffered))  # so much can come unasked
+            unasked = max(self.recv_window + self.buffered, 1)  # none: a frame has begun that uses up the window
+            part = await self._read_part(min(n, unasked))
             if not part:
                 break
             parts.append(part)
@@ -124,8 +127,33 @@ class Stream(IMuxedStream):
         self._wanted, self._arrival = n, trio.Event()
         await self._arrival.wait()
 
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called by the connection's reader when something has come, once for all that came together,
+        or the stream is over; instead of a task that is woken, which costs a turn of the event loop. It takes what is
+        there by `read_now`, is quick, and must not raise."""
+        self._listener = listener
+        listener()
+
+    def read_now(self) -> bytes:
+        """All that is here, without waiting; b"" if that is nothing. Raises MuxedStreamEOF at the end."""
+        if not self._pieces:
+            self._raise_if_over()
+            return b""
+        data = self._cut(self.buffered)
+        if spent := self._spent():
+            self.recv_window += spent
+            self.session.answer(WINDOW, 0, self.number, spent)
+        return data
+
     async def _taken(self, n: int) -> bytes:
         """The next n bytes, which are here; gives the window back once half of it was used."""
+        data = self._cut(n)
+        if spent := self._spent():
+            await self.widen_by(spent)
+        return data
+
+    def _cut(self, n: int) -> bytes:
+        """The next n bytes, which are here."""
         pieces, missing = [], n
         while missing:
             piece = self._pieces.popleft()
@@ -137,10 +165,12 @@ class Stream(IMuxedStream):
         self.buffered -= n
         if self.number in self.session.streams:
             self.session.buffered -= n
+        return pieces[0].tobytes() if len(pieces) == 1 else b"".join(pieces)
+
+    def _spent(self) -> int:
+        """What is to be given back of the window: nothing before half of it was used."""
         spent = self._full_window - self.recv_window - self.buffered
-        if spent >= self._full_window // 2 and not self.recv_closed:
-            await self.widen_by(spent)
-        return b"".join(pieces)
+        return spent if spent >= self._full_window // 2 and not self.recv_closed else 0
 
     async def widen(self, wanted: int) -> None:
         """Let the peer send `wanted` bytes without waiting for us to read."""
@@ -170,6 +200,16 @@ class Stream(IMuxedStream):
             taken = max(size - len(head), 0)
             await self.session.send_data(self.number, head[:size], rest[:taken])
             head, rest = head[size:], rest[taken:]
+
+    def write_now(self, data: bytes) -> bool:
+        """All of `data`, without waiting, as soon as the connection takes it; False, and nothing of it, where that is
+        not possible, the stream is over, or `data` fills more than a frame. Not beside a `write` of the same stream."""
+        if self.send_closed or len(data) > min(self.send_window, BODY_BYTES):
+            return False
+        if not self.session.send_data_now(self.number, data):
+            return False
+        self.send_window -= len(data)
+        return True
 
     async def _wait_for_window(self) -> None:
         with trio.move_on_after(STALL_SECONDS):
@@ -209,8 +249,8 @@ class Stream(IMuxedStream):
         self.session.forget_if_over(self)
         self.buffered = 0
         self._pieces.clear()
-        self._arrival.set()
         self._opened.set()
+        self._tell()
 
     @property
     def closed(self) -> bool:
@@ -226,7 +266,9 @@ class Stream(IMuxedStream):
             self._pieces.append(piece)
             self.buffered += len(piece)
             self.session.buffered += len(piece)
-            if self.buffered >= self._wanted:
+            if self._listener is not None:
+                self.session.tell_soon(self._listener)
+            elif self.buffered >= self._wanted:
                 self._arrival.set()
 
     def window_grew(self, increment: int) -> None:
@@ -237,8 +279,13 @@ class Stream(IMuxedStream):
 
     def peer_closed(self) -> None:
         self.recv_closed = True
-        self._arrival.set()
         self.session.forget_if_over(self)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._arrival.set()
+        if self._listener is not None:
+            self._listener()
 
     # what the library asks of a stream
 
@@ -285,6 +332,8 @@ class Session(IMuxedConn):
         self._incoming, self._accepted = trio.open_memory_channel[Stream](MAX_INBOUND)
         self._control, self._outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
         self._write_lock = trio.Lock()
+        self._owed = memoryview(b"")
+        self._untold: dict[Callable[[], None], None] = {}
         self._frames = TokenBucket(*FRAMES)
         self._run = 0
         self._ending = False
@@ -315,12 +364,22 @@ class Session(IMuxedConn):
                 self._heard.set()
                 for message in messages:
                     await reader.take(memoryview(message))
+                self._tell()
         except trio.TooSlowError:
             log.debug("network.frame_stalled", peer=str(self.peer_id))
         except _Broken as error:
             log.debug("network.yamux_broken", peer=str(self.peer_id), why=str(error))
         except Exception as error:  # the library's connections raise many kinds when they close
             log.debug("network.connection_ended", peer=str(self.peer_id), error=repr(error))
+
+    def tell_soon(self, listener: Callable[[], None]) -> None:
+        """Call it when all was worked off that has come."""
+        self._untold[listener] = None
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, {}
+        for listener in untold:
+            listener()
 
     async def _next_messages(self, *, in_frame: bool) -> list[bytes]:
         if not in_frame:
@@ -359,6 +418,13 @@ class Session(IMuxedConn):
         if not await self._write(b"".join(_frames(number, head, data))):
             raise MuxedStreamReset("the connection is gone")
 
+    def send_data_now(self, number: int, data: bytes) -> bool:
+        """The same without waiting; False, and nothing is sent, where somebody else is writing or nobody can."""
+        if not self._write_now(HEADER.pack(0, DATA, 0, number, len(data)) + data):
+            return False
+        self._frames.charge(-len(data) / FRAME_BYTES)
+        return True
+
     async def send_control(self, kind: int, flags: int, number: int, value: int) -> None:
         """A frame without a body, from whoever may wait for the connection to take it."""
         await self._write(HEADER.pack(0, kind, flags, number, value))
@@ -384,8 +450,10 @@ class Session(IMuxedConn):
             return False
         await self._enter()
         try:
-            rest = self._prompt.begin_write(frame)
-            if rest:
+            if self._owed:
+                await self._finish(self._owed)
+                self._owed = memoryview(b"")
+            if frame and (rest := self._prompt.begin_write(frame)):
                 await self._finish(rest)
         except Exception as error:
             log.debug("network.frame_lost", error=repr(error))
@@ -393,6 +461,20 @@ class Session(IMuxedConn):
         finally:
             self._write_lock.release()
         await trio.lowlevel.checkpoint_if_cancelled()
+        return True
+
+    def _write_now(self, frame: bytes) -> bool:
+        """Whether it will be written whole: what the connection does not take at once goes before the next write."""
+        if self._ending or self._owed or self._write_lock.locked():
+            return False
+        try:
+            self._owed = self._prompt.begin_write(frame)
+        except Exception as error:
+            log.debug("network.frame_lost", error=repr(error))
+            return False
+        if self._owed:
+            with suppress(trio.WouldBlock):  # whoever sends what is queued there pays it
+                self._control.send_nowait(b"")
         return True
 
     async def _finish(self, rest: memoryview) -> None:
@@ -474,6 +556,7 @@ class Session(IMuxedConn):
     async def pay(self) -> None:
         """Wait for what was charged, and let others run: what was read ahead would be worked off without that."""
         self._run = 0
+        self._tell()
         await trio.sleep(self._frames.delay(trio.current_time()))
 
     # what the library asks of a connection
@@ -549,13 +632,14 @@ class _Reader:
 
     def _cut_header(self, data: memoryview) -> tuple[tuple[int, ...] | None, memoryview]:
         """The next header, if it is here whole, and what follows."""
+        if not self._header and len(data) >= HEADER.size:
+            return HEADER.unpack_from(data), data[HEADER.size :]
         size = HEADER.size - len(self._header)
         head, rest = data[:size], data[size:]
-        if self._header or len(head) < size:
-            self._header += head
-            if len(head) < size:
-                return None, rest
-            head, self._header = memoryview(self._header), bytearray()
+        self._header += head
+        if len(head) < size:
+            return None, rest
+        head, self._header = memoryview(self._header), bytearray()
         return HEADER.unpack(head), rest
 
     def _body(self, data: memoryview) -> memoryview:

@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS files (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tallies (run BLOB, part TEXT, name TEXT, count INTEGER, PRIMARY KEY (run, part, name));
 CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS consumed_at ON consumed (step);
 CREATE TABLE IF NOT EXISTS heard (
     work BLOB PRIMARY KEY, node TEXT, units INTEGER, at INTEGER, accepted INTEGER
 ) WITHOUT ROWID;
@@ -282,9 +283,15 @@ class Journal:
         """(file root, step that it trained, why) of every file that was rejected too late."""
         return self._db.execute("SELECT root, step, why FROM invalidated ORDER BY step").fetchall()
 
-    def consumed(self) -> dict[bytes, int]:
-        """file root -> step that used it."""
-        return dict(self._db.execute("SELECT root, step FROM consumed").fetchall())
+    def consumed(self, first_step: int = 0) -> dict[bytes, int]:
+        """file root -> step that used it, of that step and later ones."""
+        rows = self._db.execute("SELECT root, step FROM consumed WHERE step >= ?", (first_step,))
+        return dict(rows.fetchall())
+
+    def trained_by(self, most: int) -> list[bytes]:
+        """Roots of the files that trained the newest steps."""
+        query = "SELECT substr(root, 1, 32) AS file FROM consumed GROUP BY file ORDER BY max(step) DESC LIMIT ?"
+        return [row[0] for row in self._db.execute(query, (most,))]
 
     # what a validator has seen of others' work; times are those of the chain
 

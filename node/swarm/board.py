@@ -204,7 +204,7 @@ class Board:
         name = _name(raw)
         seen = self._shelf.seen(name)
         if seen is not None:
-            return self._repeats(publisher, *seen)
+            return self._repeats(publisher, seen.author, seen.kind)
         try:
             parsed = parse_envelope(self._pool, raw)
             kind = type(parsed.message)

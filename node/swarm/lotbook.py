@@ -63,7 +63,8 @@ class LotBook:
         self._policies = policies
         self._pledged: Recent[tuple[Address, int], _Pledged] = Recent(16 * KEPT_WINDOWS)
         self._verdicts: Recent[tuple[Address, int], list[Signed[VerdictIssued]]] = Recent(4 * KEPT_WINDOWS)
-        self._files: Recent[int, dict[Address, dict[WorkId, set[int]]]] = Recent(KEPT_WINDOWS)
+        self._files: Recent[int, dict[Address, dict[WorkId, int]]] = Recent(KEPT_WINDOWS)
+        """Window -> worker -> file -> which groups were checked, a bit each: a pool's largest table of all."""
         self.kept = 0
         self.early = 0
         self.broken = 0
@@ -78,7 +79,7 @@ class LotBook:
         if work.task is not None:
             return
         window = self._files.setdefault(window_of(work.step, self._audit), {})
-        window.setdefault(work.node, {}).setdefault(work.id, set())
+        window.setdefault(work.node, {}).setdefault(work.id, 0)
 
     def is_of_its_window(self, work: Work, message: VerdictIssued) -> bool:
         """Whether an accepting verdict was drawn with the secret of its work's own window. One that was not counts for
@@ -112,7 +113,8 @@ class LotBook:
         window = window_of(work.step, self._audit)
         self.committed(work)
         files = self._files.get(window, {}).get(work.node, {})
-        files.setdefault(work.id, set()).update(unpack_groups(message.checked, self._groups) or ())
+        drawn = sum(1 << group for group in unpack_groups(message.checked, self._groups) or ())
+        files[work.id] = files.get(work.id, 0) | drawn
         if message.recheck or message.verdict.outcome != Outcome.ACCEPT:
             return None
         said = self._verdicts.setdefault((signed.author, window), [])
@@ -185,7 +187,7 @@ class LotBook:
         rows: list[WorkerPower] = []
         for node, files in self._files.get(window, {}).items():
             groups = self._groups * len(files)
-            checked = sum(len(drawn) for drawn in files.values())
+            checked = sum(drawn.bit_count() for drawn in files.values())
             power = detection_power(checked / groups, groups, self._audit) if groups else 0.0
             rows.append(WorkerPower(node, window, groups, checked, power))
         return rows

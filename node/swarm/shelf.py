@@ -11,6 +11,7 @@ from itertools import chain
 
 import msgspec
 
+from node.recent import Recent
 from protocol.identity import Address
 from protocol.liveness import MISSED_DEAD, heartbeat_interval
 from protocol.messages import (
@@ -55,10 +56,12 @@ MAX_AGE = 240.0
 MAX_PINNED = 2048
 REMEMBERED = 32_768
 """Messages that are recognised when they come again: an hour of a pool that says nine a second."""
+ORIGINS = 4096
+"""Authors and kinds that are written down once for all that is remembered of them: 150 bytes less for each message."""
 LET_GO = 1024
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Kept(msgspec.Struct, frozen=True, gc=False):
     """number: rises with every message; at: seconds; direct: the author brought it, nobody else."""
 
     name: bytes
@@ -68,35 +71,43 @@ class Kept(msgspec.Struct, frozen=True):
     direct: bool
 
 
-class _Held:
-    """What is kept of one author by kind, apart what others brought; most authors have said one thing."""
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """Of a message that was kept lately."""
 
-    def __init__(self) -> None:
-        self._rows: dict[tuple[type[Message], bool], OrderedDict[bytes, Kept]] = {}
+    author: Address
+    kind: type[Message]
 
-    def __len__(self) -> int:
-        return sum(map(len, self._rows.values()))
+
+_ROWS = {(kind, direct): (kind, direct) for kind in MOST for direct in (False, True)}
+"""The names of an author's rows, each once and not once per author."""
+
+
+class _Held(dict[tuple[type[Message], bool], OrderedDict[bytes, Kept]]):
+    """What is kept of one author by kind, heartbeats aside, apart what others brought."""
+
+    __slots__ = ()
 
     def add(self, kept: Kept) -> None:
-        self._rows.setdefault((type(kept.signed.message), kept.direct), OrderedDict())[kept.name] = kept
+        row = _ROWS[type(kept.signed.message), kept.direct]
+        self.setdefault(row, OrderedDict())[kept.name] = kept
 
     def remove(self, kept: Kept) -> None:
-        row = self._rows[type(kept.signed.message), kept.direct]
+        row = self[type(kept.signed.message), kept.direct]
         del row[kept.name]
         if not row:
-            del self._rows[type(kept.signed.message), kept.direct]
+            del self[type(kept.signed.message), kept.direct]
 
     def many(self, kind: type[Message]) -> int:
-        return sum(len(self._rows.get((kind, direct), ())) for direct in (False, True))
+        return sum(len(self.get((kind, direct), ())) for direct in (False, True))
 
     def oldest(self, kind: type[Message]) -> Kept | None:
         """What goes first of a kind: what others brought, then what the author did."""
-        rows = (self._rows.get((kind, direct)) for direct in (False, True))
+        rows = (self.get((kind, direct)) for direct in (False, True))
         return next((next(iter(row.values())) for row in rows if row), None)
 
     def oldest_of_all(self) -> Kept:
         """What goes first of everything but the heartbeat and the policies."""
-        firsts = [next(iter(row.values())) for (kind, _), row in self._rows.items() if row and _counts(kind)]
+        firsts = [next(iter(row.values())) for (kind, _), row in self.items() if row and _counts(kind)]
         return min(firsts, key=lambda kept: (kept.direct, kept.number))
 
 
@@ -135,10 +146,12 @@ class Shelf:
         self._kept: dict[bytes, Kept] = {}
         self._aging: OrderedDict[bytes, Kept] = OrderedDict()
         self._beats: OrderedDict[bytes, Kept] = OrderedDict()
+        self._beat_of: dict[Address, Kept] = {}
         self._held: dict[Address, _Held] = {}
         self._policies: dict[Address, dict[int, list[Kept]]] = {}
         self._pinned: OrderedDict[bytes, Kept] = OrderedDict()
-        self._seen: OrderedDict[bytes, tuple[Address, type[Message]]] = OrderedDict()
+        self._seen: OrderedDict[bytes, Seen] = OrderedDict()
+        self._origins: Recent[Seen, Seen] = Recent(ORIGINS)
         self._let_go: OrderedDict[bytes, None] = OrderedDict()
         self._ranks = _Ranks()
         self._number = 0
@@ -149,12 +162,14 @@ class Shelf:
     def __contains__(self, name: bytes) -> bool:
         return name in self._kept or name in self._pinned
 
-    def seen(self, name: bytes) -> tuple[Address, type[Message]] | None:
+    def seen(self, name: bytes) -> Seen | None:
         """Author and kind of a message that was kept lately, whether it still is or not."""
         return self._seen.get(name)
 
     def many(self, author: Address, kind: type[Message]) -> int:
         """How many messages of a kind are kept of one author."""
+        if kind is Heartbeat:
+            return int(author in self._beat_of)
         held = self._held.get(author)
         return held.many(kind) if held else 0
 
@@ -168,8 +183,11 @@ class Shelf:
             self._forget(kept)
             return False
         self._see(name, signed)
-        self._add(kept)
-        self._trim(kept)
+        if isinstance(signed.message, Heartbeat):
+            self._put_beat(kept)
+        else:
+            self._add(kept)
+            self._trim(kept)
         return True
 
     def pin(self, name: bytes, signed: Signed[Message], now: float) -> None:
@@ -202,10 +220,9 @@ class Shelf:
 
     def _has_place(self, kept: Kept) -> bool:
         message, author = kept.signed.message, kept.signed.author
-        held = self._held.get(author)
         match message:
             case Heartbeat():
-                before = held.oldest(Heartbeat) if held else None
+                before = self._beat_of.get(author)
                 return before is None or _sequence(before) < message.sequence
             case PolicyAnnounced():
                 steps = self._policies.get(author, {})
@@ -247,6 +264,17 @@ class Shelf:
         while len(self._let_go) > LET_GO:
             self._let_go.popitem(last=False)
 
+    def _put_beat(self, kept: Kept) -> None:
+        """One of each author, unless it said itself what others would replace. In a large pool most authors say nothing
+        else, and have no rows: what Python's collector looks through stops the event loop."""
+        author = kept.signed.author
+        before = self._beat_of.get(author)
+        if before is not None and before.direct and not kept.direct:
+            return
+        if before is not None:
+            self._remove(before)
+        self._beat_of[author] = self._kept[kept.name] = self._beats[kept.name] = kept
+
     def _add(self, kept: Kept) -> None:
         message, author = kept.signed.message, kept.signed.author
         self._kept[kept.name] = kept
@@ -257,13 +285,16 @@ class Shelf:
         if isinstance(message, PolicyAnnounced):
             self._policies.setdefault(author, {}).setdefault(message.step, []).append(kept)
         else:
-            self._line_of(message)[kept.name] = kept
+            self._aging[kept.name] = kept
         if _counts(type(message)):
             self._ranks.change(author, 1)
 
     def _remove(self, kept: Kept) -> None:
         message, author = kept.signed.message, kept.signed.author
         del self._kept[kept.name]
+        if isinstance(message, Heartbeat):
+            del self._beats[kept.name], self._beat_of[author]
+            return
         held = self._held[author]
         held.remove(kept)
         if not held:
@@ -276,16 +307,13 @@ class Shelf:
             if not steps:
                 del self._policies[author]
         else:
-            del self._line_of(message)[kept.name]
+            del self._aging[kept.name]
         if _counts(type(message)):
             self._ranks.change(author, -1)
 
-    def _line_of(self, message: Message) -> OrderedDict[bytes, Kept]:
-        """Oldest first, what ages alike."""
-        return self._beats if isinstance(message, Heartbeat) else self._aging
-
     def _see(self, name: bytes, signed: Signed[Message]) -> None:
-        self._seen[name] = (signed.author, type(signed.message))
+        origin = Seen(signed.author, type(signed.message))
+        self._seen[name] = self._origins.setdefault(origin, origin)  # one for all of an author's messages
         while len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
 

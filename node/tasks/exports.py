@@ -1,4 +1,4 @@
-"""What a finished task is made into: a data set with provenance, a filtered data set, figures, scores. Blocking.
+"""The files that a finished task is made into: a data set with provenance, a filtered data set. Blocking.
 
 Works on the owner's machine, from what the daemon has collected (`records`). Rows are in the order of the problems.
 """
@@ -14,13 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from node.environments.dataset import read_rows
-from node.errors import StateError
-from node.inference.opinions import agreed
 from node.state.files import write_whole
 from node.tasks.conversations import Conversations, Message, Texts
-from node.tasks.measures import Measures, measure, solve_rate
+from node.tasks.findings import read_task
+from node.tasks.measures import solve_rate
 from node.tasks.records import ShardRecord, TaskFolder
-from node.tasks.results import Answer, read_answers, scores_by_problem
+from node.tasks.results import Answer, scores_by_problem
 from protocol.segments import pieces, turns
 from protocol.tasks import TaskSpec
 
@@ -46,33 +45,6 @@ _GENERATED = pa.schema(
 """The columns of generated data. messages: prompt and response; response: what the policy said last, of one turn all of
 it; response_mask: 1 for each token of response_tokens that was sampled, 0 for the environment's; mean_logprob: over
 sampled tokens."""
-
-
-def read_task(folder: TaskFolder) -> Iterator[tuple[ShardRecord, list[Answer]]]:
-    """Every shard that is here, in order. Raises StateError for files that were changed."""
-    for record, file, report in folder.results():
-        try:
-            yield record, read_answers(record, file, report)
-        except Exception as error:
-            raise StateError(
-                f"shard {record.shard} of the task cannot be read", str(error), f"look at {folder.path}"
-            ) from error
-
-
-# evaluate
-
-
-def evaluate(folder: TaskFolder) -> Measures:
-    """A policy's figures on the problems of the task."""
-    spec = folder.spec()
-    scores = scores_by_problem(answer for _, answers in read_task(folder) for answer in answers)
-    return measure(scores, _ks(spec.samples))
-
-
-def _ks(samples: int) -> list[int]:
-    """1, 2, 4 ... as far as the samples go, and their number."""
-    powers = [1 << n for n in range(samples.bit_length()) if 1 << n <= samples]
-    return sorted({*powers, samples})
 
 
 # filter
@@ -167,61 +139,6 @@ def _provenance(folder: TaskFolder, spec: TaskSpec, record: ShardRecord) -> dict
         "commitment_signature": record.signature,
         "verdicts": json.dumps([msgspec.to_builtins(verdict) for verdict in record.verdicts], sort_keys=True),
     }
-
-
-# judge
-
-
-class Judgement(msgspec.Struct, frozen=True):
-    """scores: "group/sample" of the judged file -> agreed score; dropped: groups of which the judges are apart or
-    silent about an answer; judges: who gave an opinion."""
-
-    file_root: str
-    scores: dict[str, float]
-    dropped: tuple[int, ...]
-    judges: tuple[str, ...]
-
-
-def judgement(folder: TaskFolder) -> Judgement:
-    """What the judges of a file agree on."""
-    spec = folder.spec()
-    opinions: dict[str, list[float]] = {}
-    judges: dict[str, None] = {}
-    for record, answers in read_task(folder):
-        judges[record.node] = None
-        for answer in answers:
-            opinions.setdefault(answer.problem_id, []).append(-1.0 if answer.score is None else answer.score)
-    agreements = {name: agreed(found, spec.copies) for name, found in opinions.items()}
-    dropped = {int(name.partition("/")[0]) for name, score in agreements.items() if score is None}
-    scores = {name: score for name, score in agreements.items() if score is not None}
-    scores = {name: score for name, score in scores.items() if int(name.partition("/")[0]) not in dropped}
-    return Judgement(spec.subject, scores, tuple(sorted(dropped)), tuple(judges))
-
-
-# review
-
-
-class Review(msgspec.Struct, frozen=True):
-    """reports: root of a report -> who gave it; confirmed: the report that most reviewers gave alike, if more than half
-    of those asked did."""
-
-    package: str
-    reports: dict[str, tuple[str, ...]]
-    confirmed: Any | None
-
-
-def review(folder: TaskFolder) -> Review:
-    """What the reviewers of a package agree on."""
-    spec = folder.spec()
-    given: dict[str, list[str]] = {}
-    content: dict[str, bytes] = {}
-    for record, report, _ in folder.results():
-        given.setdefault(record.file_root, []).append(record.node)
-        content[record.file_root] = report
-    best = max(given, key=lambda root: len(given[root]), default=None)
-    confirmed = best is not None and len(given[best]) * 2 > spec.copies
-    agreed_report = msgspec.json.decode(content[best]) if best is not None and confirmed else None
-    return Review(spec.subject, {root: tuple(nodes) for root, nodes in given.items()}, agreed_report)
 
 
 # files

@@ -7,10 +7,9 @@ Decoding is as strict as for files from strangers; see protocol.rollout.
 from collections.abc import Sequence
 
 import msgspec
-import pyarrow as pa
 
 from node.training.errors import TrainingError
-from protocol.rollout import MalformedRollout, decode_table, encode_table, with_segments
+from protocol.rollout import Columns, MalformedRollout, decode_table, encode_table, with_segments
 from protocol.segments import sampled_count, sampled_tokens
 
 MAX_BATCH_ROWS = 1 << 20
@@ -78,35 +77,29 @@ class Batch(msgspec.Struct, frozen=True):
     rows: tuple[BatchRow, ...]
 
 
-def _list(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("item", kind, nullable=False))
-
-
-_SCHEMA = pa.schema(
-    [
-        pa.field("group_key", pa.int64(), nullable=False),
-        pa.field("prompt", _list(pa.int32()), nullable=False),
-        pa.field("output", _list(pa.int32()), nullable=False),
-        pa.field("sampler_logprobs", _list(pa.float32()), nullable=False),
-        pa.field("reward", pa.float32(), nullable=False),
-        pa.field("policy_step", pa.int64(), nullable=False),
-        pa.field("environment", pa.string(), nullable=False),
-        pa.field("task_reward", pa.float32(), nullable=False),
-        pa.field("target_length", pa.int32(), nullable=False),
-        pa.field("finished", pa.bool_(), nullable=False),
-    ]
+_COLUMNS: Columns = (
+    ("group_key", "int64"),
+    ("prompt", "list<int32>"),
+    ("output", "list<int32>"),
+    ("sampler_logprobs", "list<float>"),
+    ("reward", "float"),
+    ("policy_step", "int64"),
+    ("environment", "string"),
+    ("task_reward", "float"),
+    ("target_length", "int32"),
+    ("finished", "bool"),
 )
 
 
 def encode_batch(batch: Batch) -> bytes:
     rows = [msgspec.structs.replace(row, task_reward=row.solved) for row in batch.rows]
-    return encode_table(with_segments(_SCHEMA, rows), msgspec.json.encode(batch.header), rows)
+    return encode_table(with_segments(_COLUMNS, rows), msgspec.json.encode(batch.header), rows)
 
 
 def decode_batch(data: bytes) -> Batch:
     """Raises TrainingError if the bytes are not a batch. Whether its rows make sense: node.training.rows."""
     try:
-        header, rows = decode_table(data, _SCHEMA, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES, segments=True)
+        header, rows = decode_table(data, _COLUMNS, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES, segments=True)
         return Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
     except (MalformedRollout, msgspec.MsgspecError) as error:
         raise _broken(str(error)) from None

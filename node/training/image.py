@@ -6,38 +6,19 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import torch
-from blake3 import blake3
 from torch import Tensor
 
-from protocol.policy import TensorInfo, image_header
+from protocol.policy import TensorInfo, image_layout
+from protocol.stretches import ImageHasher
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """digest: hex BLAKE3 of the whole file; tensors: in name order; size: bytes."""
+    """digest: hex root of the blob that the image is; tensors: in name order; size: bytes."""
 
     digest: str
     tensors: tuple[TensorInfo, ...]
     size: int
-
-
-class _Sink:
-    """A hash, and the file that is hashed, if there is one."""
-
-    def __init__(self, file: BinaryIO | None) -> None:
-        self._file = file
-        self._hasher = blake3()
-        self.size = 0
-
-    @property
-    def digest(self) -> str:
-        return self._hasher.hexdigest()
-
-    def put(self, data: bytes | memoryview) -> None:
-        self._hasher.update(data)
-        self.size += len(data)
-        if self._file is not None:
-            self._file.write(data)
 
 
 def stream_image(
@@ -47,14 +28,19 @@ def stream_image(
 
     Each tensor is let go before the next one is asked for. Raises OSError.
     """
-    sink, infos = _Sink(file), list[TensorInfo]()
-    sink.put(image_header(sorted(shapes.items())))
+    layout, infos = image_layout(sorted(shapes.items())), list[TensorInfo]()
+    image = ImageHasher(layout)
+    if file is not None:
+        file.write(layout.header)
     for name, tensor in tensors:
         data = _bytes(tensor)
-        infos.append(TensorInfo(name, shapes[name], blake3(data).digest()))
-        sink.put(data)
-        del tensor, data
-    return Image(sink.digest, tuple(infos), sink.size)
+        found = layout.hashed(len(infos), data)
+        image.add(found)
+        infos.append(TensorInfo(name, shapes[name], found.digest))
+        if file is not None:
+            file.write(data)
+        del tensor, data, found
+    return Image(image.blob().root.hex(), tuple(infos), layout.size)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

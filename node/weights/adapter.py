@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from node.state.files import whole_file, write_whole
-from node.weights.images import mapped, raw
+from node.weights.images import mapped
 from protocol.lora import LORA_A, LORA_B, is_adapter
-from protocol.policy import bf16_bits, bf16_values, decode_image, image_header
+from protocol.policy import bf16_bits, bf16_values, decode_image, image_header, raw
 
 ADAPTER_DIRECTORY, POLICY_DIRECTORY = "adapter", "policy"
 """Below an exported model: PEFT's files, and the tensors that the trainer signed."""

@@ -21,17 +21,19 @@ from node.weights.adapter import (
     write_both,
 )
 from node.weights.errors import WeightsError, disk_errors
-from node.weights.images import mapped, raw
+from node.weights.images import U16, mapped
 from node.weights.records import RECORD_NAME, PolicyRecord, encode_record, read_record
 from protocol.policy import (
     MalformedPolicy,
     PolicyManifest,
     TensorInfo,
     decode_image,
-    describe_tensors,
     image_header,
+    image_layout,
+    raw,
     weights_root,
 )
+from protocol.policy_patch import forms
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 CONFIG_NAME = "config.json"
@@ -127,22 +129,27 @@ def as_bf16(config: bytes) -> bytes:
 
 def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: int, told: Told) -> tuple[str, ...]:
     tensors = decode_image(mapped(image))
+    if [(name, tensor.shape) for name, tensor in tensors.items()] != forms(manifest.tensors):
+        raise MalformedPolicy("wrong policy image", "its tensors have other names or shapes than the manifest's")
+    layout = image_layout(forms(manifest.tensors))
+    places = {info.name: place for place, info in enumerate(manifest.tensors)}
     shards = plan_shards(manifest.tensors, most)
     names = [_shard_name(place, len(shards)) for place in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         with (directory / name).open("wb") as file:
             file.write(image_header((info.name, info.shape) for info in shard))
             for info in shard:
-                if info.name not in tensors or describe_tensors({info.name: tensors[info.name]}) != (info,):
+                data = raw(tensors[info.name])
+                if layout.hashed(places[info.name], data).digest != info.digest:
                     raise MalformedPolicy("wrong policy image", f"{info.name[:80]} is not the manifest's")
-                file.write(raw(tensors[info.name]))
+                file.write(data)
                 told(2 * math.prod(info.shape))
             file.flush()
             os.fsync(file.fileno())
     if len(shards) > 1:
         total = 2 * sum(math.prod(info.shape) for info in manifest.tensors)
-        places = {info.name: name for name, shard in zip(names, shards, strict=True) for info in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        homes = {info.name: name for name, shard in zip(names, shards, strict=True) for info in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": homes}
         write_whole(directory / INDEX_NAME, (json.dumps(index, indent=2) + "\n").encode())
     return tuple(names)
 
@@ -183,14 +190,18 @@ def _indexed(index: Path) -> list[str]:
 
 def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[TensorInfo, ...]:
     """Infos, in name order, of the bf16 tensors of several files. Raises MalformedPolicy."""
-    infos: dict[str, TensorInfo] = {}
+    tensors: dict[str, U16] = {}
     for file in files:
         for name, tensor in decode_image(mapped(file)).items():
-            if name in infos:
+            if name in tensors:
                 raise MalformedPolicy("bad policy", f"{name[:80]} stands in two files")
-            infos[name] = describe_tensors({name: tensor})[0]
-            told(tensor.nbytes)
-    return tuple(infos[name] for name in sorted(infos))
+            tensors[name] = tensor
+    shapes = [(name, tuple(tensors[name].shape)) for name in sorted(tensors)]
+    layout, infos = image_layout(shapes), list[TensorInfo]()
+    for place, (name, shape) in enumerate(shapes):
+        infos.append(TensorInfo(name, shape, layout.hashed(place, raw(tensors[name])).digest))
+        told(tensors[name].nbytes)
+    return tuple(infos)
 
 
 def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, PolicyRecord | None]:

@@ -336,16 +336,25 @@ class PolicyFollower:
         if way.image:
             needed.append((way.image, manifest.image_size))
         with self._shelf.pinned(root for root, _ in needed):
+            known = way.whole and self._store.has(way.image)  # compared with its root at some time, but not now
             paths = await self._fetch_all(needed, sources, attempt, manifest.step)
             if way.whole:
-                await trio.to_thread.run_sync(verify_file, manifest, paths[way.image])
+                await self._verify(manifest, paths[way.image], None if known else self._store.info(way.image))
                 return paths[way.image]
             base = paths[way.image] if way.image else await self._base(way.base)
             if self._store.has(manifest.image_root):  # it arrived with a base that has the same weights
-                await trio.to_thread.run_sync(verify_file, manifest, self._store.path(manifest.image_root))
+                await self._verify(manifest, self._store.path(manifest.image_root))
                 return self._store.path(manifest.image_root)
             patches = [(patch, paths[patch.root]) for patch in way.patches]
             return await self._build(manifest, base, patches)
+
+    async def _verify(self, manifest: PolicyManifest, path: Path, blob: BlobInfo | None = None) -> None:
+        """blob: as in `verify_file`. Raises MalformedPolicy, PolicyUnknown if it is our own disk's fault."""
+        try:
+            await trio.to_thread.run_sync(verify_file, manifest, path, blob)
+        except MalformedPolicy:
+            await self._check_disk([path])
+            raise
 
     async def _base(self, root: bytes) -> Path:
         """The image of a policy that is held, or about to be. Raises PolicyUnknown."""
@@ -373,7 +382,7 @@ class PolicyFollower:
         return self._store.path(info.root)
 
     async def _check_disk(self, paths: Sequence[Path]) -> None:
-        """Before anybody is blamed for a patch that does not fit: are the blobs on this disk what they were?"""
+        """Before anybody is blamed for what does not fit: are the blobs on this disk what they were?"""
         for path in paths:
             root = bytes.fromhex(path.name)
             info = self._store.info(root)

@@ -4,6 +4,7 @@ A few stretches of tensors at a time are in memory. Everything here hashes or co
 knows nothing of peers, and gives nothing away that has not matched its manifest.
 """
 
+import errno
 import math
 import mmap
 import os
@@ -11,32 +12,33 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from blake3 import blake3
 
 from node.weights.errors import WeightsError, disk_errors
-from node.weights.pieces import PiecedFile
 from protocol.blobs import BlobInfo
-from protocol.delta import PatchError, digest, encode_patch, patched
+from protocol.delta import PatchError, encode_patch, patched, unchanged
 from protocol.policy import (
     MalformedPolicy,
     PolicyManifest,
     PolicyPatch,
     TensorInfo,
     decode_image,
+    describe_blob,
     image_header,
+    image_layout,
+    raw,
+    starts_canonically,
 )
 from protocol.policy_patch import forms, framed, policy_patch_header, split_policy_patch
+from protocol.stretches import HashedTensor, ImageHasher, Layout, TensorHasher
 
 MAX_THREADS = 8
 PARALLEL_BYTES = 32 * 1024**2
 """Images below this size are worked on by one thread."""
-NEAR = 256 * 1024
-"""Bytes that are hashed, written and hashed again while they are in the processor's cache."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 U16 = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
@@ -89,22 +91,40 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def describe_image(path: Path) -> tuple[TensorInfo, ...]:
-    """The tensors of an image file. Raises MalformedPolicy."""
+class DescribedImage(NamedTuple):
+    """tensors: in name order; blob: what the file is as one."""
+
+    tensors: tuple[TensorInfo, ...]
+    blob: BlobInfo
+
+
+def describe_image(path: Path) -> DescribedImage:
+    """The tensors of an image file, and the blob that it is. Raises MalformedPolicy unless it is in canonical form."""
     data = mapped(path)
+    tensors, layout = _laid_out(data)
+    if not starts_canonically(data, layout):
+        raise MalformedPolicy("bad policy image", "it is not in canonical form")
+    names = list(tensors)
+
+    def hashed(place: int) -> HashedTensor:
+        return layout.hashed(place, raw(tensors[names[place]]))
+
+    image, infos = ImageHasher(layout), list[TensorInfo]()
+    for name, found in zip(names, in_order(hashed, range(len(names)), len(data)), strict=True):
+        image.add(found)
+        infos.append(TensorInfo(name, tuple(tensors[name].shape), found.digest))
+    return DescribedImage(tuple(infos), image.blob())
+
+
+def _laid_out(data: memoryview) -> tuple[dict[str, U16], Layout]:
     tensors = decode_image(data)
-
-    def describe(name: str) -> TensorInfo:
-        return TensorInfo(name, tuple(tensors[name].shape), digest(tensors[name]))
-
-    return tuple(in_order(describe, sorted(tensors), len(data)))
+    return tensors, image_layout([(name, tuple(tensor.shape)) for name, tensor in tensors.items()])
 
 
 def is_canonical(path: Path) -> bool:
     """Whether an image's header is exactly the one that its tensors have in canonical form."""
     data = mapped(path)
-    header = image_header((name, tensor.shape) for name, tensor in decode_image(data).items())
-    return bytes(data[: len(header)]) == header
+    return starts_canonically(data, _laid_out(data)[1])
 
 
 def write_canonical(source: Path, target: Path) -> None:
@@ -116,9 +136,14 @@ def write_canonical(source: Path, target: Path) -> None:
             file.write(raw(tensor))
 
 
-def verify_file(manifest: PolicyManifest, path: Path) -> None:
-    """Raise MalformedPolicy unless the file is exactly the manifest's policy."""
-    if describe_image(path) != manifest.tensors:
+def verify_file(manifest: PolicyManifest, path: Path, blob: BlobInfo | None = None) -> None:
+    """Raise MalformedPolicy unless the file is exactly the manifest's policy.
+
+    blob: what the file is, where each of its pieces was compared with that as it was written, just now; only what
+    several tensors share is then read again.
+    """
+    found = describe_image(path).tensors if blob is None else describe_blob(mapped(path), blob)
+    if found != manifest.tensors:
         raise MalformedPolicy("wrong policy image", "its tensors are not those of the manifest")
 
 
@@ -153,7 +178,9 @@ def write_patch(
 
     def encode(pair: tuple[TensorInfo, TensorInfo]) -> bytes:
         before, after = pair
-        return encode_patch(old[before.name], new[after.name], digests=(before.digest, after.digest))
+        if before.digest == after.digest:
+            return unchanged(new[after.name].size)
+        return encode_patch(old[before.name], new[after.name])
 
     with disk_errors(f"the patch {out}"), out.open("wb") as file:
         size = file.write(policy_patch_header(*roots, len(infos)))
@@ -178,7 +205,7 @@ def build_image(
     Raises PatchError or MalformedPolicy if they do not lead to the manifest's policy, Stopped once `stop` is set,
     WeightsDiskError. Whatever is raised, `out` is gone.
     """
-    tensors = decode_image(mapped(base))
+    tensors, layout = _laid_out(mapped(base))
     if [(name, tensor.shape) for name, tensor in tensors.items()] != forms(manifest.tensors):
         raise MalformedPolicy("wrong base", "its tensors have other names or shapes than the policy's")
     layers = [
@@ -186,42 +213,52 @@ def build_image(
         for patch, path in patches
     ]
 
-    header = image_header(forms(manifest.tensors))
-    sizes = (2 * math.prod(info.shape) for info in manifest.tensors)
-    offsets = list(accumulate(sizes, initial=len(header)))
-
-    def write(place: int) -> None:
-        info = manifest.tensors[place]
-        stretches = _checked(patched(tensors[info.name], [layer[place] for layer in layers]), info, stop)
-        file.write(offsets[place], stretches)
+    def write(place: int) -> HashedTensor:
+        name, offset = manifest.tensors[place].name, layout.offsets[place]
+        windows = patched(tensors[name], [layer[place] for layer in layers], before=offset // 2)
+        found = _write(windows, TensorHasher(layout, place), file.fileno(), offset, stop)
+        if found.digest != manifest.tensors[place].digest:
+            raise PatchError(f"{name[:80]} is not the tensor that the manifest names")
+        return found
 
     try:
-        with disk_errors(f"the policy image {out}"), out.open("w+b") as opened:
-            file = PiecedFile(opened.fileno(), manifest.image_size)
-            file.write(0, [header])
-            for _ in in_order(write, range(len(manifest.tensors)), manifest.image_size):
-                continue
-            return file.describe()
+        with disk_errors(f"the policy image {out}"), out.open("wb") as file:
+            _set_aside(file.fileno(), layout.size)
+            _write_all(file.fileno(), memoryview(layout.header), 0)
+            image = ImageHasher(layout)
+            for found in in_order(write, range(len(manifest.tensors)), manifest.image_size):
+                image.add(found)
+            return image.blob()
     except BaseException:
         out.unlink(missing_ok=True)
         raise
 
 
-def _checked(stretches: Iterable[U16], info: TensorInfo, stop: threading.Event | None) -> Iterator[memoryview]:
-    """The bytes of a tensor; raises PatchError at its end if it is not the manifest's."""
-    hasher = blake3()
-    for stretch in stretches:
+def _write(
+    windows: Iterable[U16], hasher: TensorHasher, descriptor: int, offset: int, stop: threading.Event | None
+) -> HashedTensor:
+    """Write a tensor to a file from `offset` on, each window while it is in the processor's cache."""
+    for window in windows:
         if stop is not None and stop.is_set():
             raise Stopped
-        data = memoryview(raw(stretch))
-        for start in range(0, len(data), NEAR):
-            part = data[start : start + NEAR]
-            hasher.update(part)
-            yield part
-    if hasher.digest() != info.digest:
-        raise PatchError(f"{info.name[:80]} is not the tensor that the manifest names")
+        data = memoryview(raw(window))
+        hasher.update(data)
+        _write_all(descriptor, data, offset)
+        offset += len(data)
+    return hasher.finish()
 
 
-def raw(tensor: U16) -> memoryview | bytes:
-    """The little-endian bytes of a tensor, not copied."""
-    return np.ascontiguousarray(tensor, dtype="<u2").reshape(-1).view(np.uint8).data if tensor.size else b""
+def _set_aside(descriptor: int, size: int) -> None:
+    """Room on the disk for all of a file at once: cheaper than window by window, and a full disk is known before work
+    is done for it. Not every file system can. Raises OSError if there is no room."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written

@@ -51,7 +51,7 @@ INLINE_BYTES = 8 * 1024
 class Store(Protocol):
     """The part of node.network's blob store that publishing needs."""
 
-    async def add(self, source: Path | bytes, *, move: bool = False) -> BlobInfo: ...
+    async def add(self, source: Path | bytes, *, move: bool = False, known: BlobInfo | None = None) -> BlobInfo: ...
     def has(self, root: bytes) -> bool: ...
     def path(self, root: bytes) -> Path: ...
 
@@ -118,16 +118,16 @@ class Publisher:
         else:
             await trio.to_thread.run_sync(write_canonical, image, work)
         try:
-            tensors = await trio.to_thread.run_sync(describe_image, work)
-            return await self._add(work), tensors
+            found = await trio.to_thread.run_sync(describe_image, work)
+            return await self._add(work, found.blob), found.tensors
         finally:
             work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
 
-    async def _add(self, work: Path) -> BlobInfo:
+    async def _add(self, work: Path, known: BlobInfo | None = None) -> BlobInfo:
         """A file of the workshop as a blob; older policies make room. Raises StoreFull."""
         while True:
             try:
-                return await self._store.add(work, move=True)
+                return await self._store.add(work, move=True, known=known)
             except StoreFull:
                 if self._shelf is None or not self._shelf.make_room():
                     raise

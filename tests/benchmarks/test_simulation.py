@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import structlog
 
+from benchmarks.simulation import fetching
+from benchmarks.simulation.exchange import Case
+from benchmarks.simulation.exchange import measure as fetch
 from benchmarks.simulation.gossip import Swarm
 from benchmarks.simulation.mesh import MOST, Mesh
 from benchmarks.simulation.one_node import measure
@@ -123,6 +126,11 @@ def test_one_nodes_row_counts_what_it_heard_and_grows_with_the_members_only_in_w
     assert more["state_kB"] > few["state_kB"] > 0 < few["CPU_percent"]
 
 
+def test_a_member_adds_little_to_what_pythons_collector_looks_through() -> None:
+    few, more = (measure(nodes, 8.0)["collector_objects"] for nodes in (40, 240))
+    assert 0 < more - few < 4 * 200  # a key; structs without circles are not looked at, nor tables of them
+
+
 def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
     swarm = Swarm(20, 1)
     swarm.live(6.0)
@@ -132,3 +140,29 @@ def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
     together = swarm.stretch(6.0, 5.0)
     assert apart["lost_percent"] == together["lost_percent"] == 0
     assert together["copies"] > 0 and swarm.due == 30 * 19
+
+
+FETCH = Case(peers=30, size=12e6)
+
+
+def test_a_blob_is_with_everybody_soon_and_its_source_sends_less_than_a_star_would() -> None:
+    row = fetch(FETCH)
+    assert row["pieces"] == 46  # the product's, of 256 KiB
+    assert row["bound_s"] <= row["p50_s"] <= row["p99_s"] <= row["last_s"] < 3 * row["bound_s"]
+    assert 1 <= row["source_copies"] < FETCH.peers / 2
+    assert 12 <= row["node_MB_in"] < 13.2 and row["node_MB_out_mean"] < 12
+    again = fetch(FETCH)
+    assert {**row, "CPU_s": 0} == {**again, "CPU_s": 0}
+
+
+def test_a_tenth_that_claims_everything_and_delays_everything_holds_up_nobody() -> None:
+    honest = fetch(FETCH)
+    among = fetch(msgspec.structs.replace(FETCH, hoarders=0.1, hoard=20.0))
+    assert among["last_s"] < honest["last_s"] + 1.0
+
+
+def test_who_has_no_line_to_the_origin_gets_the_blob_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "MAX_CONNECTIONS", 3)
+    swarm = fetching.Swarm(30, 12e6, fetching.GBIT, 7).run()
+    assert all(peer.finished for peer in swarm.honest)
+    assert len(swarm.nodes[fetching.ORIGIN]._reciprocity._levels) == 3

@@ -190,7 +190,7 @@ async def whisper(network: Libp2pNetwork, hearer: Address, topic: str, data: byt
     send = trees.send
 
     def to_one(peer: bytes, packet: bytes) -> None:
-        if network._address_of(peer) == hearer or data not in packet:
+        if network._links.known.address_of(peer) == hearer or data not in packet:
             send(peer, packet)
 
     trees.send = to_one

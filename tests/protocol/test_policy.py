@@ -95,8 +95,8 @@ def test_a_step_that_fits_no_root_is_refused() -> None:
 def test_a_policy_is_named_by_these_very_bytes() -> None:
     """Golden: a root stands on chain and in signatures, so another hash is another protocol."""
     infos = describe_tensors(TENSORS)
-    assert weights_root(infos).hex() == "e3324e7d9e9962c886195dcfa3016ce38f7ecbb5f2095532d7f01100c2dbb6c5"
-    assert policy_root(4, infos).hex() == "46bbabb6b537210cab4e8e3ad01e322c27dadf7a00ec91335aa593b1400a409e"
+    assert weights_root(infos).hex() == "26c5474585cd966e2b9fd1e0dbec25661abdeb8688dbcb39f76078b6df32deea"
+    assert policy_root(4, infos).hex() == "f62eb6f5829dffa12af4c4fbd712e830c5dab2cb54635932c5ef9aee212a91a0"
 
 
 def test_the_step_of_an_image_is_found_from_its_root() -> None:

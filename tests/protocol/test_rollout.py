@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from protocol import rollout
+from protocol.arrow_writer import schema_of
 from protocol.identity import NodeKey
 from protocol.rollout import (
     MalformedRollout,
@@ -21,6 +22,7 @@ from protocol.rollout import (
 )
 
 NODE = NodeKey(b"\x05" * 32).address
+SCHEMA = schema_of(rollout._ROLLOUT)
 
 
 def batch() -> RolloutBatch:
@@ -48,11 +50,11 @@ def test_segments_are_a_column_of_files_that_have_some() -> None:
     assert decode(encode(in_turns()), 6) == in_turns()
     assert in_turns().units == 12 + 2 and list(in_turns().rows[0].sampled) == [4, 5, 7, 8]
     assert b"segments" in encode(in_turns()) and b"segments" not in encode(batch())
-    assert encode(batch()) == stream(rollout._ROLLOUT, columns(), header=msgspec.json.encode(batch().header))
+    assert encode(batch()) == stream(SCHEMA, columns(), header=msgspec.json.encode(batch().header))
 
 
 def test_a_column_of_segments_that_says_nothing_is_refused() -> None:
-    schema = rollout._ROLLOUT.append(rollout._SEGMENTS)
+    schema = schema_of([*rollout._ROLLOUT, rollout._SEGMENTS])
     with pytest.raises(MalformedRollout, match="segments"):
         decode(stream(schema, [*columns(), [[]] * 6], header=msgspec.json.encode(batch().header)), 6)
 
@@ -84,17 +86,17 @@ def stream(
 
 
 def columns() -> list[list]:
-    return [[getattr(row, f.name) for row in batch().rows] for f in rollout._ROLLOUT]
+    return [[getattr(row, f.name) for row in batch().rows] for f in SCHEMA]
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_a_compressed_file_is_refused_before_it_is_unpacked(codec: str) -> None:
     with pytest.raises(MalformedRollout, match="plain record batch"):
-        decode(stream(rollout._ROLLOUT, columns(), pa.ipc.IpcWriteOptions(compression=codec)), 6)
+        decode(stream(SCHEMA, columns(), pa.ipc.IpcWriteOptions(compression=codec)), 6)
 
 
 def test_other_columns_are_refused() -> None:
-    schema = rollout._ROLLOUT.append(pa.field("reward", pa.float32()))
+    schema = SCHEMA.append(pa.field("reward", pa.float32()))
     with pytest.raises(MalformedRollout, match="columns"):
         decode(stream(schema, [*columns(), [1.0] * 6]), 6)
 
@@ -102,7 +104,7 @@ def test_other_columns_are_refused() -> None:
 def test_an_unknown_header_field_is_refused() -> None:
     header = msgspec.json.encode({**msgspec.to_builtins(batch().header), "reward": 1})
     with pytest.raises(MalformedRollout):
-        decode(stream(rollout._ROLLOUT, columns(), header=header), 6)
+        decode(stream(SCHEMA, columns(), header=header), 6)
 
 
 def test_damage_anywhere_gives_a_clear_error_or_other_tokens_but_never_a_crash() -> None:

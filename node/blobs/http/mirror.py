@@ -19,7 +19,8 @@ from node.blobs.http.sources import HttpSource
 from node.blobs.store import BlobStore
 from node.network.errors import NetworkError
 from node.recent import Recent
-from protocol.policy import MalformedPolicy, decode_image, describe_tensors, policy_root
+from protocol.blobs import BlobInfo
+from protocol.policy import MalformedPolicy, decode_image, describe_blob, describe_tensors, policy_root
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +85,7 @@ class Mirror:
         if len(self._held) >= self._keep and row.step < min(self._held):
             return
         root = bytes.fromhex(row.image_root)
+        known = self._store.has(root)  # compared with its root at some time, but not now
         try:
             path = await self._http.fetch(
                 root,
@@ -92,7 +94,8 @@ class Mirror:
                 timeout=FETCH_TIMEOUT,
                 progress=self._teller(row.step),
             )
-            found = await trio.to_thread.run_sync(root_of_image, path, row.step)
+            blob = None if known else self._store.info(root)
+            found = await trio.to_thread.run_sync(root_of_image, path, row.step, blob)
         except (SourceFailed, NetworkError) as error:
             log.info("mirror.not_fetched", step=row.step, why=error.why)
             return
@@ -133,10 +136,14 @@ def _claim(row: PolicyRow) -> tuple[int, str, str]:
     return row.step, row.policy_root, row.image_root
 
 
-def root_of_image(path: Path, step: int) -> bytes:
-    """The policy root of a canonical image at a step. Hashes all of it: call in a thread. Raises MalformedPolicy."""
+def root_of_image(path: Path, step: int, blob: BlobInfo | None = None) -> bytes:
+    """The policy root of a canonical image at a step. Raises MalformedPolicy. Hashes: call in a thread.
+
+    blob: what the file is, where each of its pieces was compared with that as it was written, just now.
+    """
     with path.open("rb") as file:
         if path.stat().st_size == 0:
             raise MalformedPolicy("bad policy image", "the file is empty")
         image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # unmapped when the last view of it is gone
-    return policy_root(step, describe_tensors(decode_image(memoryview(image))))
+    data = memoryview(image)
+    return policy_root(step, describe_blob(data, blob) if blob else describe_tensors(decode_image(data)))

@@ -20,6 +20,8 @@ from node.blobs.scheduling.bitfield import Flags
 Peer = TypeVar("Peer", bound=Hashable)
 SPAN = 0.05
 """Seconds over which a source's rate is measured, at least."""
+MARGIN = 0.1
+"""Seconds that asking a second source must save, at least."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -57,6 +59,7 @@ class _Source(Generic[Peer]):
 
     def __init__(self, count: int) -> None:
         self.have: Flags = np.zeros(count, np.bool_)
+        self.full = False  # whether it has all of them
         self.chooses = False
         self.rate = 0.0  # bytes per second of one request, its waiting for others included, smoothed
         self.whole = 0.0  # bytes per second of all requests together, smoothed
@@ -76,6 +79,7 @@ class Download(Generic[Peer]):
         self.tuning = tuning or Tuning()
         self._size = size
         self._piece_size = piece_size
+        self._least = min(size, piece_size)  # bytes of the smallest request
         self._count = len(have)
         self._copies = np.zeros(self._count, np.uint8)  # requests in flight per piece
         self._open = ~have  # missing, and not asked for
@@ -152,6 +156,7 @@ class Download(Generic[Peer]):
         self._rarity += have
         self._rarity -= source.have
         source.have = have
+        source.full = bool(have.all())
         source.chooses = chooses
 
     def close(self, peer: Peer, until: float) -> None:
@@ -224,7 +229,7 @@ class Download(Generic[Peer]):
     def settled(self, peer: Peer) -> bool:
         """Whether its map cannot change any more, and it need not know ours."""
         source = self._sources.get(peer)
-        return source is not None and not source.chooses and bool(source.have.all())
+        return source is not None and not source.chooses and source.full
 
     def failed(self, flight: Flight[Peer]) -> None:
         """A request ended without an answer: its pieces may be asked of others."""
@@ -239,7 +244,7 @@ class Download(Generic[Peer]):
 
     def _may_choose(self, peer: Peer, source: _Source[Peer]) -> bool:
         """Only the one source that has everything: two would choose the same pieces."""
-        return source.chooses and all(other == peer or not each.have.all() for other, each in self._sources.items())
+        return source.chooses and all(other == peer or not each.full for other, each in self._sources.items())
 
     def _room(self, source: _Source[Peer]) -> bool:
         flights = source.flights
@@ -286,23 +291,38 @@ class Download(Generic[Peer]):
         if self._opens and now - source.doubted_at < self.tuning.late / 4:
             return np.zeros(0, np.int64)
         source.doubted_at = now
-        worst, latest = None, 0.0
-        for other, holder in self._sources.items():
-            if other == peer:
-                continue
+        late = [
+            holder
+            for other, holder in self._sources.items()
+            if holder.flights and other != peer and not self._in_time(holder, source, now)
+        ]
+        wanted = self._wanted(source) if late else set[int]()
+        worst, latest = np.zeros(0, np.int64), 0.0
+        if not wanted:
+            return worst
+        for holder in late:
             for flight in holder.flights:
                 gain = self._gain(flight, holder, source, now)
-                if gain > latest and self._wanted(flight, source).size:
-                    worst, latest = flight, gain
-        return self._wanted(worst, source)[:limit] if worst is not None else np.zeros(0, np.int64)
+                if gain > latest and not wanted.isdisjoint(flight.pieces.tolist()):
+                    worst, latest = flight.pieces, gain
+        return np.array([piece for piece in worst.tolist() if piece in wanted][:limit], np.int64)
 
-    def _wanted(self, flight: Flight[Peer], source: _Source[Peer]) -> NDArray[np.int64]:
-        pieces = flight.pieces
-        if not len(pieces):
-            return pieces
-        own = [each.pieces for each in source.flights if len(each.pieces)]
-        fit = source.have[pieces] & ~self.have[pieces] & (self._copies[pieces] < self.tuning.copies)
-        return pieces[fit & ~np.isin(pieces, np.concatenate(own))] if own else pieces[fit]
+    def _in_time(self, holder: _Source[Peer], source: _Source[Peer], now: float) -> bool:
+        """Whether a look at its oldest request shows that `_gain` is 0 for all of them."""
+        oldest = now - holder.flights[0].since
+        if self._opens or not source.rate:
+            return oldest <= self.tuning.late
+        if 2 * holder.rate < source.rate:  # this source is so much faster that even what is not late gains
+            return False
+        return oldest < self._least / holder.rate or oldest <= 2 * self._least / source.rate + MARGIN
+
+    def _wanted(self, source: _Source[Peer]) -> set[int]:
+        """Pieces that may be asked of `source` although somebody else was asked for them."""
+        wanted = source.have & ~self.have
+        wanted &= self._copies < self.tuning.copies
+        for flight in source.flights:
+            wanted[flight.pieces] = False
+        return set(np.flatnonzero(wanted).tolist())
 
     def _gain(self, flight: Flight[Peer], holder: _Source[Peer], source: _Source[Peer], now: float) -> float:
         """Seconds that asking `source`, too, is expected to save; 0 if the request is not worth doubting."""
@@ -312,7 +332,7 @@ class Download(Generic[Peer]):
         if self._opens or not source.rate:  # work elsewhere, or no idea of the speed: help only what is very late
             return left if age > max(self.tuning.late, self.tuning.patience * expected) else 0.0
         here = flight.size / source.rate
-        return left - here if left > 2 * here + 0.1 else 0.0
+        return left - here if left > 2 * here + MARGIN else 0.0
 
     def _fly(
         self, peer: Peer, source: _Source[Peer], pieces: NDArray[np.int64], count: int, now: float
@@ -327,7 +347,7 @@ class Download(Generic[Peer]):
 
     def _end(self, flight: Flight[Peer]) -> None:
         source = self._sources.get(flight.source)
-        if source is None or not any(each is flight for each in source.flights):
+        if source is None or flight not in source.flights:
             return
         source.flights.remove(flight)
         pieces = flight.pieces
@@ -338,12 +358,12 @@ class Download(Generic[Peer]):
 
     def _pointless(self, new: Sequence[int]) -> list[Flight[Peer]]:
         """Requests all of whose pieces are here, at least one of them since just now."""
-        doubled = [piece for piece in new if self._copies[piece]]
+        doubled = {piece for piece in new if self._copies[piece]}
         if not doubled:
             return []
         return [
             flight
             for source in self._sources.values()
             for flight in source.flights
-            if len(flight.pieces) and self.have[flight.pieces].all()
+            if not doubled.isdisjoint(flight.pieces.tolist()) and self.have[flight.pieces].all()
         ]

@@ -17,21 +17,31 @@ from node.recent import Recent
 Peer = TypeVar("Peer", bound=Hashable)
 
 HALF_LIFE = 30.0
+FADED = 64
+"""Halvings after which nothing is left of a balance."""
 MAX_PEERS = 4096
 CHOKED = (0.5, 10.0)
 """Seconds until a choked peer should ask again, at least and at most."""
 
 
 class Reciprocity(Generic[Peer]):
-    """Bytes exchanged with each peer, halved every HALF_LIFE seconds."""
+    """Bytes exchanged with each peer, halved every HALF_LIFE seconds.
+
+    Since all balances fade alike, they are kept as what they would be at one moment: who owes more than whom changes
+    only when bytes are exchanged.
+    """
 
     def __init__(self) -> None:
-        self._balances = Recent[Peer, tuple[float, float]](MAX_PEERS, refresh=True)
+        self._levels = Recent[Peer, float](MAX_PEERS, refresh=True)
+        self._moment = 0.0
 
     def debt(self, peer: Peer, now: float) -> float:
         """Bytes that `peer` has had of us beyond what it gave."""
-        balance, at = self._balances.get(peer, (0.0, now))
-        return balance * 0.5 ** ((now - at) / HALF_LIFE)
+        return self.level(peer) * 0.5 ** ((now - self._moment) / HALF_LIFE)
+
+    def level(self, peer: Peer) -> float:
+        """In the order of the debts, at any time; 0.0 for who owes nothing."""
+        return self._levels.get(peer, 0.0)
 
     def sent(self, peer: Peer, size: int, now: float) -> None:
         self._add(peer, size, now)
@@ -40,7 +50,15 @@ class Reciprocity(Generic[Peer]):
         self._add(peer, -size, now)
 
     def _add(self, peer: Peer, size: float, now: float) -> None:
-        self._balances[peer] = (self.debt(peer, now) + size, now)
+        if now - self._moment > FADED * HALF_LIFE:
+            self._move_to(now)
+        self._levels[peer] = self.level(peer) + size * 2.0 ** ((now - self._moment) / HALF_LIFE)
+
+    def _move_to(self, now: float) -> None:
+        fade = 0.5 ** min(2 * FADED, (now - self._moment) / HALF_LIFE)
+        for peer, level in list(self._levels.items()):
+            self._levels[peer] = level * fade
+        self._moment = now
 
 
 class Ticket(msgspec.Struct, Generic[Peer], eq=False):
@@ -68,8 +86,8 @@ class UploadQueue(Generic[Peer]):
         self._per_peer = per_peer
         self._total = total
         self._stalled = stalled
-        self._waiting: dict[Ticket[Peer], None] = {}
-        self._counts: dict[Peer, int] = {}
+        self._waiting: dict[Peer, dict[Ticket[Peer], None]] = {}  # each peer's, in the order in which they came
+        self._count = 0
         self._sending: dict[Ticket[Peer], float] = {}
         self._queued = 0  # bytes that wait
         self._sent = 0.0  # bytes sent of late, fading, and over how many seconds
@@ -78,15 +96,17 @@ class UploadQueue(Generic[Peer]):
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return self._count
 
     def offer(self, peer: Peer, size: int, now: float) -> Ticket[Peer] | None:
         """Queue a request; None: the peer is choked."""
-        if self._counts.get(peer, 0) >= self._per_peer or len(self._waiting) >= self._total:
+        own = self._waiting.get(peer, {})
+        if len(own) >= self._per_peer or self._count >= self._total:
             return None
         ticket = Ticket(peer, size, now)
-        self._waiting[ticket] = None
-        self._counts[peer] = self._counts.get(peer, 0) + 1
+        own[ticket] = None
+        self._waiting[peer] = own
+        self._count += 1
         self._queued += size
         return ticket
 
@@ -100,15 +120,22 @@ class UploadQueue(Generic[Peer]):
         self._forget_stalled(now)
         if len(self._sending) >= self._slots or not self._waiting:
             return None
-
-        def rank(ticket: Ticket[Peer]) -> tuple[float, float, float]:
-            return burden(ticket) if burden else 0.0, self._reciprocity.debt(ticket.peer, now), ticket.at
-
-        ticket = min(self._waiting, key=rank) if len(self._waiting) > 1 else next(iter(self._waiting))
+        ticket = self._first(burden)
         self._leave(ticket)
         self._sending[ticket] = now
         self._reciprocity.sent(ticket.peer, ticket.size, now)
         return ticket
+
+    def _first(self, burden: Callable[[Ticket[Peer]], float] | None) -> Ticket[Peer]:
+        """Of those who wait."""
+        owed = {peer: self._reciprocity.level(peer) for peer in self._waiting}
+        if burden is None:
+            least = min(owed.values())
+            return min((next(iter(self._waiting[peer])) for peer in owed if owed[peer] == least), key=_came)
+        ranks = [
+            (burden(ticket), owed[peer], ticket.at, ticket) for peer, own in self._waiting.items() for ticket in own
+        ]
+        return min(ranks, key=_before)[-1]
 
     def begins(self, ticket: Ticket[Peer], now: float) -> None:
         """Its answer is being sent from now on: what it waited for a rate limit is not its taker's fault."""
@@ -124,13 +151,22 @@ class UploadQueue(Generic[Peer]):
             self._sent, self._span, self._sent_at = self._sent * fade + ticket.size, self._span * fade + gap, now
 
     def _leave(self, ticket: Ticket[Peer]) -> None:
-        if ticket in self._waiting:
-            del self._waiting[ticket]
+        own = self._waiting.get(ticket.peer, {})
+        if ticket in own:
+            del own[ticket]
+            self._count -= 1
             self._queued -= ticket.size
-            self._counts[ticket.peer] -= 1
-            if not self._counts[ticket.peer]:
-                del self._counts[ticket.peer]
+            if not own:
+                del self._waiting[ticket.peer]
 
     def _forget_stalled(self, now: float) -> None:
         for ticket in [each for each, since in self._sending.items() if now - since > self._stalled]:
             del self._sending[ticket]
+
+
+def _came(ticket: Ticket[Peer]) -> float:
+    return ticket.at
+
+
+def _before(rank: tuple[float, float, float, object]) -> tuple[float, float, float]:
+    return rank[:3]

@@ -5,7 +5,7 @@ Knows streams, budgets by way of `admit`, and when a message counts; leaves who 
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from random import SystemRandom
 from typing import Protocol
 
@@ -20,9 +20,9 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
 from node.network.gossip import messages
+from node.network.gossip.inbox import Inbox
 from node.network.gossip.line import Line
 from node.network.gossip.trees import TICK, Trees
-from node.network.packets import Cutter
 from node.network.yamux import stream_below
 
 log = structlog.get_logger(__name__)
@@ -78,7 +78,8 @@ class Gossip:
         self._still_connected = still_connected
         self._is_best = is_best
         self._lines: dict[bytes, Line] = {}
-        self._readers: dict[bytes, trio.CancelScope] = {}
+        self._told: dict[Line, None] = {}
+        self._inboxes: dict[bytes, Inbox] = {}
         self._nursery: trio.Nursery | None = None
         for protocol in (KIN, MESHSUB):
             host.set_stream_handler(protocol, self._read)
@@ -92,6 +93,7 @@ class Gossip:
                 while True:
                     await trio.sleep(TICK * self._draw.uniform(0.8, 1.2))  # two that miss the same do not ask at once
                     self.trees.tick()
+                    self._flush()
             finally:
                 self._nursery = None
 
@@ -99,10 +101,12 @@ class Gossip:
 
     def subscribe(self, topic: str) -> None:
         self.trees.join(topic)
+        self._flush()
 
     async def publish(self, topic: str, data: bytes) -> None:
         self._number += 1
         self.trees.spread(messages.write(self._key, self._author, topic, data, self._number))
+        self._flush()
         await trio.lowlevel.checkpoint()
 
     # peers
@@ -126,9 +130,16 @@ class Gossip:
             line.scope.cancel()
 
     def _send(self, peer: bytes, packet: bytes) -> None:
+        """With the next `_flush`, which follows whatever made the trees speak: one write for each peer."""
         line = self._lines.get(peer)
         if line is not None:
             line.send(packet)
+            self._told[line] = None
+
+    def _flush(self) -> None:
+        told, self._told = self._told, {}
+        for line in told:
+            line.flush()
 
     async def _keep(self, peer: bytes, line: Line) -> None:
         """A stream to a peer, opened anew while it is connected."""
@@ -144,9 +155,10 @@ class Gossip:
                     await trio.sleep(wait)
         finally:
             del self._lines[peer]
-            if peer in self._readers:
-                self._readers.pop(peer).cancel()
+            if peer in self._inboxes:
+                self._inboxes.pop(peer).close()
             self.trees.gone(peer)
+            self._flush()
 
     async def _write(self, peer: bytes, line: Line) -> None:
         stream: INetStream | None = None
@@ -161,6 +173,7 @@ class Gossip:
         finally:
             line.stop()
             self.trees.closed(peer)
+            self._flush()
             if stream is not None:
                 await self._close(stream)
 
@@ -170,6 +183,7 @@ class Gossip:
 
     def _greet(self, peer: bytes, stream: INetStream) -> None:
         self.trees.opened(peer, kin=stream.get_protocol() == KIN)
+        self._flush()
 
     async def _best(self, peer: bytes, line: Line, stream: INetStream) -> INetStream:
         """The stream, or another of a better connection. The peer stays a link, and what waits goes the new way; what
@@ -195,42 +209,37 @@ class Gossip:
         """One stream of a peer's: the newest counts, and ends the one before."""
         peer = stream.muxed_conn.peer_id.to_bytes()
         self.arrived(peer)
-        with self._only_reader(peer) as scope:
-            cutter, muxed = Cutter(MAX_PACKET), stream_below(stream)
-            try:
-                while True:
-                    for number, body in enumerate(cutter.cut(await muxed.read())):
-                        if number:
-                            await trio.lowlevel.checkpoint()
-                        await self._take(peer, rpc_pb2.RPC.FromString(body))
-            except MuxedStreamEOF:
-                log.debug("network.gossip_ended", peer=str(ID(peer)))
-        if scope.cancelled_caught:
-            await stream.reset()
-
-    @contextmanager
-    def _only_reader(self, peer: bytes) -> Iterator[trio.CancelScope]:
-        before = self._readers.get(peer)
+        inbox = Inbox(stream_below(stream), MAX_PACKET, partial(self._take, peer), self._flush)
+        before, self._inboxes[peer] = self._inboxes.get(peer), inbox
         if before is not None:
-            before.cancel()
-        scope = self._readers[peer] = trio.CancelScope()
+            before.close()
         try:
-            with scope:
-                yield scope
+            await inbox.run()
+        except MuxedStreamEOF:
+            log.debug("network.gossip_ended", peer=str(ID(peer)))
+            return
         finally:
-            if self._readers.get(peer) is scope:
-                del self._readers[peer]
-                self.trees.hushed(peer)
+            self._forget(peer, inbox)
+        await stream.reset()  # the inbox was closed: there is a newer stream, or the peer is gone
 
-    async def _take(self, peer: bytes, rpc: rpc_pb2.RPC) -> None:
-        """One packet; its author's record of addresses is not read: whom we dial, the chain says."""
-        self.trees.subscribed(peer, rpc.subscriptions)
+    def _forget(self, peer: bytes, inbox: Inbox) -> None:
+        if self._inboxes.get(peer) is inbox:
+            del self._inboxes[peer]
+            self.trees.hushed(peer)
+            self._flush()
+
+    def _take(self, peer: bytes, packet: bytes) -> Iterator[None]:
+        """One packet, piece by piece; its author's record of addresses is not read: whom we dial, the chain says."""
+        rpc = rpc_pb2.RPC.FromString(packet)
+        if rpc.subscriptions:
+            self.trees.subscribed(peer, rpc.subscriptions)
         for number, message in enumerate(rpc.publish):
             if number:
-                await trio.lowlevel.checkpoint()
+                yield
             self._hear(peer, message)
         if rpc.HasField("control"):
             self.trees.control(peer, rpc.control)
+        yield
 
     def _hear(self, giver: bytes, message: rpc_pb2.Message) -> None:
         if len(message.topicIDs) != 1 or message.topicIDs[0] not in self.trees.links:

@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+import msgspec
 from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.gossip.messages import name_of
@@ -18,7 +18,7 @@ TOLD_TICKS = 6
 """How long digests name a message: to three draws of peers, at one a second."""
 
 
-class First(NamedTuple):
+class First(msgspec.Struct, frozen=True, gc=False):
     """giver: the link that brought it, as a raw peer id, empty for nobody's merit; at: when, seconds."""
 
     giver: bytes

@@ -4,12 +4,12 @@ from collections import deque
 
 import trio
 
-from node.network.yamux import Stream
+from node.network.yamux import BODY_BYTES, Stream
 
 MOST_BYTES = 4 * 1024**2
 """Waiting for one peer: who takes nothing for so long is left, and greeted anew."""
-AT_ONCE = 64 * 1024
-"""Bytes of waiting packets that are written together."""
+AT_ONCE = BODY_BYTES
+"""Bytes of waiting packets that are written together: one frame."""
 
 
 class Line:
@@ -21,7 +21,7 @@ class Line:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._news = trio.Event()
-        self._turned = False
+        self._writing = self._turned = False
 
     def begin(self, stream: Stream) -> None:
         """What is sent from now on goes there."""
@@ -38,11 +38,26 @@ class Line:
         self.stream = None
 
     def send(self, packet: bytes) -> None:
-        """Dropped while there is no stream: a greeted peer is told what it missed."""
+        """With the next `flush`. Dropped while there is no stream: a greeted peer is told what it missed."""
         if self.stream is not None:
             self._waiting.append(packet)
             self._bytes += len(packet)
-            self._news.set()
+
+    def flush(self) -> None:
+        """Write what waits, in as few pieces as it takes. What the connection does not take now is its task's to write,
+        who would need two turns of the event loop for all of it."""
+        while self._waiting and self.stream is not None:
+            if self._writing or self._turned or not self._write_now(self.stream):
+                self._news.set()
+                return
+
+    def _write_now(self, stream: Stream) -> bool:
+        batch = self._taken()
+        if stream.write_now(batch):
+            return True
+        self._waiting.appendleft(batch)
+        self._bytes += len(batch)
+        return False
 
     async def write(self) -> bool:
         """Until the peer takes no more, or there may be a better way: whether that is why. Raises MuxedStreamError."""
@@ -51,7 +66,11 @@ class Line:
                 self._turned = False
                 return True
             if self._waiting:
-                await stream.write(self._taken())
+                self._writing = True
+                try:
+                    await stream.write(self._taken())
+                finally:
+                    self._writing = False
             else:
                 self._news = trio.Event()
                 await self._news.wait()

@@ -168,7 +168,10 @@ class Trees:
                 self._fill(topic)
 
     def _peer(self, peer: bytes) -> Peer:
-        return self.peers.setdefault(peer, Peer())
+        known = self.peers.get(peer)
+        if known is None:
+            known = self.peers[peer] = Peer()
+        return known
 
     def _open(self) -> list[bytes]:
         return [peer for peer, known in self.peers.items() if known.open]

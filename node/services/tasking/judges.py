@@ -13,7 +13,7 @@ import trio
 
 from node.recipe.docket import Docket, Unjudged
 from node.services.tasking.wishes import TaskWish
-from node.tasks.exports import judgement
+from node.tasks.findings import judgement
 from node.tasks.judging import judge_task, scores_by_place
 from node.tasks.records import TaskFolder
 from protocol.errors import IntellectError

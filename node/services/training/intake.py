@@ -80,7 +80,7 @@ class Intake:
     async def run(self) -> None:
         """Take in files until cancelled."""
         journal = self._station.journal
-        self._trained = {name[:32] for name in await journal.do(journal.consumed)}
+        self._trained = set(await journal.do(journal.trained_by, REMEMBERED))
         self.invalidated = len(await journal.do(journal.invalidated))
         self._register.follow(self._note)
         async with trio.open_nursery() as nursery:

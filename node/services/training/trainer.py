@@ -6,7 +6,7 @@ the policy that made the tokens. Publishing and batching are journaled, so a res
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -74,7 +74,7 @@ class Trainer:
         self._pool = RolloutPool(self._spec)
         self._docket = Docket(self._spec) if docket is None else docket  # an empty one is one, too
         self._docket.fresh, self._docket.taken_in = self._fresh, self._take_in
-        self._used: set[bytes] = set()
+        self._used: dict[int, set[bytes]] = {}
         self._tokens = 0
         self._journeys = Journeys(station.clock.monotonic)
         self._intake = Intake(
@@ -137,7 +137,7 @@ class Trainer:
         self._station.progress.doing = self.doing
         self._station.progress.enter("engine", "the learner loads its libraries and the model")
         await journal.do(journal.forget_consumed, self._first_batch)
-        self._used = set(await journal.do(journal.consumed))
+        self._used = _by_step(await journal.do(journal.consumed, self._first_batch - self._spec.recipe.max_staleness))
         await self._recall()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._learner.run)
@@ -259,8 +259,17 @@ class Trainer:
     # verdicts in
 
     def _take_in(self, groups: list[Group]) -> None:
-        self._pool.add(group for group in groups if _name(group) not in self._used)
+        self._pool.add(group for group in groups if not self._is_used(_name(group)))
         self.rate.add(sum(sample.length for group in groups for sample in group.samples))
+
+    def _is_used(self, name: bytes) -> bool:
+        return any(name in names for names in self._used.values())
+
+    def _use(self, names: list[bytes], step: int) -> None:
+        """Remember what trained `step`, for as long as it is fresh enough to be taken for a later one."""
+        self._used[step] = set(names)
+        for old in [at for at in self._used if at < step - self._spec.recipe.max_staleness]:
+            del self._used[old]
 
     def _take_back(self, work: WorkId) -> None:
         self._pool.forget(work)
@@ -289,7 +298,7 @@ class Trainer:
         step, journal = selection.step, self._station.journal
         settled = [_name(group) for group in selection.settled]
         await journal.do(journal.consume, settled, step)
-        self._used.update(settled)
+        self._use(settled, step)
         stats = describe(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
         stats["file_seconds"] = self._journeys.means(selection.groups)
         await trio.to_thread.run_sync(self._write, selection, stats)
@@ -341,6 +350,13 @@ class Trainer:
         rate = round(self.rate.per_second, 1)
         beat = {"rate": rate, "engine": self._learner.engine_name, "finished": self.done}
         return beat | {"reward": self.reward}
+
+
+def _by_step(names: Mapping[bytes, int]) -> dict[int, set[bytes]]:
+    found: dict[int, set[bytes]] = {}
+    for name, step in names.items():
+        found.setdefault(step, set()).add(name)
+    return found
 
 
 def _name(group: Group) -> bytes:

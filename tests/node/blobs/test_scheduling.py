@@ -1,7 +1,11 @@
 """The exchange's decisions, without any network: which piece, from whom, who next."""
 
+import random
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.download import Download
@@ -159,3 +163,59 @@ def test_the_queue_is_bounded_and_a_stalled_taker_loses_its_slot() -> None:
         if ticket is not None:
             queue.withdraw(ticket, 6.0)
     assert queue.waiting == 0 and queue.offer("c", 10, 6.0) is not None
+
+
+def test_debts_fade_for_weeks_and_keep_their_order() -> None:
+    reciprocity: Reciprocity[str] = Reciprocity()
+    now = 0.0
+    reciprocity.sent("much", 4000, now)
+    reciprocity.sent("little", 1000, now)
+    for _ in range(2000):
+        now += 1000.0
+        reciprocity.sent("new", 1000, now)
+        assert reciprocity.debt("new", now) == pytest.approx(1000)
+        assert reciprocity.level("new") > reciprocity.level("much") >= reciprocity.level("little") >= 0.0
+    reciprocity.received("giver", 10, now)
+    assert reciprocity.level("giver") < reciprocity.level("stranger") == 0.0
+    assert reciprocity.debt("new", now + HALF_LIFE) == pytest.approx(500)
+
+
+def test_of_equals_who_came_first_is_served_first_and_each_in_its_own_order() -> None:
+    queue: UploadQueue[str] = UploadQueue(Reciprocity(), slots=9)
+    tickets = [queue.offer(peer, 10, float(at)) for at, peer in enumerate("baab")]
+    served = [queue.next(4.0) for _ in tickets]
+    assert served == [tickets[0], tickets[1], tickets[2], tickets[3]] and queue.waiting == 0
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_no_request_that_should_be_doubled_is_skipped_as_being_in_time(seed: int) -> None:
+    """Looking at each source's oldest request first changes no decision."""
+    draw = random.Random(seed)
+    looking, thorough = _ending(random.Random(seed)), _ending(random.Random(seed))
+    thorough._in_time = lambda holder, source, now: False  # type: ignore[method-assign]
+    now = 100.0
+    for _ in range(40):
+        now += draw.expovariate(2.0)
+        peer = draw.choice(looking.sources)
+        one, other = looking.plan(peer, now), thorough.plan(peer, now)
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.pieces.tolist() == other.pieces.tolist()
+            if draw.random() < 0.6:
+                for download, flight in ((looking, one), (thorough, other)):
+                    download.landed(flight, flight.pieces.tolist(), flight.size, 0.5, now)
+
+
+def _ending(draw: random.Random) -> Download[str]:
+    """A download of which everything was asked for, of sources of very different speeds."""
+    count = 60
+    download = _download(count)
+    for name in "abcdef":
+        download.add(name)
+        download.learn(name, np.array([draw.random() < 0.8 for _ in range(count)]))
+        source = download._sources[name]
+        source.rate, source.window = draw.choice([0.0, 1e4, 1e5, 1e6, 1e7]), 12.0
+    for step in range(count):
+        download.plan(draw.choice("abcdef"), 100.0 * step / count)
+    return download

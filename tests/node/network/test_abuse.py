@@ -7,7 +7,7 @@ import pytest
 import trio
 from libp2p.peer.id import ID
 
-from node.network import hardening, host, yamux
+from node.network import hardening, host, links, yamux
 from node.network.host import Libp2pNetwork
 
 
@@ -81,13 +81,13 @@ async def test_silent_handshakes_from_many_addresses_give_way_to_new_ones(
 async def test_a_stranger_that_closes_one_of_its_connections_is_still_counted(
     real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(links, "MAX_STRANGERS", 2)
     node, stranger, other = real.make(), real.make(), real.make()
     await real.start(node, stranger, other)
     stranger.set_contacts({node.address: node.contacts()[0]})
     await real.until(lambda: stranger.connected())
-    (first,) = node._strangers
+    (first,) = node._links._strangers
     again = type("Connection", (), {"muxed_conn": first.muxed_conn})()
-    node._arrived(again)
-    node._left(again)
-    assert list(node._strangers) == [first]
+    node._links.arrived(again)
+    node._links.left(again)
+    assert list(node._links._strangers) == [first]

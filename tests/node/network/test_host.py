@@ -238,6 +238,6 @@ async def test_a_stream_on_which_a_request_was_refused_is_not_kept(real, size: i
     one, two = await _pair(real)
     with pytest.raises(PeerUnavailable):
         await one.request(two.address, "/echo/1", bytes(size), max_response=1, timeout=10)
-    assert one._kept.take(two.address, "/echo/1", trio.current_time()) == (None, [])
+    assert one._requests._kept.take(two.address, "/echo/1", trio.current_time()) == (None, [])
     await _still_works(one, two)
-    assert one._kept.take(two.address, "/echo/1", trio.current_time())[0] is not None
+    assert one._requests._kept.take(two.address, "/echo/1", trio.current_time())[0] is not None

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.pubsub.pb import rpc_pb2
 
-from node.network.host import PUBLISHED, Libp2pNetwork
+from node.network.host import Libp2pNetwork
 from node.network.replay import WIDTH, Window
+from node.network.screening import PUBLISHED
 
 START = time.time_ns()
 
@@ -59,11 +60,11 @@ async def test_a_replay_is_dropped_unread_and_spends_nothing_of_its_publishers_b
     one, two = pair
     message = gossip(two, START)
     forwarder = two._host.get_id().to_bytes()
-    assert one.admit(forwarder, message) and one.accepts("news", message)
-    assert not one.admit(forwarder, message)
-    assert not any(one.accepts("news", message) for _ in range(2 * int(PUBLISHED[1])))
-    assert one.accepts("news", gossip(two, START + 1))
-    accepted = [one.accepts("news", gossip(two, START + n)) for n in range(2, 2 * int(PUBLISHED[1]))]
+    assert one._screen.admit(forwarder, message) and one._screen.accepts("news", message)
+    assert not one._screen.admit(forwarder, message)
+    assert not any(one._screen.accepts("news", message) for _ in range(2 * int(PUBLISHED[1])))
+    assert one._screen.accepts("news", gossip(two, START + 1))
+    accepted = [one._screen.accepts("news", gossip(two, START + n)) for n in range(2, 2 * int(PUBLISHED[1]))]
     assert accepted[0] and not accepted[-1]  # the control: new messages do spend it
 
 
@@ -71,7 +72,7 @@ async def test_what_a_muted_member_publishes_is_not_read_and_what_it_forwards_is
     one, two = pair
     forwarder = two._host.get_id().to_bytes()
     one.mute(two.address, 0.2)
-    assert not one.admit(forwarder, gossip(two, START))
-    assert one.admit(forwarder, gossip(one, START))  # the control: it may forward others' words
+    assert not one._screen.admit(forwarder, gossip(two, START))
+    assert one._screen.admit(forwarder, gossip(one, START))  # the control: it may forward others' words
     await trio.sleep(0.25)
-    assert one.admit(forwarder, gossip(two, START))
+    assert one._screen.admit(forwarder, gossip(two, START))

@@ -332,3 +332,97 @@ async def test_an_unread_byte_does_not_keep_the_message_that_brought_it() -> Non
             await stream.send_all(HEADER.pack(0, DATA, 0, 2, 1) + b"x" + for_nobody)
         await trio.testing.wait_all_tasks_blocked()
         assert opened.buffered == 10 and sum(len(each.obj) for each in opened._pieces) == 10
+
+
+async def test_a_frame_that_uses_up_the_window_is_waited_for_by_who_reads_exactly() -> None:
+    async with raw() as (session, stream):
+        await stream.send_all(OPEN + HEADER.pack(0, DATA, 0, 2, WINDOW_BYTES))
+        opened = await session.accept_stream()
+        await trio.testing.wait_all_tasks_blocked()
+        assert opened.recv_window == opened.buffered == 0
+        read: list[bytes] = []
+
+        async def read_some() -> None:
+            read.append(await opened.read_exactly(10))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_some)
+            await trio.testing.wait_all_tasks_blocked()
+            await stream.send_all(bytes(range(10)) + bytes(WINDOW_BYTES - 10))
+        assert read == [bytes(range(10))]
+
+
+async def test_who_listens_is_told_once_of_what_came_together_and_of_the_end() -> None:
+    async with raw() as (session, stream):
+        await stream.send_all(OPEN)
+        opened = await session.accept_stream()
+        told: list[bytes | type[Exception]] = []
+
+        def listener() -> None:
+            try:
+                told.append(opened.read_now())
+            except (MuxedStreamEOF, MuxedStreamReset) as error:
+                told.append(type(error))
+
+        opened.listen(listener)
+        one = HEADER.pack(0, DATA, 0, 2, 3) + b"abc"
+        await stream.send_all(one + one)
+        await trio.testing.wait_all_tasks_blocked()
+        await stream.send_all(HEADER.pack(0, DATA, FIN, 2, 0))
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == [b"", b"abcabc", MuxedStreamEOF]
+
+
+async def test_who_listens_gives_the_window_back_too() -> None:
+    async with pair() as (first, second):
+        stream = await first.open_stream()
+        other = await second.accept_stream()
+        came = 0
+
+        def listener() -> None:
+            nonlocal came
+            if not other.recv_closed:
+                came += len(other.read_now())
+
+        other.listen(listener)
+        with trio.fail_after(10):
+            await stream.write(bytes(5 * WINDOW_BYTES))
+        await trio.testing.wait_all_tasks_blocked()
+        assert came == 5 * WINDOW_BYTES
+
+
+async def test_what_is_written_now_goes_before_what_is_written_later_or_not_at_all() -> None:
+    async with pair() as (first, second):
+        stream = await first.open_stream()
+        other = await second.accept_stream()
+        line: Any = first.secured_conn
+        line.held = trio.Event()
+        assert stream.write_now(b"one ")  # the connection takes nothing: it is owed
+        assert not stream.write_now(b"lost")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.write, b"two")
+            await trio.testing.wait_all_tasks_blocked()
+            line.held.set()
+        assert await other.read_exactly(7) == b"one two"
+        assert stream.send_window == WINDOW_BYTES - 7
+        assert not stream.write_now(bytes(yamux.BODY_BYTES + 1))
+        await stream.close()
+        assert not stream.write_now(b"late")
+
+
+async def test_what_is_owed_is_written_although_nobody_writes_again() -> None:
+    async with pair() as (first, second):
+        stream = await first.open_stream()
+        other = await second.accept_stream()
+        assert stream.write_now(b"alone")
+        with trio.fail_after(5):
+            assert await other.read_exactly(5) == b"alone"
+
+
+async def test_nothing_is_written_now_over_a_connection_that_is_gone() -> None:
+    async with pair() as (first, second):
+        stream = await first.open_stream()
+        await second.accept_stream()
+        await second.close()
+        await first.event_closed.wait()
+        assert not stream.write_now(b"late")

@@ -45,6 +45,13 @@ def test_a_file_is_consumed_once_and_survives_reopening(tmp_path) -> None:
     again.close()
 
 
+def test_what_was_consumed_can_be_asked_for_from_a_step_on(journal: Journal) -> None:
+    for step in range(5):
+        journal.consume([bytes([step]) * 32 + b"\0\0\0\1", bytes([step]) * 32 + b"\0\0\0\2"], step)
+    assert set(journal.consumed(3).values()) == {3, 4} and len(journal.consumed(3)) == 4
+    assert journal.trained_by(2) == [bytes([4]) * 32, bytes([3]) * 32]
+
+
 def test_accepted_files_wait_for_one_epoch_each(journal: Journal) -> None:
     for name in (b"a", b"b", b"c"):
         journal.add_file(name, b"policy", 0, 10, made_at=5.0)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.swarm import shelf as shelf_module
-from node.swarm.shelf import KEPT_STEPS, MAX_AGE, MOST, PER_STEP, Shelf
+from node.swarm.shelf import KEPT_STEPS, MAX_AGE, MOST, PER_STEP, Seen, Shelf
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
     CheckRequested,
@@ -125,7 +125,7 @@ def test_what_is_old_goes_and_is_still_recognised(played: Played) -> None:
     played.put(WORKER, committed(WORKER, 1), now=MAX_AGE)
     assert name in played.shelf
     played.put(WORKER, committed(WORKER, 2), now=MAX_AGE + 1)
-    assert name not in played.shelf and played.shelf.seen(name) == (WORKER, RolloutCommitted)
+    assert name not in played.shelf and played.shelf.seen(name) == Seen(WORKER, RolloutCommitted)
     assert played.shelf.seen(played.name()) is None
 
 
@@ -133,6 +133,11 @@ def test_what_is_remembered_is_bounded(played: Played, monkeypatch: pytest.Monke
     monkeypatch.setattr(shelf_module, "REMEMBERED", 100)
     names = played.commit(WORKER, 300)
     assert [name for name in names if played.shelf.seen(name)] == names[-100:]
+
+
+def test_of_what_is_remembered_each_author_stands_there_once(played: Played) -> None:
+    names = [played.put(Address(str(WORKER)[:2] + str(WORKER)[2:]), committed(WORKER, n)) for n in range(50)]
+    assert len({id(played.shelf.seen(name)) for name in names}) == 1
 
 
 def test_pinned_evidence_stays_whatever_its_author_says(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +226,8 @@ def hold(shelf: Shelf, now: float) -> None:
     assert len(kept) - len(free) == shelf._ranks.total <= 12
     assert shelf._ranks.total == sum(shelf._ranks._many.values())
     assert shelf._ranks._most == max(shelf._ranks._many.values(), default=0)
-    assert sum(len(held) for held in shelf._held.values()) == len(shelf)
+    rows = sum(len(row) for held in shelf._held.values() for row in held.values())
+    assert rows + len(shelf._beat_of) == len(shelf)
     assert len(shelf._aging) + len(shelf._beats) + sum(
         isinstance(one.signed.message, PolicyAnnounced) for one in kept
     ) == len(shelf)

@@ -8,7 +8,8 @@ import pytest
 
 from node.environments.dataset import Arguments, load
 from node.errors import StateError
-from node.tasks.exports import evaluate, judgement, review, write_filtered, write_generated
+from node.tasks.exports import write_filtered, write_generated
+from node.tasks.findings import evaluate, judgement, review
 from node.tasks.measures import measure, pass_at_k, solve_rate
 from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
 from protocol.identity import Address

@@ -5,11 +5,11 @@ import weakref
 from collections.abc import Callable, Iterator
 
 import torch
-from blake3 import blake3
 
 from node.inference.torch_engine import bf16_bits
 from node.training.image import stream_image
 from node.training.learner import Learner
+from protocol.blobs import describe
 from protocol.policy import describe_tensors, encode_image
 
 
@@ -19,7 +19,7 @@ def test_a_streamed_image_has_the_bytes_and_digests_of_the_canonical_one(make_le
     canonical = encode_image(bits)
     found = stream_image(learner.shapes, learner.tensors(), file)
     assert file.getvalue() == canonical and found.size == len(canonical)
-    assert found.digest == blake3(canonical).hexdigest() and found.tensors == describe_tensors(bits)
+    assert found.digest == describe(canonical).root.hex() and found.tensors == describe_tensors(bits)
     assert stream_image(learner.shapes, learner.tensors()) == found, "hashed alone"
 
 

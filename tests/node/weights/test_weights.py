@@ -1,6 +1,7 @@
 """Publisher and follower together, as trainer and members use them."""
 
 import msgspec
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -387,6 +388,45 @@ async def test_a_base_that_rotted_on_our_own_disk_is_nobody_elses_fault(run, ori
         assert follower.shelf.newest.path.read_bytes() == good.path.read_bytes()
         assert not follower.blamed and not follower.store.has(held.manifest.image_root)
         nursery.cancel_scope.cancel()
+
+
+async def test_an_image_that_rotted_here_is_fetched_again_and_nobody_is_blamed(run, origin, peer) -> None:
+    trainer, tensors = origin(), {"w": np.arange(700_000, dtype=np.uint32).astype(np.uint16)}
+    follower = peer("a", trainer.key.address)
+    info = await follower.store.add(encode_image(tensors))  # from an earlier life, as far as the follower knows
+    path = follower.store.path(info.root)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4  # in a piece that is one tensor's alone
+    path.write_bytes(data)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        held = await trainer.publish(0, tensors)
+        assert held.manifest.image_root == info.root
+        await until(lambda: follower.shelf.newest is not None)
+        assert follower.shelf.newest.path.read_bytes() == encode_image(tensors) and not follower.blamed
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_image_that_has_just_arrived_is_not_hashed_twice_and_one_that_was_here_is(
+    run, origin, peer, monkeypatch
+) -> None:
+    honest, blobs = fetch.verify_file, []
+
+    def verify(manifest, path, blob=None) -> None:
+        blobs.append(blob and blob.root)
+        honest(manifest, path, blob)
+
+    monkeypatch.setattr(fetch, "verify_file", verify)
+    async with trio.open_nursery() as nursery:
+        trainer, follower, held = await published(run, origin, peer, nursery, steps=1)
+        assert blobs == [held.manifest.image_root]
+        nursery.cancel_scope.cancel()
+    again = peer("a", trainer.key.address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again.follower.run)
+        await until(lambda: again.shelf.newest is not None)
+        nursery.cancel_scope.cancel()
+    assert blobs == [held.manifest.image_root, None]
 
 
 async def test_a_full_disk_delays_a_policy_and_wedges_nothing(run, origin, peer, monkeypatch) -> None:

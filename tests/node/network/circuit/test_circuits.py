@@ -25,7 +25,7 @@ async def _three(real, limits: Limits | None = None) -> tuple[Libp2pNetwork, Lib
     """(a relay, two that know it and not yet each other)."""
     relay, one, two = real.make(), real.make(), real.make()
     if limits is not None:
-        relay._circuits.rules.__init__(limits, relay._is_member)
+        relay._circuits.rules.__init__(limits, relay._links.known.is_member)
     for each in (relay, one, two):
         each.serve("/echo/1", _echo, max_request=4 * 1024**2)
     await real.start(relay, one, two)
@@ -178,7 +178,7 @@ async def test_what_began_through_a_relay_moves_to_a_direct_connection_and_nothi
             await trio.sleep(0.01)
     assert sorted([(await heard.receive())[1] for _ in said]) == sorted(said)
     await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10)
-    kept, _ = one._kept.take(two.address, "/echo/1", trio.current_time())
+    kept, _ = one._requests._kept.take(two.address, "/echo/1", trio.current_time())
     assert kept and is_direct(kept.stream)
 
 

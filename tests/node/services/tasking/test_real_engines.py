@@ -13,7 +13,7 @@ from node.inference.inspect import inspect
 from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Inspect, LoadPolicy, Produce, Reply, Request
-from node.tasks.exports import evaluate
+from node.tasks.findings import evaluate
 from node.tasks.results import read_answers
 from protocol.checks import Reason
 from protocol.run import RunSpec

@@ -16,7 +16,7 @@ from node.services.judging.reviews import Reviews
 from node.services.tasking.wishes import TaskWish
 from node.swarm.ballots import FileState
 from node.tasks import reviewing
-from node.tasks.exports import review
+from node.tasks.findings import review
 from node.tasks.reviewing import PACKAGE, NoReview, review_package
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason

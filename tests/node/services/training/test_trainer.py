@@ -256,6 +256,18 @@ async def test_an_empty_docket_that_is_handed_in_is_the_one_that_is_used(tmp_pat
     assert docket.fresh == trainer._fresh and docket.taken_in == trainer._take_in  # noqa: SLF001
 
 
+async def test_what_trained_a_step_is_known_while_it_is_fresh_and_no_longer(tmp_path: Path) -> None:
+    """A run has as many names as groups; a group that is too old for the next batch cannot come again."""
+    staleness, steps = RUN.recipe.max_staleness, 40
+    house = House(tmp_path / "house", RUN)
+    trainer, journal = house.open(0)
+    for step in range(steps):
+        trainer._use([bytes([step, group]) for group in range(3)], step)  # noqa: SLF001
+    known = [step for step in range(steps) if trainer._is_used(bytes([step, 0]))]  # noqa: SLF001
+    journal.close()
+    assert known == [*range(steps - 1 - staleness, steps)]
+
+
 VARIED = [(0.0, 1.0), (1.0, 0.0), (0.0, 1.0)]
 MIXED = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]
 

@@ -1,0 +1,273 @@
+"""Links: who is connected and how, how connections come up, and how many strangers may have one.
+
+Knows contacts, connections and relays; leaves when to dial to `redial`, and what is said over a connection to others.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import structlog
+import trio
+from libp2p.abc import INetConn, INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import PeerStoreError
+from multiaddr import Multiaddr
+
+from node.network import yamux
+from node.network.circuit.circuits import Circuits
+from node.network.circuit.ends import is_direct
+from node.network.contacts import READ, Contact, Whereabouts, better_than_relays, ways_to
+from node.network.errors import PeerUnavailable
+from node.network.hardening import HardSwarm
+from node.network.knocks import Knocks
+from node.network.known import Known
+from node.network.redial import PING_SECONDS, Link, Redialer
+from protocol.identity import Address, PeerId, address_of_peer
+
+log = structlog.get_logger(__name__)
+
+MAX_STRANGERS = 64
+DIAL_SECONDS = 10.0
+PING_TIMEOUT = 20.0
+
+
+class Links:
+    """own: this node; listening: where it listens, empty unless it runs; private: whether members are dialled at
+    addresses that are not of the internet."""
+
+    def __init__(self, own: Address, listening: Callable[[], tuple[str, ...]], *, private: bool) -> None:
+        self.redialer = Redialer(own, self._dial, self._link, self._ping)
+        self.known = Known(self.redialer.knows)
+        self._listening = listening
+        self._private = private
+        self._knocks = Knocks()
+        self._strangers: dict[INetConn, ID] = {}
+        self._nursery: trio.Nursery | None = None
+
+    def attach(self, host: BasicHost, swarm: HardSwarm, circuits: Circuits) -> None:
+        """Be part of a host, before it runs."""
+        self._host, self._swarm, self._circuits = host, swarm, circuits
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Stay connected with the members until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                nursery.start_soon(self.redialer.run)
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    @property
+    def up(self) -> bool:
+        return self._nursery is not None
+
+    # -- who is connected --------------------------------------------------------------------------
+
+    def connected(self) -> frozenset[Address]:
+        if not self.up:
+            return frozenset()
+        live = (peer for peer in self._swarm.connections if self._open_connections(peer))
+        return frozenset(address for peer in live if (address := self.known.address_of(peer.to_bytes())))
+
+    def relayed(self) -> frozenset[Address]:
+        found = ((peer, self._connections_of(peer)) for peer in self.connected())
+        return frozenset(peer for peer, live in found if live and not _direct(live))
+
+    def seen_at(self, peer: Address) -> str | None:
+        for connection in self.direct_with(peer):
+            return next((str(address) for address in connection.get_transport_addresses()), None)
+        return None
+
+    def direct_with(self, peer: Address) -> list[INetConn]:
+        """The live connections with a peer that go through no relay."""
+        return _direct(self._connections_of(peer))
+
+    def _connections_of(self, peer: Address) -> list[INetConn]:
+        """The live ones."""
+        contact = self.redialer.where(peer)
+        if self._nursery is None:
+            return []
+        known = [id_of(contact.peer_id)] if contact else [*self._swarm.connections]
+        found = (self._swarm.connections.get(id, ()) for id in known if self.known.address_of(id.to_bytes()) == peer)
+        return [connection for each in found for connection in each if not connection.is_closed]
+
+    def _open_connections(self, peer: ID) -> bool:
+        return any(not connection.is_closed for connection in self._swarm.connections.get(peer, ()))
+
+    def still_connected(self, peer: bytes) -> bool:
+        """Whether a raw peer id has a live connection."""
+        return self._open_connections(ID(peer))
+
+    def is_best(self, stream: INetStream) -> bool:
+        """Whether it goes directly, or nothing does."""
+        return is_direct(stream) or not _direct(self._live_of(stream.muxed_conn.peer_id))
+
+    def _live_with(self, peer_id: PeerId) -> list[INetConn]:
+        return self._live_of(id_of(peer_id))
+
+    def _live_of(self, peer: ID) -> list[INetConn]:
+        return [each for each in self._swarm.connections.get(peer, ()) if not each.is_closed]
+
+    def _sessions(self, peer: ID) -> list[yamux.Session]:
+        found = (connection.muxed_conn for connection in self._swarm.connections.get(peer, ()))
+        return [muxed for muxed in found if isinstance(muxed, yamux.Session)]
+
+    # -- dialling ----------------------------------------------------------------------------------
+
+    async def open_stream(self, peer: Address, protocol: str) -> INetStream:
+        """A new stream to a peer, which is dialled if it is a member and not connected. Raises PeerUnavailable."""
+        peer_id = await self._reach(peer)
+        try:
+            return await self._host.new_stream(peer_id, [TProtocol(protocol)])
+        except Exception as error:
+            raise PeerUnavailable(peer, f"it does not serve {protocol}, or went away") from error
+
+    async def _reach(self, peer: Address) -> ID:
+        contact = self.redialer.where(peer)
+        if contact is not None:
+            if not self._open_connections(id_of(contact.peer_id)):
+                await self._dial(contact)
+            return id_of(contact.peer_id)
+        for known in self._swarm.connections:
+            if self.known.address_of(known.to_bytes()) == peer and self._open_connections(known):
+                return known
+        raise PeerUnavailable(peer, "it is not connected, and nobody has told us where it is")
+
+    def _link(self, where: Whereabouts) -> Link:
+        """Who can be dialled is, though a relay connects us already."""
+        live = self._live_with(where.peer_id)
+        if not live:
+            return Link.APART
+        return Link.BEST if _direct(live) or not better_than_relays(self._ways(where)) else Link.RELAYED
+
+    def _ways(self, where: Whereabouts) -> list[Contact]:
+        return ways_to(where, self._listening(), private=self._private)
+
+    async def _dial(self, where: Whereabouts) -> None:
+        """By its contacts, the best first; only by those that are better than a relay which connects us already."""
+        ways = self._ways(where)
+        if self._live_with(where.peer_id):
+            ways = better_than_relays(ways)
+        failed = PeerUnavailable(where.member, "it names no address that this node dials")
+        for contact in ways:
+            try:
+                await self._dial_one(contact, DIAL_SECONDS / len(ways))
+            except PeerUnavailable as error:
+                failed = error
+            else:
+                return
+        raise failed
+
+    async def _dial_one(self, contact: Contact, seconds: float) -> None:
+        if contact.relay is not None:
+            await self._call(contact, contact.relay)
+            return
+        if not self._knocks.may(contact, trio.current_time()):
+            raise PeerUnavailable(contact.member, "another member was claimed to be there, and nobody was")
+        try:
+            await self._dial_directly(contact, seconds)
+        except PeerUnavailable:
+            self._knocks.missed(contact, trio.current_time())
+            raise
+        self._knocks.answered(contact)
+        log.debug("network.connected", peer=contact.member)
+
+    async def _dial_directly(self, contact: Contact, seconds: float) -> None:
+        peer = id_of(contact.peer_id)
+        self._swarm.unblock_peer(peer)  # a failed dial bars the peer for 60 s otherwise
+        try:
+            self._swarm.peerstore.clear_addrs(peer)  # what identify heard is not what the member announced
+        except PeerStoreError:
+            log.debug("network.first_dial", peer=contact.member)
+        try:
+            with trio.fail_after(seconds):
+                if self._open_connections(peer):  # through a relay
+                    await self._swarm.dial_addr(Multiaddr(contact.address), peer)
+                else:
+                    await self._host.connect(PeerInfo(peer, [Multiaddr(contact.address)]))
+        except trio.TooSlowError:
+            raise PeerUnavailable(contact.member, f"no connection within {seconds:g} s") from None
+        except Exception as error:
+            raise PeerUnavailable(contact.member, "it cannot be dialled") from error
+
+    async def _call(self, contact: Contact, relay: PeerId) -> None:
+        """Through a relay, which must be a member that we are connected with or can dial: where a contact says that it
+        is, is nobody's word but the contact's."""
+        member = address_of_peer(relay)
+        known = self.redialer.where(member)
+        if known is None or known.hidden:
+            raise PeerUnavailable(contact.member, f"its relay {member} is no member that can be dialled")
+        if not _direct(self._live_with(relay)):
+            await self._dial(known)
+        try:
+            await self._circuits.dial(id_of(relay), id_of(contact.peer_id))
+        except Exception as error:
+            raise PeerUnavailable(contact.member, f"its relay {member} does not get through: {error}") from error
+        log.debug("network.connected", peer=contact.member, relay=member)
+
+    async def _ping(self, where: Whereabouts) -> None:
+        """Close connections over which nothing at all comes back. A busy peer is not a dead one."""
+        for session in self._sessions(id_of(where.peer_id)):
+            if session.heard_at < trio.current_time() - PING_SECONDS:
+                with trio.move_on_after(PING_TIMEOUT) as waiting:
+                    await session.ping()
+                if waiting.cancelled_caught:
+                    log.info("network.connection_dead", peer=where.member)
+                    await session.close()
+
+    # -- connections that come and go --------------------------------------------------------------
+
+    def arrived(self, connection: INetConn) -> None:
+        """A connection came up, in either direction. Strangers are few, and the oldest goes first."""
+        peer = connection.muxed_conn.peer_id
+        address = self.known.address_of(peer.to_bytes())
+        if address is None:
+            self._close_soon(connection)
+        elif self.known.is_member(address):
+            self._swarm.protect(peer, "member")
+        else:
+            self._strangers[connection] = peer  # each of its connections: who closes one keeps the others
+            while len(self._strangers) > MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                self._close_soon(oldest)
+
+    def left(self, connection: INetConn) -> None:
+        """A connection ended."""
+        self.redialer.lost()
+        self._strangers.pop(connection, None)
+        peer = connection.muxed_conn.peer_id
+        address = self.known.address_of(peer.to_bytes())
+        if address is not None and not self.direct_with(address):
+            self._circuits.lost(address)
+
+    def sort_strangers(self) -> None:
+        """Who has become a member is none of them."""
+        known = [each for each, peer in self._strangers.items() if self.known.is_members(peer.to_bytes())]
+        for connection in known:
+            del self._strangers[connection]
+
+    def _close_soon(self, connection: INetConn) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(close_quietly, connection)
+
+
+def _direct(connections: list[INetConn]) -> list[INetConn]:
+    return [connection for connection in connections if is_direct(connection)]
+
+
+@lru_cache(maxsize=4 * READ)
+def id_of(peer_id: PeerId) -> ID:
+    return ID.from_base58(peer_id)
+
+
+async def close_quietly(connection: INetConn) -> None:
+    try:
+        await connection.close()
+    except Exception as error:
+        log.debug("network.close_failed", error=repr(error))

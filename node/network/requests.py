@@ -1,0 +1,218 @@
+"""Requests: one asks on a stream, the other answers, and the stream is kept for the next.
+
+Knows what strangers may ask and how long each part may take; leaves the bytes to `wire`, who is connected to `links`.
+"""
+
+import structlog
+import trio
+from libp2p.abc import INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.stream_muxer.exceptions import MuxedStreamError
+
+from node.network import wire, yamux
+from node.network.budget import Budgets, TokenBucket
+from node.network.errors import PeerMisbehaved, PeerUnavailable
+from node.network.interface import Answer, Handler, Tally
+from node.network.kept import KeptStreams
+from node.network.links import Links
+from protocol.identity import Address
+
+log = structlog.get_logger(__name__)
+
+READ_SECONDS = 15.0
+KEEP_SECONDS = 30.0
+"""For a further request on a stream, after an answer."""
+SENT_AT_ONCE = yamux.WINDOW_BYTES // 2
+"""A request that fits the other side's window, whatever it reads."""
+SERVE_SECONDS = 120.0
+CLOSE_SECONDS = 3.0
+MAX_SERVED_AT_ONCE = 512
+MAX_WINDOW = 15 * 1024**2
+
+# What strangers may ask: requests per second each, and response bytes per second together.
+STRANGER_REQUESTS = (5.0, 50.0)
+STRANGER_BYTES = (4.0 * 1024**2, 32.0 * 1024**2)
+
+
+def _unheard(delivered: bool) -> None:
+    """Nobody asked to be told."""
+
+
+class Requests:
+    """Those that this node asks, and those that it answers."""
+
+    def __init__(self, links: Links, tally: Tally) -> None:
+        self._links = links
+        self._known = links.known
+        self._tally = tally
+        self._handlers: dict[str, tuple[Handler, int]] = {}
+        self._kept = KeptStreams[_Kept]()
+        self._serving = trio.CapacityLimiter(MAX_SERVED_AT_ONCE)
+        self._stranger_requests = Budgets(*STRANGER_REQUESTS)
+        self._stranger_bytes = TokenBucket(*STRANGER_BYTES)
+        self._host: BasicHost | None = None
+
+    def attach(self, host: BasicHost) -> None:
+        """Be part of a host, before it runs."""
+        self._host = host
+        for protocol in self._handlers:
+            self._listen(protocol, host)
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
+        self._handlers[protocol] = (handler, max_request)
+        if self._host is not None:
+            self._listen(protocol, self._host)
+
+    def _listen(self, protocol: str, host: BasicHost) -> None:
+        async def handler(stream: INetStream) -> None:
+            await self._serve(protocol, stream)
+
+        host.set_stream_handler(TProtocol(protocol), handler)
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    async def ask(self, peer: Address, protocol: str, data: bytes, limit: int) -> tuple[int, bytes]:
+        """The status and the body of a peer's answer. Raises PeerUnavailable, PeerMisbehaved."""
+        kept, given_up = self._kept.take(peer, protocol, trio.current_time())
+        for each in given_up:
+            await _finish(each.stream, clean=True)
+        try:
+            if kept is not None:
+                try:
+                    return await self._ask_on(kept, peer, protocol, data, limit)
+                except (wire.Ended, MuxedStreamError):
+                    log.debug("network.kept_stream_gone", peer=peer)  # nothing of an answer had come
+            opened = _Kept(await self._links.open_stream(peer, protocol))
+            return await self._ask_on(opened, peer, protocol, data, limit)
+        except wire.WireError as error:
+            if error.announced >= 0:
+                raise PeerMisbehaved(peer, str(error)) from error
+            raise PeerUnavailable(peer, str(error)) from error
+        except MuxedStreamError as error:
+            raise PeerUnavailable(peer, "the stream was cut") from error
+
+    async def _ask_on(self, on: "_Kept", peer: Address, protocol: str, data: bytes, limit: int) -> tuple[int, bytes]:
+        """One request on an open stream, which is kept if all of it was taken, and answered whole."""
+        clean = kept = False
+        try:
+            await on.muxed.widen(min(limit + wire.RESPONSE_HEADER, MAX_WINDOW))
+            answer, taken = await _converse(on.muxed, data, limit)
+            clean, kept = True, taken and answer[0] == wire.OK
+            return answer
+        finally:
+            if kept and not on.closed and self._links.is_best(on.stream):
+                for each in self._kept.put(peer, protocol, on, trio.current_time()):
+                    await _finish(each.stream, clean=True)
+            else:
+                await _finish(on.stream, clean)
+
+    # -- answering ---------------------------------------------------------------------------------
+
+    async def _serve(self, protocol: str, stream: INetStream) -> None:
+        """Serve one incoming stream. Every error ends here; the guard around us resets the stream."""
+        asker = self._known.address_of(stream.muxed_conn.peer_id.to_bytes())
+        if asker is None:
+            await stream.reset()
+            return
+        muxed, patience = yamux.stream_below(stream), READ_SECONDS
+        while await self._answer_one(asker, *self._handlers[protocol], muxed, patience):
+            patience = KEEP_SECONDS
+        await stream.close()
+
+    async def _answer_one(
+        self, asker: Address, handler: Handler, max_request: int, stream: yamux.Stream, patience: float
+    ) -> bool:
+        """Whether another request may come on this stream."""
+        stranger = not self._known.is_member(asker)
+        if stranger and not self._stranger_may_ask(asker):
+            with trio.fail_after(SERVE_SECONDS):
+                await wire.write_response(stream, wire.BUSY, b"")
+            return False
+        try:
+            with trio.fail_after(patience):
+                request, keep = await wire.read_request(stream, max_request)
+        except wire.Ended:
+            return False
+        except trio.TooSlowError:
+            if patience == KEEP_SECONDS:
+                return False  # nobody asked again
+            raise
+        except wire.WireError as error:
+            if error.announced < 0:
+                raise
+            with trio.fail_after(SERVE_SECONDS):
+                await wire.write_response(stream, wire.TOO_LARGE, b"")
+            return False
+        self._tally.add(requests_in=1, bytes_in=len(request))
+        with trio.fail_after(SERVE_SECONDS):
+            async with self._serving:
+                answer = await handler(asker, request)
+            await self._send(stream, stranger, answer if isinstance(answer, Answer) else Answer(answer, _unheard))
+        return keep and not stranger  # who has no contact asks little, and each time anew
+
+    async def _send(self, stream: yamux.Stream, stranger: bool, answer: Answer) -> None:
+        delivered = False
+        try:
+            if stranger:
+                self._stranger_bytes.charge(len(answer.body))
+            self._tally.add(bytes_out=len(answer.body))
+            await wire.write_response(stream, wire.OK, answer.body)
+            delivered = True
+        finally:
+            answer.sent(delivered)
+
+    def _stranger_may_ask(self, asker: Address) -> bool:
+        now = trio.current_time()
+        return self._stranger_requests.take(asker, 1, now) and self._stranger_bytes.take(1, now)
+
+
+class _Kept:
+    """A stream of ours, and what is below the library's wrapper."""
+
+    def __init__(self, stream: INetStream) -> None:
+        self.stream = stream
+        self.muxed = yamux.stream_below(stream)
+
+    @property
+    def closed(self) -> bool:
+        return self.muxed.recv_closed or self.muxed.send_closed
+
+
+async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[tuple[int, bytes], bool]:
+    """Send and receive at once: a peer may answer, and stop reading, before it has read all of the request. The answer,
+    and whether all of the request was sent before it."""
+    sent = False
+
+    async def send() -> None:
+        nonlocal sent
+        try:
+            await wire.write_request(stream, data, keep=True)
+            sent = True
+        except Exception as error:  # the answer, or its absence, says more
+            log.debug("network.request_cut", error=repr(error))
+
+    if len(data) <= SENT_AT_ONCE:
+        await send()
+        return await wire.read_response(stream, limit), sent
+    failure: Exception | None = None
+    answer = (wire.FAILED, b"")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        try:
+            answer = await wire.read_response(stream, limit)
+        except (wire.WireError, MuxedStreamError) as error:
+            failure = error
+        taken = sent
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return answer, taken
+
+
+async def _finish(stream: INetStream, clean: bool) -> None:
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
+        try:
+            await (stream.close() if clean else stream.reset())
+        except Exception as error:
+            log.debug("network.stream_close_failed", error=repr(error))

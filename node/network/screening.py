@@ -1,0 +1,119 @@
+"""Which gossip is let in, and handed to whom: what each giver and each author may send, replays, the muted, and each
+topic's own check.
+
+Knows messages and who wrote them; nothing of streams and trees.
+"""
+
+import trio
+from libp2p.pubsub.pb import rpc_pb2
+
+from node.network.budget import Budgets
+from node.network.hardening import Fault
+from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Tally
+from node.network.known import Known
+from node.network.replay import Window
+from protocol.identity import Address
+
+# Per peer that hands us messages, and per peer that wrote them: messages per second, and in a burst.
+FORWARDED = (200.0, 1000.0)
+PUBLISHED = (25.0, 400.0)
+
+
+class _Subscription:
+    def __init__(self, accept: Accept) -> None:
+        self.accept = accept
+        self.send, self.receive = trio.open_memory_channel[tuple[Address, bytes]](SUBSCRIPTION_BUFFER)
+
+
+class Screen:
+    """What gossip asks of a node (`gossip.Listener`). fault: told of every error that was caught on a peer's behalf."""
+
+    def __init__(self, known: Known, tally: Tally, fault: Fault) -> None:
+        self.is_member = known.is_members
+        self._known = known
+        self._fault = fault
+        self._tally = tally
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._forwarded = Budgets(*FORWARDED)
+        self._published = Budgets(*PUBLISHED)
+        self._muted: dict[Address, float] = {}
+        self._windows: dict[Address, Window] = {}
+
+    def fault(self, where: str, error: BaseException) -> None:
+        self._fault(where, error)
+
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._subscriptions)
+
+    def subscribe(self, topic: str, accept: Accept) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]:
+        if topic in self._subscriptions:
+            raise ValueError(f"already subscribed to {topic}")
+        subscription = self._subscriptions[topic] = _Subscription(accept)
+        return subscription.receive
+
+    def mute(self, member: Address, seconds: float) -> None:
+        now = trio.current_time()
+        self._muted = {muted: until for muted, until in self._muted.items() if until > now}
+        self._muted[member] = now + seconds
+
+    def forget_strangers(self) -> None:
+        """What is kept of those who are no members any more."""
+        for publisher in [each for each in self._windows if not self._known.is_member(each)]:
+            del self._windows[publisher]
+
+    def forget(self, member: Address) -> None:
+        self._windows.pop(member, None)
+
+    def admit(self, giver: bytes, message: rpc_pb2.Message) -> bool:
+        """Before any signature: so nothing is charged to the publisher, whose name may be borrowed."""
+        now = trio.current_time()
+        if self._forwarded.take(giver, 1, now) and self._is_worth_reading(message, now):
+            return True
+        self._tally.add(dropped=1)
+        return False
+
+    def _is_worth_reading(self, message: rpc_pb2.Message, now: float) -> bool:
+        publisher = self._known.address_of(message.from_id)
+        if publisher is None or self._muted.get(publisher, 0.0) > now:
+            return False
+        window = self._windows.get(publisher)
+        return window is None or window.fresh(_number(message))
+
+    def accepts(self, topic: str, message: rpc_pb2.Message) -> bool:
+        """Whether a signed message may be delivered and forwarded. Never raises."""
+        publisher = self._known.address_of(message.from_id)
+        if publisher is None or len(message.data) > MAX_GOSSIP_BYTES:
+            self._tally.add(rejected=1)
+            return False
+        if not self._is_news(publisher, message) or not self._published.take(publisher, 1, trio.current_time()):
+            self._tally.add(dropped=1)
+            return False
+        try:
+            accepted = bool(self._subscriptions[topic].accept(publisher, message.data))
+        except Exception as error:
+            self.fault("accept", error)
+            accepted = False
+        if not accepted:
+            self._tally.add(rejected=1)
+        return accepted
+
+    def _is_news(self, publisher: Address, message: rpc_pb2.Message) -> bool:
+        """Members only: anybody can make up publishers, and windows would be forgotten for theirs."""
+        if not self._known.is_member(publisher):
+            return True
+        return self._windows.setdefault(publisher, Window()).take(_number(message))
+
+    def deliver(self, topic: str, message: rpc_pb2.Message) -> None:
+        publisher = self._known.address_of(message.from_id)
+        subscription = self._subscriptions.get(topic)
+        if publisher is None or subscription is None:
+            return
+        try:
+            subscription.send.send_nowait((publisher, message.data))
+            self._tally.add(messages_in=1, bytes_in=len(message.data))
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            self._tally.add(dropped=1)
+
+
+def _number(message: rpc_pb2.Message) -> int:
+    return int.from_bytes(message.seqno[:8])
