@@ -27,8 +27,10 @@ import msgspec
 import structlog
 import trio
 import trio.lowlevel
+from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import encode_uvarint
 
@@ -37,6 +39,7 @@ from node.blobs import wire
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.network.errors import NetworkError
+from node.network.gossip import gossip
 from node.network.gossip.gossip import MESHSUB
 from node.network.gossip.messages import name_of
 from node.network.host import Libp2pNetwork
@@ -48,6 +51,8 @@ from protocol.messages import Heartbeat, topic
 from protocol.statements import Domain
 
 HONEST = 3
+MEMBERS_BAD = 12
+"""Keys of members that abusers have."""
 MIB = 1024**2
 BLOB = MIB
 GOSSIP_EVERY = 0.34
@@ -87,6 +92,7 @@ class Honest:
         self.store = BlobStore(Path(settings["folder"]), quota=2 * 1024**3)
         self.exchange = BlobExchange(self.network, self.store)
         self.heard = 0
+        self.waited = 0.0
         self.posted = 0
         self.fetched = 0
         self.peers: dict[Address, bytes] = {}
@@ -131,6 +137,7 @@ class Honest:
         folders = [path for path in self.store.directory.rglob("*") if path.is_file()]
         return {
             "heard": self.heard,
+            "waited": self.waited,
             "posted": self.posted,
             "fetched": self.fetched,
             "cpu": cpu,
@@ -160,7 +167,9 @@ class Honest:
 
     async def _hear(self) -> None:
         async for signed in self.board.subscribe(Heartbeat):
-            self.heard += signed.author in self.peers and signed.author != self.key.address
+            if signed.author in self.peers and signed.author != self.key.address:
+                self.heard += 1
+                self.waited += time.time() - signed.message.sequence / 1000
 
     async def _fetch(self) -> None:
         """One blob of each other node in turn, once a second; one that takes longer makes the next one late."""
@@ -210,6 +219,7 @@ class Abuser:
         parts = self.contact.split("/")
         self.place = (parts[2], int(parts[4]))
         self.key = NodeKey(bytes.fromhex(settings["secret"]))
+        self.more = [NodeKey(bytes.fromhex(secret)) for secret in settings["more"]]
         self.network = Libp2pNetwork(self.key, "/ip4/127.0.0.9/tcp/0")
         self.lures: list[bytes] = []
         self.sent = 0
@@ -419,6 +429,87 @@ async def iwant_bomb(abuser: Abuser) -> None:
     await abuser.gossip(rpc)
 
 
+def claim_another_program() -> None:
+    """From now on this process's nodes say that they run none of ours."""
+    gossip.KIN = MESHSUB
+
+
+def _keep_heard(network: Libp2pNetwork) -> list[rpc_pb2.Message]:
+    """The last 100 messages that a node will have heard."""
+    known: list[rpc_pb2.Message] = []
+    trees = network._gossip.trees
+    came = trees.came
+
+    def note(giver: bytes, message: rpc_pb2.Message) -> None:
+        known[:] = [*known[-99:], message]
+        came(giver, message)
+
+    trees.came = note  # type: ignore[method-assign]
+    return known
+
+
+async def _insist(abuser: Abuser, rpc: Callable[[list[rpc_pb2.Message]], rpc_pb2.RPC]) -> None:
+    """As another program that hears the swarm's topic: these, made of what was heard, as fast as they are taken."""
+    abuser.network.subscribe(TOPIC, lambda publisher, data: True)
+    known = _keep_heard(abuser.network)
+    while True:
+        await abuser.connect()
+        line = abuser.network._gossip._lines.get(abuser.peer.to_bytes())
+        if line is None or line.stream is None or not known:
+            await trio.sleep(0.05)
+            continue
+        try:
+            await line.stream.write(encode_varint_prefixed(rpc(known).SerializeToString()))
+            abuser.sent += 1
+        except MuxedStreamError as error:
+            sys.stderr.write(f"cut: {error!r}\n")
+
+
+def _graft() -> rpc_pb2.ControlMessage:
+    return rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID=TOPIC)])
+
+
+async def other_copies(abuser: Abuser) -> None:
+    """A member that says it runs another program, whose copies cost it no link: the last 100 messages, again and
+    again."""
+    await _insist(abuser, lambda known: rpc_pb2.RPC(publish=known, control=_graft()))
+
+
+async def other_wants(abuser: Abuser) -> None:
+    """The same: asks for all that was said lately, again and again."""
+
+    def rpc(known: list[rpc_pb2.Message]) -> rpc_pb2.RPC:
+        control = _graft()
+        control.iwant.append(rpc_pb2.ControlIWant(messageIDs=[name_of(each) for each in known]))
+        return rpc_pb2.RPC(control=control)
+
+    await _insist(abuser, rpc)
+
+
+async def other_slots(abuser: Abuser) -> None:
+    """Twelve members and four strangers that say they run another program: they take the victim's links, and hand on
+    nothing."""
+
+    async def one(key: NodeKey) -> None:
+        network = Libp2pNetwork(key, "/ip4/127.0.0.9/tcp/0")
+        network.subscribe(TOPIC, lambda publisher, data: False)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda task_status: network.run(task_status=task_status))
+            network.set_contacts({abuser.victim: abuser.contact})
+            while True:
+                line = network._gossip._lines.get(abuser.peer.to_bytes())
+                if line is not None:
+                    line.send(encode_varint_prefixed(rpc_pb2.RPC(control=_graft()).SerializeToString()))
+                    line.flush()
+                    abuser.sent += 1
+                await trio.sleep(0.5)
+
+    keys = [abuser.key, *abuser.more, *(NodeKey.generate() for _ in range(4))]
+    async with trio.open_nursery() as nursery:
+        for key in keys:
+            nursery.start_soon(one, key)
+
+
 async def graft_spam(abuser: Abuser) -> None:
     """A stranger: GRAFT and PRUNE for the swarm's own topic, by turns, 500 in a request."""
     one = rpc_pb2.ControlMessage(
@@ -485,7 +576,7 @@ async def big_requests(abuser: Abuser) -> None:
         while True:
             try:
                 await abuser.connect()
-                stream = await abuser.network._host.new_stream(abuser.peer, [wire.PROTOCOL])
+                stream = await abuser.network._host.new_stream(abuser.peer, [TProtocol(wire.PROTOCOL)])
                 await stream.write((2**30).to_bytes(4))
                 for _ in range(4096):
                     await stream.write(bytes(256 * 1024))
@@ -526,7 +617,7 @@ async def blob_flood(abuser: Abuser) -> None:
         while True:
             try:
                 await abuser.connect()
-                stream = await abuser.network._host.new_stream(abuser.peer, [wire.PROTOCOL])
+                stream = await abuser.network._host.new_stream(abuser.peer, [TProtocol(wire.PROTOCOL)])
                 await stream_below(stream).widen(8 * MIB)
                 await stream.write(request)
                 abuser.sent += 1
@@ -596,6 +687,9 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "stranger-bytes": (stranger_bytes, ALONE),
     "blob-flood": (blob_flood, MEMBER),
     "garbage-blobs": (garbage_blobs, MEMBER),
+    "other-copies": (other_copies, MEMBER),
+    "other-wants": (other_wants, MEMBER),
+    "other-slots": (other_slots, MEMBER),
 }
 
 
@@ -609,8 +703,10 @@ async def abuse(settings: dict[str, Any]) -> None:
     """Wait for a line on stdin, then attack until stdin ends."""
     abuser = Abuser(settings)
     attack, role = ATTACKS[settings["attack"]]
+    if attack in (other_copies, other_wants, other_slots):
+        claim_another_program()
     async with trio.open_nursery() as nursery:
-        if role != ALONE:
+        if role != ALONE and attack is not other_slots:
             await nursery.start(lambda task_status: abuser.network.run(task_status=task_status))
             await abuser.connect()
         _say("ready")
@@ -635,9 +731,10 @@ class Swarm:
 
     def __init__(self, folder: Path) -> None:
         self.errors = folder / "errors"
-        self.bad = NodeKey.generate()
+        self.bad, *self.more = (NodeKey.generate() for _ in range(MEMBERS_BAD))
         keys = [NodeKey.generate() for _ in range(HONEST)]
-        members = [key.address for key in keys] + [self.bad.address]
+        bad = [self.bad, *self.more]
+        members = [key.address for key in [*keys, *bad]]
         self.nodes: list[Child] = []
         for number, key in enumerate(keys):
             settings = {"secret": key.secret.hex(), "ip": f"127.0.0.{number + 2}", "members": members}
@@ -645,7 +742,7 @@ class Swarm:
         said = [node.hear() for node in self.nodes]
         self.victim, self.contact, self.root = said[0]
         contacts = {each[0]: each[1] for each in said}
-        contacts[self.bad.address] = f"/ip4/127.0.0.9/tcp/1/p2p/{self.bad.peer_id}"
+        contacts |= {key.address: f"/ip4/127.0.0.9/tcp/1/p2p/{key.peer_id}" for key in bad}
         for node in self.nodes:
             node.tell(["meet", contacts, {each[0]: each[2] for each in said}])
         for node in self.nodes:
@@ -663,7 +760,8 @@ def play(swarm: Swarm, name: str, seconds: float) -> dict[str, Any]:
     """A calm stretch, then the attack, then its end."""
     key = swarm.bad if ATTACKS[name][1] == MEMBER else NodeKey.generate()
     settings = {"attack": name, "victim": swarm.victim, "contact": swarm.contact, "root": swarm.root}
-    abuser = child("abuser", {**settings, "secret": key.secret.hex()}, swarm.errors)
+    secrets = {"secret": key.secret.hex(), "more": [each.secret.hex() for each in swarm.more]}
+    abuser = child("abuser", {**settings, **secrets}, swarm.errors)
     try:
         abuser.hear()
         before = swarm.count()
@@ -710,7 +808,7 @@ async def _newcomer(victim: Address, contact: str) -> float | None:
 
 
 def _rates(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> dict[str, float]:
-    """Of the honest nodes together: gossip delivered (share), MB/s of blobs; CPU of the victim (share of a core)."""
+    """Of the honest nodes together: gossip delivered (share, mean delay), MB/s of blobs; the victim's CPU, in cores."""
 
     def grew(name: str) -> float:
         return sum(b[name] - a[name] for a, b in zip(first, last, strict=True))
@@ -719,6 +817,7 @@ def _rates(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> dict[str,
     return {
         "gossip": grew("heard") / max(1, grew("posted") * (HONEST - 1)),
         "posted": grew("posted") / seconds,
+        "mean_ms": 1000 * grew("waited") / max(1, grew("heard")),
         "blobs": grew("fetched") / seconds / 1e6,
         "cpu": (last[0]["cpu"] - first[0]["cpu"]) / seconds,
     }
@@ -743,7 +842,8 @@ def _row(result: dict[str, Any]) -> str:
     control, attacked = result["control"], result["attacked"]
     newcomer = f"{result['newcomer']:.1f} s" if result["newcomer"] is not None else "refused"
     return (
-        f"{result['attack']:16} gossip {100 * result['gossip_ratio']:4.0f} %  blobs {attacked['blobs']:.2f} of "
+        f"{result['attack']:16} gossip {100 * result['gossip_ratio']:4.0f} % "
+        f"({control['mean_ms']:.0f} -> {attacked['mean_ms']:.0f} ms)  blobs {attacked['blobs']:.2f} of "
         f"{control['blobs']:.2f} MB/s {100 * result['blob_ratio']:4.0f} %  CPU {control['cpu']:.2f} -> "
         f"{attacked['cpu']:.2f}  memory {result['rss_growth'] / MIB:+.0f} MiB  newcomer {newcomer}  "
         f"({result['sent']} sent)"

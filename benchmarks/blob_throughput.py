@@ -29,6 +29,8 @@ from protocol.identity import Address, NodeKey
 ROUNDS = 5
 """Blobs of one round."""
 MESSAGES = 100
+ANSWER_SECONDS = 10.0
+"""After which a message is given up."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -66,7 +68,10 @@ class Child:
     async def line(self) -> Any:
         said = b""
         while not said.endswith(b"\n"):
-            said += await self._stdout.receive_some()
+            part = await self._stdout.receive_some()
+            if not part:
+                raise RuntimeError("the other process has ended")
+            said += part
         return json.loads(said)
 
     async def seconds(self) -> float:
@@ -99,15 +104,17 @@ async def fetch(folder: Path, size: int) -> dict[str, float]:
         await trio.sleep(2)
         trips = []
         for number in range(MESSAGES):
-            start = time.perf_counter()
-            await network.publish("ping", str(number).encode().ljust(1024))
-            await pongs.receive()
-            trips.append((time.perf_counter() - start) * 1000)
+            start, said = time.perf_counter(), str(number).encode().ljust(1024)
+            with trio.move_on_after(ANSWER_SECONDS):  # gossip promises nothing: one lost message would end all
+                await network.publish("ping", said)
+                while (await pongs.receive())[1] != said:
+                    continue
+                trips.append((time.perf_counter() - start) * 1000)
             await trio.sleep(0.05)
         await child.stdin.aclose()
         await child.process.wait()
         nursery.cancel_scope.cancel()
-    return {**found, "trip_ms": statistics.median(trips)}
+    return {**found, "trip_ms": statistics.median(trips), "lost": MESSAGES - len(trips)}
 
 
 def once(tree: Path, size: int) -> dict[str, float]:

@@ -41,6 +41,7 @@ import trio
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
+from node.network.heap import keep_freed_blocks
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.weights.images import build_image, describe_image, mapped, verify_file, write_patch
 from protocol.blobs import BlobInfo
@@ -178,6 +179,7 @@ def measure(task: str, directory: Path) -> dict[str, float]:
         "follow": lambda: trio.run(_follow, directory, both),
         "fetch": lambda: trio.run(_fetch, directory, both),
     }
+    keep_freed_blocks()  # as a daemon does
     base, written = _status("VmHWM"), _written()
     with _Watch() as watch:
         start, wall = time.process_time(), time.monotonic()

@@ -220,9 +220,11 @@ def command(
 
     server = fork_or_launch(for_role(config.role))  # its imports run beside ours
     from cli.joinview import open_json_view, open_view
+    from node.daemon import import_for
     from node.daemon import run as run_daemon
     from node.guardian import become_guarded
 
+    import_for(config.role)
     if context.obj.own_process:
         become_guarded()
     view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked

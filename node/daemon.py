@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from importlib import import_module
 from pathlib import Path
 
 import structlog
@@ -96,8 +97,18 @@ ROLES: dict[Role, Services] = {
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 
 
+ALONE: dict[str, tuple[str, ...]] = {"trainer": ("node.run.problems", "protocol.arrow_writer")}
+"""What daemons of one role alone import: a trainer looks through its run's environments, and writes batches."""
+
 Companion = Callable[[ProgressRecord], Awaitable[None]]
 """Runs beside the daemon until it ends, and may show how far it is; must never block."""
+
+
+def import_for(role: str) -> None:
+    """Import what a configured role needs beside this module: before a guardian forks, so that a daemon which it starts
+    again has that too, and no event loop waits for it."""
+    for name in ALONE.get(role, ()):
+        import_module(name)
 
 
 def run(config: NodeConfig, server: Server | None = None, companion: Companion | None = None) -> None:

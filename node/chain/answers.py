@@ -82,7 +82,8 @@ RESULTS: dict[str, Any] = {
     "eth_getBlockByNumber": _Block | None,
     "eth_getBlockByHash": _Block | None,
 }
-"""Method -> type of its result, LOGS aside: a list of logs. Others, which only local chains are asked for, may answer anything."""
+"""Method -> type of its result, LOGS aside: a list of logs. Others, which only local chains are asked for, may answer
+anything."""
 
 
 class _Error(msgspec.Struct):

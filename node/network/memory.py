@@ -92,7 +92,7 @@ class MemoryNetwork:
         self.peer_id: PeerId = key.peer_id
         self._hub = hub
         self._tally = Tally()
-        self._contacts: dict[Address, Whereabouts] = {}
+        self._contacts: dict[Address, Whereabouts | None] = {}
         self._muted: dict[Address, float] = {}
         self._accepts: dict[str, Accept] = {}
         self._queues: dict[str, trio.MemorySendChannel[tuple[Address, bytes]]] = {}
@@ -117,16 +117,17 @@ class MemoryNetwork:
         return ("/ip4/127.0.0.1/tcp/1",) if self._nursery else ()
 
     def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
-        self._contacts.clear()
+        for gone in self._contacts.keys() - contacts.keys():
+            self.set_contact(gone, None)
         for member, told in contacts.items():
             self.set_contact(member, told)
 
     def set_contact(self, member: Address, told: Told | None) -> None:
-        where = whereabouts(member, told) if told is not None else None
-        if where is None:
+        """A member whose contact cannot be read is not dialled; if it was before, it stays connected."""
+        if told is None:
             self._contacts.pop(member, None)
         elif member != self.address:
-            self._contacts[member] = where
+            self._contacts[member] = whereabouts(member, told) or self._contacts.get(member)
 
     def stay_with(self, members: Set[Address]) -> None:
         """On a hub everybody is connected with everybody it knows."""
@@ -136,7 +137,7 @@ class MemoryNetwork:
 
     def wants(self, other: "MemoryNetwork") -> bool:
         """Whether we dial `other`."""
-        return other.address in self._contacts
+        return self._contacts.get(other.address) is not None
 
     def connected(self) -> frozenset[Address]:
         return frozenset(peer.address for peer in self._hub.peers(self))

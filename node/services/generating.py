@@ -24,6 +24,7 @@ from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.hearing import is_cut_off, voices
+from node.swarm.makers import Makers
 from node.swarm.register import Work, WorkId
 from node.weights.keeper import HeldPolicy
 from protocol.checks import reason_name
@@ -45,6 +46,8 @@ CATCHING_UP = 5.0
 """Seconds that a newer policy has to arrive, once somebody is heard again."""
 REMEMBERED = 256
 """Own files whose state is looked at again."""
+MET = 1
+"""Steps, beyond those for which a file is fresh, for which a worker shares in the work that makes nothing."""
 
 
 class EngineChild(Protocol):
@@ -77,6 +80,7 @@ class Generating(Service):
         self._scratch = scratch
         self._gauge = gauge
         self._informative = 1.0
+        self._makers = Makers(station.run.spec.recipe.max_staleness + MET)
         self.rate = Rate(clock=station.clock.monotonic)
         self.last_reward: float | None = None
         self.waiting: str | None = None
@@ -107,6 +111,7 @@ class Generating(Service):
         self._station.progress.doing = self.doing
         await self._recall()
         await self._repeat_promises()
+        self._station.jury.register.follow(self._note_work)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_verdicts)
             nursery.start_soon(self._watch_trainer)
@@ -218,14 +223,20 @@ class Generating(Service):
             self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
         self._arrived_step, self._arrived_at = policy.step, now
 
+    def _note_work(self, work: Work) -> None:
+        if work.task is None:
+            self._makers.made(work.node, work.step)
+
     def _share(self) -> int:
-        """Files per policy so that all live workers together make what a step needs.
+        """Files per policy so that all live workers that make any together make what a step needs.
 
         Of the first policy that a worker meets it makes twice that, if the run allows staleness: from then on the
         trainer has one batch in hand while the next is being made, and neither waits for the other.
         """
         run = self._station.run.spec
-        workers = max(1, len(self._station.membership.table.live(self._station.clock.monotonic(), "worker")))
+        living = self._station.membership.table.live(self._station.clock.monotonic(), "worker")
+        self._makers.made(self._station.key.address, self._arrived_step)
+        workers = max(1, self._makers.count(living, self._arrived_step))
         share = math.ceil(run.rollout.files_per_step * self._refill() / workers)
         ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
         return 2 * share if ahead else share

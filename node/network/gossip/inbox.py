@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import trio
 
+from node.network.budget import TokenBucket
 from node.network.packets import Cutter
 from node.network.yamux import Stream
 
@@ -14,6 +15,9 @@ AT_ONCE = 8
 """Pieces that are worked off without letting others run."""
 PIECE_BYTES = 2048
 """Of a packet: one that is longer counts for more pieces."""
+HEARD = (400.0, 2000.0)
+"""Pieces of one peer, per second and in a burst. Who says more is heard later: a message that came before costs no
+signature, and no other budget."""
 
 
 class Inbox:
@@ -28,6 +32,7 @@ class Inbox:
         self._hear = hear
         self._heard = heard
         self._pieces = self._cut(Cutter(limit))
+        self._budget = TokenBucket(*HEARD)
         self._behind = trio.Event()
         self._ended: Exception | None = None
 
@@ -40,6 +45,7 @@ class Inbox:
                     await self._behind.wait()
                     if self._ended is not None:
                         raise self._ended
+                    await trio.sleep(self._debt())
                     self._work()
         finally:
             self._closed = True
@@ -50,8 +56,16 @@ class Inbox:
         self._scope.cancel()
 
     def _arrived(self) -> None:
-        if not self._closed and not self._behind.is_set():
+        if self._closed or self._behind.is_set():
+            return
+        if self._debt():
+            self._behind.set()
+        else:
             self._work()
+
+    def _debt(self) -> float:
+        """Seconds until more may be heard."""
+        return self._budget.delay(trio.current_time())
 
     def _work(self) -> None:
         """Some pieces; `_behind` says whether more are here."""
@@ -59,6 +73,7 @@ class Inbox:
             room = AT_ONCE
             while room > 0 and (count := next(self._pieces)):
                 room -= count
+            self._budget.charge(AT_ONCE - room)
             if room <= 0:
                 self._behind.set()
             elif self._behind.is_set():
@@ -77,3 +92,4 @@ class Inbox:
                 count = 1 + len(packet) // PIECE_BYTES
                 for _ in self._hear(packet):
                     yield count
+                    count = 1

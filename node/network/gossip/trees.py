@@ -12,7 +12,8 @@ What is added, because a link may be somebody's who forwards what it likes:
   the one that failed more is pruned, not the later one;
 - links are made with members, and strangers may hold a few at most;
 - a link of another program is a link of its own mesh: it brings what others bring too, and is not pruned for that. Nor
-  is it told any name before it has said one, since programs differ in how they name messages (`names`).
+  is it told any name before it has said one, since programs differ in how they name messages (`names`). Anybody can
+  say that it is one, so there are few such links.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -33,6 +34,9 @@ FIRST_LINKS = 3
 LEAST_LINKS = 1
 MOST_LINKS = 16
 MOST_LINKS_OF_STRANGERS = 4
+MOST_LINKS_OF_OTHERS = 4
+"""Of members that run another program: such links are not pruned for what others bring too, so whoever holds them may
+hand on nothing."""
 DIGEST_PEERS = 3
 DIGEST_STRANGERS = 1
 BACKOFF = 2
@@ -98,7 +102,7 @@ class Trees:
         self._clock = clock
         self._is_member = is_member
         self._draw = draw
-        self._missing: dict[bytes, tuple[str, list[bytes]]] = {}
+        self._missing: dict[bytes, tuple[str, int, list[bytes]]] = {}
         self._asked: dict[bytes, int] = {}
         self._came = 0
         self._rate = 0.0
@@ -266,12 +270,14 @@ class Trees:
             self._prune(peer, topic)
 
     def _has_room(self, peer: bytes, topic: str) -> bool:
-        """Strangers hold few links, and members are never turned away for them."""
+        """Strangers hold few links, other programs some, and our own members are never turned away for them."""
         links = self.links[topic]
-        strangers = [link for link in links if not self._is_member(link)]
+        members = [link for link in links if self._is_member(link)]
         if not self._is_member(peer):
-            return len(strangers) < MOST_LINKS_OF_STRANGERS and len(links) < MOST_LINKS
-        return len(links) - len(strangers) < MOST_LINKS - MOST_LINKS_OF_STRANGERS
+            return len(links) - len(members) < MOST_LINKS_OF_STRANGERS and len(links) < MOST_LINKS
+        others = sum(not self._peer(link).kin for link in members)
+        may = self._peer(peer).kin or others < MOST_LINKS_OF_OTHERS
+        return may and len(members) < MOST_LINKS - MOST_LINKS_OF_STRANGERS
 
     def _pruned(self, peer: bytes, known: Peer, prune: rpc_pb2.ControlPrune) -> None:
         """Peers that it names instead are not dialled: whom we dial, the chain says."""
@@ -290,7 +296,7 @@ class Trees:
         for name in specified(have.messageIDs[:MAX_NAMED], known.form):
             if known.named < most and self.heard.first(name) is None:
                 known.named += 1
-                _, tellers = self._missing.setdefault(name, (have.topicID, []))
+                *_, tellers = self._missing.setdefault(name, (have.topicID, self.heard.now, []))
                 if peer not in tellers and len(tellers) < DIGEST_PEERS:
                     tellers.append(peer)
 
@@ -327,15 +333,17 @@ class Trees:
 
     def _ask(self) -> None:
         """For what was told and did not come, one teller after the other; who has what the links kept back becomes a
-        link."""
+        link. A teller that cannot be asked yet, because its stream is opened anew, is waited for."""
         wanted: dict[tuple[bytes, str], list[bytes]] = {}
         self._asked = {name: at for name, at in self._asked.items() if at > self.heard.now - ASKED_TICKS}
-        self._missing = {name: waiting for name, waiting in self._missing.items() if waiting[1]}
-        for name, (topic, tellers) in self._missing.items():
+        since = self.heard.now - ASKED_TICKS
+        self._missing = {name: told for name, told in self._missing.items() if told[-1] and told[1] > since}
+        for name, (topic, _, tellers) in self._missing.items():
             teller = min(tellers, key=self._failures)
-            tellers.remove(teller)
-            wanted.setdefault((teller, topic), []).append(name)
-            self._asked[name] = self.heard.now
+            if self._is_open(teller):
+                tellers.remove(teller)
+                wanted.setdefault((teller, topic), []).append(name)
+                self._asked[name] = self.heard.now
         for (teller, topic), names in wanted.items():
             want = rpc_pb2.ControlIWant(messageIDs=formed(names, self._form(teller)))
             control = rpc_pb2.ControlMessage(iwant=[want])
@@ -344,8 +352,11 @@ class Trees:
                 self._graft(teller, topic, needed=True)
 
     def _failures(self, peer: bytes) -> float:
+        return self.peers[peer].failures if self._is_open(peer) else float("inf")
+
+    def _is_open(self, peer: bytes) -> bool:
         known = self.peers.get(peer)
-        return known.failures if known and known.open else float("inf")
+        return known is not None and known.open
 
     def _form(self, peer: bytes) -> Form | None:
         known = self.peers.get(peer)

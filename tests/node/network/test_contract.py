@@ -137,3 +137,13 @@ async def test_a_contact_whose_peer_id_belongs_to_another_address_is_ignored(swa
     one.set_contacts({NodeKey.generate().address: two.contacts()[0], two.address: "/ip4/127.0.0.1/tcp/1"})
     await trio.sleep(1.2)
     assert one.connected() == frozenset()
+
+
+async def test_a_member_whose_new_contact_cannot_be_read_stays_a_member_and_connected(swarm) -> None:
+    one, two = await _pair(swarm)
+    two.set_contacts({})  # only `one` would dial
+    one.set_contact(two.address, "nowhere")
+    assert one.connected() == {two.address}
+    assert await one.request(two.address, "/double/1", b"x", max_response=10, timeout=10) == b"xx"
+    one.set_contacts({two.address: "nowhere"})
+    assert one.connected() == {two.address}

@@ -1,8 +1,10 @@
 """A worker whose swarm falls apart and comes together again: real boards on a network in memory, a mock clock."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from blake3 import blake3
@@ -27,7 +29,7 @@ from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Domain
 from tests.attacks.validators.court import InlineJournal, SharedBlobs
 
-TRAINER, VALIDATOR, WORKER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
+TRAINER, VALIDATOR, WORKER, IDLE = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
 DOMAIN = Domain(31337, TRAINER.address)
 RUN = RunSpec(
     name="torn",
@@ -35,6 +37,7 @@ RUN = RunSpec(
     rollout=RolloutSpec(group_size=2, prompts_per_step=4, prompts_per_file=4),
     recipe=Recipe(max_staleness=2),
 )
+FOUR_FILES = msgspec.structs.replace(RUN, rollout=RolloutSpec(group_size=2, prompts_per_step=16, prompts_per_file=4))
 BEAT = 2.0
 POLICY_EVERY = 2.0
 FILE_SECONDS = 1.0
@@ -87,12 +90,12 @@ class DistinctBlobs(SharedBlobs):
 class Seat:
     """One node: a member with a jury and a heart."""
 
-    def __init__(self, hub: MemoryHub, key: NodeKey, role: str) -> None:
+    def __init__(self, hub: MemoryHub, key: NodeKey, role: str, run: RunSpec = RUN) -> None:
         network = MemoryNetwork(key, hub)
         membership = Membership(key.address, network, TRAINER.address, (VALIDATOR.address,))
         pins: Any = Pins()
         self.member = Member(key, DOMAIN, 1, network, membership, Stock(DistinctBlobs(), pins, pins))
-        self.station = take_station(self.member, Run(RUN, bytes(32), b"", Path("/")), 1, InlineJournal())
+        self.station = take_station(self.member, Run(run, bytes(32), b"", Path("/")), 1, InlineJournal())
         self.heart = Beating(self.station, Crew(), role, tuple, BEAT)
 
     @property
@@ -102,20 +105,21 @@ class Seat:
 
 
 class Swarm:
-    """A trainer, a validator and a worker. Policies come while the worker can hear."""
+    """A trainer, a validator and a worker. Policies come while the worker can hear. more: seats of others."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: RunSpec = RUN) -> None:
         self.hub = MemoryHub(delay=0.01)
         self.trainer, self.validator = Seat(self.hub, TRAINER, "trainer"), Seat(self.hub, VALIDATOR, "validator")
-        self.own = Seat(self.hub, WORKER, "worker")
+        self.own = Seat(self.hub, WORKER, "worker", run)
+        self.more: list[Seat] = []
         self.engine = Engine(folder)
-        gauge = CapacityGauge(RUN, Machine(1, 0))
+        gauge = CapacityGauge(run, Machine(1, 0))
         self.worker = Generating(self.own.station, self.engine, folder, gauge)
         self.torn = False
         self.every = POLICY_EVERY
 
     async def run(self, nursery: trio.Nursery) -> None:
-        seats = (self.trainer, self.validator, self.own)
+        seats = (self.trainer, self.validator, self.own, *self.more)
         for seat in seats:
             await nursery.start(seat.member.network.run)
         for seat in seats:
@@ -217,6 +221,20 @@ async def test_a_large_model_is_not_taken_for_a_trainer_that_lacks_rollouts(
         await trio.sleep(swarm.every - 25)
         assert 2 <= swarm.made <= 3
         nursery.cancel_scope.cancel()
+
+
+async def test_who_lives_and_makes_nothing_has_a_share_in_the_first_steps_only(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    swarm = Swarm(tmp_path, FOUR_FILES)
+    swarm.more.append(Seat(swarm.hub, IDLE, "worker"))
+    swarm.engine.seconds, swarm.every = 4.0, 20.0
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        await trio.sleep(9 * swarm.every)
+        nursery.cancel_scope.cancel()
+    made = Counter(work.step for work in swarm.own.station.journal.records(100))
+    assert [made[step] for step in (1, 2, 8)] == [2, 2, 4]  # of four; of the first policy twice a share
 
 
 async def test_a_worker_that_starts_again_counts_on(tmp_path: Path, autojump_clock: Any) -> None:

@@ -118,3 +118,18 @@ async def test_once_it_is_closed_nothing_is_heard(nursery: trio.Nursery) -> None
         await ended.wait()
     node.stream.brings(b"later")
     assert node.packets == []
+
+
+async def test_who_says_more_than_its_budget_is_heard_later_and_nothing_is_lost(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    rate, burst = inbox.HEARD
+    node = Heard()
+    nursery.start_soon(node.inbox.run)
+    await trio.testing.wait_all_tasks_blocked()
+    for _ in range(int(burst)):
+        node.stream.brings(b"x", b"x")
+    await trio.sleep(0.5)
+    assert burst <= len(node.packets) <= burst + 0.5 * rate + 2 * inbox.AT_ONCE
+    await trio.sleep(burst / rate + 1)
+    assert len(node.packets) == 2 * burst

@@ -5,6 +5,7 @@ from random import Random
 import base58
 from libp2p.pubsub.pb import rpc_pb2
 
+from node.network.gossip import trees
 from node.network.gossip.trees import Trees
 from node.network.packets import Cutter
 from protocol.identity import NodeKey
@@ -22,7 +23,7 @@ class Node:
         self.trees.join(TOPIC)
 
     def _send(self, peer: bytes, packet: bytes) -> None:
-        self.sent[peer] += [rpc_pb2.RPC.FromString(body) for body in Cutter(2**20).cut(packet)]
+        self.sent.setdefault(peer, []).extend(rpc_pb2.RPC.FromString(body) for body in Cutter(2**20).cut(packet))
 
     def meet(self, peer: bytes, *, kin: bool) -> None:
         self.trees.opened(peer, kin=kin)
@@ -100,3 +101,16 @@ def test_a_stranger_is_told_names_while_members_are_there() -> None:
     node.trees.tick()
     node.trees.tick()
     assert node.told(STRANGER) == [said.from_id + said.seqno]
+
+
+def test_members_that_say_they_run_another_program_leave_room_for_our_own() -> None:
+    node = Node()
+    others, own = ([b"%s %d" % (what, number) for number in range(12)] for what in (b"other", b"own"))
+    for peer in [*others, *own]:
+        node.meet(peer, kin=peer in own)
+    node.trees.links[TOPIC].clear()
+    for peer in [*others, *own]:
+        node.trees.control(peer, rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID=TOPIC)]))
+    links = node.trees.links[TOPIC]
+    assert len(links & set(others)) == trees.MOST_LINKS_OF_OTHERS
+    assert len(links & set(own)) == trees.MOST_LINKS - trees.MOST_LINKS_OF_STRANGERS - trees.MOST_LINKS_OF_OTHERS

@@ -242,3 +242,23 @@ def test_a_peer_that_says_too_much_is_not_heeded() -> None:
     node.peers[peer].backoff.clear()
     node.control(peer, rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID=TOPIC)]))
     assert not node.links[TOPIC]
+
+
+def test_what_is_told_by_whom_cannot_be_asked_yet_is_asked_for_as_soon_as_it_can() -> None:
+    """Both streams between two nodes were cut, and only one is opened anew."""
+    swarm = Swarm(2)
+    one, two = swarm.nodes
+    for name, other in ((one, two), (two, one)):
+        swarm.nodes[name].closed(other)
+        swarm.nodes[name].hushed(other)
+    swarm.publish(one, b"meanwhile")
+    swarm.nodes[two].subscribed(one, [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=TOPIC)])
+    swarm.nodes[one].subscribed(two, [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=TOPIC)])
+    swarm.nodes[one].opened(two)
+    swarm.settle()
+    swarm.ticks(2)
+    assert swarm.heard[two] == []
+    swarm.nodes[two].opened(one)
+    swarm.settle()
+    swarm.ticks(2)
+    assert swarm.heard[two] == [b"meanwhile"]
