@@ -46,8 +46,9 @@ CATCHING_UP = 5.0
 """Seconds that a newer policy has to arrive, once somebody is heard again."""
 REMEMBERED = 256
 """Own files whose state is looked at again."""
-MET = 1
-"""Steps, beyond those for which a file is fresh, for which a worker shares in the work that makes nothing."""
+MAKES_NOTHING = 2
+"""Steps after which a worker that made nothing has no share in the work. Who takes longer for a file makes so little
+that the others come closer to what a step needs without it."""
 
 
 class EngineChild(Protocol):
@@ -80,7 +81,7 @@ class Generating(Service):
         self._scratch = scratch
         self._gauge = gauge
         self._informative = 1.0
-        self._makers = Makers(station.run.spec.recipe.max_staleness + MET)
+        self._makers = Makers(MAKES_NOTHING)
         self.rate = Rate(clock=station.clock.monotonic)
         self.last_reward: float | None = None
         self.waiting: str | None = None
