@@ -71,7 +71,7 @@ class Links:
     def connected(self) -> frozenset[Address]:
         if not self.up:
             return frozenset()
-        live = (peer for peer in self._swarm.connections if self._open_connections(peer))
+        live = (peer for peer in self._swarm.connections if self._live_of(peer))
         return frozenset(address for peer in live if (address := self.known.address_of(peer.to_bytes())))
 
     def relayed(self) -> frozenset[Address]:
@@ -93,15 +93,12 @@ class Links:
         if self._nursery is None:
             return []
         known = [id_of(contact.peer_id)] if contact else [*self._swarm.connections]
-        found = (self._swarm.connections.get(id, ()) for id in known if self.known.address_of(id.to_bytes()) == peer)
-        return [connection for each in found for connection in each if not connection.is_closed]
-
-    def _open_connections(self, peer: ID) -> bool:
-        return any(not connection.is_closed for connection in self._swarm.connections.get(peer, ()))
+        ids = (id for id in known if self.known.address_of(id.to_bytes()) == peer)
+        return [connection for id in ids for connection in self._live_of(id)]
 
     def still_connected(self, peer: bytes) -> bool:
         """Whether a raw peer id has a live connection."""
-        return self._open_connections(ID(peer))
+        return bool(self._live_of(ID(peer)))
 
     def is_best(self, stream: INetStream) -> bool:
         """Whether it goes directly, or nothing does."""
@@ -130,11 +127,11 @@ class Links:
     async def _reach(self, peer: Address) -> ID:
         contact = self.redialer.where(peer)
         if contact is not None:
-            if not self._open_connections(id_of(contact.peer_id)):
+            if not self._live_with(contact.peer_id):
                 await self._dial(contact)
             return id_of(contact.peer_id)
         for known in self._swarm.connections:
-            if self.known.address_of(known.to_bytes()) == peer and self._open_connections(known):
+            if self.known.address_of(known.to_bytes()) == peer and self._live_of(known):
                 return known
         raise PeerUnavailable(peer, "it is not connected, and nobody has told us where it is")
 
@@ -186,7 +183,7 @@ class Links:
             log.debug("network.first_dial", peer=contact.member)
         try:
             with trio.fail_after(seconds):
-                if self._open_connections(peer):  # through a relay
+                if self._live_of(peer):  # through a relay
                     await self._swarm.dial_addr(Multiaddr(contact.address), peer)
                 else:
                     await self._host.connect(PeerInfo(peer, [Multiaddr(contact.address)]))

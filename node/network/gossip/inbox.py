@@ -86,7 +86,7 @@ class Inbox:
     def _cut(self, cutter: Cutter) -> Iterator[int]:
         """How many pieces each counts for, once it is worked off; 0 whenever nothing is left."""
         while True:
-            if not (data := self._stream.read_now()):
+            while not (data := self._stream.read_now()):
                 yield 0
             for packet in cutter.cut(data):
                 count = 1 + len(packet) // PIECE_BYTES
