@@ -24,6 +24,7 @@ from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.hearing import is_cut_off, voices
+from node.swarm.leftovers import Leftovers
 from node.swarm.makers import Makers
 from node.swarm.register import Work, WorkId
 from node.weights.keeper import HeldPolicy
@@ -38,6 +39,9 @@ FIRST_INTERVAL = 1.5
 FILES_OF_PATIENCE = 3
 """A trainer is not slow before so many times the time that making its files takes have passed: learning from them costs
 more than making them, and with a large model both take minutes."""
+FILES_OF_QUIET = 2
+"""Where nobody commits to anything for as long as a worker takes for so many files, each that makes any has made its
+share."""
 INTERVAL_MEMORY = 0.8
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
@@ -82,6 +86,7 @@ class Generating(Service):
         self._gauge = gauge
         self._informative = 1.0
         self._makers = Makers(MAKES_NOTHING)
+        self._leftovers = Leftovers()
         self.rate = Rate(clock=station.clock.monotonic)
         self.last_reward: float | None = None
         self.waiting: str | None = None
@@ -184,13 +189,16 @@ class Generating(Service):
         self.waiting = None
         with trio.move_on_after(CATCHING_UP):
             await self._station.shelf.newer_than(policy.step)
-        self._arrived_at += self._station.clock.monotonic() - began
+        now = self._station.clock.monotonic()
+        self._arrived_at += now - began
+        self._leftovers.began(policy.step, now)
 
     async def _next_policy(self) -> HeldPolicy:
         """The newest policy, once this worker's share of its rollouts is not yet made.
 
-        A trainer that does not advance lacks rollouts (somebody's were refused, or somebody left): every time
-        that two usual intervals pass without a new policy, each worker makes one file more.
+        What others leave over of what the step needs is divided once nobody makes any. A trainer that does not advance
+        even so lacks rollouts (somebody's were refused, or somebody left): every time that two usual intervals pass
+        without a new policy, each worker makes one file more.
         """
         while True:
             policy = self._station.shelf.newest or await self._station.shelf.newer_than(-1)
@@ -201,16 +209,31 @@ class Generating(Service):
             fork = self._station.jury.policies.fork
             if fork is not None:
                 self.waiting = f"the trainer contradicted itself: {fork.what}"
-            wanted = min(self._share() + math.floor(waited / patience), most_files(self._station.run.spec))
-            if not self.finished and made < wanted and fork is None:
+            wanted = self._share() + math.floor(waited / patience)
+            wanted += self._left_over() if made >= wanted else 0
+            if not self.finished and made < min(wanted, most_files(self._station.run.spec)) and fork is None:
                 return policy
-            with trio.move_on_after(30.0 if self.finished else patience - waited % patience + 0.01):
+            wait = min(patience - waited % patience, self._until_quiet())
+            with trio.move_on_after(30.0 if self.finished else wait + 0.01):
                 await self._station.shelf.newer_than(policy.step)
 
     def _patience(self) -> float:
         """Seconds without a new policy after which the trainer seems to lack rollouts."""
         own = FILES_OF_PATIENCE * self._share() * self._file_seconds
         return max(SHORTEST_PATIENCE, 2 * self._interval, own)
+
+    def _left_over(self) -> int:
+        """Files that others made too few of: this worker's part of them, once nobody makes any."""
+        needed = math.ceil(self._station.run.spec.rollout.files_per_step * self._refill())
+        return self._leftovers.taken(needed, self._quiet(), self._station.clock.monotonic())
+
+    def _quiet(self) -> float:
+        """Seconds without a file of anybody's after which none is to be expected."""
+        return max(SHORTEST_PATIENCE, FILES_OF_QUIET * (self._file_seconds or PRODUCE_DEADLINE))
+
+    def _until_quiet(self) -> float:
+        quiet = self._quiet()
+        return quiet - self._leftovers.quiet_for(self._station.clock.monotonic()) % quiet
 
     def _note_arrival(self, policy: HeldPolicy) -> None:
         """Remember when a policy came, and how long policies usually take."""
@@ -223,10 +246,12 @@ class Generating(Service):
             took = (now - self._arrived_at) / (policy.step - self._arrived_step)
             self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
         self._arrived_step, self._arrived_at = policy.step, now
+        self._leftovers.began(policy.step, now)
 
     def _note_work(self, work: Work) -> None:
         if work.task is None:
             self._makers.made(work.node, work.step)
+            self._leftovers.made(work.node, work.step, self._station.clock.monotonic())
 
     def _share(self) -> int:
         """Files per policy so that all live workers that make any together make what a step needs.

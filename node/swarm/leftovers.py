@@ -1,0 +1,50 @@
+"""What the newest policy's files lack once nobody commits to any more: those who made their share divide it.
+
+Pure: knows who committed to how many files; nothing of messages, and the clock is an argument.
+"""
+
+import math
+from collections import Counter
+
+from protocol.identity import Address
+
+
+class Leftovers:
+    """Counts the files of one policy, the newest that anybody committed to."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._files: Counter[Address] = Counter()
+        self._last = 0.0
+        self._taken = 0
+
+    def began(self, step: int, now: float) -> None:
+        """The policy of `step` is here: whoever works has worked on it from now on."""
+        self._turn(step)
+        self._last = now
+
+    def made(self, worker: Address, step: int, now: float) -> None:
+        """It has committed to a file for the policy of `step`."""
+        self._turn(step)
+        if step == self._step:
+            self._files[worker] += 1
+            self._last = now
+
+    def _turn(self, step: int) -> None:
+        if step > self._step:
+            self._step, self._taken = step, 0
+            self._files.clear()
+
+    def taken(self, needed: int, quiet: float, now: float) -> int:
+        """How many files beyond its share a worker makes that has made it. needed: of all together; quiet: seconds
+        without a file of anybody's after which no more are to be expected. Who hears of no file, not even of its own,
+        cannot know."""
+        missing = needed - self._files.total()
+        if self._files and missing > 0 and self.quiet_for(now) >= quiet:
+            self._taken += math.ceil(missing / len(self._files))
+            self._last = now
+        return self._taken
+
+    def quiet_for(self, now: float) -> float:
+        """Seconds since the last file, since the policy came or since the last division."""
+        return now - self._last
