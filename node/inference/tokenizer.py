@@ -5,7 +5,6 @@ template; knows nothing of weights. Never contacts a hub and never runs code fro
 templates are rendered in transformers' jinja sandbox).
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from node.inference.errors import ModelError
+from node.inference.model_files import read_json
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
-MAX_CONFIG_BYTES = 1024**2
 _SAID = "intellect-node-said-this"
 """Stands for what was said before, where only what the template puts behind it is wanted."""
 
@@ -147,23 +146,6 @@ def has_chat_template(model_dir: Path) -> bool:
         except ModelError:
             continue  # absent, or for the tokenizer's own loading to complain about
     return False
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON object of a model directory. Raises ModelError."""
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ValueError(f"larger than {MAX_CONFIG_BYTES} bytes")
-        value = json.loads(path.read_bytes())
-        if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            "the model cannot be loaded",
-            f"{path}: {error}",
-            "the model directory needs config.json, tokenizer.json and model.safetensors in Hugging Face form",
-        ) from None
-    return value
 
 
 def _eos_ids(model_dir: Path) -> list[int]:
