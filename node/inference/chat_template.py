@@ -1,17 +1,14 @@
 """A model directory's chat template: messages in, the text that the model was trained on out.
 
-A template is a jinja program. transformers runs it in jinja2's sandbox, with two functions and a filter of its own;
-to import transformers for that takes five seconds of CPU and all of torch. So a template that needs nothing else is
-run here, in the same sandbox with the same names. What only transformers knows (a special token that stands in no file
-but in the code of a tokenizer's class, a tag of its own, one of several templates) goes to transformers, and where the
-two would say something else is a bug of this module.
+A template is a jinja program, run here (`template_language`). To import transformers for it takes five seconds of CPU
+and all of torch, so what the directory says in plain words is read here, too. What only transformers knows (a special
+token that stands in no file but in the code of a tokenizer's class, one of several templates) it is asked for; where
+the two would say something else is a bug of this module, but for the clock.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, NamedTuple
 
 from node.inference.errors import ModelError
 from node.inference.model_files import read_json
@@ -27,33 +24,42 @@ _MORE_TOKENS = "special_tokens_map.json"
 _NAMED_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
 
 
+class ChatTemplate(NamedTuple):
+    """text: the program; tokens: the special tokens that it may ask for by name."""
+
+    text: str
+    tokens: Mapping[str, str]
+
+
 def load_template(directory: Path) -> Render:
     """Raises ModelError if there is no template, or none that can be loaded."""
-    return render_here(directory) or _render_by_transformers(directory)
+    from jinja2 import TemplateError
+
+    from node.inference.template_language import compiled
+
+    try:
+        text, tokens = stated(directory) or _asked_for(directory)
+        template = compiled(text)
+    except TemplateError as error:
+        raise _unusable(
+            f"{directory}: {error}",
+            "use one that is plain jinja with nothing random in it, since everybody has to read the same prompt",
+        ) from None
+    given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
+    return lambda messages: template.render(messages=messages, **given)
 
 
-def render_here(directory: Path) -> Render | None:
-    """By jinja2 alone; None if that is not known to be what transformers would say."""
-    from jinja2 import TemplateSyntaxError, meta
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def stated(directory: Path) -> ChatTemplate | None:
+    """As the directory's files say it; None if that is not known to be what transformers would take. Raises
+    jinja2.TemplateError for a text that is no template."""
+    from node.inference.template_language import names
 
     settings = _read(directory / SETTINGS)
     text = _only_template(directory, settings)
     if text is None or (not settings and (directory / SETTINGS).exists()):
         return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise, strftime_now=_now)
-    try:
-        template = environment.from_string(text)
-        tokens = _special_tokens(directory, settings, meta.find_undeclared_variables(environment.parse(text)))
-    except TemplateSyntaxError:
-        return None
-    if tokens is None:
-        return None
-    given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
-    return lambda messages: template.render(messages=messages, **given)
+    tokens = _special_tokens(directory, settings, names(text))
+    return None if tokens is None else ChatTemplate(text, tokens)
 
 
 def has_chat_template(directory: Path) -> bool:
@@ -98,42 +104,19 @@ def _text_of(token: Any) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As it stands: jinja2's own filter would write it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise(message: str) -> Never:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _render_by_transformers(directory: Path) -> Render:
+def _asked_for(directory: Path) -> ChatTemplate:
+    """As transformers has it."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        if tokenizer.chat_template:
+            return ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
     except Exception as error:
-        raise ModelError(
-            "the chat template cannot be loaded",
-            f"{directory}: {error}",
-            "check tokenizer_config.json, or set template = 'plain' in the environment's arguments",
-        ) from None
-    if not tokenizer.chat_template:
-        raise ModelError(
-            "the chat template cannot be loaded",
-            f"{directory} has none",
-            "use a chat model, or set template = 'plain' in the environment's arguments",
-        )
-    return lambda messages: tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        raise _unusable(f"{directory}: {error}", "check tokenizer_config.json") from None
+    raise _unusable(f"{directory} has none", "use a chat model")
+
+
+def _unusable(why: str, remedy: str) -> ModelError:
+    plain = f"{remedy}, or set template = 'plain' in the environment's arguments"
+    return ModelError("the chat template cannot be loaded", why, plain)

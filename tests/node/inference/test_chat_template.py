@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from node.inference.chat_template import load_template, render_here
+from node.inference.chat_template import load_template, stated
 from node.inference.errors import ModelError
 from node.training.warmstart import write_config, write_tokenizer
 
@@ -28,12 +28,13 @@ HERE = {
     "macro": "{% macro say(m) -%}[{{ m.role }}] {{ m.content }}\n{%- endmacro %}{{ say(messages[-1]) }}",
     "refusal": "{% if messages[0].role == 'assistant' %}{{ raise_exception('user first') }}{% endif %}ok",
     "sandbox": "{{ messages.append('x') }}",
-    "year": "{{ strftime_now('%Y') }}",
+    "what the assistant says": "{% generation %}{% set x = 1 %}{{ eos_token }}{% endgeneration %}{{ x is defined }}"
+    + CHATML,
 }
 THERE = {
     "a token that only the tokenizer's class may know": "{{ unk_token }}" + CHATML,
-    "a tag of transformers' own": "{% generation %}x{% endgeneration %}" + CHATML,
 }
+DATED = "{{ strftime_now('%d %b %Y') if strftime_now is defined else 'some day' }}" + CHATML
 TOKENS = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "<eos>", "special": True}}
 
 
@@ -62,8 +63,8 @@ def said(render: Any, talk: list[dict[str, str]]) -> str:
 @pytest.mark.parametrize("template", HERE.values(), ids=HERE)
 def test_a_template_says_what_transformers_makes_of_it(tmp_path: Path, template: str) -> None:
     directory = model(tmp_path, chat_template=template, **TOKENS)
-    render = render_here(directory)
-    assert render is not None
+    assert stated(directory) is not None
+    render = load_template(directory)
     for talk in TALKS:
         messages = [{"role": role, "content": content} for role, content in talk]
         assert said(render, messages) == said(lambda told: by_transformers(directory, told), messages)
@@ -72,7 +73,7 @@ def test_a_template_says_what_transformers_makes_of_it(tmp_path: Path, template:
 @pytest.mark.parametrize("template", THERE.values(), ids=THERE)
 def test_what_only_transformers_knows_it_is_asked_for(tmp_path: Path, template: str) -> None:
     directory = model(tmp_path, chat_template=template, **TOKENS)
-    assert render_here(directory) is None
+    assert stated(directory) is None
     messages = [{"role": "user", "content": "a"}]
     assert load_template(directory)(messages) == by_transformers(directory, messages)
 
@@ -87,3 +88,20 @@ def test_a_common_template_is_rendered_without_transformers(tmp_path: Path, monk
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_template(model(tmp_path))
+
+
+@pytest.mark.parametrize("asks_transformers", [False, True])
+def test_a_prompt_is_the_same_on_every_day(tmp_path: Path, asks_transformers: bool) -> None:
+    text = DATED + ("{{ unk_token }}" if asks_transformers else "")
+    directory = model(tmp_path, chat_template=text, unk_token="?", **TOKENS)
+    if asks_transformers:
+        (directory / "special_tokens_map.json").write_text("{}")
+    assert (stated(directory) is None) == asks_transformers
+    assert load_template(directory)([]).startswith("26 Jul 2024")
+
+
+@pytest.mark.parametrize("template", ["{{ messages | random }}", "{{ lipsum() }}"])
+def test_a_template_draws_nothing(tmp_path: Path, template: str) -> None:
+    directory = model(tmp_path, chat_template=template)
+    with pytest.raises((ModelError, TemplateError), match="random|lipsum"):
+        load_template(directory)([{"role": "user", "content": "a"}])
