@@ -181,8 +181,9 @@ class TorchDecoder:
         self._waiting.appendleft(one)
 
     def _shrink(self, error: BaseException) -> None:
-        """Begin all rows anew, half as many at a time. Raises EngineError if there was one only."""
-        self._most = smaller(self._tried, "sequences", error)
+        """Begin all rows anew, half as many at a time; a single one in a cache that has no rows for others. Raises
+        EngineError if it had none."""
+        self._most = smaller(self._tried if self._tried > 1 else self._cache.rows, "sequences", error)
         while self._rows:
             self._put_back(len(self._rows) - 1)
         self._cache = self._model.cache()
