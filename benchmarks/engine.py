@@ -232,7 +232,7 @@ def costs(quick: bool) -> dict[str, float]:
     model = model_of(configuration(MEDIUM if quick else LARGE, LARGE_VOCABULARY))
     rows, new = (16, 8) if quick else (64, 12)
     spent = {"sampler": 0.0}
-    real = device_sampling.choose
+    real = device_sampling.draw
 
     def timed(*arguments: Any) -> torch.Tensor:
         started = time.process_time()
@@ -241,7 +241,7 @@ def costs(quick: bool) -> dict[str, float]:
         finally:
             spent["sampler"] += time.process_time() - started
 
-    device_sampling.choose = timed
+    device_sampling.draw = timed
     decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
     drawn = np.random.default_rng(3)
     for prompt in prompts(rows, LARGE_VOCABULARY):
@@ -251,7 +251,7 @@ def costs(quick: bool) -> dict[str, float]:
     while len(decoder):
         done += [completion for _, completion in decoder.step()]
     whole = time.process_time() - started
-    device_sampling.choose = real
+    device_sampling.draw = real
     started = time.process_time()
     prove_all([completion.rows for completion in done], 128, 32)
     proofs = time.process_time() - started
