@@ -27,8 +27,8 @@ from benchmarks.engine import LARGE_VOCABULARY, VOCABULARY, Run, beside, prompts
 from benchmarks.measuring import clock_of
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import make_engine
+from node.inference.model_files import read_json
 from node.inference.settings import EngineSettings
-from node.inference.tokenizer import read_json
 from node.inference.torch_engine import build_model
 from node.inference.vllm import hooks as hooks_module
 from node.inference.vllm.arguments import arguments

@@ -129,7 +129,7 @@ class Node:
             self.swarm.clock.after(LATENCY, self.swarm.nodes[source].asked, self.number, flight)
         if not self._ticking:
             self._ticking = True
-            self.swarm.clock.after(TICK, self._tick)
+            self.swarm.clock.after(self.swarm.tick, self._tick)
 
     def _tick(self) -> None:
         """All sources are looked at again, as the product does."""
@@ -270,7 +270,8 @@ class Swarm:
     """One origin and N peers that all want the same blob of `size` bytes at time 0.
 
     origin_up: bytes per second; pieces: None for the product's; hoarders: share of the peers that claim to have all and
-    deliver a request after `hoard` seconds. left: peers, hoarders aside, that have not got it yet.
+    deliver a request after `hoard` seconds. tick: seconds between two looks through all sources, as
+    many for each telling of maps as the product's; left: peers, hoarders aside, that have not got it yet.
     """
 
     def __init__(
@@ -303,6 +304,7 @@ class Swarm:
         self.honest = [peer for peer in self.nodes[1:] if not peer.hoards]
         self.left = len(self.honest)
         self._tell_every = max(TELL_EVERY, 3 * self.piece / PEER_UP)
+        self.tick = TICK / TELL_EVERY * self._tell_every
 
     def bytes_of(self, pieces: np.ndarray) -> float:
         last = len(pieces) and pieces[-1] == self.pieces - 1

@@ -12,13 +12,16 @@ cost. Messages carry no signature here, and are not parsed.
 """
 
 import argparse
+import gc
 import heapq
 import itertools
 import json
 import random
 import statistics
 import sys
+import time
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from libp2p.pubsub.pb import rpc_pb2
@@ -32,6 +35,13 @@ HOP, SPREAD = 0.04, 0.5
 TOPIC = "simulation"
 DRAIN = 8.0
 """Seconds for which the last messages of a third may still come."""
+
+
+@lru_cache(maxsize=4096)
+def _read(packet: bytes) -> rpc_pb2.RPC:
+    """The same bytes go to many nodes: they are read once, and everybody keeps the one message."""
+    (body,) = Cutter(2**20).cut(packet)
+    return rpc_pb2.RPC.FromString(body)
 
 
 class Node:
@@ -48,14 +58,16 @@ class Node:
         self._swarm.send(self, peer, packet)
 
     def take(self, giver: bytes, rpc: rpc_pb2.RPC) -> None:
-        self.trees.subscribed(giver, rpc.subscriptions)
+        if rpc.subscriptions:
+            self.trees.subscribed(giver, rpc.subscriptions)
         for message in rpc.publish:
             self._swarm.copies += 1
             if not self.trees.knows(giver, message):
                 self.trees.came(giver, message)
                 self._swarm.heard(message.seqno)
                 self.trees.spread(message, giver)
-        self.trees.control(giver, rpc.control)
+        if rpc.HasField("control"):
+            self.trees.control(giver, rpc.control)
 
     def tick(self) -> None:
         if self.alive:
@@ -98,8 +110,7 @@ class Swarm:
         heapq.heappush(self._due, (self.now + seconds, next(self._order), deed, args))
 
     def send(self, node: Node, peer: bytes, packet: bytes) -> None:
-        (body,) = Cutter(2**20).cut(packet)
-        rpc = rpc_pb2.RPC.FromString(body)
+        rpc = _read(packet)
         if node.silent:
             own = [message for message in rpc.publish if message.from_id == node.name]
             if len(own) < len(rpc.publish):
@@ -119,12 +130,15 @@ class Swarm:
 
     def publish(self, *, counted: bool = True) -> None:
         """A message of somebody's, drawn."""
-        living = [node for node in self.nodes.values() if node.alive]
+        living = self.living()
         author, number = self.draw.choice(living), next(self._numbers).to_bytes(8)
         if counted:
             self.born[number] = self.now
             self.due += sum(node.side == author.side for node in living) - 1
         author.trees.spread(rpc_pb2.Message(from_id=author.name, seqno=number, data=bytes(300), topicIDs=[TOPIC]))
+
+    def living(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.alive]
 
     def kill(self, names: Iterable[bytes]) -> None:
         """Without a word; their neighbours' connections end."""
@@ -149,8 +163,7 @@ class Swarm:
             self.after(self.draw.uniform(0, 5), node.trees.opened, peer)
 
     def _across(self) -> Iterator[tuple[Node, bytes]]:
-        living = [node for node in self.nodes.values() if node.alive]
-        for node in living:
+        for node in self.living():
             yield from ((node, peer) for peer in node.links if self._is_across(node, self.nodes[peer]))
 
     @staticmethod
@@ -170,7 +183,7 @@ class Swarm:
         for number in range(int(seconds * rate)):
             self.after(number / rate, self.publish)
         self.live(seconds + DRAIN)
-        delays, living = sorted(self.delays), sum(node.alive for node in self.nodes.values())
+        delays, living = sorted(self.delays), len(self.living())
         return {
             "copies": round(self.copies / max(len(delays), 1), 3),
             "median_s": round(statistics.median(delays), 3),
@@ -182,26 +195,27 @@ class Swarm:
         }
 
 
-def simulate(size: int, seconds: float, rate: float, dead: float, silent: float, seed: int = 1) -> dict[str, Any]:
-    """The stretches, and how many links a node has in the end."""
-    swarm = Swarm(size, seed)
+def stretches(
+    swarm: Swarm, seconds: float, rate: float, dead: float, silent: float
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """One after the other; silent, dead: shares of all nodes."""
+    size = len(swarm.nodes)
     swarm.live(6.0)
-    found: dict[str, Any] = {"quiet": swarm.stretch(seconds, rate)}
+    yield "quiet", swarm.stretch(seconds, rate)
     swarm.kill(swarm.draw.sample(list(swarm.nodes), int(dead * size)))
-    found["after deaths"] = swarm.stretch(seconds, rate)
-    living = [node for node in swarm.nodes.values() if node.alive]
+    yield "after deaths", swarm.stretch(seconds, rate)
+    living = swarm.living()
     swarm.cut(node.name for node in swarm.draw.sample(living, len(living) // 3))
-    found["a third cut off"] = swarm.stretch(seconds, rate)
+    yield "a third cut off", swarm.stretch(seconds, rate)
     swarm.heal()
-    found["together again"] = swarm.stretch(seconds, rate)
+    yield "together again", swarm.stretch(seconds, rate)
     for node in swarm.draw.sample(living, int(silent * size)):
         node.silent = True
-    found["with silent ones"] = swarm.stretch(seconds, rate)
-    links = [len(node.trees.links[TOPIC]) for node in living]
-    return {"nodes": size, **found, "links": {"mean": round(statistics.mean(links), 2), "most": max(links)}}
+    yield "with silent ones", swarm.stretch(seconds, rate)
 
 
 def main() -> None:
+    gc.disable()  # millions of small objects, none of them garbage in a circle
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--seconds", type=float, default=20.0, help="of swarm time, for each stretch")
@@ -214,12 +228,15 @@ def main() -> None:
     sizes, seconds = ([60], 10.0) if given.quick else (given.nodes, given.seconds)
     rows = []
     for size in sizes:
-        rows.append(simulate(size, seconds, given.rate, given.kill, given.silent))
-        print(f"{size} nodes, {given.rate:g} messages a second, links {rows[-1]['links']}", file=sys.stderr)
-        for name, row in rows[-1].items():
-            if isinstance(row, dict) and name != "links":
-                told = "  ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in row.items())
-                print(f"  {name:18}{told}", file=sys.stderr)
+        print(f"{size} nodes, {given.rate:g} messages a second", file=sys.stderr)
+        swarm, row = Swarm(size, 1), dict[str, Any](nodes=size)
+        for name, counted in stretches(swarm, seconds, given.rate, given.kill, given.silent):
+            row[name] = counted
+            told = "  ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in counted.items())
+            print(f"  {name:18}{told}", file=sys.stderr)
+        links = [len(node.trees.links[TOPIC]) for node in swarm.living()]
+        rows.append(row | {"links": {"mean": round(statistics.mean(links), 2), "most": max(links)}})
+        print(f"  links {rows[-1]['links']}, {time.process_time():.0f} CPU s so far", file=sys.stderr)
     if given.json:
         print(json.dumps({"rate": given.rate, "rows": rows}))
 

@@ -13,7 +13,8 @@ What is added, because a link may be somebody's who forwards what it likes:
 - links are made with members, and strangers may hold a few at most;
 - a link of another program is a link of its own mesh: it brings what others bring too, and is not pruned for that. Nor
   is it told any name before it has said one, since programs differ in how they name messages (`names`). Anybody can
-  say that it is one, so there are few such links.
+  say that it is one, so there are few such links, and one that brings nothing before others do gives way to whoever
+  asks for its place.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -28,6 +29,7 @@ from node.network.gossip.heard import Heard
 from node.network.gossip.messages import name_of
 from node.network.gossip.names import Form, form_of, formed, specified
 from node.network.packets import packet
+from node.recent import Recent
 
 FIRST_LINKS = 3
 """Made with the peers that are met first, and by whoever has fewer than LEAST_LINKS: a start for the tree."""
@@ -37,6 +39,9 @@ MOST_LINKS_OF_STRANGERS = 4
 MOST_LINKS_OF_OTHERS = 4
 """Of members that run another program: such links are not pruned for what others bring too, so whoever holds them may
 hand on nothing."""
+TURN = 60.0
+"""Seconds for which such a link is kept, whatever it brings."""
+MAX_TURNS = 1024
 DIGEST_PEERS = 3
 DIGEST_STRANGERS = 1
 BACKOFF = 2
@@ -59,7 +64,10 @@ ASKED_TICKS = 8
 ANSWER_BYTES = 256 * 1024
 """Of messages in one answer to IWANT: a packet that everybody takes."""
 FORGIVEN = 0.99
-"""Of a link's failures, left after each tick: half after 35 s."""
+"""Of a link's failures and merits, left after each tick: half after 35 s."""
+
+BRINGS = 0.5
+"""Merits of a link that is of use: a message in the last 35 s."""
 
 TICK = 0.5
 FRESH = 0.2
@@ -74,7 +82,8 @@ Send = Callable[[bytes, bytes], None]
 class Peer:
     """What is known of a connected peer. open: whether it can be sent to; kin: whether it runs our program; form: how
     it names messages, if that is known; backoff: until when it is not grafted without need; barred: until when not at
-    all; named: how many unknown messages since the last tick."""
+    all; named: how many unknown messages since the last tick; brought: others' messages that came by it
+    first, fading."""
 
     def __init__(self) -> None:
         self.open = False
@@ -83,7 +92,7 @@ class Peer:
         self.topics: set[str] = set()
         self.backoff: dict[str, float] = {}
         self.barred: dict[str, float] = {}
-        self.failures = 0.0
+        self.failures = self.brought = 0.0
         self.named = 0
         self.controls = TokenBucket(*CONTROLS)
         self.bytes = TokenBucket(*ANSWERED_BYTES)
@@ -104,6 +113,8 @@ class Trees:
         self._draw = draw
         self._missing: dict[bytes, tuple[str, int, list[bytes]]] = {}
         self._asked: dict[bytes, int] = {}
+        self._turns: Recent[bytes, float] = Recent(MAX_TURNS)
+        """Members that run another program: when the last turn of each as a link began."""
         self._came = 0
         self._rate = 0.0
 
@@ -214,8 +225,10 @@ class Trees:
         """A message that nobody brought before, and that its author signed."""
         name, topic = name_of(message), message.topicIDs[0]
         links = self.links.get(topic, set())
-        if giver not in links and self._is_pushed(giver, message) and self._has_room(giver, topic):
-            links.add(giver)  # our PRUNE and its GRAFT have crossed
+        if self._is_pushed(giver, message):
+            self._peer(giver).brought += 1
+            if giver not in links and self._has_room(giver, topic):
+                self._link(giver, topic)  # our PRUNE and its GRAFT have crossed
         self._missing.pop(name, None)
         if name in self._asked:
             for link in links - {giver}:
@@ -264,8 +277,8 @@ class Trees:
         links = self.links[topic]
         if peer in links:
             return
-        if self._has_room(peer, topic):
-            links.add(peer)
+        if self._has_room(peer, topic) or self._makes_room(peer, topic):
+            self._link(peer, topic)
         else:
             self._prune(peer, topic)
 
@@ -275,9 +288,32 @@ class Trees:
         members = [link for link in links if self._is_member(link)]
         if not self._is_member(peer):
             return len(links) - len(members) < MOST_LINKS_OF_STRANGERS and len(links) < MOST_LINKS
-        others = sum(not self._peer(link).kin for link in members)
+        others = sum(map(self._is_other, members))
         may = self._peer(peer).kin or others < MOST_LINKS_OF_OTHERS
         return may and len(members) < MOST_LINKS - MOST_LINKS_OF_STRANGERS
+
+    def _makes_room(self, peer: bytes, topic: str) -> bool:
+        """One of the other programs' links whose turn is over, and which brings nothing, gives way to another."""
+        if not self._is_other(peer):
+            return False
+        others = filter(self._is_other, self.links[topic])
+        over = [link for link in others if self._clock() - self._turns.get(link, 0.0) >= TURN]
+        least = min(over, key=lambda link: self._peer(link).brought, default=None)
+        if least is None or self._peer(least).brought >= BRINGS:
+            return False
+        self._prune(least, topic)
+        return self._has_room(peer, topic)
+
+    def _link(self, peer: bytes, topic: str) -> None:
+        """Who leaves its place, or goes, and takes it again begins no new turn."""
+        self.links[topic].add(peer)
+        now, began = self._clock(), self._turns.get(peer)
+        if self._is_other(peer) and (began is None or now - began >= 2 * TURN):
+            self._turns[peer] = now
+
+    def _is_other(self, peer: bytes) -> bool:
+        """A member that runs another program."""
+        return self._is_member(peer) and not self._peer(peer).kin
 
     def _pruned(self, peer: bytes, known: Peer, prune: rpc_pb2.ControlPrune) -> None:
         """Peers that it names instead are not dialled: whom we dial, the chain says."""
@@ -325,6 +361,7 @@ class Trees:
         self._ask()
         for peer in self.peers.values():
             peer.failures *= FORGIVEN
+            peer.brought *= FORGIVEN
             peer.named = 0
         for topic in self.links:
             self._fill(topic)
@@ -377,7 +414,7 @@ class Trees:
         waits = known.barred if needed else known.backoff
         if peer in links or waits.get(topic, 0.0) > self._clock() or not self._has_room(peer, topic):
             return
-        links.add(peer)
+        self._link(peer, topic)
         graft = rpc_pb2.ControlGraft(topicID=topic)
         self.send(peer, packet(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(graft=[graft]))))
 

@@ -262,3 +262,61 @@ def test_what_is_told_by_whom_cannot_be_asked_yet_is_asked_for_as_soon_as_it_can
     swarm.settle()
     swarm.ticks(2)
     assert swarm.heard[two] == [b"meanwhile"]
+
+
+GRAFT = rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID=TOPIC)])
+
+
+class Mixed:
+    """A node of ours among members that run another program; the first of them took all places for such."""
+
+    def __init__(self, others: int) -> None:
+        self.now = 1000.0
+        self.node = Trees(lambda peer, packet: None, lambda: self.now, lambda peer: True, Random(0))
+        self.node.join(TOPIC)
+        self.others = [b"other %d" % number for number in range(others)]
+        for peer in self.others:
+            self.node.opened(peer, kin=False)
+            self.node.control(peer, GRAFT)
+
+    @property
+    def links(self) -> set[bytes]:
+        return self.node.links[TOPIC]
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(int(2 * seconds)):
+            self.now += 0.5
+            self.node.tick()
+
+    def brings(self, peer: bytes, number: int) -> None:
+        self.node.came(peer, rpc_pb2.Message(from_id=b"author", seqno=number.to_bytes(8), topicIDs=[TOPIC]))
+
+
+def test_of_another_programs_links_one_that_brings_nothing_gives_way_and_one_that_does_stays() -> None:
+    swarm = Mixed(others=trees.MOST_LINKS_OF_OTHERS + 1)
+    *silent, honest = swarm.others
+    assert swarm.links == set(silent)
+    swarm.wait(trees.TURN)
+    swarm.node.control(honest, GRAFT)
+    assert honest in swarm.links and len(swarm.links) == len(silent)
+    waiting = (set(silent) - swarm.links).pop()
+    for number in range(3):
+        swarm.wait(trees.TURN / 2)
+        swarm.brings(honest, number)
+    for peer in (waiting, *silent):
+        swarm.node.control(peer, GRAFT)
+    assert honest in swarm.links and waiting in swarm.links
+
+
+def test_who_leaves_its_place_and_takes_it_again_begins_no_new_turn() -> None:
+    swarm = Mixed(others=trees.MOST_LINKS_OF_OTHERS + 1)
+    *silent, honest = swarm.others
+    swarm.wait(trees.TURN - 1)
+    for peer in silent:
+        swarm.node.gone(peer)
+        swarm.node.opened(peer, kin=False)
+        swarm.node.control(peer, GRAFT)
+    assert swarm.links == set(silent)
+    swarm.wait(2)
+    swarm.node.control(honest, GRAFT)
+    assert honest in swarm.links
