@@ -18,7 +18,13 @@ device has done what it was given. On a CPU, or with --quick, models are tiny an
 
 **What a borrowed machine must have** beside this tree, torch, transformers (with tokenizers), safetensors and numpy:
 
-    engine, costs            blake3, msgspec, structlog
-    swap, vllm's own engine  the same, platformdirs
-    proofs, learner          the same, base58, coincurve (cffi), eth-hash, eth-typing, eth-utils, pycryptodome, toolz
+    engine, costs           blake3, msgspec, structlog
+    swap                    + platformdirs
+    proofs, learner         + base58, coincurve (cffi), eth-hash, eth-typing, eth-utils, pycryptodome, toolz
+    challenge               + psutil, pydantic-settings (python-dotenv)
+    smollm                  + trio, pyarrow, math-verify; examples/smollm/ or its packages/ (93 MB)
+    tests                   those of proofs, pytest, trio
+    vllm                    vllm; for our engine on it what swap needs, in the same interpreter
+
+Each line has those of the lines above it. A part for which one is missing is skipped, and says which.
 """

@@ -70,10 +70,11 @@ def _in_a_process(name: str, job: Job) -> dict[str, Any]:
 
 
 def _environment(device: str) -> dict[str, str]:
-    """On a CPU one thread, so that its seconds can be compared; no model hub anywhere."""
+    """On a CPU one thread, so that its seconds can be compared; of several GPUs one; no model hub anywhere."""
     threads = 1 if device == "cpu" else min(MOST_THREADS, os.cpu_count() or 1)
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    own = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    return {"CUDA_VISIBLE_DEVICES": "0", **os.environ, **own}
 
 
 def _waited(child: subprocess.Popen[bytes], name: str, seconds: float) -> bool:

@@ -32,9 +32,7 @@ print(json.dumps({d.name: d.version for d in distributions() if d.name in names}
 def measure(job: Job) -> Rows:
     python = _python(job)
     yield "programs", _programs(python)
-    model = directory(job.scratch, job.size, job.device)
-    directory(job.scratch, job.size, job.device, 1)  # another policy, to be loaded in flight
-    asked = _asked(job, model)
+    asked = _asked(job)
     plain = vllm_command(python, asked, job.scratch / "vllm-plain.job")
     own = [str(python), "-m", "benchmarks.gpu.vllm_engine", str(job.scratch / "vllm.job")]
     failed: list[str] = []
@@ -76,16 +74,16 @@ def _programs(python: Path) -> dict[str, str]:
     return found
 
 
-def _asked(job: Job, model: Path) -> dict[str, Any]:
-    """Also as vllm.job, for our engine."""
-    size = SIZES[job.size]
+def _asked(job: Job) -> dict[str, Any]:
+    """Also as vllm.job, for our engine. Models that no part has made yet are made on the CPU: vLLM wants the device for
+    itself."""
+    size, (model, other) = SIZES[job.size], (directory(job.scratch, job.size, "cpu", seed) for seed in (0, 1))
     asked = vllm_job(model, getattr(torch, job.dtype), works(job.quick), size.vocabulary, device=job.device)
     asked["arguments"] |= {"load_format": "dummy", "max_model_len": 2 * max(reads(job.quick))}
     random = np.random.default_rng(4)
     shapes = [(2, length) for length in reads(job.quick)]
     asked["read"] = [random.integers(2, size.vocabulary, size=shape).tolist() for shape in shapes]
-    other = directory(job.scratch, job.size, job.device, 1) / "model.safetensors"
-    own = {**asked, "device": job.device, "other": str(other), "quick": job.quick}
+    own = {**asked, "device": job.device, "other": str(other / "model.safetensors"), "quick": job.quick}
     (job.scratch / "vllm.job").write_text(json.dumps(own))
     return asked
 
