@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.answers import is_member, wanted
 from cli.errors import CONFIGURATION, UNEXPECTED, CommandError
-from cli.invocation import own_command, without
+from cli.invocation import IMPORTING, own_command, without
 from cli.output import clean, console, print_json
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], N
     log = directory / "logs" / START_LOG
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     process = _spawn([*own_command(), *words], log)
+    say(f"  - {IMPORTING}")
     status = _await(process, directory, log, say)
     process.returncode = 0  # it outlives us: nobody is to warn that we did not wait for it
     return Started(process.pid, directory, log, status)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = "intellect-node"
+IMPORTING = "importing the program, some seconds on a quiet machine"
+"""What a daemon does before it can say more."""
 
 
 @dataclass(frozen=True, slots=True)

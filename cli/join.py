@@ -1,11 +1,13 @@
 """`intellect-node join`: be a member of a swarm, in the foreground, until stopped."""
 
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.invocation import IMPORTING
 from cli.keyring import key_file
 from cli.output import print_json
 from cli.places import complete_directories, complete_networks
@@ -216,6 +218,8 @@ def command(
 
         join_in_background(context.obj.words, config.directory, as_json=as_json)
         return
+    if not as_json:
+        _say_first_word()
     from node.forkserver.launch import for_role, fork_or_launch
 
     server = fork_or_launch(for_role(config.role))  # its imports run beside ours
@@ -229,6 +233,11 @@ def command(
         become_guarded()
     view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
     run_daemon(config, server, view.run)
+
+
+def _say_first_word() -> None:
+    """Seconds of imports come first, a minute of them on a busy machine: nobody shall wonder what hangs."""
+    typer.echo(f"{time.strftime('%H:%M:%S')}  start: {IMPORTING}", err=True)
 
 
 def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:

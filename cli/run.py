@@ -108,7 +108,7 @@ def new(
     """Write a complete run file with a comment at every setting."""
     from cli.run_template import template
     from node.environments.builtin import BUILTIN
-    from node.inference.tokenizer import has_chat_template
+    from node.inference.chat_template import has_chat_template
     from protocol.recipe import PRESETS
 
     if recipe is not None and recipe not in PRESETS:

@@ -1,21 +1,20 @@
 """A model directory's tokenizer, from local files only.
 
-Knows tokenizer.json, the end-of-sequence ids of config.json / generation_config.json and the chat
-template; knows nothing of weights. Never contacts a hub and never runs code from the directory (chat
-templates are rendered in transformers' jinja sandbox).
+Knows tokenizer.json and the end-of-sequence ids of config.json / generation_config.json, and what a chat template's
+text becomes; knows nothing of weights. Never contacts a hub and never runs code from the directory (chat templates
+are rendered in jinja's sandbox).
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
+from node.inference.chat_template import Render, load_template
 from node.inference.errors import ModelError
+from node.inference.model_files import read_json
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
-MAX_CONFIG_BYTES = 1024**2
 _SAID = "intellect-node-said-this"
 """Stands for what was said before, where only what the template puts behind it is wanted."""
 
@@ -37,7 +36,7 @@ class LocalTokenizer:
                 "put the model's tokenizer.json (the fast tokenizer) into the model directory",
             ) from None
         self.eos = frozenset(_eos_ids(model_dir))
-        self._template: Any = None
+        self._template: Render | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -106,64 +105,14 @@ class LocalTokenizer:
         from jinja2 import TemplateError
 
         if self._template is None:
-            self._template = self._load_template()
-        said = [{"role": role, "content": content} for role, content in messages]
+            self._template = load_template(self._dir)
         try:
-            return self._template.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            return self._template([{"role": role, "content": content} for role, content in messages])
         except TemplateError as error:
             roles = ", ".join(role for role, _ in messages)
             raise ModelError(
                 "the chat template cannot be used", f"it takes no messages of {roles}: {error}", "change the prompt"
             ) from None
-
-    def _load_template(self) -> Any:
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(self._dir), local_files_only=True, trust_remote_code=False)
-        except Exception as error:
-            raise ModelError(
-                "the chat template cannot be loaded",
-                f"{self._dir}: {error}",
-                "check tokenizer_config.json, or set template = 'plain' in the environment's arguments",
-            ) from None
-        if not tokenizer.chat_template:
-            raise ModelError(
-                "the chat template cannot be loaded",
-                f"{self._dir} has none",
-                "use a chat model, or set template = 'plain' in the environment's arguments",
-            )
-        return tokenizer
-
-
-def has_chat_template(model_dir: Path) -> bool:
-    """Whether a model directory brings a chat template, in any of the places that transformers looks at."""
-    if (model_dir / "chat_template.jinja").is_file():
-        return True
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        try:
-            if read_json(model_dir / name).get("chat_template"):
-                return True
-        except ModelError:
-            continue  # absent, or for the tokenizer's own loading to complain about
-    return False
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON object of a model directory. Raises ModelError."""
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ValueError(f"larger than {MAX_CONFIG_BYTES} bytes")
-        value = json.loads(path.read_bytes())
-        if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            "the model cannot be loaded",
-            f"{path}: {error}",
-            "the model directory needs config.json, tokenizer.json and model.safetensors in Hugging Face form",
-        ) from None
-    return value
 
 
 def _eos_ids(model_dir: Path) -> list[int]:

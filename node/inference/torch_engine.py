@@ -22,9 +22,10 @@ from node.inference.errors import EngineError, ModelError
 from node.inference.image import read_image
 from node.inference.language_model import LanguageModel, bf16_bits
 from node.inference.lora import whole_weights
+from node.inference.model_files import read_json
 from node.inference.prefilling import Prefiller
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings
-from node.inference.tokenizer import LocalTokenizer, read_json
+from node.inference.tokenizer import LocalTokenizer
 from node.inference.transformer import FAMILIES, unsupported
 
 __all__ = ["TorchEngine", "bf16_bits", "build_model", "image_names"]

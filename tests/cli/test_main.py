@@ -116,6 +116,7 @@ def test_joining_without_a_chain_ends_with_three_lines_and_leaves_no_lock(tmp_pa
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 4
     assert "error: there is no local chain" in result.stderr
+    assert "start: importing" in result.stderr.splitlines()[0], "silent while it imports"
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "node" / "lock").exists()
 

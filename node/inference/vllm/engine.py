@@ -16,8 +16,9 @@ from node.inference.device_sampling import not_finite
 from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError
 from node.inference.image import read_image
+from node.inference.model_files import read_json
 from node.inference.settings import EngineSettings
-from node.inference.tokenizer import LocalTokenizer, read_json
+from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import build_model, image_names
 from node.inference.vllm import installed
 from node.inference.vllm.arguments import MOST_AT_ONCE, arguments
