@@ -277,7 +277,7 @@ def cost_of_hooks(
 ) -> dict[str, float]:
     """What drawing replayable tokens and proving takes within one run of so many sequences."""
     spent = {"sampler": 0.0}
-    real = device_sampling.choose
+    real = device_sampling.draw
 
     def timed(*arguments: Any) -> torch.Tensor:
         started = clock()
@@ -286,7 +286,7 @@ def cost_of_hooks(
         finally:
             spent["sampler"] += clock() - started
 
-    device_sampling.choose = timed
+    device_sampling.draw = timed
     try:
         decoder = TorchDecoder(model, frozenset(), batch_tokens, 1.0)
         drawn = np.random.default_rng(3)
@@ -298,7 +298,7 @@ def cost_of_hooks(
             done += [completion for _, completion in decoder.step()]
         whole = clock() - started
     finally:
-        device_sampling.choose = real
+        device_sampling.draw = real
     started = clock()
     prove_all([completion.rows for completion in done], 128, 32)
     proofs = clock() - started

@@ -1,6 +1,7 @@
 """Who attends to what: within sequences of one pass, in a cache chunk by chunk, and one token a row of a cache.
 
-Heads that share keys are never repeated in memory: at one token a row they are laid out as if they were positions.
+Heads that share keys are not repeated in memory if that can be helped: at one token a row they are laid out as if they
+were positions.
 """
 
 from typing import Protocol
@@ -24,11 +25,18 @@ class Kernel(Protocol):
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False) -> Tensor:
     """torch's own kernel."""
+    k, v = (one_each(part, q, masked=mask is not None) for part in (k, v))
     shared = q.shape[1] != k.shape[1]
-    if shared and mask is not None and q.is_cuda:  # the kernels that take a mask there do not take shared heads
-        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-        shared = False
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
+
+
+def one_each(kept: Tensor, q: Tensor, *, masked: bool) -> Tensor:
+    """Keys or values [B, kv heads, S, D], once for every head of q where no kernel takes shared ones that does without
+    a table of all scores: on a GPU flash attention alone does, which has no masks and is not for float32."""
+    times = q.shape[1] // kept.shape[1]
+    if times > 1 and q.is_cuda and (masked or q.dtype == torch.float32):
+        return kept.repeat_interleave(times, dim=1)
+    return kept
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from node.inference.engine import MOST_IN_FLIGHT, U16, Completion, Request
 from node.inference.errors import EngineError
-from node.inference.language_model import CHUNK_TOKENS, LanguageModel, batches, bf16_bits
+from node.inference.language_model import CHUNK_TOKENS, LanguageModel, batches
 from node.inference.out_of_memory import ran_out, smaller
 
 MOST_ROWS = 256
@@ -130,10 +130,10 @@ class TorchDecoder:
         parts = [self._go_on(), self._enter(self._next())]
         hidden = torch.cat([part for part in parts if part is not None])
         due = np.array([one.number_due for one in self._rows])
-        return self._record(hidden, self._model.choose(hidden, due, self._temperature))
+        return self._record(*self._model.choose(hidden, due, self._temperature))
 
-    def _record(self, hidden: Tensor, tokens: np.ndarray) -> list[tuple[int, Completion]]:
-        for one, head, token in zip(self._rows, bf16_bits(hidden), tokens.tolist(), strict=True):
+    def _record(self, tokens: np.ndarray, heads: U16) -> list[tuple[int, Completion]]:
+        for one, head, token in zip(self._rows, heads, tokens.tolist(), strict=True):
             one.add(head, token)
         over = [row for row, one in enumerate(self._rows) if one.full or one.tokens[-1] in self._eos]
         return [self._end(row) for row in reversed(over)]
@@ -181,8 +181,9 @@ class TorchDecoder:
         self._waiting.appendleft(one)
 
     def _shrink(self, error: BaseException) -> None:
-        """Begin all rows anew, half as many at a time. Raises EngineError if there was one only."""
-        self._most = smaller(self._tried, "sequences", error)
+        """Begin all rows anew, half as many at a time; a single one in a cache that has no rows for others. Raises
+        EngineError if it had none."""
+        self._most = smaller(self._tried if self._tried > 1 else self._cache.rows, "sequences", error)
         while self._rows:
             self._put_back(len(self._rows) - 1)
         self._cache = self._model.cache()

@@ -6,6 +6,7 @@ number of terms; where a number lies closer to an edge than that, the reference 
 150,000 that happens about once in 100,000 tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from node.inference.errors import EngineError
+from node.inference.transfer import fetched, sent
 from protocol import sampling
+from protocol.sampling import F64, I64
 
 BLOCK = 64
 """Tokens whose weights are added up before they are compared."""
@@ -21,44 +24,69 @@ CACHED_CELLS = 1 << 17
 """Most logits turned into float64 at a time on a CPU: 1 MiB, which its caches hold."""
 DEVICE_CELLS = 1 << 23
 """The same elsewhere: 64 MiB."""
+OPEN, BROKEN = -1, -2
+"""What stands for a token: the reference is to decide; the logits are not finite."""
 
 
 def choose(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
     """tokens: int64[n], those of `protocol.sampling.choose`; logits: float32[n, V]; u: float64[n].
 
-    Raises EngineError for logits that are not finite.
+    Waits for the device. Raises EngineError for logits that are not finite.
     """
+    drawn = draw(logits, u, temperature)
+    [found] = fetched(drawn)
+    if (found >= 0).all():
+        return drawn
+    return sent(settle(found, lambda: logits, u.cpu().numpy(), temperature), logits.device)
+
+
+def draw(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
+    """The same without waiting: int64[n], tokens, OPEN or BROKEN."""
     table = _tabulate(logits, temperature)
     aim = u * table.total
     tokens = table.find(aim)
     lo, hi = table.edges(tokens)
     near = ((aim - lo < table.doubt) & (tokens > 0)) | ((hi - aim < table.doubt) & (tokens < logits.shape[1] - 1))
-    for row in near.nonzero()[:, 0].tolist():
-        tokens[row] = _reference(logits[row], u[row], temperature)
-    return tokens
+    return tokens.masked_fill_(near, OPEN).masked_fill_(~table.finite, BROKEN)
 
 
-def _reference(logits: Tensor, u: Tensor, temperature: float) -> int:
-    return int(sampling.choose(logits[None].cpu().numpy(), np.array([u.item()]), temperature)[0])
-
-
-def interval(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(lo float64[n], hi float64[n], logprob float32[n]) as in `protocol.sampling.interval`, up to rounding.
+def settle(drawn: I64, logits: Callable[[], Tensor], u: F64, temperature: float) -> I64:
+    """Tokens of what was drawn. logits: what it was drawn from, which is seldom asked for.
 
     Raises EngineError for logits that are not finite.
     """
+    if (drawn == BROKEN).any():
+        raise not_finite()
+    left = np.flatnonzero(drawn == OPEN)
+    if not len(left):
+        return drawn
+    found = logits()
+    tokens = drawn.copy()
+    tokens[left] = sampling.choose(found[sent(left, found.device)].cpu().numpy(), u[left], temperature)
+    return tokens
+
+
+def interval(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(lo float64[n], hi float64[n], logprob float32[n]) as in `protocol.sampling.interval`, up to rounding; for logits
+    that are not finite, lo is no number (`check_finite`)."""
     table = _tabulate(logits, temperature)
     lo, hi = table.edges(tokens)
     chosen = logits.gather(1, tokens[:, None]).double()
     logprobs = (chosen / temperature - (table.top / temperature + table.total.log()[:, None]))[:, 0]
-    return lo / table.total, hi / table.total, logprobs.float()
+    return torch.where(table.finite, lo / table.total, torch.nan), hi / table.total, logprobs.float()
+
+
+def check_finite(lo: F64) -> None:
+    """Raises EngineError if an interval is of logits that are not finite."""
+    if np.isnan(lo).any():
+        raise not_finite()
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
     """Sums of weights exp((logit - top) / temperature). before: float64[n, blocks], of all blocks before each; total:
     float64[n], of all tokens; top: float64[n, 1], the largest logit; doubt: float64[n], how far a sum may be from the
-    reference's."""
+    reference's; finite: bool[n], whether all logits are: if not, sums are of any value, and searches find any token."""
 
     logits: Tensor
     temperature: float
@@ -66,6 +94,7 @@ class _Table:
     top: Tensor
     total: Tensor
     doubt: Tensor
+    finite: Tensor
 
     def find(self, aim: Tensor) -> Tensor:
         """The first token at which the running sum reaches float64[n]."""
@@ -92,14 +121,13 @@ class _Table:
 def _tabulate(logits: Tensor, temperature: float) -> _Table:
     if temperature <= 0:
         raise ValueError("temperature must be > 0")
-    if not torch.isfinite(logits.sum(1)).all():  # which one infinity or NaN spoils
-        raise not_finite()
+    finite = torch.isfinite(logits.sum(1))  # which one infinity or NaN spoils
     top = logits.amax(1, keepdim=True).double()
     sums = _block_sums(logits, top, temperature)
     running = sums.cumsum(1)
     total = running[:, -1]
     doubt = total * 2.0**-50 * (logits.shape[1] + 1024 + top[:, 0].abs() / temperature)
-    return _Table(logits, temperature, running - sums, top, total, doubt)
+    return _Table(logits, temperature, running - sums, top, total, doubt, finite)
 
 
 def _block_sums(logits: Tensor, top: Tensor, temperature: float) -> Tensor:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 _LOST = ("CUDA error", "CUDA driver", "HIP error", "NCCL error", "AcceleratorError")
-_NO_MEMORY_TEXTS = ("can't allocate memory", "out of memory")
+_NO_MEMORY_TEXTS = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True)

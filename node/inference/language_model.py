@@ -5,6 +5,7 @@ Logits of a few rows exist at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from node.inference import device_sampling
 from node.inference.attention import KERNELS, Causal, Chunk, Step
 from node.inference.kv_cache import KVCache
 from node.inference.products import linear
+from node.inference.transfer import fetched, sent
 from node.inference.transformer import Transformer
 
 LOGIT_CELLS = 1 << 23
@@ -28,6 +30,7 @@ CHUNK_TOKENS = 1024
 T = TypeVar("T")
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
+U16 = NDArray[np.uint16]
 
 
 class LanguageModel:
@@ -64,28 +67,35 @@ class LanguageModel:
 
     def step(self, cache: KVCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
         """One token of each of the cache's first rows, at its place: [rows, hidden]."""
-        positions, end = self.numbers(places), max(places) + 1
+        (fed, positions), end = self.numbers([tokens, places]), max(places) + 1
         attend = Step(self._kernel, cache, positions, end, level=end == min(places) + 1)
-        return self._transformer(self.numbers(tokens)[:, None], positions[:, None], end, attend)[:, 0]
+        return self._transformer(fed[:, None], positions[:, None], end, attend)[:, 0]
 
-    def choose(self, hidden: Tensor, u: F64, temperature: float) -> I64:
-        """The sampled token of each row of `hidden`. Raises EngineError."""
+    def choose(self, hidden: Tensor, u: F64, temperature: float) -> tuple[I64, U16]:
+        """(the sampled token, bf16 bits) of each row of `hidden`, after one wait for the device. Raises EngineError."""
         rows = self.logit_rows
-        numbers = torch.from_numpy(u).to(self._device)
-        parts = zip(hidden.split(rows), numbers.split(rows), strict=True)
-        return (
-            torch.cat([device_sampling.choose(self._logits(some), of, temperature) for some, of in parts]).cpu().numpy()
-        )
+        parts = hidden.split(rows)
+        numbers = sent(u, self._device).split(rows)
+        drawn = [
+            device_sampling.draw(self._logits(some), of, temperature) for some, of in zip(parts, numbers, strict=True)
+        ]
+        bits, tokens = fetched(_bf16(hidden), torch.cat(drawn))
+        for number, some in enumerate(parts):
+            cut = slice(number * rows, (number + 1) * rows)
+            tokens[cut] = device_sampling.settle(tokens[cut], partial(self._logits, some), u[cut], temperature)
+        return tokens, bits.view(np.uint16)
 
-    def intervals(self, hidden: Tensor, drawn: I64, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        """device_sampling.interval of each row of `hidden`. Raises EngineError."""
+    def intervals(self, hidden: Tensor, drawn: I64, temperature: float) -> tuple[F64, F64, NDArray[np.float32], U16]:
+        """(lo, hi, logprob) of device_sampling.interval and the bf16 bits of each row of `hidden`, after one wait for
+        the device. Raises EngineError."""
         rows = self.logit_rows
         parts = zip(hidden.split(rows), self.numbers(drawn).split(rows), strict=True)
         columns = zip(
             *(device_sampling.interval(self._logits(some), of, temperature) for some, of in parts), strict=True
         )
-        lo, hi, logprobs = map(torch.cat, columns)
-        return lo, hi, logprobs
+        bits, lo, hi, logprobs = fetched(_bf16(hidden), *map(torch.cat, columns))
+        device_sampling.check_finite(lo)
+        return lo, hi, logprobs, bits.view(np.uint16)
 
     @property
     def logit_rows(self) -> int:
@@ -96,10 +106,10 @@ class LanguageModel:
         tokens = np.zeros((len(batch), max(map(len, batch))), dtype=np.int64)
         for row, sequence in zip(tokens, batch, strict=True):
             row[: len(sequence)] = sequence
-        return torch.from_numpy(tokens).to(self._device)
+        return sent(tokens, self._device)
 
-    def numbers(self, values: Sequence[int] | I64) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self._device)
+    def numbers(self, values: Sequence[int] | Sequence[Sequence[int]] | I64) -> Tensor:
+        return sent(np.asarray(values, dtype=np.int64), self._device)
 
     def _range(self, start: int, end: int) -> Tensor:
         return torch.arange(start, end, device=self._device)
@@ -108,9 +118,14 @@ class LanguageModel:
         return linear(hidden.float(), self._head)
 
 
-def bf16_bits(values: Tensor) -> NDArray[np.uint16]:
+def bf16_bits(values: Tensor) -> U16:
     """The bf16 bit patterns of float `values`, on the CPU."""
-    return values.to(torch.bfloat16).view(torch.int16).cpu().numpy().view(np.uint16)
+    return _bf16(values).cpu().numpy().view(np.uint16)
+
+
+def _bf16(values: Tensor) -> Tensor:
+    """The same where they are: int16, for want of another type that all devices have."""
+    return values.to(torch.bfloat16).view(torch.int16)
 
 
 def batches(items: Sequence[T], most: int, width: Callable[[T], int]) -> Iterator[list[T]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from node.inference.engine import F32, F64, U16, Finished, Prefill
 from node.inference.errors import EngineError
-from node.inference.language_model import CHUNK_TOKENS, I64, LanguageModel, batches, bf16_bits
+from node.inference.language_model import CHUNK_TOKENS, I64, LanguageModel, batches
 from node.inference.out_of_memory import ran_out, smaller
 from protocol.segments import sampled_places
 
@@ -89,12 +89,10 @@ class Prefiller:
         counts = [part.stop - part.start for part in parts]
         if not sum(counts):
             return
-        rows = self.model.numbers(np.repeat(np.arange(len(batch)), counts))
         places = np.concatenate([one.places[part] for one, part in zip(batch, parts, strict=True)]) - start
-        heads = hidden[rows, self.model.numbers(places)]
+        rows, columns = self.model.numbers(np.stack([np.repeat(np.arange(len(batch)), counts), places]))
         drawn = np.concatenate([one.drawn[part] for one, part in zip(batch, parts, strict=True)])
-        lo, hi, logprobs = (found.cpu().numpy() for found in self.model.intervals(heads, drawn, temperature))
-        self._note(batch, parts, (lo, hi, logprobs, bf16_bits(heads)))
+        self._note(batch, parts, self.model.intervals(hidden[rows, columns], drawn, temperature))
 
     @staticmethod
     def _note(batch: Sequence[_Work], parts: Sequence[slice], columns: Sequence[np.ndarray]) -> None:

@@ -8,11 +8,14 @@ else in a decoder works token by token, given positions that begin anew with eac
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from node.inference.attention import one_each
+from node.inference.transfer import sent
 from node.training.errors import TrainingError
 from node.training.packing import Bucket, buckets
 
@@ -40,12 +43,12 @@ class Pack:
 def _part(bucket: Bucket, device: torch.device | str) -> _Part:
     if bucket.uniform:
         return _Part(bucket, None, None)
-    lengths = torch.tensor(bucket.lengths)
-    begins = bucket.start + torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
-    offsets = torch.arange(bucket.width)[None, :]
+    lengths = np.array(bucket.lengths)
+    begins = bucket.start + lengths.cumsum() - lengths
+    offsets = np.arange(bucket.width)[None, :]
     inside = offsets < lengths[:, None]
-    gather = torch.where(inside, begins[:, None] + offsets, begins[:, None]).flatten()
-    return _Part(bucket, gather.to(device), inside.flatten().nonzero()[:, 0].to(device))
+    gather = np.where(inside, begins[:, None] + offsets, begins[:, None]).flatten()
+    return _Part(bucket, sent(gather, device), sent(np.flatnonzero(inside), device))
 
 
 def packed_attention(
@@ -93,15 +96,16 @@ def _attend(part: _Part, query: Tensor, key: Tensor, value: Tensor, scale: float
     if window is not None and width > window:
         at = torch.arange(width, device=query.device)
         mask = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window)
-    grouped = query.shape[0] != key.shape[0]
+    q = cut(query)
+    k, v = (one_each(cut(part), q, masked=mask is not None) for part in (key, value))
     found = scaled_dot_product_attention(
-        cut(query),
-        cut(key),
-        cut(value),
+        q,
+        k,
+        v,
         attn_mask=mask,
         is_causal=mask is None and width > 1,
         scale=scale,
-        enable_gqa=grouped,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     flat = found.transpose(1, 2).flatten(0, 1)
     return flat if part.scatter is None else flat.index_select(0, part.scatter)

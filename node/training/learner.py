@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from node.inference.transfer import sent
 from node.training.advantages import overlong_penalty, row_weights
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
@@ -250,15 +251,14 @@ class Learner:
         self, update: Update, place: int, members: NDArray[np.int64], reference: Tensor | None, version: float
     ) -> Known:
         rows, device = [update.rows[i] for i in members], self._world.device
-        sampler = torch.tensor(np.concatenate([row.sampler_logprobs for row in rows]), dtype=torch.float32)
-        samples = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([row.length for row in rows]))
+        sampler = np.concatenate([row.sampler_logprobs for row in rows]).astype(np.float32)
         ages = None
         if self._functions.needs_proximal and self._objective.proximal == "loglinear":
             ages = self._per_token(np.array([version - row.policy_step for row in rows]).clip(min=0), rows).float()
         return Known(
-            sampler.to(device),
+            sent(sampler, device),
             self._per_token(update.advantages[members], rows),
-            samples.to(device),
+            self._per_token(np.arange(len(rows)), rows),
             self._per_token(update.weights[members], rows),
             ages,
             update.proximal[place] if update.proximal else None,
@@ -266,8 +266,7 @@ class Learner:
         )
 
     def _per_token(self, values: NDArray[Any], rows: Sequence[BatchRow]) -> Tensor:
-        lengths = torch.tensor([row.length for row in rows])
-        return torch.repeat_interleave(torch.from_numpy(values), lengths).to(self._world.device)
+        return sent(np.repeat(values, [row.length for row in rows]), self._world.device)
 
     def _saving(self) -> AbstractContextManager[Any]:
         if not self._settings.offload_activations:

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
+from node.inference.out_of_memory import ran_out
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
 
@@ -13,7 +12,6 @@ class OutOfMemory(TrainingError):
     """Memory ran out."""
 
 
-_CPU_ALLOCATOR = "DefaultCPUAllocator"
 _ADVICE = (
     ("activation_checkpointing", False, "turn on trainer.activation_checkpointing"),
     ("offload_activations", False, "turn on trainer.offload_activations"),
@@ -26,10 +24,8 @@ def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int | None
     """Turn every kind of out-of-memory error into OutOfMemory. step: None for what is not done for one step."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _advice(settings, step, str(error)) from error
-    except RuntimeError as error:
-        if _CPU_ALLOCATOR not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
             raise
         raise _advice(settings, step, str(error)) from error
 

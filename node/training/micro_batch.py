@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from node.inference.transfer import sent
 from node.training.attention import Pack
 from node.training.batch import BatchRow
 from protocol.segments import sampled_places
@@ -80,4 +81,4 @@ def _sampled(rows: Sequence[BatchRow], ends: np.ndarray) -> np.ndarray:
 
 
 def _on(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64, copy=False)).to(device)
+    return sent(values.astype(np.int64, copy=False), device)

@@ -19,7 +19,7 @@ class ActivationsOnCpu(saved_tensors_hooks):
             if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
                 return None, tensor
             kept = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=pinned)
-            kept.copy_(tensor)
+            kept.copy_(tensor, non_blocking=pinned)  # nobody but the device reads it, which does so later
             return tensor.device, kept
 
         def unpack(packed: tuple[Any, Tensor]) -> Tensor:

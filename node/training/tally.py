@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from node.training.batch import BatchRow
@@ -24,32 +25,34 @@ class Tally:
 
     def __init__(self, own: Sequence[str] = ()) -> None:
         self._names = (*PER_TOKEN, *(name for name in own if name not in PER_TOKEN))
-        self._loss = 0.0
         self._tokens = 0
         self._real = 0
         self._computed = 0
-        self._ratio_max = 0.0
-        self._sums: dict[str, float] = {}
+        self._loss: list[Tensor] = []
+        self._furthest: list[Tensor] = []
+        self._sums: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, batch: MicroBatch, loss: Loss, entropy: Tensor) -> None:
+        """What is found on a device stays there until it is asked for."""
         inputs = loss.inputs
-        self._loss += float(loss.total.detach())
+        self._loss.append(loss.total.detach())
         self._tokens += len(inputs.logprobs)
         self._real += batch.real
         self._computed += batch.computed
         mismatch = mismatch_kl(inputs.logprobs, inputs.sampler_logprobs)
         told = {"entropy": entropy, "mismatch_kl": mismatch, **loss.found.metrics, **loss.extra}
         for name, values in told.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(values.detach().sum())
-        furthest = float((inputs.logprobs.detach() - inputs.sampler_logprobs).max())
-        self._ratio_max = max(self._ratio_max, math.exp(min(furthest, 700.0)))
+            self._sums[name].append(values.detach().sum().to(loss.total.device))
+        self._furthest.append((inputs.logprobs.detach() - inputs.sampler_logprobs).max())
 
     def metrics(self, world: World, updates: int) -> dict[str, float]:
         """Over all ranks, which all have to call this. loss: mean over `updates` optimiser steps. What is a mean over
         trained tokens is absent where there were none."""
-        sums = [self._loss, self._tokens, self._real, self._computed, *(self._sums.get(n, 0.0) for n in self._names)]
+        losses, furthest, *found = _numbers([self._loss, self._furthest, *(self._sums[name] for name in self._names)])
+        sums = [sum(losses), self._tokens, self._real, self._computed, *map(sum, found)]
         loss, tokens, real, computed, *per_token = world.sums([float(value) for value in sums])
-        ratio_max, *known = world.maxima([self._ratio_max, *(float(name in self._sums) for name in self._names)])
+        ratio_max = max([0.0, *(math.exp(min(one, 700.0)) for one in furthest)])
+        ratio_max, *known = world.maxima([ratio_max, *(float(bool(one)) for one in found)])
         means = {n: v / max(tokens, 1.0) for n, v, there in zip(self._names, per_token, known, strict=True) if there}
         return {
             "loss": loss / updates,
@@ -59,6 +62,13 @@ class Tally:
             "fed_tokens": real,
             "padding_share": 1 - real / computed if computed else 0.0,
         }
+
+
+def _numbers(lists: Sequence[Sequence[Tensor]]) -> list[list[float]]:
+    """Tensors of one number each, after one wait for the device that they are on."""
+    every = [one.double() for some in lists for one in some]
+    numbers = iter(torch.stack(every).tolist() if every else [])
+    return [[next(numbers) for _ in some] for some in lists]
 
 
 def describe(rows: Sequence[BatchRow]) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.inference.device_sampling import choose, interval
+from node.inference.device_sampling import check_finite, choose, interval
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
 from node.inference.language_model import LOGIT_CELLS, bf16_bits
 from node.inference.products import linear
+from node.inference.transfer import fetched, sent
 from node.inference.vllm.draws import Draw, force
 from node.inference.vllm.recorder import Recorder
 from node.inference.vllm.watch import Watch
@@ -54,13 +55,13 @@ class Hooks:
         places: of the tokens in the outputs of their requests.
         """
         assert self._hidden is not None and len(self._hidden) == len(logits)  # noqa: S101 - vLLM calls both in a step
-        every = torch.tensor(rows, device=logits.device)
+        every = sent(np.array(rows), logits.device)
         if len(rows) == len(logits):  # all of them, as always but where a prompt is cut: no copy of a whole vocabulary
             mine, hidden = logits, self._hidden
         else:
             mine, hidden = logits[every], self._hidden[every]
         drawn = [float(draw.uniforms[place]) for draw, place in zip(draws, places, strict=True)]
-        uniforms = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
+        uniforms = sent(np.array(drawn, dtype=np.float64), logits.device)
         bits = bf16_bits(hidden)
         try:
             force(logits, every, self._choose(mine, uniforms, draws))
@@ -93,5 +94,6 @@ class Hooks:
             interval(self.logits(heads[at : at + size]), tokens[at : at + size], temperature)
             for at in range(0, len(drawn), size)
         ]
-        lo, hi, logprobs = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+        lo, hi, logprobs = fetched(*map(torch.cat, zip(*parts, strict=True)))
+        check_finite(lo)
         return lo, hi, logprobs, bf16_bits(heads)

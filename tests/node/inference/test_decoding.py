@@ -160,6 +160,25 @@ def test_where_memory_runs_out_fewer_decode_at_a_time(model: LanguageModel, monk
     assert [one["engine.smaller_batch"]["next"] for one in said] == [4, 2]
 
 
+def test_the_last_of_many_has_the_memory_that_was_theirs(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(8)
+    asked = [Request([3, 4], random.random(n)) for n in (2, 2, 2, 9)]
+    wanted = run(TorchDecoder(model, frozenset(), 1 << 15, 1.0), asked)
+    real, rows = model.step, list[int]()
+
+    def fail(cache: Any, tokens: Any, places: Any) -> torch.Tensor:
+        if len(tokens) == 1:
+            rows.append(cache.rows)
+            if cache.rows > 1:
+                raise torch.OutOfMemoryError("out of memory")
+        return real(cache, tokens, places)
+
+    monkeypatch.setattr(model, "step", fail)
+    made = run(TorchDecoder(model, frozenset(), 1 << 15, 1.0), asked)
+    assert [one.output for one in made] == [one.output for one in wanted]
+    assert rows[0] == 4 and rows[1:] == [1] * len(rows[1:])
+
+
 def test_memory_for_not_even_one_sequence_is_an_error(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> torch.Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")

@@ -24,6 +24,7 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"), "memory"),
         (MemoryError(), "memory"),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "memory"),
         (RuntimeError("CUDA error: unspecified launch failure"), "GPU"),
         (RuntimeError("CUDA driver error: device not ready"), "GPU"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
