@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CAPABILITY = (9, 0)
+MEMORY_SEEN = 1 << 30
 
 _aten: Any = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -389,7 +390,7 @@ def pretended_cuda(count: int = 1) -> Iterator[PretendedGPU]:
         "get_device_capability": lambda device=None: CAPABILITY,
         "synchronize": lambda device=None: gpu.wait(),
         "empty_cache": lambda: None,
-        "max_memory_allocated": lambda device=None: 1 << 30,
+        "max_memory_allocated": lambda device=None: MEMORY_SEEN,
         "get_rng_state": lambda device="cuda": torch.arange(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": _check_random_state(state),
         "current_stream": lambda device=None: stream,
