@@ -154,6 +154,20 @@ def test_sequences_are_the_same_when_a_gpus_memory_runs_out_on_the_way(
     assert left[0] < 0, "it never ran out"
 
 
+def test_a_gpu_without_room_for_another_engine_has_none(tiny_assets: Path, gpu: PretendedGPU) -> None:
+    engine, made = engine_on("cuda", tiny_assets), list[str]()
+
+    def run_out(name: str) -> None:
+        made.append(name)
+        if len(made) == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    gpu.before_memory = run_out
+    assert engine.sibling("bfloat16", "sdpa") is None
+    sibling = engine.sibling("bfloat16", "sdpa")
+    assert sibling is not None and sibling.name == "cuda-sm90/bfloat16/sdpa"
+
+
 def test_a_policy_that_is_an_adapter_is_loaded_and_another_after_it(
     tiny_assets: Path, tmp_path: Path, gpu: PretendedGPU
 ) -> None:
