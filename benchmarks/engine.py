@@ -10,7 +10,6 @@ on the last line.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
+from benchmarks.measuring import Clock, clock_of, peak, reset_peak
 from node.inference import device_sampling
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Finished, Request
@@ -76,19 +76,19 @@ def main() -> None:
         print(json.dumps(result))
 
 
-def configuration(shape: dict[str, Any], vocabulary: int) -> Qwen3Config:
+def configuration(shape: dict[str, Any], vocabulary: int, *, tied: bool = True) -> Qwen3Config:
     heads = shape["num_attention_heads"]
     dim = shape["hidden_size"] // heads
     return Qwen3Config(
-        **shape, vocab_size=vocabulary, num_key_value_heads=max(2, heads // 7), head_dim=dim, tie_word_embeddings=True
+        **shape, vocab_size=vocabulary, num_key_value_heads=max(2, heads // 7), head_dim=dim, tie_word_embeddings=tied
     )
 
 
-def model_of(config: Qwen3Config, dtype: torch.dtype = torch.float32) -> LanguageModel:
+def model_of(config: Qwen3Config, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LanguageModel:
     with torch.device("meta"):
         shell = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model = LanguageModel(shell, "cpu", dtype, "sdpa")
-    weights = shell.to_empty(device="cpu")
+    model = LanguageModel(shell, device, dtype, "sdpa")
+    weights = shell.to_empty(device=device)
     fill(weights.named_parameters())
     with torch.no_grad():
         model.load(dict(weights.named_parameters()))
@@ -138,15 +138,20 @@ def works(quick: bool) -> dict[str, list[int]]:
     return {"1": [new], "8": [new] * 8, "64": [new] * 64, f"mixed 16..{longest}": mixed}
 
 
-def beside(ways: dict[str, Run], work: list[int]) -> dict[str, float]:
-    """Tokens per CPU second of each, the better of two turns."""
+def beside(ways: dict[str, Run], work: list[int], clock: Clock = time.process_time) -> dict[str, float]:
+    """Tokens per second of each, the better of two turns."""
     best = dict.fromkeys(ways, 0.0)
     for _ in range(2):
         for name, run in ways.items():
-            started = time.process_time()
-            tokens = run(work)
-            best[name] = max(best[name], tokens / (time.process_time() - started))
-    return {name: round(rate, 1) for name, rate in best.items()}
+            best[name] = max(best[name], rate(run, work, clock))
+    return {name: round(tokens_per_s, 1) for name, tokens_per_s in best.items()}
+
+
+def rate(run: Run, work: list[int], clock: Clock) -> float:
+    """Tokens per second of one turn."""
+    started = clock()
+    tokens = run(work)
+    return tokens / (clock() - started)
 
 
 def print_rates(row: dict[str, Any]) -> None:
@@ -158,9 +163,9 @@ def print_rates(row: dict[str, Any]) -> None:
     print(f"{row['dtype']:9} batch {row['batch']:14}", ", ".join(shown), flush=True)
 
 
-def engine_run(model: LanguageModel) -> Run:
+def engine_run(model: LanguageModel, batch_tokens: int = 1 << 15) -> Run:
     def run(work: list[int]) -> int:
-        decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
+        decoder = TorchDecoder(model, frozenset(), batch_tokens, 1.0)
         drawn = np.random.default_rng(3)
         for prompt, count in zip(prompts(len(work), model.vocabulary), work, strict=True):
             decoder.submit(Request(prompt, drawn.random(count)))
@@ -172,13 +177,14 @@ def engine_run(model: LanguageModel) -> Run:
     return run
 
 
-def transformers_runs(config: Qwen3Config, dtype: torch.dtype) -> dict[str, Run]:
-    hugging = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+def transformers_runs(config: Qwen3Config, dtype: torch.dtype, device: str = "cpu") -> dict[str, Run]:
+    with torch.device(device):
+        hugging = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     fill(hugging.named_parameters())
 
     def generate(work: list[int]) -> int:
         settings = GenerationConfig(do_sample=True, max_new_tokens=max(work), pad_token_id=0, eos_token_id=None)
-        asked = torch.tensor(prompts(len(work), config.vocab_size))
+        asked = torch.tensor(prompts(len(work), config.vocab_size), device=device)
         with torch.inference_mode():
             hugging.generate(asked, attention_mask=torch.ones_like(asked), generation_config=settings)
         return sum(work)
@@ -189,18 +195,28 @@ def transformers_runs(config: Qwen3Config, dtype: torch.dtype) -> dict[str, Run]
 VLLM = """
 import json, sys, time
 job = json.load(open(sys.argv[1]))
+clock = getattr(time, job["clock"])
 from vllm import LLM, SamplingParams
-llm = LLM(model=job["model"], dtype=job["dtype"], skip_tokenizer_init=True, enforce_eager=True, max_model_len=1024)
-rates = {}
+llm = LLM(model=job["model"], dtype=job["dtype"], skip_tokenizer_init=True, **job["arguments"])
+
+def seconds(prompts, work):
+    settings = [SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in work]
+    started = clock()
+    llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], settings, use_tqdm=False)
+    return clock() - started
+
 for name, work in job["works"].items():
-    for _ in range(2):
-        started = time.process_time()
-        settings = [SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in work]
-        asked = [{"prompt_token_ids": prompt} for prompt in job["prompts"][: len(work)]]
-        llm.generate(asked, settings, use_tqdm=False)
-        rates[name] = max(rates.get(name, 0.0), sum(work) / (time.process_time() - started))
-print(json.dumps(rates))
+    best = min(seconds(job["prompts"][: len(work)], work) for _ in range(2))
+    print(json.dumps({"batch": name, "tokens_per_s": sum(work) / best}), flush=True)
+for asked in job["read"]:
+    best = min(seconds([asked[turn]], [1]) for turn in range(2))
+    print(json.dumps({"prefill": len(asked[0]), "tokens_per_s": len(asked[0]) / best}), flush=True)
 """
+VLLM_ON_CPU = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
 
 
 def vllm_rates(python: Path, config: Qwen3Config, dtype: torch.dtype, works: dict[str, list[int]]) -> dict[str, float]:
@@ -208,20 +224,40 @@ def vllm_rates(python: Path, config: Qwen3Config, dtype: torch.dtype, works: dic
     fill(hugging.named_parameters())
     with tempfile.TemporaryDirectory() as folder:
         hugging.save_pretrained(folder)
-        job = Path(folder) / "job.json"
-        asked = prompts(64, config.vocab_size)
-        name = str(dtype).removeprefix("torch.")
-        job.write_text(json.dumps({"model": folder, "dtype": name, "works": works, "prompts": asked}))
-        settings = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-        }
-        command = [str(python), "-c", VLLM, str(job)]
-        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+        job = vllm_job(Path(folder), dtype, works, config.vocab_size)
+        done = subprocess.run(
+            vllm_command(python, job, Path(folder) / "job.json"),
+            env={**os.environ, **VLLM_ON_CPU},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         sys.exit(f"vLLM failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {row["batch"]: row["tokens_per_s"] for row in rows}
+
+
+def vllm_job(
+    model: Path, dtype: torch.dtype, works: dict[str, list[int]], vocabulary: int, *, device: str = "cpu"
+) -> dict[str, Any]:
+    """What VLLM does: decode each of the works, then read prompts (none here), of which it needs two of a length."""
+    on_cpu = {"enforce_eager": True, "max_model_len": 1024}
+    return {
+        "model": str(model),
+        "dtype": str(dtype).removeprefix("torch."),
+        "arguments": on_cpu if device == "cpu" else {"enable_prefix_caching": False},
+        "clock": "process_time" if device == "cpu" else "perf_counter",
+        "works": works,
+        "prompts": prompts(max(map(len, works.values()), default=0), vocabulary),
+        "read": [],
+    }
+
+
+def vllm_command(python: Path, job: dict[str, Any], file: Path) -> list[str]:
+    """Prints a JSON object a line as it goes."""
+    file.write_text(json.dumps(job))
+    return [str(python), "-c", VLLM, str(file)]
 
 
 # What sampling and proofs cost
@@ -231,40 +267,49 @@ def costs(quick: bool) -> dict[str, float]:
     """CPU seconds within one run of 64 sequences at a vocabulary of 151,936, as shares of the rest of decoding."""
     model = model_of(configuration(MEDIUM if quick else LARGE, LARGE_VOCABULARY))
     rows, new = (16, 8) if quick else (64, 12)
+    found = cost_of_hooks(model, rows, new, clock_of("cpu"))
+    print(f"vocabulary {LARGE_VOCABULARY}, batch {rows}:", found, flush=True)
+    return found
+
+
+def cost_of_hooks(
+    model: LanguageModel, rows: int, new: int, clock: Clock, batch_tokens: int = 1 << 15
+) -> dict[str, float]:
+    """What drawing replayable tokens and proving takes within one run of so many sequences."""
     spent = {"sampler": 0.0}
     real = device_sampling.draw
 
     def timed(*arguments: Any) -> torch.Tensor:
-        started = time.process_time()
+        started = clock()
         try:
             return real(*arguments)
         finally:
-            spent["sampler"] += time.process_time() - started
+            spent["sampler"] += clock() - started
 
     device_sampling.draw = timed
-    decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
-    drawn = np.random.default_rng(3)
-    for prompt in prompts(rows, LARGE_VOCABULARY):
-        decoder.submit(Request(prompt, drawn.random(new)))
-    decoder.step()
-    spent["sampler"], started, done = 0.0, time.process_time(), []
-    while len(decoder):
-        done += [completion for _, completion in decoder.step()]
-    whole = time.process_time() - started
-    device_sampling.draw = real
-    started = time.process_time()
+    try:
+        decoder = TorchDecoder(model, frozenset(), batch_tokens, 1.0)
+        drawn = np.random.default_rng(3)
+        for prompt in prompts(rows, model.vocabulary):
+            decoder.submit(Request(prompt, drawn.random(new)))
+        decoder.step()
+        spent["sampler"], started, done = 0.0, clock(), []
+        while len(decoder):
+            done += [completion for _, completion in decoder.step()]
+        whole = clock() - started
+    finally:
+        device_sampling.draw = real
+    started = clock()
     prove_all([completion.rows for completion in done], 128, 32)
-    proofs = time.process_time() - started
+    proofs = clock() - started
     plain = whole - spent["sampler"]
     tokens = rows * (new - 1)
-    found = {
+    return {
         "tokens_per_s": round(tokens / whole, 1),
         "sampler_ms_per_token": round(1e3 * spent["sampler"] / tokens, 3),
         "sampler_share": round(spent["sampler"] / plain, 4),
         "proofs_share": round(proofs / plain, 4),
     }
-    print(f"vocabulary {LARGE_VOCABULARY}, batch {rows}:", found, flush=True)
-    return found
 
 
 # A validator's prefill
@@ -272,33 +317,28 @@ def costs(quick: bool) -> dict[str, float]:
 
 def prefill(quick: bool) -> list[dict[str, float]]:
     model = model_of(configuration(SMALL, LARGE_VOCABULARY))
-    prefiller = Prefiller(model, model.pass_tokens)
-    random = np.random.default_rng(4)
-    prefiller.prefill([Finished([1] * 8, [2] * 8)], 1.0)
     found: list[dict[str, float]] = []
     for length in (2048, 8192) if quick else (2048, 8192, 32768):
-        tokens = random.integers(2, LARGE_VOCABULARY, size=length).tolist()
-        before = reset_peak()
-        started = time.process_time()
-        prefiller.prefill([Finished(tokens[:512], tokens[512:])], 1.0)
-        spent = time.process_time() - started
-        row = {"tokens": length, "tokens_per_s": round(length / spent, 1), "peak_mib": round(peak() - before, 1)}
+        row = read(model, length)
         found.append(row)
         print(f"prefill of {length} tokens: {row['tokens_per_s']} tokens/s, peak {row['peak_mib']} MiB", flush=True)
     return found
 
 
-def reset_peak() -> float:
-    """Resident MiB, once freed memory is handed back; what was the peak is forgotten."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak()
-
-
-def peak() -> float:
-    """The highest resident MiB since then."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+def read(model: LanguageModel, length: int, device: str = "cpu") -> dict[str, float]:
+    """One sequence, 512 tokens of it a prompt, once the device is awake."""
+    clock, prefiller = clock_of(device), Prefiller(model, model.pass_tokens)
+    tokens = np.random.default_rng(4).integers(2, model.vocabulary, size=length).tolist()
+    prefiller.prefill([Finished([1] * 8, [2] * 8)], 1.0)
+    before = reset_peak(device)
+    started = clock()
+    prefiller.prefill([Finished(tokens[:512], tokens[512:])], 1.0)
+    spent = clock() - started
+    return {
+        "tokens": length,
+        "tokens_per_s": round(length / spent, 1),
+        "peak_mib": round(peak(device) - before, 1),
+    }
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--micro-batch-tokens", type=int, default=1 << 15)
     parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
     parser.add_argument("--bf16-logits", action="store_true", help="output head in bf16 too")
+    parser.add_argument("--no-checkpoint", action="store_true", help="none after the last step: 12 bytes a parameter")
     parser.add_argument("--json", type=Path, help="write the figures there")
     a = parser.parse_args(arguments)
     tokens, longest, steps = (1024, 64, 2) if a.tiny else (a.tokens, a.longest, a.steps)
@@ -104,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
                 told = learner.step(make_rows(tokens, longest, learner.vocabulary, step), step, watch)
             with watch("publish"):
                 learner.image()
-            if step == steps - 1:
+            if step == steps - 1 and not a.no_checkpoint:
                 with watch("checkpoint, until training goes on"):
                     checkpoints.save(step, {})
                 started = time.monotonic()
@@ -120,6 +121,11 @@ def main(arguments: list[str] | None = None) -> None:
         report(runs, model, world.size, world.device, settings, a.json)
 
 
+def median_step(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """By speed; the first one warms up."""
+    return sorted(runs[1:], key=lambda run: run["tokens_per_second"])[len(runs[1:]) // 2]
+
+
 def report(
     runs: list[dict[str, Any]],
     model: Any,
@@ -128,8 +134,7 @@ def report(
     settings: TrainerSettings,
     target: Path | None,
 ) -> None:
-    """The median step by speed; the first one warms up."""
-    best = sorted(runs[1:], key=lambda run: run["tokens_per_second"])[len(runs[1:]) // 2]
+    best = median_step(runs)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     parameters = sum(parameter.numel() for parameter in model.parameters())
     mfu = f"{best['mfu']:.1%}" if "mfu" in best else f"unknown (peak of {name}: {peak_flops(device, 0.0)})"

@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine import LARGE_VOCABULARY, VOCABULARY, Run, beside, prompts, works
+from benchmarks.measuring import clock_of
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import make_engine
 from node.inference.model_files import read_json
@@ -68,9 +68,9 @@ def write_model(folder: Path, shape: tuple[int, int], vocabulary: int) -> Path:
     return folder
 
 
-def engine(model: Path, kernel: str) -> Engine:
+def engine(model: Path, settings: EngineSettings) -> Engine:
     """With the model's weights, and without an end token: lengths are those that were asked for."""
-    made, _ = make_engine(model, EngineSettings(attention=kernel))
+    made, _ = make_engine(model, settings)
     made.load(made.read(str(model / "model.safetensors")))
     made.eos = frozenset()  # type: ignore[misc]
     return made
@@ -90,7 +90,7 @@ def decoding(quick: bool) -> list[dict[str, Any]]:
 
 
 def ours(model: Path, kernel: str) -> Run:
-    made = engine(model, kernel)
+    made = engine(model, EngineSettings(attention=kernel))
     return lambda work: decode(made, work)
 
 
@@ -130,25 +130,26 @@ def costs(quick: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "model", SMALL if quick else LARGE, LARGE_VOCABULARY)
-        made = engine(model, "vllm")
+        made = engine(model, EngineSettings(attention="vllm"))
         assert isinstance(made, VllmEngine)  # noqa: S101 - what the registry makes for its kernel
         for batch in (1, 8, 64):
             decode(made, [2] * batch)
-            found.append({"batch": batch, **_cost(made, [new] * batch)})
+            found.append({"batch": batch, **cost_of_hooks(made, [new] * batch)})
             print(found[-1], flush=True)
     return found
 
 
-def _cost(made: VllmEngine, work: list[int]) -> dict[str, float]:
+def cost_of_hooks(made: VllmEngine, work: list[int]) -> dict[str, float]:
+    clock = clock_of(made.device)
     spent = {"sampler": 0.0, "rows": 0.0}
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
-            started = time.process_time()
+            started = clock()
             try:
                 return call(*arguments)
             finally:
-                spent[name] += time.process_time() - started
+                spent[name] += clock() - started
 
         return run
 
@@ -163,9 +164,9 @@ def _cost(made: VllmEngine, work: list[int]) -> dict[str, float]:
     for (place, name, part), call in zip(hooked, before, strict=True):
         setattr(place, name, timed(part, call))
     try:
-        started = time.process_time()
+        started = clock()
         tokens = decode(made, work)
-        whole = time.process_time() - started
+        whole = clock() - started
     finally:
         for (place, name, _), call in zip(hooked, before, strict=True):
             setattr(place, name, call)

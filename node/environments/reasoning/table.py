@@ -9,7 +9,7 @@ from node.environments.names import nearest
 VERSION = "0.1.25"
 
 _RUNS_ANSWERS = "its scorer evaluates the answer as Python: whoever answers would run code on every member's machine"
-_DIFFERS = "it makes other problems in another process, so that members would not agree on them"
+_DIFFERS = "it made other problems in another process, and was not tried for garbage since that was mended"
 _PAYS_GARBAGE = "its scorer pays in full for a wrong answer"
 _NO_ANSWER = "its problems carry no right answer, so that nobody can check that one is paid"
 _UNSET = "it is a mixture of others, which [[environments]] is here"

@@ -14,14 +14,15 @@ from node.environments.reasoning.process import PYTHON_VARIABLE, ReasoningGym
 from node.environments.reasoning.table import ALLOWED, DENIED, FLOORS, VERSION
 
 LITTLE = """
-import os, time
+import os, random, time
 class Sums:
     def __init__(self, size=10, seed=0, low=1):
         self.seed, self.low = seed, low
         self.hash = os.environ["PYTHONHASHSEED"]
     def __getitem__(self, n):
         print("noise")
-        return {"question": f"{n}+{self.low}=", "answer": n + self.low, "metadata": {}}
+        drawn = random.random() if n >= 90 else ""
+        return {"question": f"{drawn}{n}+{self.low}=", "answer": n + self.low, "metadata": {}}
     def score_answer(self, answer, entry):
         print("noise")
         if answer == "hang": time.sleep(60)
@@ -177,6 +178,16 @@ def test_the_table_names_every_data_set_once() -> None:
     assert answer_in("a" * 4097) == ""
 
 
+def test_a_problem_that_is_drawn_from_the_process_is_the_same_in_every_process_and_order(tmp_path: Path) -> None:
+    python, settings, asked = interpreter(tmp_path), {"size": 100}, [90, 93, 91]
+    one, other = ReasoningGym(python), ReasoningGym(python)
+    problems = one.problems("gcd", settings, asked)
+    assert [other.problems("gcd", settings, [number])[0] for number in reversed(asked)] == problems[::-1]
+    assert len({question.partition("+")[0] for question, _ in problems}) == len(asked)
+    one.close()
+    other.close()
+
+
 def real() -> str | None:
     named = os.environ.get(PYTHON_VARIABLE)
     return named or (sys.executable if importlib.util.find_spec("reasoning_gym") else None)
@@ -184,10 +195,10 @@ def real() -> str | None:
 
 @pytest.mark.skipif(real() is None, reason=f"reasoning-gym is not installed here, nor does {PYTHON_VARIABLE} name it")
 def test_the_real_package_makes_the_same_problems_twice_and_pays_right_answers_only() -> None:
-    """Two of these four differ under hash seeds."""
+    """Two of these five differ under hash seeds, and one draws from the process's own random numbers."""
     settings = {"seed": 7, "size": 20}
     first, second = ReasoningGym(real()), ReasoningGym(real())
-    for dataset in ("chain_sum", "letter_counting", "word_ladder", "zebra_puzzles"):
+    for dataset in ("chain_sum", "letter_counting", "list_functions", "word_ladder", "zebra_puzzles"):
         problems = first.problems(dataset, settings, range(20))
         assert problems == second.problems(dataset, settings, range(20))
         assert [first.score(dataset, settings, n, answer) for n, (_, answer) in enumerate(problems)] == [1.0] * 20

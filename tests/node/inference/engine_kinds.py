@@ -1,5 +1,6 @@
 """Every engine that this environment can run, made for a model; why the others cannot be tested."""
 
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from protocol.policy import encode_image
 from protocol.sampling import uniforms
 
 KINDS = sorted(ENGINES)
+DEVICE = os.environ.get("INTELLECT_NODE_TEST_DEVICE", "cpu")
+"""Where the engines under test compute."""
 
 
 def write_image(path: Path, tensors: Mapping[str, Tensor]) -> ImageFile:
@@ -27,14 +30,14 @@ def write_image(path: Path, tensors: Mapping[str, Tensor]) -> ImageFile:
 
 
 def open_engine(kind: str, model: Path) -> Engine:
-    """An engine in float32 on the CPU, with the model's own weights. Skips where it cannot run."""
+    """An engine in float32, with the model's own weights. Skips where it cannot run."""
     try:
-        ENGINES[kind].check("cpu")
+        ENGINES[kind].check(DEVICE)
     except EngineError as error:
         pytest.skip(f"{kind}: {error.why}; make test-vllm has an environment for it")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's own, at its import
-        engine, _ = make_engine(model, EngineSettings(attention=ENGINES[kind].kernels[0]))
+        engine, _ = make_engine(model, EngineSettings(DEVICE, attention=ENGINES[kind].kernels[0]))
         engine.load(engine.read(str(model / "model.safetensors")))
     return engine
 

@@ -1,0 +1,27 @@
+"""What is measured, best first: when time is short, the end of the list is left out."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A module of this package. most: minutes after which it is ended; least: minutes without which it is not begun."""
+
+    name: str
+    what: str
+    most: float
+    least: float
+
+
+PARTS = (
+    Part("challenge", "the timed product of matrices that a claim of a GPU is checked by", 1, 0.3),
+    Part("engine", "tokens per second drawn and read, beside transformers", 7, 2),
+    Part("proofs", "decoding against prefill, honest and with cheats, under calibrated rules", 7, 3),
+    Part("learner", "tokens per second, share of the device's peak and memory of the learner", 6, 2),
+    Part("costs", "what replayable drawing and activation proofs take", 2, 0.5),
+    Part("swap", "a policy's image into a running engine", 3, 1),
+    Part("vllm", "vLLM itself, and the engine on it", 8, 3),
+    Part("smollm", "a small model learns, for real", 4, 1),
+    Part("tests", "the tests of all engines, on this device", 3, 0.5),
+)
+NAMES = tuple(part.name for part in PARTS)

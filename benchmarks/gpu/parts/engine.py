@@ -1,0 +1,55 @@
+"""Tokens per second that the torch engine draws and reads, beside transformers on the same weights, and peak memory."""
+
+import numpy as np
+import torch
+
+from benchmarks.engine import Run, engine_run, model_of, rate, read, transformers_runs
+from benchmarks.gpu.job import BATCH_TOKENS, Job, Rows
+from benchmarks.gpu.models import SIZES
+from benchmarks.measuring import clock_of, peak, reset_peak
+
+OWN, OTHER = "torch engine", "transformers"
+ROUNDS = 2
+
+
+def works(quick: bool) -> dict[str, list[int]]:
+    """Name -> the lengths to decode, all at a time."""
+    batches, new, longest = ((1, 8), 8, 32) if quick else ((1, 8, 64, 256), 128, 512)
+    count = batches[-1]
+    mixed = np.random.default_rng(2).permutation(np.linspace(longest // 16, longest, count).astype(int)).tolist()
+    return {str(batch): [new] * batch for batch in batches} | {f"{count} of {longest // 16}..{longest}": mixed}
+
+
+def reads(quick: bool) -> tuple[int, int]:
+    """A prompt of a usual length, and a long one."""
+    return (256, 1536) if quick else (2048, 32_768)
+
+
+def measure(job: Job) -> Rows:
+    size, dtype = SIZES[job.size], getattr(torch, job.dtype)
+    model = model_of(size.config, dtype, job.device)
+    for length in reads(job.quick):
+        yield "prefill", read(model, length, job.device)
+    ways = {OWN: engine_run(model, BATCH_TOKENS), **transformers_runs(size.config, dtype, job.device)}
+    decoded = False
+    for name, work in works(job.quick).items():
+        row = {"batch": name, "tokens": sum(work)}
+        for way, run in ways.items():
+            row |= _best(way, run, work, job.device)
+        if isinstance(row.get(OWN), float) and isinstance(row.get(OTHER), float):
+            row["ratio"] = row[OWN] / row[OTHER]
+        decoded = decoded or isinstance(row[OWN], float)
+        yield "decoding, tokens per second", row
+    if not decoded:
+        raise RuntimeError("the torch engine did not decode at all")
+
+
+def _best(way: str, run: Run, work: list[int], device: str) -> dict[str, float | str]:
+    """The better of two turns and its memory; or why there is none: another batch may do."""
+    clock = clock_of(device)
+    try:
+        reset_peak(device)
+        best = max(rate(run, work, clock) for _ in range(ROUNDS))
+        return {way: best, f"{way}, MiB": peak(device)}
+    except RuntimeError as error:  # of memory, most likely
+        return {way: f"{type(error).__name__}: {error}"[:200]}

@@ -1,0 +1,86 @@
+"""The result of a device: one file that grows part by part and from command to command, and the same as tables."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+Result = dict[str, Any]
+
+
+def new(device: Mapping[str, Any], *, rehearsal: bool) -> Result:
+    """rehearsal: on a CPU or with tiny models; its figures say nothing of a GPU."""
+    return {"schema_version": SCHEMA_VERSION, "rehearsal": rehearsal, "device": dict(device), "parts": {}}
+
+
+def read(file: Path) -> Result | None:
+    """What is there, if there is anything. Raises SystemExit for what this program cannot add to."""
+    if not file.exists():
+        return None
+    found = json.loads(file.read_text())
+    if found.get("schema_version") != SCHEMA_VERSION:
+        raise SystemExit(f"{file} is of another version of this benchmark: move it away")
+    return found
+
+
+def merged(earlier: Result | None, later: Result) -> Result:
+    """The later one's parts in the place of the earlier one's; what did not run this time stays as it was, unless
+    nothing of it is there. Raises SystemExit for results of two devices."""
+    if earlier is None:
+        return later
+    for key, value in (("rehearsal", earlier["rehearsal"]), ("name", earlier["device"]["name"])):
+        if value != {**later, **later["device"]}[key]:
+            raise SystemExit(f"these are results of two devices, or one is a rehearsal: {key} differs")
+    return {**later, "parts": {**earlier["parts"], **_worth_keeping(earlier["parts"], later["parts"])}}
+
+
+def _worth_keeping(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """A part that now has no figures does not take the place of one that has some."""
+    return {
+        name: entry
+        for name, entry in later.items()
+        if entry["figures"] or not earlier.get(name, {"figures": {}})["figures"]
+    }
+
+
+def write(folder: Path, name: str, result: Result) -> Path:
+    """NAME.json and NAME.md; returns the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    file.with_suffix(".md").write_text(tables(result))
+    return file
+
+
+def tables(result: Result) -> str:
+    """Markdown for people."""
+    device = result["device"]
+    versions = ", ".join(f"{name} {number}" for name, number in device["versions"].items())
+    facts = [f"driver {device['driver']}"] if device.get("driver") else []
+    facts += [f"CUDA {device['cuda']}"] if device.get("cuda") else []
+    lines = [f"# {device['name']}", "", "; ".join([*facts, versions, f"python {device['python']}"]), ""]
+    if result["rehearsal"]:
+        lines += ["**A rehearsal: the figures say nothing of a GPU.**", ""]
+    for name, entry in result["parts"].items():
+        why = f": {entry['why']}" if entry.get("why") else ""
+        when = f"{entry['date']} UTC, revision {entry['revision'] or 'unknown'}, {entry['seconds']} s"
+        lines += [f"## {name}", "", f"{entry['what']}. {entry['state']}{why} ({when}; `{entry['command']}`)", ""]
+        for section, rows in entry["figures"].items():
+            lines += [f"**{section}**", "", *_table(rows), ""]
+    return "\n".join(lines)
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_text(row.get(name)) for name in columns] for row in rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return str(value).replace("|", "/").replace("\n", " ")

@@ -1,0 +1,72 @@
+"""What the GPU benchmark keeps: of parts that ended in the middle, of commands one after the other, of short time."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.__main__ import merge, parser, parts_named
+from benchmarks.gpu.job import Job
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.result import merged, new, read, tables, write
+from benchmarks.gpu.running import read_rows, run_part
+
+DEVICE = {"name": "NVIDIA Example", "versions": {"torch": "2"}, "python": "3.11", "cuda": "13.0", "driver": "600"}
+
+
+def entry(figure: float | None, state: str = "done") -> dict[str, Any]:
+    figures = {} if figure is None else {"decoding": [{"batch": "1", "rate": figure}]}
+    told = {"what": "tokens per second", "date": "", "revision": None, "command": "", "seconds": 1.0}
+    return {**told, "state": state, "figures": figures}
+
+
+def result(rehearsal: bool = False, **parts: dict[str, Any]) -> dict[str, Any]:
+    return {**new(DEVICE, rehearsal=rehearsal), "parts": parts}
+
+
+def test_parts_come_in_order_of_their_value_and_unknown_ones_are_named() -> None:
+    assert [part.name for part in parts_named("costs,engine")] == ["engine", "costs"]
+    assert parser().parse_args([]).only == list(PARTS)
+    with pytest.raises(argparse.ArgumentTypeError, match="nonsense"):
+        parts_named("engine,nonsense")
+
+
+def test_a_later_command_adds_to_what_earlier_ones_found() -> None:
+    earlier = result(engine=entry(1.0), proofs=entry(2.0), learner=entry(3.0))
+    both = merged(earlier, result(engine=entry(4.0), proofs=entry(None, "failed"), swap=entry(None, "failed")))
+    assert both["parts"] == {
+        "engine": entry(4.0),
+        "proofs": entry(2.0),  # what failed without a figure takes no figures away
+        "learner": entry(3.0),
+        "swap": entry(None, "failed"),
+    }
+
+
+def test_a_rehearsal_never_mixes_with_a_result() -> None:
+    with pytest.raises(SystemExit, match="rehearsal"):
+        merged(result(), result(rehearsal=True))
+
+
+def test_results_that_came_home_one_by_one_become_one_file(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path / "a", "first", result(engine=entry(1.0))),
+        write(tmp_path / "b", "second", result(learner=entry(2.5))),
+    ]
+    merge(files, tmp_path / "out")
+    whole = read(tmp_path / "out" / "nvidia-example.json")
+    assert whole is not None and list(whole["parts"]) == ["engine", "learner"]
+    assert tables(whole) == (tmp_path / "out" / "nvidia-example.md").read_text()
+    assert "| 1 | 2.5 |" in tables(whole)
+
+
+def test_rows_of_a_part_that_was_ended_in_the_middle_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "rows"
+    file.write_text('{"section": "decoding", "row": {"batch": 1}}\n{"section": "deco')
+    assert read_rows(file) == ({"decoding": [{"batch": 1}]}, {})
+
+
+def test_a_part_that_time_is_too_short_for_is_left_out_and_says_so(tmp_path: Path) -> None:
+    job = Job("cpu", True, tmp_path, None, 0.0)
+    left_out = run_part(PARTS[1], job, PARTS[1].least / 2, ["python -m benchmarks.gpu"], None)
+    assert left_out["state"] == "out of time" and "were left" in left_out["why"] and not left_out["figures"]
