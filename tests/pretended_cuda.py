@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CAPABILITY = (9, 0)
+MEMORY_SEEN = 1 << 30
 
 _aten: Any = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -352,8 +353,9 @@ def _bits(tensor: Tensor) -> Tensor:
 class _Stream:
     """The one on which everything happens in order, or a place in it."""
 
-    def __init__(self, gpu: PretendedGPU) -> None:
-        self._gpu = gpu
+    _gpu: PretendedGPU
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def synchronize(self) -> None:
         self._gpu.wait()
@@ -375,7 +377,7 @@ def _with_gloo(backend: str, *args: Any, init: Any = distributed.init_process_gr
 def pretended_cuda(count: int = 1) -> Iterator[PretendedGPU]:
     """Inside, torch says that there are `count` GPUs, which are one and the same."""
     gpu = PretendedGPU()
-    stream = _Stream(gpu)
+    own_stream = type("Stream", (_Stream,), {"_gpu": gpu})  # a class, since annotations name it
     functions: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "_initialized": True,
@@ -389,13 +391,13 @@ def pretended_cuda(count: int = 1) -> Iterator[PretendedGPU]:
         "get_device_capability": lambda device=None: CAPABILITY,
         "synchronize": lambda device=None: gpu.wait(),
         "empty_cache": lambda: None,
-        "max_memory_allocated": lambda device=None: 1 << 30,
+        "max_memory_allocated": lambda device=None: MEMORY_SEEN,
         "get_rng_state": lambda device="cuda": torch.arange(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": _check_random_state(state),
-        "current_stream": lambda device=None: stream,
+        "current_stream": lambda device=None: own_stream(),
         "stream": lambda stream: nullcontext(),
-        "Stream": lambda *args, **kwargs: stream,
-        "Event": lambda *args, **kwargs: stream,
+        "Stream": own_stream,
+        "Event": own_stream,
     }
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **functions))

@@ -142,6 +142,7 @@ def measure(
             if engine.name == measured.maker:
                 looks, key = measured.cheating, name
             looks[key] = look_at(engine, work, temperature, rows, stage)
+        del engine, weights  # their memory, before the next take as much
     return measured
 
 
@@ -167,6 +168,7 @@ def _work(
         honest[engine.name] = _handed_over(run, exercise, _honestly(engine, exercise, making))
         if number == 0 and cheats:
             cheating = _cheat(run, engine, weights, plan.previous, exercise, progress)
+        del engine, weights  # as in measure
     return honest, cheating
 
 

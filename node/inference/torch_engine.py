@@ -23,6 +23,7 @@ from node.inference.image import read_image
 from node.inference.language_model import LanguageModel, bf16_bits
 from node.inference.lora import whole_weights
 from node.inference.model_files import read_json
+from node.inference.out_of_memory import left_out, ran_out
 from node.inference.prefilling import Prefiller
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings
 from node.inference.tokenizer import LocalTokenizer
@@ -99,9 +100,17 @@ class TorchEngine:
         return self._tokenizer
 
     def sibling(self, dtype: str, attention: str) -> "TorchEngine | None":
+        """None also where there is no memory for another."""
         if dtype not in DTYPES or attention not in ATTENTIONS:
             return None
-        return TorchEngine(self._model_dir, replace(self._settings, dtype=dtype, attention=attention))
+        settings = replace(self._settings, dtype=dtype, attention=attention)
+        try:
+            return TorchEngine(self._model_dir, settings)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            left_out(settings.name, error)
+            return None
 
     def read(self, path: str) -> Weights:
         return read_image(path, self._names)

@@ -160,9 +160,7 @@ def test_where_memory_runs_out_fewer_decode_at_a_time(model: LanguageModel, monk
     assert [one["engine.smaller_batch"]["next"] for one in said] == [4, 2]
 
 
-def test_the_last_of_many_has_the_memory_that_was_theirs(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_of_many_has_the_memory_that_was_theirs(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(8)
     asked = [Request([3, 4], random.random(n)) for n in (2, 2, 2, 9)]
     wanted = run(TorchDecoder(model, frozenset(), 1 << 15, 1.0), asked)

@@ -1,6 +1,7 @@
 """The torch engine on a pretended GPU: what it computes, how often it waits, and what it does when memory runs out."""
 
 import io
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from node.calibration.calibrate import Plan, look_at_honest_work
+from node.calibration import calibrate
+from node.environments.base import Tokenizer
 from node.environments.registry import load_environment
 from node.hardware.multiply import serve
 from node.hardware.orders import Multiply, Show
@@ -152,6 +154,20 @@ def test_sequences_are_the_same_when_a_gpus_memory_runs_out_on_the_way(
     assert left[0] < 0, "it never ran out"
 
 
+def test_a_gpu_without_room_for_another_engine_has_none(tiny_assets: Path, gpu: PretendedGPU) -> None:
+    engine, made = engine_on("cuda", tiny_assets), list[str]()
+
+    def run_out(name: str) -> None:
+        made.append(name)
+        if len(made) == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    gpu.before_memory = run_out
+    assert engine.sibling("bfloat16", "sdpa") is None
+    sibling = engine.sibling("bfloat16", "sdpa")
+    assert sibling is not None and sibling.name == "cuda-sm90/bfloat16/sdpa"
+
+
 def test_a_policy_that_is_an_adapter_is_loaded_and_another_after_it(
     tiny_assets: Path, tmp_path: Path, gpu: PretendedGPU
 ) -> None:
@@ -183,12 +199,22 @@ def test_broken_weights_are_found_on_a_gpu_too(tiny_assets: Path, gpu: Pretended
 
 
 def test_a_gpu_and_a_cpu_are_calibrated_beside_each_other(
-    tiny_run: RunSpec, tiny_assets: Path, gpu: PretendedGPU
+    tiny_run: RunSpec, tiny_assets: Path, gpu: PretendedGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One engine at a time: a GPU may have no memory for two."""
+    real, made = calibrate.make_engine, list[weakref.ref[Engine]]()
+
+    def make_engine(model: Path, settings: EngineSettings) -> tuple[Engine, Tokenizer]:
+        assert not any(one() for one in made)
+        engine, tokenizer = real(model, settings)
+        made.append(weakref.ref(engine))
+        return engine, tokenizer
+
+    monkeypatch.setattr(calibrate, "make_engine", make_engine)
     environment = load_environment(tiny_run.environment, tiny_assets, LocalTokenizer(tiny_assets / "model"))
     run = msgspec.structs.replace(tiny_run, rollout=msgspec.structs.replace(tiny_run.rollout, max_output_tokens=6))
-    plan = Plan([EngineSettings("cuda"), EngineSettings()], samples=4)
-    looks = look_at_honest_work(run, tiny_assets / "model", environment, plan, lambda *_: None)
+    plan = calibrate.Plan([EngineSettings("cuda"), EngineSettings()], samples=4)
+    looks = calibrate.look_at_honest_work(run, tiny_assets / "model", environment, plan, lambda *_: None)
     assert len(looks) == 4 and pair(EngineSettings("cuda").name, EngineSettings().name) in looks
     assert max(one.distances.max() for seen in looks.values() for one in seen) < 1e-5
 

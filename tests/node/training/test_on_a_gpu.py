@@ -1,16 +1,20 @@
 """The learner and the evaluator on a pretended GPU: what they compute, what they wait for, what a checkpoint keeps."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import build_model
+from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.checkpoint import Checkpoints
 from node.training.determinism import as_deterministic_as_set
 from node.training.evaluator import Evaluator, evaluation_engine
@@ -19,12 +23,14 @@ from node.training.lora import StartAdapter
 from node.training.memory import OutOfMemory
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
+from node.training.spool import Spool
+from node.training.trainer import Trainer
 from node.training.world import World, join_world, leave_world
 from protocol.lora import Lora
 from protocol.recipe import Recipe
-from protocol.run import RunSpec
+from protocol.run import RunSpec, encode_run
 from tests.node.training.conftest import made_up_rows
-from tests.pretended_cuda import PretendedGPU, pretended_cuda
+from tests.pretended_cuda import MEMORY_SEEN, PretendedGPU, pretended_cuda
 
 ROWS = made_up_rows()
 
@@ -114,6 +120,26 @@ def test_memory_of_a_gpu_that_runs_out_says_what_to_lower(error: RuntimeError, t
         gpu.before_memory = run_out
         with pytest.raises(OutOfMemory, match="step 0"):
             made.step(ROWS, 0)
+
+
+def test_a_trainer_on_a_gpu_publishes_and_goes_on_where_it_ended(
+    tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    recipe = msgspec.structs.replace(tiny_run.recipe, steps=2, reference_kl=0.1)
+    spool = Spool(tmp_path)
+    spool.prepare(encode_run(msgspec.structs.replace(tiny_run, recipe=recipe)), tiny_assets)
+    for step in range(2):
+        rows = tuple(msgspec.structs.replace(row, policy_step=step) for row in ROWS)
+        spool.write_batch(step, encode_batch(Batch(BatchHeader(step, (f"file {step}",)), rows)))
+    settings = TrainerSettings(checkpoint_every=1, activation_checkpointing=True)
+    with joined(settings) as (world, _):
+        Trainer(spool, settings, world).train()
+        told = [json.loads(spool.metrics_path(step).read_bytes()) for step in range(3)]
+        assert told[2]["computed_by"].startswith("NVIDIA Pretended torch.bfloat16 sharded x1")
+        assert told[2]["performance"]["peak_memory_bytes"] == MEMORY_SEEN
+        shutil.rmtree(spool.checkpoints / "step-000002")
+        Trainer(spool, settings, world).train()  # raises if step 2 comes out differently
+    assert len({one["image"] for one in told}) == 3
 
 
 def test_an_evaluator_takes_the_gpu_that_no_learner_has(tiny_run: RunSpec, tiny_assets: Path) -> None:
