@@ -69,12 +69,12 @@ class Seat:
     def __init__(self, member: Member, rate: float) -> None:
         self.member = member
         self.rate = rate
-        self.heard: dict[int, Address] = {}
-        """Number of a commitment (Unix milliseconds) and author."""
+        self.heard: set[tuple[Address, int]] = set()
+        """Author and number of each commitment; numbers are Unix milliseconds, and two authors may have the same."""
 
     async def hear(self) -> None:
         async for signed in self.member.board.subscribe(RolloutCommitted):
-            self.heard[signed.message.commitment.index] = signed.author
+            self.heard.add((signed.author, signed.message.commitment.index))
 
     async def post(self) -> None:
         while True:
@@ -92,7 +92,7 @@ class Seat:
             "alive": len(beats),
             "fresh": [one.address for one in beats if one.beat and one.beat.sequence >= until],
             "linked": sorted(self.member.network.connected()),
-            "heard": [f"{who}:{index}" for index, who in self.heard.items() if since <= index < until],
+            "heard": [f"{who}:{index}" for who, index in self.heard if since <= index < until],
             "counts": dict(self.member.board.counts),
             "cpu": time.process_time(),
         }
