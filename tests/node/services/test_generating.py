@@ -227,31 +227,29 @@ async def test_a_large_model_is_not_taken_for_a_trainer_that_lacks_rollouts(
         nursery.cancel_scope.cancel()
 
 
+async def made_beside_one_that_makes_nothing(folder: Path, *, every: float, policies: int) -> Counter[int | None]:
+    """Files of each step of four; a file takes four seconds, and a policy comes `every` so many."""
+    swarm = Swarm(folder, FOUR_FILES)
+    swarm.more.append(Seat(swarm.hub, IDLE, "worker"))
+    swarm.engine.seconds, swarm.every = 4.0, every
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        await trio.sleep(policies * every)
+        nursery.cancel_scope.cancel()
+    return Counter(work.step for work in swarm.own.station.journal.records(100))
+
+
 async def test_who_lives_and_makes_nothing_has_a_share_in_the_first_steps_only(
     tmp_path: Path, autojump_clock: Any
 ) -> None:
-    swarm = Swarm(tmp_path, FOUR_FILES)
-    swarm.more.append(Seat(swarm.hub, IDLE, "worker"))
-    swarm.engine.seconds, swarm.every = 4.0, 16.0
-    async with trio.open_nursery() as nursery:
-        await swarm.run(nursery)
-        await trio.sleep(9 * swarm.every)
-        nursery.cancel_scope.cancel()
-    made = Counter(work.step for work in swarm.own.station.journal.records(100))
-    assert [made[step] for step in (1, 2, 8)] == [2, 2, 4]  # of four; of the first policy twice a share
+    made = await made_beside_one_that_makes_nothing(tmp_path, every=16.0, policies=9)
+    assert [made[step] for step in (1, 2, 8)] == [2, 2, 4]  # of the first policy twice a share
 
 
 async def test_what_nobody_commits_to_is_made_by_who_has_made_its_share(tmp_path: Path, autojump_clock: Any) -> None:
-    """Half of a step's four files are a neighbour's that makes none. Two quiet files' time later they are not awaited
-    any more; by patience alone two would be made in the time."""
-    swarm = Swarm(tmp_path, FOUR_FILES)
-    swarm.more.append(Seat(swarm.hub, IDLE, "worker"))
-    swarm.engine.seconds, swarm.every = 4.0, 23.5
-    async with trio.open_nursery() as nursery:
-        await swarm.run(nursery)
-        await trio.sleep(4 * swarm.every)
-        nursery.cancel_scope.cancel()
-    made = Counter(work.step for work in swarm.own.station.journal.records(100))
+    """Two quiet files' time after its share the other's two are not awaited any more; by patience alone two files
+    would be made in the time."""
+    made = await made_beside_one_that_makes_nothing(tmp_path, every=23.5, policies=4)
     assert [made[step] for step in (1, 2)] == [4, 4]
 
 
