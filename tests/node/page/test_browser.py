@@ -135,7 +135,7 @@ async def test_a_node_that_starts_again_is_found_again_with_its_history(chromium
     async with open_tab(chromium) as tab:
         async with daemon(swarm, tmp_path) as place:
             await tab.go(f"http://{place}/")
-            await tab.until(READY)
+            await tab.until(f"{text('headline')}.includes('rose from')")  # steps may be told after the figures
         await tab.until(f"{text('link')}.startsWith('lost contact since')")
         assert await tab.look("document.getElementById('link').dataset.state") == "lost"
         assert "rose from" in await tab.look(text("headline")), "what was last known stays"
