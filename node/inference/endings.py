@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 _LOST = ("CUDA error", "CUDA driver", "HIP error", "NCCL error", "AcceleratorError")
-_NO_MEMORY_TEXTS = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+NO_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+"""Of errors that torch has no type for: the CPU's allocators, CUDA's for page-locked memory, its libraries' for their
+workspaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ def reason_to_end(error: Exception) -> Reason | None:
     for this."""
     names = [kind.__name__ for kind in type(error).__mro__]
     text = f"{type(error).__name__}: {error}"[:300]
-    if any(name in _NO_MEMORY for name in names) or _says(error, text, _NO_MEMORY_TEXTS):
+    if any(name in _NO_MEMORY for name in names) or _says(error, text, NO_MEMORY_TEXTS):
         remedy = "give the engine a smaller --batch-tokens, or the machine more memory or less else to do"
         return Reason("the engine ran out of memory", text, remedy)
     if _says(error, text, _LOST):

@@ -3,19 +3,17 @@
 import structlog
 import torch
 
+from node.inference.endings import NO_MEMORY_TEXTS
 from node.inference.errors import EngineError
 
 _log = structlog.get_logger(__name__)
-_WORDS = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
-"""Of errors that torch has no type for: the CPU's allocators, CUDA's for page-locked memory, its libraries' for their
-workspaces."""
 
 
 def ran_out(error: BaseException) -> bool:
     """Whether an exception means that a device, or the machine, has no more memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY_TEXTS)
 
 
 def smaller(tried: int, unit: str, error: BaseException) -> int:
