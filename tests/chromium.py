@@ -141,6 +141,10 @@ class Tab:
             return
         raise TimeoutError(script)
 
+    async def says(self, id: str, words: str) -> None:
+        """Wait for an element to contain words: each panel is drawn when what it tells has arrived."""
+        await self.until(f"document.getElementById('{id}').textContent.includes({json.dumps(words)})")
+
     async def size(self, width: int, height: int) -> None:
         """CSS pixels of the window."""
         phone = width < 500
