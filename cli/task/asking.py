@@ -87,18 +87,22 @@ def of_own(bench: Bench, kind: "Kind", part: "Part", first: int, problems: int, 
     return Wish(TaskSpec(kind=kind, part=part, first=first, last=last, **sizes.fields()), sizes.policy, {})
 
 
-def of_data(bench: Bench, data: Path, template: str, sizes: Sizes) -> Wish:
-    """A filter over every row of a data set."""
+def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool = False) -> Wish:
+    """A filter over every row of a data set. skip: leave out rows that cannot be scored and count them."""
     import shutil
     import tempfile
 
+    from node.environments.dataset import count_bad_rows
     from node.inference.shards import problems_in
     from protocol.run import EnvironmentSpec
     from protocol.tasks import TaskSpec
 
     path = f"data/{'rows.parquet' if data.suffix == '.parquet' else 'rows.jsonl'}"
     asset = _asset(path, data)
-    environment = EnvironmentSpec(name="dataset", args={"path": path, "template": template})
+    args: dict[str, Any] = {"path": path, "template": template}
+    if skip:
+        args |= {"on_bad_row": "skip", "bad_rows": count_bad_rows(data, args)}
+    environment = EnvironmentSpec(name="dataset", args=args)
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
         place = Path(folder) / path
         place.parent.mkdir()

@@ -86,6 +86,9 @@ def filter_(
     lowest: Lowest = 0.125,
     highest: Highest = 0.5,
     template: Annotated[str, typer.Option(help="How the model is asked: plain or chat.")] = "plain",
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be scored, and say how many.")
+    ] = False,
     policy: Policy = "newest",
     shard_size: ShardSize = 64,
     max_output_tokens: MostTokens = 0,
@@ -109,7 +112,7 @@ def filter_(
         raise CommandError(f"will not overwrite {data}", "--out is the data itself", "name another file", USAGE)
     directory = chosen_directory(state_dir)
     sizes = Sizes(policy, samples, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
-    wish = of_data(Bench(directory), data, template, sizes)
+    wish = of_data(Bench(directory), data, template, sizes, skip=skip_bad_rows)
     _carry_out(directory, wish, filtering(data, out, lowest, highest), wait=wait, as_json=as_json)
 
 
@@ -144,7 +147,7 @@ def generate(
     bench = Bench(directory)
     sizes = Sizes(policy, samples, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
     wish = of_own(bench, "generate", "training", first, problems, sizes)
-    _carry_out(directory, wish, generating(bench.assets / "model", out), wait=wait, as_json=as_json)
+    _carry_out(directory, wish, generating(bench.run.environment, bench.assets, out), wait=wait, as_json=as_json)
 
 
 JUDGE = "Example:  intellect-node task judge 3f09… --policy 40 --out scores.json"
@@ -318,7 +321,8 @@ def _maker(directory: Path, folder: Any, out: Path, lowest: float, highest: floa
         source = files.blob(spec.assets[0].root) if spec.assets else None
         return telling.filtering(source, out, lowest, highest)
     if spec.kind == "generate":
-        return telling.generating(files.run()[1] / "model", out)
+        run, assets = files.run()
+        return telling.generating(run.environment, assets, out)
     makers = {"evaluate": telling.evaluation, "judge": telling.judging, "review": telling.reviewing}
     return makers[spec.kind](out)
 

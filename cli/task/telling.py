@@ -9,6 +9,7 @@ from cli.output import clean, console, duration, print_json
 
 if TYPE_CHECKING:
     from node.tasks.records import TaskFolder
+    from protocol.run import EnvironmentSpec
 
 Maker = Callable[["TaskFolder"], dict[str, Any]]
 """Makes what was asked for of the collected results; what is told of it."""
@@ -40,12 +41,15 @@ def filtering(source: Path | None, out: Path, lowest: float, highest: float) -> 
     return make
 
 
-def generating(model: Path, out: Path) -> Maker:
+def generating(environment: "EnvironmentSpec", assets: Path, out: Path) -> Maker:
+    """environment: of the node's run, whose files lie in `assets`."""
+
     def make(folder: "TaskFolder") -> dict[str, Any]:
         from node.inference.tokenizer import LocalTokenizer
         from node.tasks.exports import write_generated
 
-        return {"rows": write_generated(folder, LocalTokenizer(model), out), "file": str(out)}
+        rows = write_generated(folder, LocalTokenizer(assets / "model"), out, environment, assets)
+        return {"rows": rows, "file": str(out)}
 
     return make
 

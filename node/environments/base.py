@@ -7,9 +7,10 @@ exactly the tokens that were sampled. Training problems are numbered 0..size-1 (
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from node.environments.errors import Undecided
+from protocol.audit import MAX_ANSWER_CHARACTERS
 
 Determinism = Literal["exact", "bounded", "judged"]
 """What `step` and `score` depend on. exact: on their arguments alone; bounded: on limits that are counted, too, such
@@ -100,6 +101,16 @@ def last_answer(transcript: Transcript) -> list[int]:
     return transcript[-1].tokens
 
 
+def answer_of(tokenizer: Tokenizer, transcript: Transcript) -> str | None:
+    """The text of the last answer; None, which scores the floor, if it was cut off at the length limit or is longer
+    than any scorer looks at. Both are seen alike by everybody."""
+    tokens = last_answer(transcript)
+    if not tokens or tokens[-1] not in tokenizer.eos:
+        return None
+    text = tokenizer.decode(tokens)
+    return text if len(text) <= MAX_ANSWER_CHARACTERS else None
+
+
 Reply = list[int] | None | Undecided
 """What an environment says behind an answer: tokens, None where the rollout is over, or that this machine cannot
 tell."""
@@ -123,6 +134,9 @@ class Defaults:
 
     def is_judged(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
         return self.determinism == "judged"
+
+    def another(self) -> Self | None:
+        return None
 
 
 def one_by_one(environment: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
@@ -204,6 +218,11 @@ class Environment(Protocol):
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """Reward of each transcript for the problem at its place, in bounded time."""
+        ...
+
+    def another(self) -> Self | None:
+        """The same problems with helper processes of its own, for another thread: what is the same for both is shared.
+        None: all threads share one."""
         ...
 
     def close(self) -> None:

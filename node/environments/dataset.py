@@ -1,23 +1,24 @@
-"""`dataset`: problems from a file in the form of the INTELLECT-2 dataset (JSONL or parquet).
+"""`dataset`: problems from a file (JSONL or parquet), in any of the published forms that `task_types.shapes` reads.
 
-Columns: prompt, task_type, verification_info (an object, its JSON or its Python repr, or null), problem_id, and
-optionally a solve rate. Parsing is strict: a row that is not what it should be stops the run with its file and line.
-Which problems are held back follows from their ids, so every node agrees. What task types there are: `task_types`.
+Parsing is strict: a row that cannot be scored is a mistake with its file and line, and all mistakes are told at
+once; or it is left out and counted (on_bad_row = "skip"). None is scored 0 in silence. Which problems are held back
+follows from their ids, so every node agrees. What task types there are: `task_types`.
 """
 
-import ast
 import difflib
-import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
+from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, answer_of
 from node.environments.errors import DatasetError
 from node.environments.mix import least_dependable
 from node.environments.names import nearest
@@ -26,23 +27,30 @@ from node.environments.prompts import check_template, encode_prompt, read_prompt
 from node.environments.runtime import opener_for
 from node.environments.split import is_held_back, numbered
 from node.environments.task_types.base import Scorer
+from node.environments.task_types.shapes.base import Published
+from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
+from node.errors import Finding, Findings
 from node.sandbox import Limits
 
 MAX_FILE_BYTES = 8 * 1024**3
 MAX_ROW_BYTES = 4 * 1024**2
 MAX_ROWS = 5_000_000
 MAX_ROW_GROUP_BYTES = 2 * 1024**3
-MAX_ID = 256
-MAX_REPR_CHARACTERS = 256 * 1024
-MAX_REPR_DEPTH = 32
+_MEND = "correct or remove the row, or set on_bad_row = 'skip' in the environment's arguments"
+_MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
+"""What reading a row comes to where somebody wrote it so: each is a mistake of that row."""
+Bad = Callable[[int, str], None]
+"""Told (line, what is wrong with it)."""
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """path: below the run's assets; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation;
     solve_rate_field, solve_rate_min, solve_rate_max: keep only rows in the range (no field: keep all);
-    other_tasks: 'error' or 'skip' for rows of task types that cannot be scored; fuel: instructions that a program which
-    is an answer may use for each test; memory_mib: its memory."""
+    other_tasks: 'error' or 'skip' for rows of task types that cannot be scored; on_bad_row: likewise for all rows that
+    cannot be; bad_rows: how many are skipped, written when the run is made, so that every member skips the same (-1:
+    not looked at yet); fuel: instructions that a program which is an answer may use for each test; memory_mib: its
+    memory."""
 
     path: str
     template: str = "plain"
@@ -51,17 +59,23 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     solve_rate_min: float = 0.0
     solve_rate_max: float = 1.0
     other_tasks: str = "error"
+    on_bad_row: str = "error"
+    bad_rows: int = -1
     fuel: int = Limits().fuel
     memory_mib: int = Limits().memory_mib
 
 
-class _Row(msgspec.Struct, frozen=True):
-    """Columns beyond these are ignored: published datasets carry many."""
+@dataclass(slots=True)
+class Rows:
+    """What a data file holds. shapes: form -> rows taken; skipped: rows left out for what is wrong with them; repeats:
+    further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip"."""
 
-    prompt: str | list[dict[str, Any]]
-    task_type: str
-    problem_id: str | int
-    verification_info: str | dict[str, Any] | None = None
+    training: list[Problem] = field(default_factory=list)
+    held_back: list[Problem] = field(default_factory=list)
+    shapes: Counter[str] = field(default_factory=Counter)
+    skipped: Findings = field(default_factory=Findings)
+    repeats: int = 0
+    left_out: int = 0
 
 
 class DatasetEnvironment(OneTurn):
@@ -71,24 +85,22 @@ class DatasetEnvironment(OneTurn):
 
     def __init__(
         self,
-        training: Sequence[Problem],
-        held_back: Sequence[Problem],
+        rows: Rows,
         tokenizer: Tokenizer,
         runner: ProgramRunner,
         *,
         chat: bool,
-        left_out: int = 0,
     ) -> None:
-        self._training = training
-        self._held_back = held_back
+        self._training = training = rows.training
+        self._held_back = held_back = rows.held_back
         self._tokenizer = tokenizer
         self._chat = chat
         self._runner = runner
         tasks = sorted({problem.task for problem in (*training, *held_back)})
-        self._scorers: dict[str, Scorer] = {task: TASK_TYPES[task].open(runner) for task in tasks}
+        self._scorers: dict[str, Scorer] = {task: TASK_TYPES[task].open(runner) for task in tasks}  # nothing starts yet
         self.determinism: Determinism = least_dependable(TASK_TYPES[task].determinism for task in tasks)
-        self.left_out = left_out
-        """rows that the solve-rate range or other_tasks = "skip" kept out"""
+        self.rows = rows
+        self.left_out = rows.left_out
         self.size = len(training)
         self.held_back = len(held_back)
 
@@ -109,7 +121,7 @@ class DatasetEnvironment(OneTurn):
         return TASK_TYPES[problem.task].determinism == "judged"
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
-        answers = [self._complete(last_answer(transcript)) for transcript in transcripts]
+        answers = [answer_of(self._tokenizer, transcript) for transcript in transcripts]
         scores = [0.0] * len(answers)
         for task, scorer in self._scorers.items():
             given = [(i, answer) for i, answer in enumerate(answers) if problems[i].task == task and answer is not None]
@@ -118,9 +130,11 @@ class DatasetEnvironment(OneTurn):
                 scores[i] = reward
         return scores
 
-    def _complete(self, output: Sequence[int]) -> str | None:
-        """The text of an answer that ended by itself."""
-        return self._tokenizer.decode(output) if output and output[-1] in self._tokenizer.eos else None
+    def another(self) -> Self:
+        other = copy(self)
+        other._runner = self._runner.another()
+        other._scorers = {task: TASK_TYPES[task].open(other._runner) for task in self._scorers}
+        return other
 
     def close(self) -> None:
         for scorer in self._scorers.values():
@@ -133,11 +147,32 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
     path = assets / arguments.path
     if not path.resolve().is_relative_to(assets.resolve()):
         raise DatasetError("the dataset cannot be read", f"{arguments.path!r} leaves the run's assets", "correct path")
-    if arguments.template not in ("plain", "chat") or arguments.other_tasks not in ("error", "skip"):
+    _check_arguments(arguments)
+    limits = _limits(arguments)
+    rows = _read(path, arguments)
+    if not rows.training or not rows.held_back:
+        raise DatasetError(
+            "the dataset cannot be used",
+            f"{path}: {len(rows.training)} problems to train on and {len(rows.held_back)} held back for evaluation"
+            + (f", {rows.left_out} rows filtered out" if rows.left_out else "")
+            + (f", {rows.skipped.total} bad rows" if rows.skipped.total else ""),
+            "add rows, widen the solve-rate range, or change held_back_share",
+        )
+    chat, runner = arguments.template == "chat", ProgramRunner(opener_for(assets), limits)
+    return DatasetEnvironment(rows, tokenizer, runner, chat=chat)
+
+
+def _check_arguments(arguments: Arguments) -> None:
+    if (
+        arguments.template not in ("plain", "chat")
+        or arguments.other_tasks not in ("error", "skip")
+        or arguments.on_bad_row not in ("error", "skip")
+    ):
         raise DatasetError(
             "the dataset's arguments are wrong",
-            f"template = {arguments.template!r}, other_tasks = {arguments.other_tasks!r}",
-            "use template 'plain' or 'chat' and other_tasks 'error' or 'skip'",
+            f"template = {arguments.template!r}, other_tasks = {arguments.other_tasks!r}, "
+            f"on_bad_row = {arguments.on_bad_row!r}",
+            "use template 'plain' or 'chat', other_tasks and on_bad_row 'error' or 'skip'",
         )
     if not 0 <= arguments.solve_rate_min <= arguments.solve_rate_max <= 1:
         raise DatasetError(
@@ -145,29 +180,88 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
             f"solve rates from {arguments.solve_rate_min:g} to {arguments.solve_rate_max:g}",
             "use 0 <= solve_rate_min <= solve_rate_max <= 1",
         )
-    limits = _limits(arguments)
-    training: list[Problem] = []
-    held_back: list[Problem] = []
-    seen: set[str] = set()
-    left_out = 0
-    for line, raw in read_rows(path):
-        problem = _problem(raw, path, line, arguments)
-        if problem is None:
-            left_out += 1
-            continue
-        if problem.problem_id in seen:
-            raise _bad(path, line, f"problem_id {problem.problem_id[:80]!r} appears a second time")
-        seen.add(problem.problem_id)
-        (held_back if is_held_back(problem.problem_id, arguments.held_back_share) else training).append(problem)
-    if not training or not held_back:
+
+
+def _read(path: Path, arguments: Arguments) -> Rows:
+    """Every row of the file. Raises DatasetError with all mistakes where bad rows are not skipped, or where others are
+    skipped than when the run was made."""
+    rows = Rows()
+    seen: dict[str, Problem] = {}
+
+    def bad(line: int, what: str, remedy: str = _MEND) -> None:
+        rows.skipped.add(Finding(f"{path}, line {line}", what, remedy))
+
+    for line, raw in read_rows(path, bad):
+        try:
+            _take(raw, arguments, rows, seen)
+        except _OtherTask as other:
+            bad(line, str(other), "correct the row, or set other_tasks = 'skip' in the environment's arguments")
+        except ValueError as error:
+            bad(line, str(error))
+        except _MALFORMED as error:
+            bad(line, f"a value in it is of another type than it should be: {str(error)[:120]}")
+    found = rows.skipped
+    if found.total and arguments.on_bad_row == "error":
+        raise _unusable_rows(found)
+    if arguments.on_bad_row == "skip" and arguments.bad_rows not in (-1, found.total):
         raise DatasetError(
-            "the dataset cannot be used",
-            f"{path}: {len(training)} problems to train on and {len(held_back)} held back for evaluation"
-            + (f", {left_out} rows filtered out" if left_out else ""),
-            "add rows, widen the solve-rate range, or change held_back_share",
+            "the dataset is read otherwise here",
+            f"{path}: {found.total} rows are skipped, {arguments.bad_rows} were when the run was made",
+            "use the version of intellect-node that the run was made with",
         )
-    chat, runner = arguments.template == "chat", ProgramRunner(opener_for(assets), limits)
-    return DatasetEnvironment(training, held_back, tokenizer, runner, chat=chat, left_out=left_out)
+    return rows
+
+
+def _unusable_rows(found: Findings) -> DatasetError:
+    first, more = found.first[0], found.total - 1
+    also = f" (and {more} more mistakes: intellect-node run validate)" if more else ""
+    error = DatasetError("the dataset cannot be used", f"{first.place}: {first.what}{also}", first.remedy)
+    error.findings = found
+    return error
+
+
+class _OtherTask(ValueError):
+    """A row of a task type that is not scored here."""
+
+
+def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[str, Problem]) -> None:
+    """Put a row where it belongs. Raises ValueError for one that cannot be used."""
+    published = read_published(raw)
+    task = TASK_TYPES.get(published.task)
+    if task is None and arguments.other_tasks == "skip":
+        rows.left_out += 1
+        return
+    if task is None:
+        raise _OtherTask(f"task_type {published.task[:80]!r} cannot be scored; {nearest(published.task, TASK_TYPES)}")
+    if not _in_solve_range(raw, arguments):
+        rows.left_out += 1
+        return
+    problem = _problem(published, raw, arguments)
+    known = seen.get(problem.problem_id)
+    if known is not None and not (published.several and known == problem):
+        raise ValueError(f"problem_id {problem.problem_id[:80]!r} appears a second time")
+    if known is not None:
+        rows.repeats += 1
+        return
+    seen[problem.problem_id] = problem
+    rows.shapes[published.shape] += 1
+    aside = is_held_back(problem.problem_id, arguments.held_back_share)
+    (rows.held_back if aside else rows.training).append(problem)
+
+
+def _problem(published: Published, raw: Mapping[str, Any], arguments: Arguments) -> Problem:
+    before, prompt = read_prompt(published.prompt)
+    truth = TASK_TYPES[published.task].truth(published.info, raw)
+    problem = Problem(published.problem_id, prompt, truth, published.task, before)
+    check_template(problem, chat=arguments.template == "chat")
+    return problem
+
+
+def count_bad_rows(path: Path, args: Mapping[str, Any]) -> int:
+    """How many rows a run with these arguments skips. Raises DatasetError for a file that cannot be read."""
+    known = Arguments.__struct_fields__
+    arguments = msgspec.convert({"path": "", **{key: args[key] for key in args if key in known}}, Arguments)
+    return _read(path, msgspec.structs.replace(arguments, on_bad_row="skip", bad_rows=-1)).skipped.total
 
 
 def _limits(arguments: Arguments) -> Limits:
@@ -178,22 +272,37 @@ def _limits(arguments: Arguments) -> Limits:
 
 
 def runs_programs(path: Path) -> bool:
-    """Whether a data file has rows whose answers are programs. Raises DatasetError."""
+    """Whether answers to rows of a data file are programs; bad rows are told when it is loaded. Raises DatasetError."""
     programs = {name for name, task in TASK_TYPES.items() if task.programs}
-    return any(raw.get("task_type") in programs for _, raw in read_rows(path))
+    return any(published.task in programs for _, published in read_problems(path))
+
+
+def read_problems(path: Path) -> Iterator[tuple[dict[str, Any], Published]]:
+    """(row, as it is read) of the rows that are of a published form; the others are left out. Raises DatasetError."""
+    for _, raw in read_rows(path, lambda line, what: None):  # noqa: ARG005
+        try:
+            yield raw, read_published(raw)
+        except _MALFORMED:
+            continue
 
 
 def _bad(path: Path, line: int, why: str, remedy: str = "correct or remove the row") -> DatasetError:
     return DatasetError("the dataset cannot be used", f"{path}, line {line}: {why}", remedy)
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line or row number from 1, row as a dict). Raises DatasetError."""
+def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line or row number from 1, row as a dict). bad: told of lines that are no rows, else they raise DatasetError, as
+    does a file that cannot be read."""
+
+    def refuse(line: int, what: str) -> None:
+        raise _bad(path, line, what)
+
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise DatasetError("the dataset cannot be read", f"{path} is larger than 8 GiB", "split the file")
         count = 0
-        for line, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):
+        rows = _parquet_rows(path) if _is_parquet(path) else _json_rows(path, bad or refuse)
+        for line, row in rows:
             count += 1
             if count > MAX_ROWS:
                 raise _bad(path, line, f"more than {MAX_ROWS} rows")
@@ -204,19 +313,30 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from None
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _is_parquet(path: Path) -> bool:
+    """By its name; a blob, which has none, by how it begins."""
+    with path.open("rb") as file:
+        return path.suffix == ".parquet" or (not path.suffix and file.read(4) == b"PAR1")
+
+
+def _json_rows(path: Path, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
     with path.open("rb") as file:
         line = 0
         while text := file.readline(MAX_ROW_BYTES + 1):
             line += 1
             if len(text) > MAX_ROW_BYTES:
-                raise _bad(path, line, f"longer than {MAX_ROW_BYTES} bytes")
+                bad(line, f"longer than {MAX_ROW_BYTES} bytes")
+                while text and not text.endswith(b"\n"):
+                    text = file.readline(MAX_ROW_BYTES)
+                continue
             if not text.strip():
                 continue
             try:
-                yield line, msgspec.json.decode(text, type=dict[str, Any])
+                row = msgspec.json.decode(text, type=dict[str, Any])
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise _bad(path, line, f"not a JSON object: {error}") from None
+                bad(line, f"not a JSON object: {error}")
+                continue
+            yield line, row
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -233,72 +353,16 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield line, row
 
 
-def _problem(raw: dict[str, Any], path: Path, line: int, arguments: Arguments) -> Problem | None:
-    """The row's problem, None if it is filtered out."""
-    try:
-        row = msgspec.convert(raw, _Row, strict=True)
-    except msgspec.ValidationError as error:
-        raise _bad(path, line, str(error)) from None
-    problem_id = str(row.problem_id)
-    if not 0 < len(problem_id) <= MAX_ID:
-        raise _bad(path, line, "problem_id is empty or too long")
-    task = TASK_TYPES.get(row.task_type)
-    if task is None:
-        if arguments.other_tasks == "skip":
-            return None
-        why = f"task_type {row.task_type[:80]!r} cannot be scored; {nearest(row.task_type, TASK_TYPES)}"
-        raise _bad(path, line, why, "correct the row, or set other_tasks = 'skip' in the environment's arguments")
-    if not _in_solve_range(raw, path, line, arguments):
-        return None
-    try:
-        before, prompt = read_prompt(row.prompt)
-        problem = Problem(problem_id, prompt, task.truth(_info(row.verification_info), raw), task.name, before)
-        check_template(problem, chat=arguments.template == "chat")
-    except ValueError as error:
-        raise _bad(path, line, str(error)) from None
-    return problem
-
-
-def _in_solve_range(raw: dict[str, Any], path: Path, line: int, arguments: Arguments) -> bool:
-    if not arguments.solve_rate_field:
+def _in_solve_range(raw: Mapping[str, Any], arguments: Arguments) -> bool:
+    """Raises ValueError for a row without its rate."""
+    name = arguments.solve_rate_field
+    if not name:
         return True
-    rate = raw.get(arguments.solve_rate_field)
-    if arguments.solve_rate_field not in raw:
-        close = difflib.get_close_matches(arguments.solve_rate_field, raw, 1)
+    rate = raw.get(name)
+    if name not in raw:
+        close = difflib.get_close_matches(name, raw, 1)
         hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(map(str, list(raw)[:12]))}"
-        raise _bad(path, line, f"there is no column {arguments.solve_rate_field!r}{hint}")
+        raise ValueError(f"there is no column {name!r}{hint}")
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not math.isfinite(rate):
-        raise _bad(path, line, f"{arguments.solve_rate_field} is {rate!r} instead of a number")
+        raise ValueError(f"{name} is {rate!r} instead of a number")
     return arguments.solve_rate_min <= rate <= arguments.solve_rate_max
-
-
-def _info(written: str | dict[str, Any] | None) -> dict[str, Any]:
-    """The row's verification_info; what was written as JSON, as a Python repr or not at all, too. Raises ValueError."""
-    if not isinstance(written, str):
-        return written or {}
-    try:
-        info = json.loads(written)
-    except (ValueError, RecursionError) as error:
-        info = _literal(written, str(error)[:120])
-    if not isinstance(info, dict | None):
-        raise ValueError("verification_info is no object")
-    return info or {}
-
-
-def _literal(text: str, why: str) -> Any:
-    """The value of a Python repr of plain values."""
-    depth = max(_depths(text), default=0)
-    if not text.lstrip().startswith("{") or len(text) > MAX_REPR_CHARACTERS or depth > MAX_REPR_DEPTH:
-        raise ValueError(f"verification_info is not JSON: {why}")
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise ValueError(f"verification_info is neither JSON ({why}) nor the repr of plain values") from None
-
-
-def _depths(text: str) -> Iterable[int]:
-    """Brackets open at each place, those in strings too: an upper bound of the nesting that a parser would meet."""
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        yield depth

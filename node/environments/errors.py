@@ -1,5 +1,6 @@
 """What can be wrong with an environment or its data."""
 
+from node.errors import Findings
 from node.sandbox.errors import Undecided
 from protocol.errors import IntellectError
 
@@ -11,7 +12,9 @@ class EnvironmentFault(IntellectError):
 
 
 class DatasetError(EnvironmentFault):
-    """A data file that cannot be used; `why` names the file and the line."""
+    """A data file that cannot be used; `why` names file and line. findings: all mistakes, where there are rows."""
+
+    findings: Findings | None = None
 
 
 class PackageError(EnvironmentFault):

@@ -5,8 +5,9 @@ The number that the draw names chooses the environment (by weight) and the probl
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -136,6 +137,16 @@ class MixEnvironment:
             for place, value in zip(places, given, strict=True):
                 scores[place] = value
         return scores
+
+    def another(self) -> Self | None:
+        others = {label: environment.another() for label, environment in self._environments.items()}
+        if None in others.values():
+            for other in filter(None, others.values()):
+                other.close()
+            return None
+        view = copy(self)
+        view._environments = {label: other for label, other in others.items() if other is not None}
+        return view
 
     def close(self) -> None:
         for environment in self._environments.values():

@@ -35,6 +35,9 @@ class OwnReward:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)
 
+    def another(self) -> None:
+        """The function is its owner's, and is called by one thread at a time."""
+
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """Raises OwnCodeError."""
         return [self._one(problem, transcript) for problem, transcript in zip(problems, transcripts, strict=True)]

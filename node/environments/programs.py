@@ -16,7 +16,7 @@ TOTAL = 16
 """Times the fuel of one trial that all trials of a program may use together."""
 Opener = Callable[[Mapping[str, bytes], str, Limits], Sandbox]
 """(files, entry module, limits) -> a sandbox that has loaded it."""
-_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 _ENTRY = "intellect_program"
 
 
@@ -30,9 +30,18 @@ class Trial:
 
 
 def last_block(text: str) -> str | None:
-    """The last fenced block of an answer after its reasoning; None if there is none, or one too long."""
-    blocks = _BLOCK.findall(text.rpartition("</think>")[2])
-    return blocks[-1] if blocks and 0 < len(blocks[-1].strip()) and len(blocks[-1]) <= MAX_SOURCE else None
+    """The last fenced block of an answer after its reasoning; None if there is none, or one too long.
+
+    Fence by fence, each line once: an expression for whole blocks looks for the end of every one that is never closed.
+    """
+    text = text.rpartition("</think>")[2]
+    start, block = None, ""
+    for fence in _FENCE.finditer(text):
+        if start is None:
+            start = fence.end() + 1
+        elif not fence[1].strip(" \t"):
+            start, block = None, text[start : fence.start()]
+    return block if block.strip() and len(block) <= MAX_SOURCE else None
 
 
 def finished(outcome: Outcome) -> bool:
@@ -63,6 +72,10 @@ class ProgramRunner:
             for outcome in self._sandbox.run([_call(source, trial, min(left, self._limits.fuel))]):
                 left -= outcome.fuel if isinstance(outcome, Outcome) else 0
                 yield outcome
+
+    def another(self) -> "ProgramRunner":
+        """The same for another thread."""
+        return ProgramRunner(self._opener, self._limits)
 
     def open(self, entry: str, text: bytes) -> Sandbox:
         """A sandbox of its own for another module, under the same limits."""

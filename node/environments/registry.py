@@ -14,6 +14,7 @@ from node.environments.names import nearest
 from node.environments.own_reward import OwnReward
 from node.environments.package.manifest import is_name
 from node.environments.package.source import asset_name
+from node.errors import Finding, Findings
 from node.own_code import load_function
 
 LOOKED_AT = 4096
@@ -72,7 +73,7 @@ def check_arguments(name: str, args: dict[str, Any], *, packaged: bool = False) 
 def check_prompts(
     environment: Environment, limit: int, ask: Callable[[Problem], Problem] = lambda problem: problem
 ) -> int:
-    """The tokens of the longest prompt. Raise DatasetError if one has more than `limit`.
+    """The tokens of the longest prompt. Raise DatasetError, with all findings, if some have more than `limit`.
 
     A worker that draws such a problem could not deliver. Of a large environment, LOOKED_AT problems at even
     distances are looked at. ask: the problem as the model is asked, where that is more than the problem itself.
@@ -81,7 +82,17 @@ def check_prompts(
     if environment.size > 1 << 32:
         stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
     numbers = range(0, environment.size, stride)
-    return max((check_prompt(environment, ask(environment.problem(n)), limit) for n in numbers), default=0)
+    longest, found, first = 0, Findings(), None
+    for number in numbers:
+        try:
+            longest = max(longest, check_prompt(environment, ask(environment.problem(number)), limit))
+        except DatasetError as error:
+            first = first or error
+            found.add(Finding(f"{environment.name}, problem {number}", f"{error.what}: {error.why}", error.remedy))
+    if first is not None:
+        first.findings = found
+        raise first
+    return longest
 
 
 def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:

@@ -6,6 +6,7 @@ inputs puts the held-back ones first, so that any problem is found without a tab
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -66,6 +67,10 @@ class SortEnvironment(OneTurn):
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         answers = [self._tokenizer.decode(last_answer(transcript)) for transcript in transcripts]
         return [float(answer == problem.answer[0]) for problem, answer in zip(problems, answers, strict=True)]
+
+    def another(self) -> Self:
+        """Nothing is remembered."""
+        return self
 
     def close(self) -> None:
         """Nothing to stop."""

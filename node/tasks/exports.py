@@ -13,37 +13,37 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from node.environments.dataset import read_rows
+from node.environments.dataset import read_problems
 from node.state.files import write_whole
 from node.tasks.conversations import Conversations, Message, Texts
 from node.tasks.findings import read_task
 from node.tasks.measures import solve_rate
 from node.tasks.records import ShardRecord, TaskFolder
 from node.tasks.results import Answer, scores_by_problem
+from node.tasks.sources import MESSAGES, Sources, fields
+from protocol.run import EnvironmentSpec
 from protocol.segments import pieces, turns
 from protocol.tasks import TaskSpec
 
 SOLVE_RATE = "solve_rate"
 ROWS_AT_ONCE = 4096
-_TEXTS = ("problem_id", "prompt", "response")
+_TEXTS = ("problem_id", "prompt_text", "response", "response_id", "llm_response")
 _ORIGIN = ("task", "node", "policy_root", "file_root", "work_id", "commitment_signature", "verdicts", "engine")
-_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-_GENERATED = pa.schema(
-    [
-        *((name, pa.string()) for name in _TEXTS),
-        ("messages", _MESSAGES),
-        ("score", pa.float64()),
-        ("finished", pa.bool_()),
-        ("prompt_tokens", pa.list_(pa.int32())),
-        ("response_tokens", pa.list_(pa.int32())),
-        ("response_mask", pa.list_(pa.int8())),
-        ("mean_logprob", pa.float64()),
-        *((name, pa.int64()) for name in ("group", "sample", "turns", "shard", "policy_step")),
-        *((name, pa.string()) for name in _ORIGIN),
-    ]
-)
-"""The columns of generated data. messages: prompt and response; response: what the policy said last, of one turn all of
-it; response_mask: 1 for each token of response_tokens that was sampled, 0 for the environment's; mean_logprob: over
+_GENERATED: list[tuple[str, pa.DataType]] = [
+    *((name, pa.string()) for name in _TEXTS),
+    ("messages", MESSAGES),
+    ("score", pa.float64()),
+    ("finished", pa.bool_()),
+    ("prompt_tokens", pa.list_(pa.int32())),
+    ("response_tokens", pa.list_(pa.int32())),
+    ("response_mask", pa.list_(pa.int8())),
+    ("mean_logprob", pa.float64()),
+    *((name, pa.int64()) for name in ("group", "sample", "turns", "shard", "policy_step")),
+    *((name, pa.string()) for name in _ORIGIN),
+]
+"""The columns of generated data, beside those of the problem (`sources`). prompt_text: as the model was asked;
+messages: prompt and response; response, SYNTHETIC-1's llm_response: what the policy said last, of one turn all of it;
+response_mask: 1 for each token of response_tokens that was sampled, 0 for the environment's; mean_logprob: over
 sampled tokens."""
 
 
@@ -77,21 +77,32 @@ def write_filtered(folder: TaskFolder, source: Path | None, output: Path, lowest
 
 
 def _source_rows(source: Path, rates: Mapping[str, float | None], kept: set[str]) -> Iterator[dict[str, Any]]:
-    for _, row in read_rows(source):
-        name = str(row.get("problem_id"))
-        if name in kept:
-            yield {**row, SOLVE_RATE: rates[name]}
+    for row, published in read_problems(source):
+        if published.problem_id in kept:
+            yield {**row, SOLVE_RATE: rates[published.problem_id]}
 
 
 # generate
 
 
-def write_generated(folder: TaskFolder, texts: Texts, output: Path) -> int:
-    """Every answer with its score and where it comes from, as parquet or JSONL (by the name); how many rows."""
-    return _write_rows(_generated(folder, texts), output, _GENERATED)
+def write_generated(folder: TaskFolder, texts: Texts, output: Path, environment: EnvironmentSpec, assets: Path) -> int:
+    """Every answer with its problem, its score and its origin, as parquet or JSONL (by the name); how many rows.
+
+    environment: that the problems are of; assets: where its files lie. `dataset` and `task filter` read the result.
+    """
+    names = {answer.problem_id for _, answers in read_task(folder) for answer in answers}
+    sources = Sources(environment, assets, names)
+    known = {name for name, _ in _GENERATED}
+    schema = pa.schema([*(one for one in fields(sources) if one[0] not in known), *_GENERATED])
+    rows = (_in_order(row, schema) for row in _generated(folder, texts, sources))
+    return _write_rows(rows, output, schema)
 
 
-def _generated(folder: TaskFolder, texts: Texts) -> Iterator[dict[str, Any]]:
+def _in_order(row: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    return {name: row.get(name) for name in schema.names}
+
+
+def _generated(folder: TaskFolder, texts: Texts, sources: Sources) -> Iterator[dict[str, Any]]:
     spec, said = folder.spec(), Conversations(texts)
     for record, answers in read_task(folder):
         provenance = _provenance(folder, spec, record)
@@ -99,15 +110,18 @@ def _generated(folder: TaskFolder, texts: Texts) -> Iterator[dict[str, Any]]:
         for answer in answers:
             if answer.group not in asked:
                 asked[answer.group] = texts.decode(answer.prompt), said.prompt(answer.prompt)
-            yield {**_said(answer, *asked[answer.group], said), **_facts(answer), **provenance}
+            prompt, before = asked[answer.group]
+            problem = sources.of(answer.problem_id, prompt)
+            yield {**problem, **_said(answer, prompt, before, said), **_facts(answer), **provenance}
 
 
 def _said(answer: Answer, prompt: str, before: list[Message], said: Conversations) -> dict[str, Any]:
     response = said.response(answer.output, answer.segments)
     return {
         "problem_id": answer.problem_id,
-        "prompt": prompt,
+        "prompt_text": prompt,
         "response": response[-1].content,
+        "llm_response": response[-1].content,
         "messages": [msgspec.structs.asdict(one) for one in (*before, *response)],
     }
 
@@ -120,6 +134,7 @@ def _facts(answer: Answer) -> dict[str, Any]:
         "response_tokens": answer.output,
         "response_mask": [int(sampled) for piece, sampled in pieces(answer.output, answer.segments) for _ in piece],
         "mean_logprob": answer.logprob,
+        "response_id": f"{answer.shard}-{answer.group}-{answer.sample}",
         "sample": answer.sample,
         "group": answer.group,
         "turns": turns(answer.segments),

@@ -1,7 +1,9 @@
 """A reviewer's report on a proposed environment package: what `env check` finds, in words that are the same everywhere.
 
-Only the sandbox that runs use is asked, under both settings of its compiler: what another way of running code finds
-depends on the machine, and reports are compared byte by byte. Blocking; the package's code runs in child processes.
+Which rows are played and what garbage they are told follow from (task, package): who wrote the package could not
+know. Only the sandbox that runs use is asked, under both settings of its compiler: what another way of running code
+finds depends on the machine, and reports are compared byte by byte. Blocking; the package's code runs in child
+processes.
 """
 
 from pathlib import Path
@@ -15,6 +17,7 @@ from node.environments.package.check import Report, Way, check_package
 from node.environments.runtime import opener_for
 from node.sandbox import SandboxError
 from protocol.blobs import describe
+from protocol.tasks import TaskId
 
 ROWS = 64
 TEXT = 500
@@ -26,13 +29,14 @@ class NoReview(PackageError):
     """This machine cannot review packages."""
 
 
-def review_package(files: Path) -> bytes:
+def review_package(files: Path, task: TaskId) -> bytes:
     """The report on the archive among a task's files, canonical JSON. Raises NoReview where the interpreter is missing
     or a play was not decided: another machine may tell."""
     archive = (files / PACKAGE).read_bytes()
     told: dict[str, Any] = {"package": describe(archive).root.hex(), "good": False, "findings": []}
     try:
-        report = check_package(unpack(archive), _ways(files), ROWS)
+        seed = task + describe(archive).root
+        report = check_package(unpack(archive), _ways(files), ROWS, seed=seed)
     except PackageError as error:
         told["findings"] = [_finding(-1, error.what, error.why)]
     except SandboxError as error:
@@ -51,6 +55,8 @@ def _told(report: Report) -> dict[str, Any]:
         "name": report.manifest.name,
         "rows": report.rows,
         "checked": report.checked,
+        "swept": report.swept,
+        "warnings": [_finding(one.row, one.what, one.remedy) for one in report.warnings],
         "findings": [_finding(one.row, one.what, one.remedy) for one in report.findings],
     }
 

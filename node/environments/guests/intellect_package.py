@@ -57,6 +57,23 @@ def _pair(number: int, row: Any) -> str:
         raise RuntimeError(f"row {number}: {type(error).__name__}: {error}") from None
 
 
+def sweep(asked: list[list[Any]]) -> list[list[Any]]:
+    """The rewards of one-turn answers, many rows at once. "raised" is no reward; null: a program, run elsewhere."""
+    return [[_swept(row, text) for text in texts] for row, texts in asked]
+
+
+def _swept(row: Any, text: str) -> Any:
+    row, turns = json.loads(json.dumps(row)), [{"role": "assistant", "content": text}]
+    try:
+        if callable(getattr(environment, "program", None)):
+            return 0.0 if environment.program(row, turns) is None else None
+        value = environment.score(row, turns)
+        json.dumps(value, allow_nan=False)
+    except Exception:
+        return "raised"
+    return "raised" if value is None else value
+
+
 def step(row: Any, turns: list[dict[str, str]]) -> Any:
     return environment.step(row, turns)
 

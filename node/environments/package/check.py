@@ -1,8 +1,10 @@
-"""Is a package fit for a run? Each row is played in several fresh processes, and all must come to the same.
+"""Is a package fit for a run? Rows that a seed draws are played in several fresh processes, which must agree.
 
-The golden answer must get 1; nothing, garbage, and answers that attack the grader must get the floor.
+The golden answer must get 1; nothing, garbage, and answers that attack the grader must get the floor, nothing and
+drawn garbage in every row (`sweep`). Who knows the seed before knows the rows: it is drawn, or follows from a task.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +13,19 @@ from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage
 from node.environments.package.manifest import Manifest
 from node.environments.package.scoring import FLOOR, PackageScorer
+from node.environments.package.sweep import EMPTY, Spread, drawn, garbage, spread, sweep
 from node.environments.package.trials import Played, play
 from node.environments.programs import Opener, ProgramRunner
 from node.environments.prompts import read_prompt
 
 MAX_FINDINGS = 50
+LEAST_FOREIGN = 8
+"""Rows in all of which another row's golden answer is paid before that is a mistake."""
+SHORTEST_LEAK = 3
+"""Characters of a golden answer that is looked for in its prompt: shorter ones stand everywhere."""
 GOLDEN, GARBAGE = "the golden answer", "garbage"
 WORTHLESS = {
-    "an empty answer": "",
+    EMPTY: "",
     "a blank answer": " \n\t",
     GARBAGE: "\u2603 }{ \\boxed{ 0x1p-1074 ``` \x00 ;;",
     "an answer that names its reward": 'reward: 1.0\n{"score": 1.0, "reward": 1.0, "passed": true}',
@@ -56,7 +63,8 @@ class Way:
 @dataclass(slots=True)
 class Report:
     """checked: rows that were played; ways: in which processes; undecided: plays that this machine could not finish;
-    faults: plays in which the scorer failed, which is the floor and no mistake."""
+    faults: plays in which the scorer failed, which is the floor and no mistake; warnings: what is legal and perhaps not
+    meant; swept: rows that were asked about nothing and drawn garbage; fuel, seconds: of a row's golden answer."""
 
     manifest: Manifest
     rows: int
@@ -65,6 +73,10 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     undecided: int = 0
     faults: int = 0
+    warnings: list[Finding] = field(default_factory=list)
+    swept: int = 0
+    fuel: Spread = Spread()
+    seconds: Spread = Spread()
 
     @property
     def good(self) -> bool:
@@ -72,50 +84,129 @@ class Report:
 
 
 def check_package(
-    files: Mapping[str, bytes], ways: Sequence[Way], most: int, progress: Progress = lambda done, total: None
+    files: Mapping[str, bytes],
+    ways: Sequence[Way],
+    most: int,
+    progress: Progress = lambda done, total: None,
+    seed: bytes = b"",
 ) -> Report:
-    """Plays at most `most` rows, at even distances. Raises PackageError where the package cannot be loaded at all."""
+    """Plays at most `most` rows, those that the seed draws. Raises PackageError where the package cannot be loaded."""
     players: list[_Player] = []
     try:
         for way in ways:
-            players.append(_Player(way, files))
-        return _checked(players, most, progress)
+            players.append(_Player(way, files, seed))
+        return _checked(players, most, progress, seed)
     finally:
         for player in players:
             player.close()
 
 
-def _checked(players: Sequence["_Player"], most: int, progress: Progress) -> Report:
+def _checked(players: Sequence["_Player"], most: int, progress: Progress, seed: bytes) -> Report:
     first = players[0]
     items = first.items
-    chosen = items[:: max(1, -(-len(items) // most))]
+    chosen = drawn(items, most, seed)
     report = Report(first.package.manifest, len(items), len(chosen), tuple(player.way.name for player in players))
     if len(items) < 2:
         report.findings.append(
             Finding(0, f"there are {len(items)} rows", "a run trains on some and evaluates on others")
         )
     report.findings += _different_rows(players)
+    alone: dict[int, Mapping[str, Played]] = {}
     for done, item in enumerate(chosen):
         progress(done, len(chosen))
         if len(report.findings) >= MAX_FINDINGS:
             break
         played = [player.play(item, everything=player is first) for player in players]
+        alone[item.number] = played[0]
         report.undecided += sum(one.undecided for table in played for one in table.values())
         report.faults += sum(bool(one.fault) for one in played[0].values())
         if report.manifest.determinism != "judged":
             report.findings += _wrong_rewards(item, played[0])
         report.findings += _differences(item, players, played)
+    if report.manifest.determinism != "judged":
+        report.findings += _swept(first, report, alone, seed, progress)
+        report.findings += _foreign(first, chosen)
+    report.warnings += _warnings(first, chosen)
+    report.fuel, report.seconds = spread(first.fuel), spread(first.seconds)
     progress(len(chosen), len(chosen))
     return report
+
+
+def _swept(
+    player: "_Player", report: Report, alone: Mapping[int, Mapping[str, Played]], seed: bytes, progress: Progress
+) -> Iterator[Finding]:
+    """Every row: what pays for nothing or garbage, and what pays otherwise than when it is asked by itself."""
+    found, total = len(report.findings), len(player.items)
+    items = drawn(player.items, total, seed, ordered=False)  # nobody knows which row comes first in a call
+    asked = sweep(player.package, player.scorer, items, seed, lambda done: progress(done, total))
+    for item, name, reward in asked:
+        report.swept += name == EMPTY
+        same = alone.get(item.number, {}).get(name)
+        if reward is None:
+            report.undecided += 1
+        elif same is not None and not same.undecided and len(same.turns) == 1 and same.reward != reward:
+            what = f"{name} gets {same.reward:g} by itself, and {reward:g} among others"
+            yield Finding(item.number, what, "score must not remember what it was asked before")
+        elif reward != FLOOR and same is None:
+            yield Finding(item.number, f"{name} gets {reward:g}", "score must give 0 for it")
+        else:
+            continue
+        found += 1
+        if found >= MAX_FINDINGS:
+            return  # a report holds no more
+
+
+def _foreign(player: "_Player", chosen: Sequence[Item]) -> Iterator[Finding]:
+    """A scorer that looks at the form alone pays any row's golden answer for any row."""
+    golden = {item.number: player.golden[item.number] for item in chosen if item.number in player.golden}
+    others = {
+        item.number: next((one for one in golden.values() if one != golden[item.number]), None)
+        for item in chosen
+        if item.number in golden
+    }
+    asked = [(item, others[item.number]) for item in chosen if others.get(item.number)][:32]
+    if len(asked) < LEAST_FOREIGN:
+        return
+    played = [player.played(item, answers) for item, answers in asked if answers]
+    if all(one.reward == 1.0 for one in played):
+        what = f"the golden answer of another row gets 1, in {len(played)} of {len(played)} rows"
+        yield Finding(asked[0][0].number, what, "score must look at the row: any answer of this form is paid")
+
+
+def _warnings(player: "_Player", chosen: Sequence[Item]) -> Iterator[Finding]:
+    leaks = [item.number for item in chosen if _leaks(item, player.golden.get(item.number, ()))]
+    if leaks:
+        what = f"the golden answer stands in the prompt, in {len(leaks)} of {len(chosen)} rows"
+        yield Finding(leaks[0], what, "leave it out, if the answer is not meant to be copied")
+    limit = player.package.manifest.limits.fuel
+    if 2 * player.most_fuel > limit:
+        what = (
+            f"a golden answer takes {player.most_fuel / limit:.0%} of the fuel of a call: longer answers get the floor"
+        )
+        yield Finding(
+            max(player.fuel, key=lambda row: player.fuel[row]), what, "raise limits.fuel, or do less in score"
+        )
+
+
+def _leaks(item: Item, answers: Sequence[str]) -> bool:
+    before, asked = read_prompt(item.prompt)
+    prompt = " ".join(" ".join([*(text for _, text in before), asked]).lower().split())
+    said = [" ".join(answer.lower().split()) for answer in answers]
+    return any(len(one) >= SHORTEST_LEAK and one in prompt for one in said)
 
 
 class _Player:
     """A package in one fresh process."""
 
-    def __init__(self, way: Way, files: Mapping[str, bytes]) -> None:
+    def __init__(self, way: Way, files: Mapping[str, bytes], seed: bytes) -> None:
         self.way = way
         self.package = LoadedPackage(files, way.opener)
-        self._scorer = PackageScorer(self.package, ProgramRunner(way.opener, self.package.manifest.limits))
+        self.scorer = PackageScorer(self.package, ProgramRunner(way.opener, self.package.manifest.limits))
+        self.golden: dict[int, tuple[str, ...]] = {}
+        self.fuel: dict[int, float] = {}
+        self.seconds: dict[int, float] = {}
+        self.most_fuel = 0
+        self._seed = seed
         try:
             self.items = list(self.package.items())
             for item in self.items:
@@ -127,22 +218,35 @@ class _Player:
     def play(self, item: Item, *, everything: bool) -> dict[str, Played]:
         """What each answer came to; what this machine could not finish is marked so. everything: else only a right and
         a wrong answer, which is enough to compare processes by."""
-        return {name: self._played(item, answers) for name, answers in self._answers(item, everything)}
+        return {name: self.played(item, answers, name) for name, answers in self._answers(item, everything)}
 
     def _answers(self, item: Item, everything: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
         if "golden" in self.package.functions:
-            yield GOLDEN, self.package.golden(item.row)
-        for name in WORTHLESS if everything else (GARBAGE,):
-            yield name, (WORTHLESS[name],)
+            self.golden[item.number] = self.package.golden(item.row)
+            yield GOLDEN, self.golden[item.number]
+        worthless = WORTHLESS | garbage(self._seed, item.number)
+        for name in worthless if everything else (GARBAGE,):
+            yield name, (worthless[name],)
 
-    def _played(self, item: Item, answers: tuple[str, ...]) -> Played:
+    def played(self, item: Item, answers: tuple[str, ...], name: str = "") -> Played:
+        before, began, most = self._spent(), time.perf_counter(), self.package.most_spent
+        self.package.most_spent = 0
         try:
-            return play(self.package, self._scorer, item.row, answers or ("",))
+            return play(self.package, self.scorer, item.row, answers or ("",))
         except Undecided:
             return Played((), FLOOR, undecided=True)
+        finally:
+            if name == GOLDEN:
+                self.fuel[item.number] = self._spent() - before
+                self.seconds[item.number] = time.perf_counter() - began
+                self.most_fuel = max(self.most_fuel, self.package.most_spent)
+            self.package.most_spent = max(most, self.package.most_spent)
+
+    def _spent(self) -> int:
+        return self.package.spent + self.scorer.spent_on_programs
 
     def close(self) -> None:
-        self._scorer.close()
+        self.scorer.close()
 
 
 def _check_prompt(item: Item, name: str) -> None:

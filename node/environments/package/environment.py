@@ -6,12 +6,14 @@ tokens are this module's business.
 
 import struct
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
+from typing import Self
 
 import msgspec
 from blake3 import blake3
 
-from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript
+from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of
 from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
@@ -21,6 +23,7 @@ from node.environments.prompts import check_template, encode_prompt, read_prompt
 from node.environments.runtime import opener_for
 from node.environments.split import is_held_back, numbered
 from node.recent import Recent
+from protocol.audit import MAX_ANSWER_CHARACTERS
 
 MAX_ID = 256
 _REMEMBERED = 1 << 14
@@ -118,25 +121,31 @@ class PackageEnvironment(Defaults):
         return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
-        """What was cut off at the length limit is no answer and scores 0."""
+        """What was cut off at the length limit is no answer and scores 0, and so does what is too long to be read."""
         asked: dict[int, Question] = {}
         for place, (problem, transcript) in enumerate(zip(problems, transcripts, strict=True)):
-            if self._is_complete(transcript):
+            if answer_of(self._tokenizer, transcript) is not None:
                 try:
-                    asked[place] = Question(_row(problem), self._turns(problem, transcript))
+                    turns = self._turns(problem, transcript)
                 except Undecided:
                     self._scorer.gave_up += 1
+                    continue
+                if sum(len(turn["content"]) for turn in turns) <= MAX_ANSWER_CHARACTERS:
+                    asked[place] = Question(_row(problem), turns)
         scores = [0.0] * len(problems)
         for place, reward in zip(asked, self._scorer.score(list(asked.values())), strict=True):
             scores[place] = reward
         return scores
 
+    def another(self) -> Self:
+        """Raises Undecided."""
+        other = copy(self)
+        other._package, other._said = self._package.another(), Recent(_REMEMBERED)
+        other._scorer = self._scorer.another(other._package)
+        return other
+
     def close(self) -> None:
         self._scorer.close()
-
-    def _is_complete(self, transcript: Transcript) -> bool:
-        last = transcript[-1].tokens
-        return bool(last) and last[-1] in self._tokenizer.eos
 
     def _turns(self, problem: Problem, transcript: Transcript) -> list[Turn]:
         """What was said, as text. Raises Undecided."""

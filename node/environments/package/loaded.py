@@ -5,6 +5,7 @@ Whatever it says is checked here: it was written by a stranger.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +53,13 @@ class LoadedPackage:
         """Raises PackageError where the package or its module cannot be used."""
         self.manifest: Manifest = read_manifest(files)
         self._files = files
+        self._opener = opener
+        self.spent = 0
+        """instructions of all calls so far"""
+        self.most_spent = 0
+        """of one call"""
         try:
-            self.sandbox: Sandbox = opener({**files, f"{_ENTRY}.py": guest(_ENTRY)}, _ENTRY, self.manifest.limits)
+            self.sandbox = self._opened()
         except NoOutcome:
             raise
         except SandboxError as error:
@@ -120,7 +126,11 @@ class LoadedPackage:
 
     def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | NoOutcome]:
         """One outcome for each list of arguments, from the same state every time."""
-        return self.sandbox.call_all(function, calls)
+        outcomes = self.sandbox.call_all(function, calls)
+        fuel = [outcome.fuel for outcome in outcomes if isinstance(outcome, Outcome)]
+        self.spent += sum(fuel)
+        self.most_spent = max([self.most_spent, *fuel])
+        return outcomes
 
     def step(self, row: Row, turns: list[Turn]) -> str | None:
         """What the environment says next; None: the rollout is over. Raises Undecided.
@@ -134,7 +144,7 @@ class LoadedPackage:
 
     def steps(self, asked: Sequence[tuple[Row, list[Turn]]]) -> list[str | None | Undecided]:
         """The same of many rollouts at once."""
-        return [_said(outcome) for outcome in self.sandbox.call_all("step", asked)]
+        return [_said(outcome) for outcome in self.call_all("step", asked)]
 
     def golden(self, row: Row) -> tuple[str, ...]:
         """The right answer of a row, turn by turn. Raises PackageError, Undecided."""
@@ -149,6 +159,16 @@ class LoadedPackage:
             why = f"{function}() ended with: {outcome.status}" + (f", {outcome.error}" if outcome.error else "")
             raise _unusable(self.manifest, why, "mend it: intellect-node env check")
         return outcome.value
+
+    def another(self) -> "LoadedPackage":
+        """The same in a sandbox of its own, for another thread. Raises Undecided."""
+        other = copy(self)
+        other.sandbox = self._opened()
+        return other
+
+    def _opened(self) -> Sandbox:
+        files = {**self._files, f"{_ENTRY}.py": guest(_ENTRY)}
+        return self._opener(files, _ENTRY, self.manifest.limits)
 
     def close(self) -> None:
         self.sandbox.close()

@@ -58,6 +58,8 @@ class PackageScorer:
         self._runner = runner
         self._known = Recent[bytes, float](_REMEMBERED)
         self.gave_up = 0
+        self.spent_on_programs = 0
+        """instructions of all programs so far"""
         self.faults: Counter[str] = Counter()
         self.complaint = ""
         """of the last fault, in words"""
@@ -76,6 +78,9 @@ class PackageScorer:
         self.gave_up += sum(score is None for score in found)
         self._known.update({key: score for key, score in scores.items() if score is not None})
         return [FLOOR if score is None else score for score in found]
+
+    def another(self, package: LoadedPackage) -> "PackageScorer":
+        return PackageScorer(package, self._runner.another())
 
     def close(self) -> None:
         """The package's sandbox, and that of programs."""
@@ -102,7 +107,9 @@ class PackageScorer:
                 yield None
             else:
                 program = self._program(outcome)
-                yield _did(list(self._runner.run(program.source, program.trials()))) if program else []
+                ran = list(self._runner.run(program.source, program.trials())) if program else []
+                self.spent_on_programs += sum(one.fuel for one in ran if isinstance(one, Outcome))
+                yield _did(ran)
 
     def _program(self, outcome: Outcome) -> _Program | None:
         if outcome.status is Status.OK and outcome.value is None:

@@ -6,23 +6,24 @@ training problems; a data set of few possible questions may ask one twice.
 """
 
 import json
-import re
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from node.environments.base import Determinism, OneTurn, Problem, Tokenizer, Transcript, last_answer
+from node.environments.base import Determinism, OneTurn, Problem, Tokenizer, Transcript, answer_of
 from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.reasoning.process import ReasoningGym
 from node.environments.reasoning.table import FLOORS, refusal
+from node.environments.scoring_pool import POOL
 
 MAX_PROBLEMS = 1 << 24
 MAX_ANSWER_CHARACTERS = 4096
 _WINDOW = 64
 _KEPT = 1 << 14
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENED, _CLOSED = "<answer>", "</answer>"
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,15 +64,23 @@ class ReasoningGymEnvironment(OneTurn):
         return self._encode(problem.prompt)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
-        """What was cut off at the length limit is no answer and scores 0."""
-        return [self._score(problem, last_answer(one)) for problem, one in zip(problems, transcripts, strict=True)]
+        given = {place: said for place, one in enumerate(transcripts) if (said := answer_of(self._tokenizer, one))}
+        scores = [0.0] * len(problems)
+        for place, answer in zip(given, POOL.read(answer_in, list(given.values())), strict=True):
+            scores[place] = self._score(problems[place], answer)
+        return scores
+
+    def another(self) -> Self:
+        other = copy(self)
+        other._gym = self._gym.another()
+        return other
 
     def close(self) -> None:
         self._gym.close()
 
-    def _score(self, problem: Problem, output: Sequence[int]) -> float:
-        answer = answer_in(self._tokenizer.decode(output)) if output and output[-1] in self._tokenizer.eos else ""
-        if not answer:
+    def _score(self, problem: Problem, answer: str | None | Undecided) -> float:
+        if not answer or isinstance(answer, Undecided):
+            self.gave_up += isinstance(answer, Undecided)
             return 0.0
         number = int(problem.problem_id.rpartition("-")[2])
         try:
@@ -131,8 +140,12 @@ def _settings(config: str) -> dict[str, Any]:
 def answer_in(text: str) -> str:
     """The last <answer>...</answer> behind the reasoning, or else all the text there; empty if that is too long."""
     text = text.rpartition("</think>")[2]
-    tagged = _TAGGED.findall(text)
-    answer = (tagged[-1] if tagged else text).strip()
+    start, end = 0, len(text)
+    opened = text.find(_OPENED)
+    while opened >= 0 and (closed := text.find(_CLOSED, opened)) >= 0:  # what is never closed is looked for once
+        start, end = opened + len(_OPENED), closed
+        opened = text.find(_OPENED, closed)
+    answer = text[start:end].strip()
     return answer if len(answer) <= MAX_ANSWER_CHARACTERS else ""
 
 
@@ -141,7 +154,7 @@ def above_floor(dataset: str, score: float) -> float:
     return score if score > FLOORS.get(dataset, 0.0) else 0.0
 
 
-def score_row(gym: ReasoningGym, dataset: str, row: dict[str, Any], text: str) -> float:
+def score_row(gym: ReasoningGym, dataset: str, row: dict[str, Any], answer: str) -> float:
     """A published row of task type `reasoning_gym`: `row` is what reasoning-gym made (question, answer, metadata).
 
     Raises Undecided, and EnvironmentFault for a data set that is not scored here.
@@ -149,7 +162,6 @@ def score_row(gym: ReasoningGym, dataset: str, row: dict[str, Any], text: str) -
     wrong = refusal(dataset)
     if wrong:
         raise EnvironmentFault(f"rows of {dataset[:80]!r} are not scored", *wrong)
-    answer = answer_in(text)
     return above_floor(dataset, gym.score_published(dataset, row, answer)) if answer else 0.0
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,18 @@ _CHILD = Path(__file__).with_name("child.py")
 
 
 class ReasoningGym:
-    """Blocking; one child, started when first needed. For one thread. python: an interpreter that has the package, by
-    default the one that PYTHON_VARIABLE names, or else our own."""
+    """Blocking; one child, started when first needed, which threads ask one after the other. python: an interpreter
+    that has the package, by default the one that PYTHON_VARIABLE names, or else our own."""
 
     def __init__(self, python: str | None = None, deadline: float = DEADLINE_SECONDS) -> None:
         self._python = python or os.environ.get(PYTHON_VARIABLE) or sys.executable
         self._deadline = deadline
         self._child: LineChild | None = None
+        self._turn = threading.RLock()
+
+    def another(self) -> "ReasoningGym":
+        """With a child of its own."""
+        return ReasoningGym(self._python, self._deadline)
 
     def problems(self, dataset: str, settings: dict[str, Any], numbers: Sequence[int]) -> list[tuple[str, str]]:
         """(question, a right answer) of each. Raises EnvironmentFault for settings that the data set does not take."""
@@ -45,11 +51,13 @@ class ReasoningGym:
             child.close()
 
     def _ask(self, question: list[Any], seconds: float) -> Any:
-        child = self._running()
-        child.send(question)
-        found = child.receive(seconds)
+        with self._turn:
+            child = self._running()
+            child.send(question)
+            found = child.receive(seconds)
+            if found is None:
+                self.close()
         if found is None:
-            self.close()
             raise Undecided(
                 f"reasoning-gym gave no answer for {question[1]!r}",
                 f"its process ended, or took more than {seconds:g} s",

@@ -8,7 +8,9 @@ import msgspec
 from blake3 import blake3
 
 from node.environments.base import Determinism
+from node.environments.errors import Undecided
 from node.environments.programs import ProgramRunner
+from node.environments.scoring_pool import POOL
 
 Truth = tuple[str, ...]
 """What a scorer needs of a row. Texts, so that problems stay plain values."""
@@ -49,18 +51,24 @@ class TaskType:
 
 
 class PureScorer:
-    """A scorer that is a function of the answer and the truth alone."""
-
-    gave_up = 0
+    """A scorer that is a function of the answer and the truth alone, called in a child process."""
 
     def __init__(self, reward: Callable[[str, Truth], float]) -> None:
         self._reward = reward
+        self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
-        return [self._reward(answer, truth) for answer, truth in questions]
+        rewards = POOL.call_all(self._reward, questions)
+        self.gave_up += sum(isinstance(reward, Undecided) for reward in rewards)
+        return [0.0 if isinstance(reward, Undecided) else reward or 0.0 for reward in rewards]
 
     def close(self) -> None:
         """Nothing to stop."""
+
+
+def read(function: Callable[[str], str | None], questions: Sequence[Question]) -> list[str | None | Undecided]:
+    """What a function finds in each answer, in a child process."""
+    return POOL.read(function, [answer for answer, _ in questions])
 
 
 def said(answer: str) -> str:

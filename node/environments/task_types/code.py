@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
-from node.environments.task_types.base import Question, Row, Truth, key_of
+from node.environments.task_types.base import Question, Row, Truth, key_of, read
 from node.environments.task_types.comparison import same_output, same_value
 from node.recent import Recent
 from node.sandbox import Outcome, Status, Undecided
@@ -117,10 +117,12 @@ class CodeScorer:
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
-        return [self._score(last_block(answer), truth) for answer, truth in questions]
+        sources = read(last_block, questions)
+        return [self._score(source, truth) for source, (_, truth) in zip(sources, questions, strict=True)]
 
-    def _score(self, source: str | None, truth: Truth) -> float:
-        if source is None:
+    def _score(self, source: str | None | Undecided, truth: Truth) -> float:
+        if source is None or isinstance(source, Undecided):
+            self.gave_up += source is not None
             return 0.0
         key = key_of((source, truth))
         if key not in self._known:

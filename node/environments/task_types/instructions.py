@@ -17,7 +17,9 @@ MAX_CONSTRAINTS = 32
 MAX_CHARACTERS = 256 * 1024
 Check = Callable[..., bool]
 _WORD = re.compile(r"\w+")
-_SENTENCE = re.compile(r"[.!?]+(?:\s|$)")
+_SENTENCE = re.compile(r"[.!?](?=\s|$)")
+"""The last mark of each: an expression that takes all marks in a row tries every one of them as the first."""
+_OPENED = re.compile(r"```(?:json)?\s*", re.IGNORECASE)
 
 
 def words(text: str, num_words: int, relation: str) -> bool:
@@ -58,7 +60,9 @@ def postscript(text: str, postscript_marker: str) -> bool:
 
 
 def bullets(text: str, num_bullets: int) -> bool:
-    return len(re.findall(r"^\s*[*-](?![*-])", text, re.MULTILINE)) == num_bullets
+    """Line by line: where an expression may take blanks over several lines, it takes them again from each of these."""
+    starts = (line.lstrip()[:2] for line in text.split("\n"))
+    return sum(two[:1] in ("*", "-") and two[1:] not in ("*", "-") for two in starts) == num_bullets
 
 
 def highlights(text: str, num_highlights: int) -> bool:
@@ -71,7 +75,10 @@ def sections(text: str, section_spliter: str, num_sections: int) -> bool:
 
 def is_json(text: str) -> bool:
     """Fenced or bare."""
-    text = re.sub(r"^```(?:json)?\s*|\s*```$", "", text.strip(), flags=re.IGNORECASE)
+    text = text.strip()
+    opened = _OPENED.match(text)
+    text = text[opened.end() :] if opened else text
+    text = text.removesuffix("```").rstrip()
     try:
         json.loads(text)
     except (ValueError, RecursionError):

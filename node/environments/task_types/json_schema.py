@@ -12,7 +12,7 @@ import msgspec
 from node.environments.guests import guest
 from node.environments.names import nearest
 from node.environments.programs import ProgramRunner
-from node.environments.task_types.base import Question, Row, Truth, key_of, said
+from node.environments.task_types.base import Question, Row, Truth, key_of, read, said
 from node.recent import Recent
 from node.sandbox import Sandbox, Status, Undecided
 
@@ -112,7 +112,9 @@ class SchemaScorer:
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
-        asked = [(json_in(answer), truth) for answer, truth in questions]
+        texts = read(json_in, questions)
+        self.gave_up += sum(isinstance(text, Undecided) for text in texts)
+        asked = [(text if isinstance(text, str) else "", q[1]) for text, q in zip(texts, questions, strict=True)]
         keys = [key_of(question) for question in asked]
         new = {key: q for key, q in zip(keys, asked, strict=True) if q[0] and key not in self._known}
         undecided = self._ask(new)

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from node.environments.errors import Undecided
 from node.environments.math_scorer import MathScorer, final_answer
 from node.environments.programs import ProgramRunner
-from node.environments.task_types.base import Question, Row, Truth
+from node.environments.task_types.base import Question, Row, Truth, read
 
 MAX_TRUTHS = 8
 MAX_TRUTH = 1024
@@ -23,15 +24,19 @@ class MathematicalScorer:
 
     def __init__(self) -> None:
         self._scorer = MathScorer()
+        self._unread = 0
 
     @property
     def gave_up(self) -> int:
-        return self._scorer.gave_up
+        return self._scorer.gave_up + self._unread
 
     def score(self, questions: Sequence[Question]) -> list[float]:
-        answers = [(final_answer(text), truth) for text, truth in questions]
-        right = iter(self._scorer.match([(answer, truth) for answer, truth in answers if answer is not None]))
-        return [0.0 if answer is None else float(next(right)) for answer, _ in answers]
+        answers = dict(enumerate(read(final_answer, questions)))
+        self._unread += sum(isinstance(answer, Undecided) for answer in answers.values())
+        asked = {place: answer for place, answer in answers.items() if isinstance(answer, str)}
+        found = self._scorer.match([(answer, questions[place][1]) for place, answer in asked.items()])
+        right = dict(zip(asked, found, strict=True))
+        return [float(right.get(place, False)) for place in answers]
 
     def close(self) -> None:
         self._scorer.close()

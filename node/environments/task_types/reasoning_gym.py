@@ -9,10 +9,10 @@ from typing import Any
 
 from node.environments.errors import Undecided
 from node.environments.programs import ProgramRunner
-from node.environments.reasoning.environment import score_row
+from node.environments.reasoning.environment import answer_in, score_row
 from node.environments.reasoning.process import ReasoningGym
 from node.environments.reasoning.table import refusal
-from node.environments.task_types.base import Question, Row, Truth, key_of
+from node.environments.task_types.base import Question, Row, Truth, key_of, read
 from node.recent import Recent
 
 MAX_ENTRY = 256 * 1024
@@ -47,12 +47,16 @@ class ReasoningScorer:
         self.gave_up = 0
 
     def score(self, questions: Sequence[Question]) -> list[float]:
-        return [self._score(question) for question in questions]
+        answers = read(answer_in, questions)
+        return [self._score(answer, truth) for answer, (_, truth) in zip(answers, questions, strict=True)]
 
-    def _score(self, question: Question) -> float:
-        key = key_of(question)
+    def _score(self, answer: str | None | Undecided, truth: Truth) -> float:
+        if not answer or isinstance(answer, Undecided):
+            self.gave_up += isinstance(answer, Undecided)
+            return 0.0
+        key = key_of((answer, truth))
         if key not in self._known:
-            answer, (dataset, entry) = question
+            dataset, entry = truth
             try:
                 self._known[key] = score_row(self._gym, dataset, json.loads(entry), answer)
             except Undecided:

@@ -22,6 +22,10 @@ class Tool(Protocol):
         """The same of many calls at once, each by itself."""
         ...
 
+    def another(self) -> "Tool":
+        """The same for another thread."""
+        ...
+
     def close(self) -> None:
         """Stop helper processes, if there are any."""
         ...

@@ -96,6 +96,10 @@ class SearchTool:
     def answers(self, texts: Sequence[str]) -> list[str | Undecided]:
         return [self.answer(text) for text in texts]
 
+    def another(self) -> "SearchTool":
+        """Nothing in a corpus changes."""
+        return self
+
     def _shown(self, passage: Passage) -> str:
         title = f"{passage.title}: " if passage.title else ""
         return (title + passage.text)[: self._most]

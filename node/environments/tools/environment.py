@@ -5,8 +5,10 @@ bounded length, the same on every machine: replayed by validators, learnt from b
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from node.environments import dataset
 from node.environments.base import (
@@ -53,6 +55,7 @@ class ToolEnvironment:
         self, problems: Environment, tools: Mapping[str, Tool], tokenizer: Tokenizer, arguments: Arguments
     ) -> None:
         self._problems = problems
+        self.rows = getattr(problems, "rows", None)
         self._tools = tools
         self._tokenizer = tokenizer
         self._encode = tokenizer.encode_reply if arguments.template == "chat" else tokenizer.encode
@@ -105,6 +108,14 @@ class ToolEnvironment:
     def _final(self, transcript: Transcript) -> list[int]:
         answer = last_answer(transcript)
         return [] if parse_call(self._tokenizer.decode(answer), self._tools) else answer
+
+    def another(self) -> Self | None:
+        problems = self._problems.another()
+        if problems is None:
+            return None
+        view = copy(self)
+        view._problems, view._tools = problems, {name: tool.another() for name, tool in self._tools.items()}
+        return view
 
     def close(self) -> None:
         self._problems.close()

@@ -32,6 +32,9 @@ class PythonTool:
         found = dict(zip(different, outcomes, strict=True))
         return [one if isinstance(one, Undecided) else _told(one) for one in (found[text] for text in texts)]
 
+    def another(self) -> "PythonTool":
+        return PythonTool(self._opener, self._limits, self._most)
+
     def _opened(self) -> Sandbox:
         if self._sandbox is None:
             self._sandbox = self._opener({f"{_ENTRY}.py": guest(_ENTRY)}, _ENTRY, self._limits)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,8 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 class Replayer:
-    """Blocking; one process. settings: the first line of driver.py; seconds: for a batch of rollouts.
+    """Blocking; one process, which threads ask one after the other. settings: the first line of driver.py; seconds: for
+    a batch of rollouts.
 
     Raises EnvironmentFault if the package cannot be loaded.
     """
@@ -59,6 +61,7 @@ class Replayer:
         self._settings = settings
         self._seconds = seconds
         self._numbers = itertools.count()
+        self._turn = threading.Lock()
         self._child: LineChild | None = None
         self.prompts: list[str] = []
         self._running()
@@ -66,6 +69,10 @@ class Replayer:
     def replay(self, rollouts: Sequence[tuple[int, Sequence[Turn]]]) -> list[Outcome]:
         """rollouts: (task, its turns so far). Raises Undecided if one takes too long, by our clock or its own,
         EnvironmentFault if one fails or comes to something else than before."""
+        with self._turn:
+            return self._replayed(rollouts)
+
+    def _replayed(self, rollouts: Sequence[tuple[int, Sequence[Turn]]]) -> list[Outcome]:
         child = self._running()
         orders = {next(self._numbers): rollout for rollout in rollouts}
         child.send(*(_order(number, *rollout) for number, rollout in orders.items()))

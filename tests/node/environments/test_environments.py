@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from node.environments.base import one_answer
+from node.environments.dataset import count_bad_rows
 from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.math_scorer import MathScorer, final_answer
 from node.environments.registry import load_environment
@@ -93,7 +94,7 @@ def test_rows_outside_the_solve_rate_or_of_other_tasks_can_be_left_out(tmp_path:
         (row(2, problem_id="p0"), "second time"),
         (row(2, verification_info="{"), "neither JSON"),
         (row(2, verification_info="{}"), "ground_truth"),
-        (row(2, verification_info={"ground_truth": [1]}), "ground_truth"),
+        (row(2, verification_info={"ground_truth": [True]}), "ground_truth"),
         (row(2, task_type="poetry"), "poetry"),
         ("x" * (4 << 20) + "xx", "longer than"),
     ],
@@ -103,6 +104,49 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, broken: Any, 
     with pytest.raises(DatasetError, match=why) as caught:
         load("dataset", tmp_path, path="d.jsonl")
     assert f"{path}, line 3" in caught.value.why and caught.value.remedy
+
+
+def test_all_bad_rows_are_told_at_once_the_first_twenty_whole_and_the_rest_by_kind(tmp_path: Path) -> None:
+    kinds = [{"prompt": 5}, {"task_type": "poetry"}, {"verification_info": "{}"}, {"problem_id": []}]
+    broken = [row(n, **kinds[n % 4]) for n in range(24)] + ["{not json"] * 6
+    path = write(tmp_path / "d.jsonl", [*(row(i) for i in range(100, 140)), *broken])
+    with pytest.raises(DatasetError) as caught:
+        load("dataset", tmp_path, path="d.jsonl")
+    found = caught.value.findings
+    assert found is not None and found.total == len(broken) == 30 and len(found.first) == 20
+    assert [one.place for one in found.first] == [f"{path}, line {41 + n}" for n in range(20)]
+    assert all(one.remedy for one in found.first)
+    assert sum(found.rest().values()) == 10 and "and 29 more" in caught.value.why
+
+
+def test_bad_rows_are_skipped_and_counted_where_the_run_says_so_and_by_every_member_alike(tmp_path: Path) -> None:
+    bad = [
+        "{not json",
+        "x" * (4 << 20) + "xx",
+        row(1, prompt=5),
+        row(2, verification_info={"ground_truth": [True]}),
+        row(100),
+    ]
+    write(tmp_path / "d.jsonl", [*(row(i) for i in range(100, 140)), *bad, row(300)])
+    skipping = {"path": "d.jsonl", "on_bad_row": "skip", "held_back_share": 0.3}
+    kept = load("dataset", tmp_path, **skipping)
+    assert kept.size + kept.held_back == 41 and kept.rows.shapes == {"INTELLECT-2, verifiable_math": 41}
+    assert kept.rows.skipped.total == len(bad) == count_bad_rows(tmp_path / "d.jsonl", skipping)
+    load("dataset", tmp_path, **skipping, bad_rows=len(bad))
+    with pytest.raises(DatasetError, match="5 rows are skipped, 4 were when the run was made"):
+        load("dataset", tmp_path, **skipping, bad_rows=4)
+    with pytest.raises(DatasetError, match="on_bad_row"):
+        load("dataset", tmp_path, path="d.jsonl", on_bad_row="ignore")
+
+
+def test_several_responses_to_a_problem_are_one_problem_unless_they_contradict_each_other(tmp_path: Path) -> None:
+    rows = [row(i // 4, response_id=f"r{i}", llm_response="so") for i in range(160)]
+    write(tmp_path / "d.jsonl", rows)
+    once = load("dataset", tmp_path, path="d.jsonl", held_back_share=0.3)
+    assert once.size + once.held_back == 40 and once.rows.repeats == 120
+    write(tmp_path / "d.jsonl", [*rows, row(0, response_id="r", prompt="another?")])
+    with pytest.raises(DatasetError, match="line 161: problem_id 'p0' appears a second time"):
+        load("dataset", tmp_path, path="d.jsonl")
 
 
 def test_a_dataset_that_is_missing_elsewhere_or_empty_is_an_error(tmp_path: Path) -> None:

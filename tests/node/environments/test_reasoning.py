@@ -164,7 +164,7 @@ def test_a_published_row_is_scored_by_its_data_sets_scorer(tmp_path: Path) -> No
     gym = ReasoningGym(interpreter(tmp_path), deadline=0.3)
     row = {"question": "1+1", "answer": 2, "metadata": {}}
     gym.problems("gcd", {}, [0])  # started, so that the deadline is that of the answer alone
-    assert [score_row(gym, "gcd", row, text) for text in ("<answer>2</answer>", "3", "almost")] == [1.0, 0.0, 0.0]
+    assert [score_row(gym, "gcd", row, text) for text in ("2", "3", "almost")] == [1.0, 0.0, 0.0]
     with pytest.raises(EnvironmentFault, match="evaluates"):
         score_row(gym, "puzzle24", row, "2")
     with pytest.raises(Undecided):

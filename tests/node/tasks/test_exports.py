@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import pyarrow.json
 import pyarrow.parquet as pq
 import pytest
 
+from node.environments.base import one_answer
 from node.environments.dataset import Arguments, load
 from node.errors import StateError
 from node.tasks.exports import write_filtered, write_generated
@@ -23,8 +25,9 @@ from protocol.rollout import (
     encode,
     encode_report,
 )
-from protocol.run import Asset
+from protocol.run import Asset, EnvironmentSpec
 from protocol.tasks import TaskSpec, encode_task, task_id
+from tests.node.environments.tokens import Characters
 from tests.node.inference.test_tokenizer import CHATML
 from tests.node.inference.test_tokenizer import tokenizer as chat_model
 
@@ -109,15 +112,68 @@ def test_the_filter_writes_what_the_dataset_environment_reads(tmp_path: Path) ->
 def test_generated_data_says_where_each_answer_comes_from(tmp_path: Path) -> None:
     task = folder(tmp_path, {"a": [1.0, -1.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}, kind="generate")
     out = tmp_path / "data.parquet"
-    assert write_generated(task, chat_model(tmp_path, CHATML), out) == 6
+    assert write_generated(task, chat_model(tmp_path, CHATML), out, EnvironmentSpec(name="sort"), tmp_path) == 6
     rows = pq.read_table(out).to_pylist()
-    told = {"prompt": "de", "response": "f", "score": 1.0, "shard": 0, "policy_step": 7, "response_mask": [1, 1]}
+    told = {
+        "prompt": "de",
+        "task_type": "sort",
+        "response": "f",
+        "llm_response": "f",
+        "score": 1.0,
+        "shard": 0,
+        "policy_step": 7,
+        "response_mask": [1, 1],
+    }
     assert rows[0] | told == rows[0]
     assert rows[0]["messages"] == [{"role": "user", "content": "de"}, {"role": "assistant", "content": "f"}]
     assert rows[1]["score"] is None and rows[0]["mean_logprob"] == -1.0
     assert (rows[5]["shard"], rows[5]["node"], rows[5]["task"]) == (1, NODE, task.path.name)
     assert rows[0]["commitment_signature"] == "01" * 65
     assert json.loads(rows[0]["verdicts"])[0]["signature"] == "cd" * 65
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
+def test_generated_data_is_filtered_and_trained_on_and_strangers_read_it(tmp_path: Path, name: str) -> None:
+    first = [
+        {"problem_id": n, "prompt": f"{n}+2=", "task_type": "verifiable_math", "difficulty": n / 2, "tags": ["a", n]}
+        | {"verification_info": {"ground_truth": n + 2}, "in_source_id": f"s{n}"}
+        for n in range(40)
+    ]
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "9+9="}]
+    rows = [*first, {"question": "8*9=", "answer": "So\n#### 72"}]
+    rows += [{"data_source": "math_dapo", "prompt": chat, "reward_model": {"ground_truth": "18"}}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    environment = EnvironmentSpec(name="dataset", args={"path": "rows.jsonl", "template": "chat"})
+    source = load(Arguments(path="rows.jsonl", template="chat", held_back_share=0.3), tmp_path, None)  # type: ignore[arg-type]
+    problems = [source.problem(n) for n in range(source.size)]
+    problems += [source.held_back_problem(n) for n in range(source.held_back)]
+    task = folder(tmp_path, {one.problem_id: [1.0, 0.0, 1.0, 0.0] for one in problems}, 16, kind="generate")
+    assert write_generated(task, chat_model(tmp_path, CHATML), tmp_path / name, environment, tmp_path) == 42 * 4
+
+    if name.endswith("parquet"):
+        table = pq.read_table(tmp_path / name)
+    else:  # as `datasets.load_dataset("json", ...)` reads it
+        table = pyarrow.json.read_json(tmp_path / name)
+    written = {row["problem_id"]: row for row in table.to_pylist()}
+    assert {"task_type", "gold_standard_solution", "source", "llm_response", "response_id"} < set(table.column_names)
+    assert written["7"]["in_source_id"] == "s7" and written["7"]["difficulty"] == 3.5
+    assert json.loads(written["7"]["verification_info"]) == {"ground_truth": "9"} and written["7"]["tags"] == '["a", 7]'
+
+    again = load(Arguments(path=name, template="chat", held_back_share=0.3), tmp_path, None)  # type: ignore[arg-type]
+    read = [again.problem(n) for n in range(again.size)] + [again.held_back_problem(n) for n in range(again.held_back)]
+    assert {(one.problem_id, one.prompt, one.answer, one.task, one.before) for one in read} == {
+        (one.problem_id, one.prompt, one.answer, one.task, one.before) for one in problems
+    }
+    rates: Scores = {one.problem_id: [float(n % 2), 0.0] for n, one in enumerate(read)}
+    kept = write_filtered(folder(tmp_path, rates), tmp_path / name, tmp_path / f"kept-{name}", 0.25, 0.75)
+    assert kept.kept == 21 * 4
+    arguments = Arguments(path=f"kept-{name}", template="chat", solve_rate_field="solve_rate", held_back_share=0.3)
+    trained = load(arguments, tmp_path, Characters())
+    assert trained.size + trained.held_back == 21
+    problem = trained.problem(0)
+    right = one_answer(Characters().encode(problem.answer[0] + "\n"))
+    assert trained.score([problem], [right]) == [1.0]
+    trained.close()
 
 
 @pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
@@ -128,7 +184,7 @@ def test_generated_rollouts_of_several_turns_load_as_a_training_set(tmp_path: Pa
     turns = [*texts.encode("cd"), end], reply, [*texts.encode("ef"), end]
     row = SampleRow(0, 0, "p", prompt, [token for turn in turns for token in turn], True, b"", [*map(len, turns)])
     task, out = one_answer_task(tmp_path, row, logprobs=[-1.0, -2.0, -1.0, -2.0, -1.0, -2.0]), tmp_path / name
-    assert write_generated(task, texts, out) == 1
+    assert write_generated(task, texts, out, EnvironmentSpec(name="sort"), tmp_path) == 1
     (loaded,) = pq.read_table(out).to_pylist() if out.suffix == ".parquet" else [json.loads(out.read_text())]
     said = [(message["role"], message["content"]) for message in loaded["messages"]]
     wanted = [("system", "be brief"), ("user", "ab"), ("assistant", "cd"), ("user", "no"), ("assistant", "ef")]

@@ -17,6 +17,8 @@ from protocol.blobs import describe
 
 ARCHIVE = pack({"environment.py": template("single", "capitals").encode()})
 
+TASK = bytes(32)
+
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
@@ -26,7 +28,7 @@ def archive(tmp_path: Path) -> Path:
 
 def test_bytes_that_are_no_package_get_a_report_that_says_so(tmp_path: Path) -> None:
     (tmp_path / PACKAGE).write_bytes(b"no archive")
-    told = msgspec.json.decode(review_package(tmp_path))
+    told = msgspec.json.decode(review_package(tmp_path, TASK))
     assert not told["good"] and "plain relative path" in told["findings"][0]["why"]
     assert told["package"] == describe(b"no archive").root.hex()
 
@@ -36,13 +38,13 @@ def test_a_report_holds_what_was_found_and_what_could_not_be_told_is_none(
 ) -> None:
     manifest: Any = type("Manifest", (), {"name": "capitals"})
     found = Report(manifest, 32, 8, ("WASI",), [Finding(3, "w" * 900, "mend it")])
-    monkeypatch.setattr(reviewing, "check_package", lambda *_: found)
-    told = msgspec.json.decode(review_package(archive))
+    monkeypatch.setattr(reviewing, "check_package", lambda *_, **__: found)
+    told = msgspec.json.decode(review_package(archive, TASK))
     assert (told["rows"], told["checked"], told["good"]) == (32, 8, False)
     assert told["findings"] == [{"row": 3, "what": "w" * 500, "why": "mend it"}]
     found.undecided = 1
     with pytest.raises(NoReview, match="not decided"):
-        review_package(archive)
+        review_package(archive, TASK)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +53,30 @@ def test_a_report_holds_what_was_found_and_what_could_not_be_told_is_none(
 def test_a_bad_package_is_a_finding_and_a_missing_interpreter_is_none(
     archive: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reports: bool
 ) -> None:
-    def fail(*_: object) -> Report:
+    def fail(*_: object, **__: object) -> Report:
         raise error
 
     monkeypatch.setattr(reviewing, "check_package", fail)
     if reports:
-        assert msgspec.json.decode(review_package(archive))["findings"][0]["what"] == "p"
+        assert msgspec.json.decode(review_package(archive, TASK))["findings"][0]["what"] == "p"
     else:
         with pytest.raises(NoReview):
-            review_package(archive)
+            review_package(archive, TASK)
+
+
+def test_the_rows_of_a_review_follow_from_the_task_and_the_package(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[bytes] = []
+    manifest: Any = type("Manifest", (), {"name": "capitals"})
+
+    def seen(*_: object, seed: bytes) -> Report:
+        seeds.append(seed)
+        return Report(manifest, 9, 9, ("WASI",))
+
+    monkeypatch.setattr(reviewing, "check_package", seen)
+    for task in (b"a" * 32, b"a" * 32, b"b" * 32):
+        review_package(archive, task)
+    (archive / PACKAGE).write_bytes(pack({"environment.py": template("single", "others").encode()}))
+    review_package(archive, b"a" * 32)
+    assert seeds[0] == seeds[1] and len(set(seeds)) == 3

@@ -7,9 +7,11 @@ import pytest
 
 from node.environments.errors import PackageError
 from node.environments.package.check import Finding, Report, Way, check_package
+from node.environments.package.sweep import drawn, garbage, spread
 from node.environments.package.templates import KINDS, template
 from node.environments.package.ways import _hash_seed
 from node.sandbox import Undecided
+from tests.node.environments.package.honesty import DISHONEST, HONEST
 from tests.node.environments.sandboxes import OpenSandbox
 
 WAYS = [Way("here", "pair", OpenSandbox), Way("there", "pair", OpenSandbox)]
@@ -117,3 +119,47 @@ def test_one_row_is_not_enough_for_a_run() -> None:
         "for country, capital in CAPITALS.items()]", "for country, capital in [*CAPITALS.items()][:1]]"
     )
     assert "there are 1 rows" in findings(single)[0].what
+
+
+def seeded(number: str) -> Any:
+    def opened(*arguments: Any) -> OpenSandbox:
+        with _hash_seed(number):
+            return OpenSandbox(*arguments)
+
+    return opened
+
+
+APART = [Way(f"hash seed {number}", "seeds", seeded(number)) for number in "1234"]
+
+
+@pytest.mark.parametrize("name", DISHONEST)
+def test_a_package_that_is_not_what_it_says_is_found(name: str) -> None:
+    ways = APART if "order" in name else APART[:1]
+    report = check_package({"environment.py": DISHONEST[name]}, ways, 12, seed=b"a seed")
+    assert report.findings and all(one.remedy for one in report.findings)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_package_is_not_refused(name: str) -> None:
+    report = check_package({"environment.py": HONEST[name]}, APART[:1], 8, seed=b"a seed")
+    assert report.good, report.findings
+    assert report.swept == (0 if name == "judged" else report.rows)
+    assert [one.what for one in report.warnings] == (
+        ["the golden answer stands in the prompt, in 8 of 8 rows"] if "copied" in name else []
+    ) or name == "a choice"  # "yes or no" stands in the prompt, too
+
+
+def test_who_wrote_a_package_cannot_know_which_rows_and_which_garbage_are_drawn() -> None:
+    items: Any = [type("Item", (), {"number": number}) for number in range(1000)]
+
+    def rows(seed: bytes) -> list[int]:
+        return [item.number for item in drawn(items, 20, seed)]
+
+    assert rows(b"a") == rows(b"a") != rows(b"b") and len(set(rows(b"a"))) == 20 and rows(b"a") == sorted(rows(b"a"))
+    assert garbage(b"a", 1) == garbage(b"a", 1) != garbage(b"a", 2) and garbage(b"a", 1) != garbage(b"b", 1)
+    assert len(drawn(items, 5000, b"a")) == 1000
+
+
+def test_costs_are_told_with_their_tails() -> None:
+    told = spread({row: float(row % 100) for row in range(200)})
+    assert (told.median, told.p95, told.most, told.row) == (50.0, 95.0, 99.0, 99) and spread({}).row == -1

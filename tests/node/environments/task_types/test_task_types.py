@@ -31,7 +31,7 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
         "problem_id": number,
         "prompt": [{"role": "user", "content": f"{number} + 1 =", "extra": None}],
         "task_type": "verifiable_math",
-        "verification_info": str({"ground_truth": str(number + 1), "more": (None, True)}),
+        "verification_info": str({"ground_truth": str(number + 1), "more": None}),
     } | changes
 
 
@@ -82,7 +82,11 @@ def test_a_null_info_is_good_where_nothing_of_it_is_needed(tmp_path: Path) -> No
         ({"prompt": [{"role": "assistant", "content": "x"}]}, "not the user's"),
         ({"prompt": [{"role": "tool", "content": "x"}]}, "Invalid enum value"),
         ({"prompt": [{"role": "user"}]}, "content"),
-        ({"problem_id": None}, "problem_id"),
+        ({"problem_id": [1]}, "problem_id"),
+        ({"verification_info": {"ground_truth": "2", "tolerance": 1}}, "which may change what is right"),
+        ({"verification_info": {"ground_truth": True}}, "ground_truth"),
+        ({"gold_standard_solution": "so \\boxed{7}"}, "two truths"),
+        ({"task_type": "ifeval", "verification_info": {"instruction_id_list": [[]]}}, "of another type"),
         ({"task_type": "verifiable_code", "verification_info": {"test_cases": []}}, "any program would pass"),
     ],
 )
@@ -273,7 +277,7 @@ def test_a_row_of_reasoning_gym_is_paid_by_its_data_set() -> None:
     other = {"reasoning_gym_dataset": "chain_sum", "reasoning_gym_entry": json.dumps(entry)}
     assert reasoning_gym.read_truth(other, {}) == truth
     answers = ["2", "so <answer>2</answer>", "3", "2", ""]
-    assert scorer.score([(answer, truth) for answer in answers]) == [1.0, 1.0, 0.0, 1.0, 0.0] and gym.asked == 3
+    assert scorer.score([(answer, truth) for answer in answers]) == [1.0, 1.0, 0.0, 1.0, 0.0] and gym.asked == 2
     assert scorer.score([("slow", truth)] * 2) == [0.0, 0.0] and scorer.gave_up == 2
     scorer.close()
 

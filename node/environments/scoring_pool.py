@@ -1,0 +1,157 @@
+"""Our own functions on what strangers wrote, in child processes that may be killed: a few, kept warm.
+
+An answer is a stranger's text, and a regular expression of Python holds its process for as long as it runs. So whatever
+looks for something in an answer does it here; a comparison, or one search for a fixed word, may stay where it is.
+
+Two validators must come to one reward, and a clock says something else on every machine. Therefore no clock decides
+over a reward: an answer of more than MAX_ANSWER_CHARACTERS (protocol.audit) is none, which everybody sees alike, and
+each function here takes time in proportion to its text (`python -m benchmarks.scorers`), far below the deadline. The
+deadline is for a machine that stands still, or for a function whose slow case nobody has found yet. What it ends is
+Undecided: no reward here, nothing that contradicts another validator's, and no fault of the worker's.
+"""
+
+import atexit
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from node.environments.errors import EnvironmentFault, Undecided
+from node.environments.lines import LineChild
+from node.sandbox.runtime import child_environment
+
+DEADLINE_SECONDS = 20.0
+"""For each call. The slowest scorer takes a quarter of a second for the longest answer."""
+START_SECONDS = 60.0
+KEPT = 2
+"""Children that wait for the next call. Threads that score at the same time have one each: none waits for another."""
+MOST_CHARACTERS = 1 << 20
+"""Of the calls that are sent together: sending costs milliseconds on a busy machine, and one call may be long."""
+_MEMORY_BYTES = 2 * 1024**3
+
+
+class ScoringPool:
+    """Blocks; for any thread. A child costs 0.2 s when there is none yet."""
+
+    def __init__(self, deadline: float = DEADLINE_SECONDS) -> None:
+        self._deadline = deadline
+        self._lock = threading.Lock()
+        self._idle: list[LineChild] = []
+
+    def call_all(self, function: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any | Undecided]:
+        """function(*arguments) for each; arguments and results are JSON. A call that raises has the result None: it
+        raises on every machine."""
+        found: list[Any | Undecided] = []
+        child: LineChild | None = None
+        try:
+            for some in _together(calls):
+                waiting = list(some)
+                while waiting:
+                    child = child or self._taken()
+                    replies = self._replies(child, function, waiting)
+                    found += replies
+                    waiting = waiting[len(replies) :]
+                    if isinstance(replies[-1], Undecided):
+                        child.close()
+                        child = None
+        except BaseException:
+            if child is not None:
+                child.close()  # it may be in the middle of an answer
+            raise
+        if child is not None:
+            self._give_back(child)
+        return found
+
+    def read(self, function: Callable[[str], str | None], texts: Sequence[str]) -> list[str | None | Undecided]:
+        """What a function finds in each text."""
+        return self.call_all(function, [(text,) for text in texts])
+
+    def close(self) -> None:
+        """End the children that wait. Others are started when they are needed."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.close()
+
+    def _replies(
+        self, child: LineChild, function: Callable[..., Any], calls: Sequence[Sequence[Any]]
+    ) -> list[Any | Undecided]:
+        """What comes back, up to the first call without an answer in time."""
+        child.send([function.__module__, function.__qualname__, [list(arguments) for arguments in calls]])
+        replies: list[Any | Undecided] = []
+        for _ in calls:
+            reply = child.receive(self._deadline)
+            if reply is None:
+                why = f"its process ended, or took more than {self._deadline:g} s for one"
+                return [*replies, Undecided("an answer cannot be scored here", why, "other machines may decide it")]
+            replies.append(reply[0])
+        return replies
+
+    def _taken(self) -> LineChild:
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        if child is not None and child.alive:
+            return child
+        if child is not None:
+            child.close()
+        child = LineChild([sys.executable, "-P", "-m", "node.environments.scoring_pool"], child_environment())
+        if child.receive(START_SECONDS) != ["ready"]:
+            child.close()
+            raise EnvironmentFault("answers cannot be scored", "the scoring process did not start", "see its log")
+        return child
+
+    def _give_back(self, child: LineChild) -> None:
+        with self._lock:
+            if len(self._idle) < KEPT:
+                self._idle.append(child)
+                return
+        child.close()
+
+
+POOL = ScoringPool()
+"""That of this process: scorers are many, and are seldom at work at the same time."""
+atexit.register(POOL.close)
+
+
+def _together(calls: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
+    """The calls in parts of MOST_CHARACTERS, or of one that is longer."""
+    start = size = 0
+    for place, arguments in enumerate(calls):
+        length = sum(len(one) for one in arguments if isinstance(one, str))
+        if place > start and size + length > MOST_CHARACTERS:
+            yield calls[start:place]
+            start, size = place, 0
+        size += length
+    if start < len(calls):
+        yield calls[start:]
+
+
+def main() -> None:
+    """The child: [module, function, [arguments, ...]] in, one [result] for each list of arguments out. End of input
+    ends it. Out of memory does, too: how much there is differs, so that it decides nothing."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print('["ready"]', flush=True)
+    for line in sys.stdin:
+        module, name, calls = json.loads(line)
+        function = getattr(import_module(module), name)
+        for arguments in calls:
+            print(json.dumps([_result(function, arguments)]), flush=True)
+
+
+def _result(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Called from the same depth of the stack each time, because what recursion may use ends at a depth."""
+    try:
+        return function(*arguments)
+    except MemoryError:
+        sys.exit(1)
+    except Exception:  # noqa: BLE001 - whatever an answer makes a scorer do, it is worth nothing
+        return None
+
+
+if __name__ == "__main__":
+    main()

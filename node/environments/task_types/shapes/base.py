@@ -1,0 +1,120 @@
+"""The interface of a shape, and what shapes have in common."""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from node.environments.names import nearest
+
+MAX_REPR_CHARACTERS = 256 * 1024
+MAX_REPR_DEPTH = 32
+MAX_ID = 256
+_BARE_WORDS = re.compile(r"[^\W\d_]{3,}")
+_LATEX = re.compile(r"\\[a-zA-Z]+|\\text\{[^{}]*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A row in the one form that task types read. shape: the form that it came in, for people; info: what a task type's
+    `truth` is read from; gold: a published solution; several: whether its problem may stand in several rows, one for
+    each response to it."""
+
+    shape: str
+    problem_id: str
+    prompt: Any
+    task: str
+    info: dict[str, Any]
+    gold: Any = None
+    several: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """name: for people; columns: what to add to a row to make it one, for people; fits: whether a row (without its null
+    columns) is one; read: raises ValueError that says what is wrong."""
+
+    name: str
+    columns: str
+    fits: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Mapping[str, Any]], Published]
+
+
+def present(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without null columns: parquet and JSON exports fill in what a row lacks."""
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def only_known(given: Iterable[str], known: Collection[str], what: str) -> None:
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"{what} has the key {str(key)[:80]!r}, which may change what is right; {nearest(str(key), known)}"
+            )
+
+
+def id_of(written: Any, *content: Any) -> str:
+    """The row's own id, or one that follows from its content: held-back problems stay so when rows are added."""
+    if written is None:
+        digest = blake3(msgspec.json.encode(content, order="sorted")).hexdigest(length=10)
+        return f"row-{digest}"
+    if isinstance(written, bool) or not isinstance(written, str | int):
+        raise ValueError(f"problem_id is {str(written)[:40]!r}, neither text nor a whole number")
+    text = str(written)
+    if not 0 < len(text) <= MAX_ID:
+        raise ValueError("problem_id is empty or too long")
+    return text
+
+
+def parsed(text: str, what: str) -> Any:
+    """JSON, whatever its size and depth."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not JSON: {str(error)[:120]}") from None
+
+
+def mapping(written: Any, what: str) -> dict[str, Any]:
+    """An object, its JSON or its Python repr, without what is null in it; nothing is an empty one."""
+    if isinstance(written, str):
+        try:
+            written = json.loads(written)
+        except (ValueError, RecursionError) as error:
+            written = _literal(written, str(error)[:120], what)
+    if not isinstance(written, dict | None):
+        raise ValueError(f"{what} is no object")
+    return present(written or {})
+
+
+def _literal(text: str, why: str, what: str) -> Any:
+    """The value of a Python repr of plain values."""
+    depth = most = 0
+    for character in text:  # brackets in strings count, too: an upper bound of the nesting that a parser would meet
+        depth += (character in "([{") - (character in ")]}")
+        most = max(most, depth)
+    if not text.lstrip().startswith("{") or len(text) > MAX_REPR_CHARACTERS or most > MAX_REPR_DEPTH:
+        raise ValueError(f"{what} is not JSON: {why}")
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError(f"{what} is neither JSON ({why}) nor the repr of plain values") from None
+
+
+def number_as_text(value: Any) -> Any:
+    """A whole or finite number as its text; everything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if not math.isfinite(value):
+        raise ValueError(f"the truth is {value}, which is no number")
+    return repr(int(value)) if float(value).is_integer() and abs(value) < 1 << 53 else repr(value)
+
+
+def is_mathematical(text: str) -> bool:
+    """Whether a truth can be compared as mathematics: no prose. Prose would score every answer 0."""
+    return bool(text.strip()) and len(_BARE_WORDS.findall(_LATEX.sub(" ", text))) <= 1

@@ -1,0 +1,27 @@
+"""MATH, AIME and NuminaMath: problem, with an answer or a solution that boxes it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from node.environments.task_types.shapes.base import Published, Shape, id_of, present
+from node.environments.task_types.shapes.intellect import mathematics
+
+NAME = "MATH"
+
+
+def fits(row: Mapping[str, Any]) -> bool:
+    return "problem" in row and "tests" not in row and ("solution" in row or "answer" in row)
+
+
+def read(row: Mapping[str, Any]) -> Published:
+    problem, solution = row["problem"], row.get("solution")
+    if not isinstance(problem, str):
+        raise ValueError("problem is no text")
+    truth = present({"ground_truth": row.get("answer")})
+    _, form, info = mathematics("verifiable_math", truth, solution)
+    name = id_of(row.get("unique_id", row.get("id")), problem)
+    form = "gold solution" if form == "gold solution" else "answer"
+    return Published(f"{NAME}, {form}", name, problem, "verifiable_math", info, solution)
+
+
+SHAPE = Shape(NAME, "problem, answer or solution", fits, read)

@@ -1,0 +1,91 @@
+"""Tests of programs in their published forms -> a list of {"fn_name", "input", "output"}.
+
+Cases in a list (INTELLECT-2, SYNTHETIC-1), with `testtype` and `metadata.func_name` (LiveCodeBench, DeepCoder), or
+two lists of inputs and outputs (TACO, APPS, PRIME); as they are or as JSON text; under any of the names that are in
+use.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from node.environments.task_types.shapes.base import mapping, only_known, parsed, present
+
+PLACES = ("test_cases", "tests", "ground_truth")
+MAX_TEXT = 4 << 20
+HARMLESS = frozenset({"language", "style", "source", "difficulty", "starter_code", "metadata", "fn_name", "time_limit"})
+"""Keys beside the tests that say nothing about what is right; programs are bounded by fuel and memory of the run."""
+_CASE = frozenset({"type", "fn_name", "input", "output", "testtype", "metadata"})
+_LISTS = frozenset({"inputs", "outputs", "fn_name"})
+_KINDS = {"stdin": False, "stdin_stdout": False, "functional": True, "function_call": True}
+"""Values of `testtype` and `type`: whether a function is called."""
+
+
+def read_tests(info: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """(how they were published, the tests). Raises ValueError."""
+    only_known(info, {*PLACES, "inputs", "outputs", *HARMLESS}, "verification_info")
+    places = [place for place in PLACES if place in info] + ["inputs"] * ("inputs" in info or "outputs" in info)
+    if len(places) != 1:
+        raise ValueError(
+            f"it has two truths: {' and '.join(places)}"
+            if places
+            else "it needs tests: test_cases, or inputs and outputs"
+        )
+    found: Any = {key: info[key] for key in _LISTS if key in info} if places == ["inputs"] else info[places[0]]
+    if isinstance(found, str):
+        if len(found) > MAX_TEXT:
+            raise ValueError(f"its tests have more than {MAX_TEXT} characters")
+        found = parsed(found, places[0])
+    named = info.get("fn_name") or _named(info.get("metadata"))
+    if isinstance(found, dict):
+        return f"lists in {places[0]}", _from_lists(present(found), named)
+    if not isinstance(found, list):
+        raise ValueError(f"{places[0]} is neither a list of tests nor lists of inputs and outputs")
+    published = any(isinstance(case, dict) and "testtype" in case for case in found)
+    cases = [_case(case, number, named) for number, case in enumerate(found)]
+    return (f"LiveCodeBench's in {places[0]}" if published else f"cases in {places[0]}"), cases
+
+
+def _from_lists(lists: Mapping[str, Any], named: str) -> list[dict[str, Any]]:
+    only_known(lists, _LISTS, "the tests")
+    inputs, outputs = lists.get("inputs"), lists.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError("the tests need as many outputs as inputs")
+    function = _one_name(lists.get("fn_name") or "", named)
+    return [{"fn_name": function, "input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+
+
+def _case(case: Any, number: int, named: str) -> dict[str, Any]:
+    if not isinstance(case, dict):
+        raise ValueError(f"test {number} is no object")
+    case = present(case)
+    only_known(case, _CASE, f"test {number}")
+    if "input" not in case or "output" not in case:
+        raise ValueError(f"test {number} has no input and output")
+    function = _one_name(case.get("fn_name") or "", _named(case.get("metadata")))
+    kinds = {_kind(case[key], number) for key in ("type", "testtype") if key in case}
+    if True in kinds:
+        function = _one_name(function, named)
+        if not function:
+            raise ValueError(f"test {number} calls a function, and nothing names it (fn_name, metadata.func_name)")
+    if False in kinds and (function or True in kinds):
+        raise ValueError(f"test {number} reads standard input and calls a function: one of the two is wrong")
+    return {"fn_name": function or ("" if kinds else named), "input": case["input"], "output": case["output"]}
+
+
+def _kind(word: Any, number: int) -> bool:
+    if not isinstance(word, str) or word not in _KINDS:
+        raise ValueError(f"test {number} is of the kind {str(word)[:40]!r}, which is not run here")
+    return _KINDS[word]
+
+
+def _named(metadata: Any) -> str:
+    name = mapping(metadata, "metadata").get("func_name", "")
+    if not isinstance(name, str):
+        raise ValueError("metadata.func_name is no text")
+    return name
+
+
+def _one_name(one: Any, other: str) -> str:
+    if not isinstance(one, str) or (one and other and one != other):
+        raise ValueError(f"the tests name two functions: {str(one)[:40]!r} and {other[:40]!r}")
+    return one or other
