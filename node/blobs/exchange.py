@@ -64,7 +64,9 @@ class BlobExchange:
         self._store = store
         self._report = report
         self._downloads = Downloads(network, store, limits.download)
-        self._uploads = Uploads(self._downloads.reciprocity, limits.slots, limits.upload)
+        self._uploads = Uploads(
+            self._downloads.reciprocity, limits.slots, limits.upload, lambda peer: max(network.lanes(peer), 1)
+        )
         self._seeds = Recent[bytes, SuperSeed[Address]](MAX_SEEDS)
         self._fetched = Recent[bytes, None](4096)
         self._sent = Recent[Address, int](4096, refresh=True)
@@ -166,7 +168,7 @@ class BlobExchange:
             return await self._any(asker, ask, info)
         return await self._pieces(asker, ask, info)
 
-    async def _info(self, root: bytes) -> bytes:
+    async def _info(self, root: bytes) -> bytes | Answer:
         info = self._known(root)
         if info is None:
             return wire.MISSING
@@ -181,7 +183,7 @@ class BlobExchange:
                 return wire.MISSING
         else:
             said = wire.HaveInfo(encode_info(info), chooses=self._seed(root, info) is not None)
-        return wire.FOUND + msgspec.msgpack.encode(said)
+        return Answer(wire.FOUND + msgspec.msgpack.encode(said), bulk=True)
 
     def _told(self, asker: Address, tell: wire.Tell) -> bytes:
         """Another node fetches a blob, too: remember what it has, say what we have."""
@@ -251,7 +253,7 @@ class BlobExchange:
             elif seed is not None:
                 seed.lost(asker, chosen)
 
-        return Answer(body, sent)
+        return Answer(body, sent, bulk=True)
 
     async def _read(self, root: bytes, info: BlobInfo, pieces: list[int], waited: float) -> bytes:
         """The answer with these pieces."""

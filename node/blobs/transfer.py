@@ -54,6 +54,8 @@ GIVE_UP_AFTER = 4
 """Misses after which a source makes room for one that was not tried."""
 MAX_IN_FLIGHT = 32 * 1024**2
 """Bytes asked for by this node at once, over all blobs: bounds memory."""
+LANE_DEPTH = 2
+"""Requests in flight for each lane: one is sent while the next is on its way."""
 SMALL = 4 * 1024**2
 """Blobs up to this size never wait for more urgent ones."""
 HEADWAY = 2.0
@@ -447,6 +449,8 @@ class Transfer:
         now = trio.current_time()
         if self._download is None or self._nursery is None or not self._ready(source, now):
             return
+        if lanes := self._downloads.network.lanes(source):
+            self._download.spread(source, lanes, LANE_DEPTH * lanes)
         while self._downloads.admits(self, now):
             flight = self._download.plan(source, now)
             if flight is None:

@@ -26,10 +26,12 @@ class Turn:
 
 
 class Uploads:
-    """limit: bytes per second, 0 for no limit."""
+    """limit: bytes per second, 0 for no limit; abreast: answers to a peer that fit into one slot."""
 
-    def __init__(self, reciprocity: Reciprocity[Address], slots: int, limit: float) -> None:
-        self._queue = UploadQueue(reciprocity, slots=slots)
+    def __init__(
+        self, reciprocity: Reciprocity[Address], slots: int, limit: float, abreast: Callable[[Address], int]
+    ) -> None:
+        self._queue = UploadQueue(reciprocity, slots=slots, abreast=abreast)
         self._bucket = TokenBucket(limit, limit / 4) if limit > 0 else None
         self._granted: dict[Ticket[Address], trio.Event] = {}
         self._burdens: dict[Ticket[Address], Callable[[Address], float]] = {}

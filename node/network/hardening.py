@@ -20,11 +20,13 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, cast
 
 import structlog
 import trio
-from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
+from libp2p.abc import IMuxedConn, INetConn, INetStream, IRawConnection, ISecureConn
+from libp2p.connection_types import ConnectionType
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
 from libp2p.metrics.swarm import SwarmEvent
@@ -53,6 +55,9 @@ MAX_STREAMS_PER_PEER = 128
 MAX_HANDSHAKES_PER_IP = 16
 MAX_HANDSHAKES = 128
 """Under way at once, from all addresses: of more, the oldest gives way. An honest one takes a fraction of a second."""
+
+FOR_BULK = ContextVar("FOR_BULK", default=False)
+"""Whether the stream that this task opens is for bulk."""
 
 Fault = Callable[[str, BaseException], None]
 """Told of every error that was caught on a peer's behalf: (where, error)."""
@@ -268,6 +273,13 @@ class HardSwarm(Swarm):
                     del self._streams[peer]
 
         super().set_stream_handler(guarded)
+
+    def _select_connection(self, connections: list[INetConn], peer_id: ID) -> INetConn:
+        """The oldest direct one is for news; bulk goes by another if there is one, where the fewest streams are."""
+        direct = [each for each in connections if each.get_connection_type() != ConnectionType.RELAYED]
+        if FOR_BULK.get() and len(direct) > 1:
+            return min(direct[1:], key=lambda each: len(cast(Session, each.muxed_conn).streams))
+        return (direct or connections)[0]
 
     async def _do_handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr, failure_event: SwarmEvent

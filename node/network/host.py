@@ -38,7 +38,8 @@ from node.network.errors import (
 from node.network.gossip.gossip import Gossip
 from node.network.hardening import HardMuxer, HardSwarm, HardTcp, Tasks
 from node.network.heap import keep_freed_blocks
-from node.network.interface import MAX_GOSSIP_BYTES, Accept, Handler, NetworkStats, Tally
+from node.network.interface import MAX_GOSSIP_BYTES, Accept, Handler, NetworkStats, Tally, TcpPath
+from node.network.lanes import Lanes
 from node.network.links import DIAL_SECONDS, Links, close_quietly, id_of
 from node.network.listening import listening_address, reachable
 from node.network.noise import LeanNoise
@@ -60,7 +61,8 @@ class Libp2pNetwork:
     listen: multiaddrs, port 0 for any free port; announce: multiaddrs (without peer id) that others
     should dial instead of the ones listened on, for a node behind a port forward; relay: what this node does for
     others as a relay, once it offers to be one; private: whether members are dialled at addresses that are not of the
-    internet.
+    internet; boot: this start, in seconds that rise with each whatever the clock does; what is gossiped is numbered
+    from there.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Libp2pNetwork:
         announce: Sequence[str] = (),
         relay: Limits | None = None,
         private: bool = True,
+        boot: int = 0,
     ) -> None:
         self.address: Address = key.address
         self.peer_id: PeerId = key.peer_id
@@ -78,10 +81,12 @@ class Libp2pNetwork:
         self._listen = (listen,) if isinstance(listen, str) else tuple(listen)
         self._announce = tuple(announce)
         self._tally = Tally()
+        self._boot = boot
         self._links = Links(self.address, self.listening, private=private)
         known = self._links.known
         self._screen = Screen(known, self._tally, self._fault)
         self._requests = Requests(self._links, self._tally)
+        self._lanes = Lanes(self._links, self._requests)
         self._seen_at: str | None = None
         self._punching = Punching(lambda: self._seen_at, known.is_member, known.address_of, private=private)
         self._circuits = Circuits(
@@ -109,6 +114,7 @@ class Libp2pNetwork:
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._links.run)
+            nursery.start_soon(self._lanes.run)
             log.info("network.listening", contacts=self.contacts())
             task_status.started()
 
@@ -139,7 +145,9 @@ class Libp2pNetwork:
         self._swarm.fault = self._fault
         self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
         links = self._links
-        self._gossip = Gossip(self._host, keys.private_key, self._screen, links.still_connected, links.is_best)
+        self._gossip = Gossip(
+            self._host, keys.private_key, self._screen, links.still_connected, links.is_best, self._boot
+        )
         self._swarm.register_notifee(_Arrivals(links, self._gossip))
         self._circuits.attach(self._host, self._swarm)
         links.attach(self._host, self._swarm, self._circuits)
@@ -212,6 +220,9 @@ class Libp2pNetwork:
     def stay_with(self, members: Set[Address]) -> None:
         self._links.redialer.stay_with(members)
 
+    def failures(self) -> Mapping[Address, int]:
+        return self._links.redialer.failures
+
     def mute(self, member: Address, seconds: float) -> None:
         self._screen.mute(member, seconds)
 
@@ -231,6 +242,12 @@ class Libp2pNetwork:
 
     def unpunched(self) -> frozenset[Address]:
         return self.relayed() & self._punching.failed.keys()
+
+    def lanes(self, peer: Address) -> int:
+        return self._links.lanes(peer)
+
+    def paths(self) -> dict[Address, TcpPath]:
+        return self._lanes.paths()
 
     def told_host(self, host: str) -> None:
         self._seen_at = host

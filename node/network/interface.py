@@ -22,12 +22,18 @@ Accept = Callable[[Address, bytes], bool]
 """Cheap, synchronous check of a gossip message, made before it is forwarded: (publisher, data) -> keep it?"""
 
 
+def _unheard(delivered: bool) -> None:
+    """Nobody asked to be told."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """A response whose handler wants to know when it has left: sent(True) once the transport has all of it,
-    sent(False) if it could not be delivered. Called exactly once, and must not raise."""
+    sent(False) if it could not be delivered. Called exactly once, and must not raise. bulk: whatever else this node has
+    to say to the asker goes before it."""
 
     body: bytes
-    sent: Callable[[bool], None]
+    sent: Callable[[bool], None] = _unheard
+    bulk: bool = False
 
 
 Handler = Callable[[Address, bytes], Awaitable[bytes | Answer]]
@@ -51,6 +57,17 @@ class NetworkStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dropped: int = 0
     faults: int = 0
     peers: int = 0
+
+
+class TcpPath(msgspec.Struct, frozen=True):
+    """The direct connections with one peer. connections: how many; congestion: how the system limits what we send;
+    rtt_ms: the round trip now; least_rtt_ms: the shortest seen; loss: share of segments that were sent again."""
+
+    connections: int
+    congestion: str
+    rtt_ms: float
+    least_rtt_ms: float
+    loss: float
 
 
 class Network(Protocol):
@@ -88,6 +105,10 @@ class Network(Protocol):
         """The same of whom to stay connected with."""
         ...
 
+    def failures(self) -> Mapping[Address, int]:
+        """Members that could not be dialled lately, and how often in a row."""
+        ...
+
     def mute(self, member: Address, seconds: float) -> None:
         """Drop what a member publishes, unread, for so long. What it forwards, asks and answers goes on."""
         ...
@@ -106,6 +127,14 @@ class Network(Protocol):
 
     def unpunched(self) -> frozenset[Address]:
         """Those of `relayed` with whom that was tried in vain."""
+        ...
+
+    def lanes(self, peer: Address) -> int:
+        """Connections with a peer that are for bulk alone: as many answers make their way to it side by side."""
+        ...
+
+    def paths(self) -> dict[Address, TcpPath]:
+        """What the system says of the direct connections with each peer; without those of which it says nothing."""
         ...
 
     def told_host(self, host: str) -> None:

@@ -21,7 +21,7 @@ from node.network.circuit.circuits import Circuits
 from node.network.circuit.ends import is_direct
 from node.network.contacts import READ, Contact, Whereabouts, better_than_relays, ways_to
 from node.network.errors import PeerUnavailable
-from node.network.hardening import HardSwarm
+from node.network.hardening import FOR_BULK, HardSwarm
 from node.network.knocks import Knocks
 from node.network.known import Known
 from node.network.redial import PING_SECONDS, Link, Redialer
@@ -30,6 +30,12 @@ from protocol.identity import Address, PeerId, address_of_peer
 log = structlog.get_logger(__name__)
 
 MAX_STRANGERS = 64
+MAX_LANES = 12
+"""Connections with one peer that are for bulk alone."""
+MAX_WITH_ONE = MAX_LANES + 4
+"""Direct connections with one member beside the first: lanes, and such as both dialled at once."""
+MAX_BESIDE = 128
+"""Direct connections beside the first, with all peers together."""
 DIAL_SECONDS = 10.0
 PING_TIMEOUT = 20.0
 
@@ -87,6 +93,19 @@ class Links:
         """The live connections with a peer that go through no relay."""
         return _direct(self._connections_of(peer))
 
+    def direct(self) -> dict[ID, list[INetConn]]:
+        """All live connections that go through no relay, by peer, the oldest first: that one is for news."""
+        found = ((peer, _direct(self._live_of(peer))) for peer in list(self._swarm.connections)) if self.up else ()
+        return {peer: live for peer, live in found if live}
+
+    def lanes(self, peer: Address) -> int:
+        """Direct connections with a peer that are for bulk alone."""
+        return max(len(self.direct_with(peer)) - 1, 0)
+
+    def spare(self) -> int:
+        """How many more there may be beside the first of each peer."""
+        return max(MAX_BESIDE - sum(len(live) - 1 for live in self.direct().values()), 0)
+
     def _connections_of(self, peer: Address) -> list[INetConn]:
         """The live ones."""
         contact = self.redialer.where(peer)
@@ -100,9 +119,12 @@ class Links:
         """Whether a raw peer id has a live connection."""
         return bool(self._live_of(ID(peer)))
 
-    def is_best(self, stream: INetStream) -> bool:
-        """Whether it goes directly, or nothing does."""
-        return is_direct(stream) or not _direct(self._live_of(stream.muxed_conn.peer_id))
+    def is_best(self, stream: INetStream, *, bulk: bool = False) -> bool:
+        """Whether it goes directly, or nothing does; bulk: also not by the connection for news, if there are others."""
+        direct = _direct(self._live_of(stream.muxed_conn.peer_id))
+        if bulk and len(direct) > 1:
+            return stream.muxed_conn is not direct[0].muxed_conn
+        return is_direct(stream) or not direct
 
     def _live_with(self, peer_id: PeerId) -> list[INetConn]:
         return self._live_of(id_of(peer_id))
@@ -116,13 +138,20 @@ class Links:
 
     # -- dialling ----------------------------------------------------------------------------------
 
-    async def open_stream(self, peer: Address, protocol: str) -> INetStream:
+    async def dial_beside(self, peer: ID, place: Multiaddr) -> INetConn:
+        """One more connection with a peer. Raises what the library does."""
+        return await self._swarm.dial_addr(place, peer)
+
+    async def open_stream(self, peer: Address, protocol: str, *, bulk: bool = False) -> INetStream:
         """A new stream to a peer, which is dialled if it is a member and not connected. Raises PeerUnavailable."""
         peer_id = await self._reach(peer)
+        before = FOR_BULK.set(bulk)
         try:
             return await self._host.new_stream(peer_id, [TProtocol(protocol)])
         except Exception as error:
             raise PeerUnavailable(peer, f"it does not serve {protocol}, or went away") from error
+        finally:
+            FOR_BULK.reset(before)
 
     async def _reach(self, peer: Address) -> ID:
         contact = self.redialer.where(peer)
@@ -227,6 +256,9 @@ class Links:
             self._close_soon(connection)
         elif self.known.is_member(address):
             self._swarm.protect(peer, "member")
+            beside = len(_direct(self._live_of(peer))) - 1
+            if is_direct(connection) and beside and (beside >= MAX_WITH_ONE or not self.spare()):
+                self._close_soon(connection)
         else:
             self._strangers[connection] = peer  # each of its connections: who closes one keeps the others
             while len(self._strangers) > MAX_STRANGERS:
@@ -252,6 +284,13 @@ class Links:
     def _close_soon(self, connection: INetConn) -> None:
         if self._nursery is not None:
             self._nursery.start_soon(close_quietly, connection)
+
+
+def session_of(connection: INetConn) -> yamux.Session:
+    """Of a direct connection."""
+    if not isinstance(connection.muxed_conn, yamux.Session):
+        raise AssertionError("the connection has another muxer than ours")
+    return connection.muxed_conn
 
 
 def _direct(connections: list[INetConn]) -> list[INetConn]:

@@ -28,6 +28,7 @@ from node.network.interface import (
     Handler,
     NetworkStats,
     Tally,
+    TcpPath,
 )
 from protocol.identity import Address, NodeKey, PeerId
 
@@ -132,6 +133,9 @@ class MemoryNetwork:
     def stay_with(self, members: Set[Address]) -> None:
         """On a hub everybody is connected with everybody it knows."""
 
+    def failures(self) -> Mapping[Address, int]:
+        return {}
+
     def mute(self, member: Address, seconds: float) -> None:
         self._muted[member] = trio.current_time() + seconds
 
@@ -150,6 +154,12 @@ class MemoryNetwork:
 
     def unpunched(self) -> frozenset[Address]:
         return frozenset()
+
+    def lanes(self, peer: Address) -> int:
+        return 0
+
+    def paths(self) -> dict[Address, TcpPath]:
+        return {}
 
     def told_host(self, host: str) -> None:
         """Nobody on a hub is hidden."""

@@ -20,7 +20,7 @@ from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.security.noise.transport import Transport
 from multiaddr import Multiaddr
 
-from node.network.sockets import Prompt, prompt, unbuffered
+from node.network.sockets import LeanSocket, Prompt, Tcp, prompt, unbuffered
 
 LENGTH = 2
 TAG = 16
@@ -171,6 +171,9 @@ class NoiseSession(BaseSession, Prompt):
     async def finish_write(self, rest: memoryview) -> None:
         await self._sink.finish_write(rest)
 
+    def keep_short(self, size: int) -> None:
+        self._sink.keep_short(size)
+
     def _sealed(self, data: memoryview) -> memoryview:
         """One message after another, each sealed where it is sent from."""
         count = -(-len(data) // MAX_PLAINTEXT_LENGTH)
@@ -182,6 +185,10 @@ class NoiseSession(BaseSession, Prompt):
             self._out.seal_into(plain, room[LENGTH:end])
             room = room[end:]
         return sealed
+
+    def tcp(self) -> Tcp | None:
+        """What the system says of the socket below; None where there is none."""
+        return self._source.tcp() if isinstance(self._source, LeanSocket) else None
 
     # what the library asks of a connection
 

@@ -23,7 +23,9 @@ CHECK_SECONDS = 1.0
 REST_SECONDS = 5.0
 """Between two looks at a member that is connected as well as can be, unless a connection ends."""
 PING_SECONDS = 15.0
-MAX_DIALS = 8
+MAX_DIALS = 32
+"""At once: all that a node looks for. Of most members of an old pool nobody answers, for seconds each, and those who
+do must not wait behind them."""
 LET_IT_CALL = 3.0
 """Seconds before a member behind a relay is called through it: what it can dial itself, it dials without."""
 LONGEST_RELAYED_DELAY = 300.0
@@ -64,7 +66,8 @@ class Redialer:
         self._link = link
         self._ping = ping
         self._told: dict[Address, Told] = {}
-        self._failures: dict[Address, int] = {}
+        self.failures: dict[Address, int] = {}
+        """Of each member in a row, until it is connected."""
         self._dialled: Set[Address] | None = None
         self._loops: dict[Address, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
@@ -95,7 +98,7 @@ class Redialer:
         self._stop(member)
         if told is None:
             del self._told[member]
-            self._failures.pop(member, None)
+            self.failures.pop(member, None)
         elif member in self._told or len(self._told) < MAX_MEMBERS:
             self._told[member] = told
             self._start(member)
@@ -152,7 +155,7 @@ class Redialer:
             while True:
                 link, now = self._link(where), trio.current_time()
                 if link is Link.BEST or (link is Link.APART and was is not link):
-                    self._failures.pop(where.member, None)
+                    self.failures.pop(where.member, None)
                     due = now
                 was = link
                 if link is not Link.BEST and now >= due:
@@ -170,14 +173,14 @@ class Redialer:
 
     def _patience(self, where: Whereabouts) -> float:
         """Seconds before the first try: of two who learn of each other at once, one dials first."""
-        if self._failures.get(where.member):
+        if self.failures.get(where.member):
             return self._pause(where.member, Link.APART)
         if where.hidden:
             return LET_IT_CALL * (1 + random.random())  # noqa: S311
         return FIRST_DELAY * (1 + random.random()) if self._own > where.member else 0.0  # noqa: S311
 
     def _pause(self, member: Address, link: Link) -> float:
-        failures = self._failures.get(member, 0)
+        failures = self.failures.get(member, 0)
         longest = LONGEST_RELAYED_DELAY if link is Link.RELAYED else LONGEST_DELAY
         return delay_after(failures, random.random(), longest) if failures else 0.0  # noqa: S311
 
@@ -187,6 +190,6 @@ class Redialer:
                 await self._dial(where)
         except PeerUnavailable as error:
             log.debug("network.dial_failed", peer=where.member, why=error.why)
-            self._failures[where.member] = self._failures.get(where.member, 0) + 1
+            self.failures[where.member] = self.failures.get(where.member, 0) + 1
         else:
-            self._failures.pop(where.member, None)
+            self.failures.pop(where.member, None)

@@ -20,17 +20,19 @@ class Window(msgspec.Struct, gc=False, eq=False):
     _taken: int = 0
     _random: bool = False
 
-    def fresh(self, number: int) -> bool:
-        """Whether a message with that number has not been taken, and is not older than all that are remembered."""
+    def fresh(self, number: int, latest: int = CLOCKED.stop) -> bool:
+        """Whether a message with that number has not been taken, and is not older than all that are remembered. latest:
+        what is above that is from the future, and nothing is remembered of it: else a clock that was a day ahead and
+        is put right would make its node mute for a day."""
         behind = self._newest - number
-        if self._random or number not in CLOCKED or behind < 0:
+        if self._random or number not in CLOCKED or number > latest or behind < 0:
             return True
         return behind < WIDTH and not self._taken >> behind & 1
 
-    def take(self, number: int) -> bool:
+    def take(self, number: int, latest: int = CLOCKED.stop) -> bool:
         """The same, and it is taken from now on. Only for numbers whose signature was checked."""
         self._random = self._random or number not in CLOCKED
-        if self._random:
+        if self._random or number > latest:
             return True
         if not self.fresh(number):
             return False

@@ -21,6 +21,8 @@ from protocol.identity import Address
 log = structlog.get_logger(__name__)
 
 READ_SECONDS = 15.0
+BULK = 128 * 1024
+"""A request whose answer may be larger is for bulk, and goes by a lane if there is one."""
 KEEP_SECONDS = 30.0
 """For a further request on a stream, after an answer."""
 SENT_AT_ONCE = yamux.WINDOW_BYTES // 2
@@ -33,10 +35,6 @@ MAX_WINDOW = 15 * 1024**2
 # What strangers may ask: requests per second each, and response bytes per second together.
 STRANGER_REQUESTS = (5.0, 50.0)
 STRANGER_BYTES = (4.0 * 1024**2, 32.0 * 1024**2)
-
-
-def _unheard(delivered: bool) -> None:
-    """Nobody asked to be told."""
 
 
 class Requests:
@@ -74,7 +72,7 @@ class Requests:
 
     async def ask(self, peer: Address, protocol: str, data: bytes, limit: int) -> tuple[int, bytes]:
         """The status and the body of a peer's answer. Raises PeerUnavailable, PeerMisbehaved."""
-        kept, given_up = self._kept.take(peer, protocol, trio.current_time())
+        kept, given_up = self._kept.take(peer, _kind(protocol, limit), trio.current_time())
         for each in given_up:
             await _finish(each.stream, clean=True)
         try:
@@ -83,7 +81,7 @@ class Requests:
                     return await self._ask_on(kept, peer, protocol, data, limit)
                 except (wire.Ended, MuxedStreamError):
                     log.debug("network.kept_stream_gone", peer=peer)  # nothing of an answer had come
-            opened = _Kept(await self._links.open_stream(peer, protocol))
+            opened = _Kept(await self._links.open_stream(peer, protocol, bulk=limit > BULK))
             return await self._ask_on(opened, peer, protocol, data, limit)
         except wire.WireError as error:
             if error.announced >= 0:
@@ -101,8 +99,8 @@ class Requests:
             clean, kept = True, taken and answer[0] == wire.OK
             return answer
         finally:
-            if kept and not on.closed and self._links.is_best(on.stream):
-                for each in self._kept.put(peer, protocol, on, trio.current_time()):
+            if kept and not on.closed and self._links.is_best(on.stream, bulk=limit > BULK):
+                for each in self._kept.put(peer, _kind(protocol, limit), on, trio.current_time()):
                     await _finish(each.stream, clean=True)
             else:
                 await _finish(on.stream, clean)
@@ -148,7 +146,7 @@ class Requests:
         with trio.fail_after(SERVE_SECONDS):
             async with self._serving:
                 answer = await handler(asker, request)
-            await self._send(stream, stranger, answer if isinstance(answer, Answer) else Answer(answer, _unheard))
+            await self._send(stream, stranger, answer if isinstance(answer, Answer) else Answer(answer))
         return keep and not stranger  # who has no contact asks little, and each time anew
 
     async def _send(self, stream: yamux.Stream, stranger: bool, answer: Answer) -> None:
@@ -157,7 +155,7 @@ class Requests:
             if stranger:
                 self._stranger_bytes.charge(len(answer.body))
             self._tally.add(bytes_out=len(answer.body))
-            await wire.write_response(stream, wire.OK, answer.body)
+            await wire.write_response(stream, wire.OK, answer.body, bulk=answer.bulk)
             delivered = True
         finally:
             answer.sent(delivered)
@@ -165,6 +163,11 @@ class Requests:
     def _stranger_may_ask(self, asker: Address) -> bool:
         now = trio.current_time()
         return self._stranger_requests.take(asker, 1, now) and self._stranger_bytes.take(1, now)
+
+
+def _kind(protocol: str, limit: int) -> str:
+    """Streams for bulk are kept by themselves: they lead elsewhere."""
+    return f"{protocol} bulk" if limit > BULK else protocol
 
 
 class _Kept:

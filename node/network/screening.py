@@ -4,6 +4,8 @@ topic's own check.
 Knows messages and who wrote them; nothing of streams and trees.
 """
 
+import time
+
 import trio
 from libp2p.pubsub.pb import rpc_pb2
 
@@ -13,6 +15,7 @@ from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept
 from node.network.known import Known
 from node.network.replay import Window
 from protocol.identity import Address
+from protocol.liveness import AHEAD
 
 # Per peer that hands us messages, and per peer that wrote them: messages per second, and in a burst.
 FORWARDED = (200.0, 1000.0)
@@ -77,7 +80,7 @@ class Screen:
         if publisher is None or self._muted.get(publisher, 0.0) > now:
             return False
         window = self._windows.get(publisher)
-        return window is None or window.fresh(_number(message))
+        return window is None or window.fresh(_number(message), _latest())
 
     def accepts(self, topic: str, message: rpc_pb2.Message) -> bool:
         """Whether a signed message may be delivered and forwarded. Never raises."""
@@ -101,7 +104,7 @@ class Screen:
         """Members only: anybody can make up publishers, and windows would be forgotten for theirs."""
         if not self._known.is_member(publisher):
             return True
-        return self._windows.setdefault(publisher, Window()).take(_number(message))
+        return self._windows.setdefault(publisher, Window()).take(_number(message), _latest())
 
     def deliver(self, topic: str, message: rpc_pb2.Message) -> None:
         publisher = self._known.address_of(message.from_id)
@@ -117,3 +120,7 @@ class Screen:
 
 def _number(message: rpc_pb2.Message) -> int:
     return int.from_bytes(message.seqno[:8])
+
+
+def _latest() -> int:
+    return time.time_ns() + int(AHEAD * 1e9)

@@ -5,10 +5,15 @@ Knows sockets; knows no peers. The port is shared within this process only: `har
 """
 
 import os
+import select
 import socket
+import struct
+import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 import trio
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError
@@ -18,6 +23,21 @@ BACKLOG = 128
 READ_AHEAD = 256 * 1024
 MAX_RUN = 1024 * 1024
 """Bytes that are written without letting others run."""
+
+
+TCP_INFO_BYTES = 224
+"""Up to what Linux 4.19 and later say of data that was sent again."""
+
+
+class Tcp(msgspec.Struct, frozen=True):
+    """What the system says of a connection. rtt, least_rtt: seconds; segments: with data, that were sent, of which
+    `sent_again` were so for a second time."""
+
+    congestion: str
+    rtt: float
+    least_rtt: float
+    segments: int
+    sent_again: int
 
 
 class Prompt(ABC):
@@ -30,6 +50,10 @@ class Prompt(ABC):
     @abstractmethod
     async def finish_write(self, rest: memoryview) -> None: ...
 
+    @abstractmethod
+    def keep_short(self, size: int) -> None:
+        """Take no more at once than leaves about so many bytes unsent below, where the system can tell."""
+
 
 class LeanSocket(ReadWriteCloser, Prompt):
     """The library's stream without its locks, for one reader and one writer: each lock, and each call of trio's that
@@ -40,6 +64,8 @@ class LeanSocket(ReadWriteCloser, Prompt):
         self._socket = inner.stream.socket
         self._dry = True
         self._run = 0
+        self._room = select.poll()
+        self._room.register(self._socket.fileno(), select.POLLOUT)
 
     async def read(self, n: int | None = None) -> bytes:
         """1 to n bytes; b"" at the end, or once it was closed here."""
@@ -62,8 +88,12 @@ class LeanSocket(ReadWriteCloser, Prompt):
         await self.finish_write(self.begin_write(data))
 
     def begin_write(self, data: bytes | memoryview) -> memoryview:
-        """Now and then nothing is taken, to let others run."""
+        """Now and then nothing is taken, to let others run; or while too much is unsent: a full socket would still
+        fill up its last buffer, of 64 KiB, which is half a second at 1 Mbit/s."""
         rest = memoryview(data)
+        return self._written(rest) if self._room.poll(0) else rest
+
+    def _written(self, rest: memoryview) -> memoryview:
         if self._run < MAX_RUN:
             try:
                 sent = os.write(self._socket.fileno(), rest)
@@ -80,9 +110,28 @@ class LeanSocket(ReadWriteCloser, Prompt):
             while rest:
                 await trio.lowlevel.wait_writable(self._socket.fileno())
                 self._run = 0
-                rest = self.begin_write(rest)
+                rest = self._written(rest)
         except (OSError, ValueError, trio.ClosedResourceError) as error:  # ValueError: the number of a closed one
             raise _gone(error) from error
+
+    def keep_short(self, size: int) -> None:
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with suppress(OSError):  # it is closed already
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+
+    def tcp(self) -> Tcp | None:
+        """None where the system does not say, or the socket is closed."""
+        if sys.platform != "linux":
+            return None
+        try:
+            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+            name = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        except OSError:
+            return None
+        if not isinstance(told, bytes) or not isinstance(name, bytes) or len(told) < TCP_INFO_BYTES:
+            return None
+        rtt, again, least, segments = (struct.unpack_from("=I", told, at)[0] for at in (68, 100, 148, 156))
+        return Tcp(name.split(b"\0")[0].decode("ascii", "replace"), rtt / 1e6, least / 1e6, segments, again)
 
     async def close(self) -> None:
         await self._inner.close()
@@ -123,6 +172,10 @@ class Buffered(ReadWriteCloser, Prompt):
             await self._inner.finish_write(rest)
         elif rest:
             await self._inner.write(bytes(rest))
+
+    def keep_short(self, size: int) -> None:
+        if isinstance(self._inner, Prompt):
+            self._inner.keep_short(size)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -22,7 +22,7 @@ class Stream(Protocol):
     """What this module needs of a stream."""
 
     async def read_exactly(self, n: int) -> bytes: ...
-    async def write(self, data: bytes | memoryview, *, head: bytes = b"") -> None: ...
+    async def write(self, data: bytes | memoryview, *, head: bytes = b"", bulk: bool = False) -> None: ...
 
 
 class WireError(Exception):
@@ -69,8 +69,9 @@ async def read_request(stream: Stream, limit: int) -> tuple[bytes, bool]:
     return await _read_body(stream, head & ~KEEP, limit), bool(head & KEEP)
 
 
-async def write_response(stream: Stream, status: int, body: bytes) -> None:
-    await stream.write(body, head=bytes([status]) + len(body).to_bytes(4))
+async def write_response(stream: Stream, status: int, body: bytes, *, bulk: bool = False) -> None:
+    """bulk: what else is to be said over the connection goes first."""
+    await stream.write(body, head=bytes([status]) + len(body).to_bytes(4), bulk=bulk)
 
 
 async def read_response(stream: Stream, limit: int) -> tuple[int, bytes]:

@@ -30,7 +30,8 @@ from multiaddr import Multiaddr
 
 from node.network.budget import TokenBucket
 from node.network.noise import NoiseSession
-from node.network.sockets import prompt
+from node.network.sockets import Tcp, prompt
+from node.network.turns import Pace, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +47,7 @@ MOST_WINDOW = 1 << 31
 BODY_BYTES = MAX_PLAINTEXT_LENGTH - HEADER.size
 """Of one frame, which so fills one Noise message."""
 MAX_WRITE = 4 * BODY_BYTES
-"""Of one stream, before another stream's frame has its turn."""
+"""Of one stream, before another stream's frame has its turn; less where the line is slow (`turns.Pace`)."""
 MAX_BUFFERED = 128 * 1024**2
 """Unread bytes per connection, over all its streams, before the connection is closed."""
 KEPT_SHARE = 4
@@ -185,9 +186,9 @@ class Stream(IMuxedStream):
 
     # writing
 
-    async def write(self, data: bytes | memoryview, *, head: bytes = b"") -> None:
+    async def write(self, data: bytes | memoryview, *, head: bytes = b"", bulk: bool = False) -> None:
         """`head`, then all of `data`, as fast as the peer opens its window; in frames of both where they meet, and
-        several frames in one write.
+        several frames in one write. bulk: what others have to say goes first.
 
         Raises MuxedStreamError if the window stays shut too long.
         """
@@ -195,10 +196,10 @@ class Stream(IMuxedStream):
         while head or rest:
             if not self._may_write():
                 await self._wait_for_window()
-            size = min(len(head) + len(rest), self.send_window, MAX_WRITE)
+            size = min(len(head) + len(rest), self.send_window, self.session.pace.turn)
             self.send_window -= size
             taken = max(size - len(head), 0)
-            await self.session.send_data(self.number, head[:size], rest[:taken])
+            await self.session.send_data(self.number, head[:size], rest[:taken], bulk=bulk)
             head, rest = head[size:], rest[taken:]
 
     def write_now(self, data: bytes) -> bool:
@@ -313,17 +314,21 @@ def stream_below(stream: INetStream) -> Stream:
 
 
 class Session(IMuxedConn):
-    """All streams of one connection. `start` runs it; `heard_at`: when data last arrived, on trio's clock."""
+    """All streams of one connection. `start` runs it; `heard_at`: when data last arrived, on trio's clock; `bulk`:
+    bytes of pieces that were sent."""
 
     def __init__(self, conn: NoiseSession, peer_id: ID, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
         self.secured_conn = conn
         self._prompt = prompt(conn)
+        self.pace = Pace(BODY_BYTES, MAX_WRITE)
+        self._kept_short = 0
+        self._keep_short()
         self.peer_id = peer_id
         self.on_close = on_close
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.streams: dict[int, Stream] = {}
-        self.buffered = 0
+        self.buffered = self.bulk = 0
         self.heard_at = 0.0
         self._heard = trio.Event()
         self._initiator = bool(conn.is_initiator)
@@ -331,7 +336,7 @@ class Session(IMuxedConn):
         self._inbound = 0
         self._incoming, self._accepted = trio.open_memory_channel[Stream](MAX_INBOUND)
         self._control, self._outbox = trio.open_memory_channel[bytes](MAX_CONTROL_FRAMES)
-        self._write_lock = trio.Lock()
+        self._turns = Turns()
         self._owed = memoryview(b"")
         self._untold: dict[Callable[[], None], None] = {}
         self._frames = TokenBucket(*FRAMES)
@@ -412,10 +417,11 @@ class Session(IMuxedConn):
 
     # frames out
 
-    async def send_data(self, number: int, head: bytes, data: memoryview) -> None:
+    async def send_data(self, number: int, head: bytes, data: memoryview, *, bulk: bool = False) -> None:
         """`head` and `data` in as many frames as they take. Raises MuxedStreamReset if the connection is gone."""
         self._frames.charge(-(len(head) + len(data)) / FRAME_BYTES)
-        if not await self._write(b"".join(_frames(number, head, data))):
+        self.bulk += bulk * len(data)
+        if not await self._write(b"".join(_frames(number, head, data)), bulk=bulk):
             raise MuxedStreamReset("the connection is gone")
 
     def send_data_now(self, number: int, data: bytes) -> bool:
@@ -444,28 +450,37 @@ class Session(IMuxedConn):
         except trio.WouldBlock:
             raise _Broken("it does not read our answers") from None
 
-    async def _write(self, frame: bytes) -> bool:
+    async def _write(self, frame: bytes, *, bulk: bool = False) -> bool:
         """Whether it was written: whole, also if we are cancelled meanwhile, since half a frame ends the connection."""
         if self._ending:
             return False
-        await self._enter()
+        await self._turns.enter(bulk=bulk)
         try:
+            self.pace.begins(trio.current_time())
             if self._owed:
                 await self._finish(self._owed)
                 self._owed = memoryview(b"")
             if frame and (rest := self._prompt.begin_write(frame)):
                 await self._finish(rest)
+            self.pace.took(len(frame), trio.current_time())
+            if not self.pace.turn <= self._kept_short <= 4 * self.pace.turn:
+                self._keep_short()
         except Exception as error:
             log.debug("network.frame_lost", error=repr(error))
             return False
         finally:
-            self._write_lock.release()
+            self._turns.leave(len(frame), self.pace.turn, bulk=bulk)
         await trio.lowlevel.checkpoint_if_cancelled()
         return True
 
+    def _keep_short(self) -> None:
+        """What the system keeps unsent is a queue that news cannot overtake: two turns, or the line runs dry."""
+        self._kept_short = 2 * self.pace.turn
+        self._prompt.keep_short(self._kept_short)
+
     def _write_now(self, frame: bytes) -> bool:
         """Whether it will be written whole: what the connection does not take at once goes before the next write."""
-        if self._ending or self._owed or self._write_lock.locked():
+        if self._ending or self._owed or self._turns.held:
             return False
         try:
             self._owed = self._prompt.begin_write(frame)
@@ -478,6 +493,7 @@ class Session(IMuxedConn):
         return True
 
     async def _finish(self, rest: memoryview) -> None:
+        self.pace.full(trio.current_time())
         with trio.CancelScope(shield=True, deadline=trio.current_time() + STALL_SECONDS) as whole:
             await self._prompt.finish_write(rest)
         if whole.cancelled_caught:
@@ -485,12 +501,9 @@ class Session(IMuxedConn):
                 await self._end()
             raise _Broken(f"it read nothing for {STALL_SECONDS:g} s")
 
-    async def _enter(self) -> None:
-        """As the only writer. To take a free lock the usual way would cost a turn of the event loop."""
-        try:
-            self._write_lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._write_lock.acquire()
+    def tcp(self) -> Tcp | None:
+        """What the system says of the connection below; None where it does not."""
+        return self.secured_conn.tcp()
 
     # streams
 

@@ -69,6 +69,7 @@ class _Source(Generic[Peer]):
         self.doubted_at = float("-inf")  # when we last looked for requests of others that it should take over
         self.flights: list[Flight[Peer]] = []
         self.window = 0.0  # requests that may be in flight
+        self.lanes = 0
 
 
 class Download(Generic[Peer]):
@@ -166,6 +167,14 @@ class Download(Generic[Peer]):
 
     # -- requests ----------------------------------------------------------------------------------
 
+    def spread(self, peer: Peer, lanes: int, least: int) -> None:
+        """Several slow connections lead to `peer`: have at least so many requests in flight there, and ask again for
+        what one of them is late with."""
+        source = self._sources.get(peer)
+        if source is not None:
+            source.lanes = lanes
+            source.window = min(max(source.window, least), self.tuning.depth[1])
+
     def plan(self, peer: Peer, now: float) -> Flight[Peer] | None:
         """The next request to send to `peer`, None if there is nothing to ask of it now."""
         source = self._sources.get(peer)
@@ -174,15 +183,18 @@ class Download(Generic[Peer]):
         limit = self._request_pieces(source)
         if self._may_choose(peer, source):
             unknown = sum(flight.count for flight in source.flights if not len(flight.pieces))
-            if self._opens - unknown > 2 * limit:
-                return self._fly(peer, source, np.zeros(0, np.int64), limit, now)
-            if unknown:
+            left = self._opens - unknown
+            if left > (0 if source.lanes else 2 * limit):
+                return self._fly(peer, source, np.zeros(0, np.int64), min(limit, left), now)
+            if unknown and not self._late(source, now):
                 return None  # what we would name now may be what it has chosen
         candidates = np.flatnonzero(source.have & self._open) if self._opens else ()
         if len(candidates):
             pieces = self._rarest(np.asarray(candidates), limit)
         else:
             pieces = self._overdue(peer, source, limit, now)
+            if not len(pieces) and self.ending and (late := self._late(source, now)):
+                pieces = late[0].pieces
         return self._fly(peer, source, pieces, len(pieces), now) if len(pieces) else None
 
     def landed(
@@ -306,6 +318,11 @@ class Download(Generic[Peer]):
                 if gain > latest and not wanted.isdisjoint(flight.pieces.tolist()):
                     worst, latest = flight.pieces, gain
         return np.array([piece for piece in worst.tolist() if piece in wanted][:limit], np.int64)
+
+    def _late(self, source: _Source[Peer], now: float) -> list[Flight[Peer]]:
+        """Requests, asked once, that take longer than this source's usually do: another of its lanes may be quicker."""
+        waits = (flight for flight in source.flights if (self._copies[flight.pieces] < self.tuning.copies).all())
+        return [each for each in waits if source.lanes and source.rate and now - each.since > each.size / source.rate]
 
     def _in_time(self, holder: _Source[Peer], source: _Source[Peer], now: float) -> bool:
         """Whether a look at its oldest request shows that `_gain` is 0 for all of them."""

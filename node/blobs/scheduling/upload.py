@@ -7,6 +7,7 @@ requests in it, is choked: told to come back later. A slot whose taker has stall
 Knows names, sizes and times; knows nothing of blobs or the network.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -22,6 +23,8 @@ FADED = 64
 MAX_PEERS = 4096
 CHOKED = (0.5, 10.0)
 """Seconds until a choked peer should ask again, at least and at most."""
+PEER_BYTES = 16 * 1024**2
+"""Of answers to one peer that are in memory at once, those that it does not read among them."""
 
 
 class Reciprocity(Generic[Peer]):
@@ -70,7 +73,8 @@ class Ticket(msgspec.Struct, Generic[Peer], eq=False):
 
 
 class UploadQueue(Generic[Peer]):
-    """slots: answers sent at once; per_peer, total: requests that may wait; stalled: seconds that a slot is held."""
+    """slots: answers sent at once; per_peer, total: requests that may wait; stalled: seconds that a slot is held;
+    abreast: answers to one peer that take one slot together, where each has a slow connection of its own."""
 
     def __init__(
         self,
@@ -80,15 +84,18 @@ class UploadQueue(Generic[Peer]):
         per_peer: int = 24,
         total: int = 256,
         stalled: float = 8.0,
+        abreast: Callable[[Peer], int] = lambda peer: 1,
     ) -> None:
         self._reciprocity = reciprocity
         self._slots = slots
         self._per_peer = per_peer
         self._total = total
         self._stalled = stalled
+        self._abreast = abreast
         self._waiting: dict[Peer, dict[Ticket[Peer], None]] = {}  # each peer's, in the order in which they came
         self._count = 0
         self._sending: dict[Ticket[Peer], float] = {}
+        self._stuck: dict[Ticket[Peer], None] = {}  # whose slots were taken back; their answers are still in memory
         self._queued = 0  # bytes that wait
         self._sent = 0.0  # bytes sent of late, fading, and over how many seconds
         self._span = 0.0
@@ -118,23 +125,38 @@ class UploadQueue(Generic[Peer]):
     def next(self, now: float, burden: Callable[[Ticket[Peer]], float] | None = None) -> Ticket[Peer] | None:
         """The request to answer now, None if all slots are taken or nobody waits. burden: comes before the debt."""
         self._forget_stalled(now)
-        if len(self._sending) >= self._slots or not self._waiting:
+        served = self._served() if self._waiting else {}
+        if not served:
             return None
-        ticket = self._first(burden)
+        ticket = self._first(served, burden)
         self._leave(ticket)
         self._sending[ticket] = now
         self._reciprocity.sent(ticket.peer, ticket.size, now)
         return ticket
 
-    def _first(self, burden: Callable[[Ticket[Peer]], float] | None) -> Ticket[Peer]:
-        """Of those who wait."""
-        owed = {peer: self._reciprocity.level(peer) for peer in self._waiting}
+    def _served(self) -> dict[Peer, None]:
+        """Of those who wait, for whom there is room in a slot and in memory. The last slot is for who has none: a peer
+        that reads nothing does not keep all of them."""
+        if not self._stuck and len(self._sending) < self._slots - 1:
+            return dict.fromkeys(self._waiting)
+        sending = Counter(ticket.peer for ticket in self._sending)
+        held = Counter[Peer]()  # bytes
+        for ticket in (*self._sending, *self._stuck):
+            held[ticket.peer] += ticket.size
+        free = self._slots - sum(-(-count // max(self._abreast(peer), 1)) for peer, count in sending.items())
+        found: dict[Peer, None] = {}
+        for peer in self._waiting:
+            begun = sending[peer] % max(self._abreast(peer), 1)
+            if held[peer] < PEER_BYTES and (begun or free > (1 if sending[peer] else 0)):
+                found[peer] = None
+        return found
+
+    def _first(self, served: dict[Peer, None], burden: Callable[[Ticket[Peer]], float] | None) -> Ticket[Peer]:
+        owed = {peer: self._reciprocity.level(peer) for peer in served}
         if burden is None:
             least = min(owed.values())
             return min((next(iter(self._waiting[peer])) for peer in owed if owed[peer] == least), key=_came)
-        ranks = [
-            (burden(ticket), owed[peer], ticket.at, ticket) for peer, own in self._waiting.items() for ticket in own
-        ]
+        ranks = [(burden(ticket), owed[peer], ticket.at, ticket) for peer in served for ticket in self._waiting[peer]]
         return min(ranks, key=_before)[-1]
 
     def begins(self, ticket: Ticket[Peer], now: float) -> None:
@@ -145,6 +167,7 @@ class UploadQueue(Generic[Peer]):
     def withdraw(self, ticket: Ticket[Peer], now: float) -> None:
         """The request ended: before its turn, or because its answer was sent or failed."""
         self._leave(ticket)
+        self._stuck.pop(ticket, None)
         if self._sending.pop(ticket, None) is not None:
             gap = min(now - self._sent_at, 10.0)
             fade = 0.5 ** (gap / 5.0)
@@ -162,6 +185,7 @@ class UploadQueue(Generic[Peer]):
     def _forget_stalled(self, now: float) -> None:
         for ticket in [each for each, since in self._sending.items() if now - since > self._stalled]:
             del self._sending[ticket]
+            self._stuck[ticket] = None
 
 
 def _came(ticket: Ticket[Peer]) -> float:

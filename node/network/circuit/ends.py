@@ -104,7 +104,7 @@ class Circuit(ReadWriteCloser):
             return b""
 
     async def write(self, data: bytes) -> None:
-        await self._below.write(data)
+        await self._below.write(data, bulk=True)  # nobody sees here which of it is news
 
     async def close(self) -> None:
         await self._stream.reset()

@@ -175,5 +175,5 @@ async def _pour(source: Stream, sink: Stream, limit: int, pay: Callable[[int], f
             return
         limit -= len(data)
         await trio.sleep(pay(len(data)))
-        await sink.write(data)
+        await sink.write(data, bulk=True)
     raise _Spent

@@ -67,13 +67,14 @@ class Gossip:
         listener: Listener,
         still_connected: Callable[[bytes], bool],
         is_best: Callable[[INetStream], bool],
+        boot: int = 0,
     ) -> None:
         self._draw = SystemRandom()
         self.trees = Trees(self._send, time.monotonic, listener.is_member, self._draw)
         self._host = host
         self._key = key
         self._author = host.get_id().to_bytes()
-        self._number = time.time_ns()  # never below what this key used before a restart
+        self._number = max(time.time_ns(), boot * 10**9)  # never below what this key used before a restart
         self._listener = listener
         self._still_connected = still_connected
         self._is_best = is_best

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.download import Download
 from node.blobs.scheduling.seeding import ALLOWANCE, SuperSeed
-from node.blobs.scheduling.upload import HALF_LIFE, Reciprocity, UploadQueue
+from node.blobs.scheduling.upload import HALF_LIFE, PEER_BYTES, Reciprocity, UploadQueue
 from protocol.errors import ProtocolError
 
 PIECE = 256 * 1024
@@ -163,6 +163,55 @@ def test_the_queue_is_bounded_and_a_stalled_taker_loses_its_slot() -> None:
         if ticket is not None:
             queue.withdraw(ticket, 6.0)
     assert queue.waiting == 0 and queue.offer("c", 10, 6.0) is not None
+
+
+def test_answers_that_go_side_by_side_share_a_slot() -> None:
+    lanes = {"far": 3}
+    queue: UploadQueue[str] = UploadQueue(Reciprocity(), slots=2, abreast=lambda peer: lanes.get(peer, 1))
+    far = [queue.offer("far", 10, 0.0) for _ in range(7)]
+    near = [queue.offer("near", 10, 1.0) for _ in range(2)]
+    served = [queue.next(2.0) for _ in range(5)]
+    assert served[0] is far[0] and near[0] in served and served[-1] is None
+    assert sum(ticket in far for ticket in served) == 3 and near[1] not in served
+
+
+def test_the_last_slot_is_kept_for_a_peer_that_has_none() -> None:
+    queue: UploadQueue[str] = UploadQueue(Reciprocity(), slots=3)
+    bad = [queue.offer("bad", 10, 0.0) for _ in range(5)]
+    assert [queue.next(1.0) for _ in range(3)] == [bad[0], bad[1], None]
+    good = queue.offer("good", 10, 2.0)
+    assert queue.next(2.0) is good and queue.next(2.0) is None
+
+
+def test_a_taker_that_reads_nothing_gets_no_more_than_fits_its_share_of_memory() -> None:
+    queue: UploadQueue[str] = UploadQueue(Reciprocity(), slots=1, per_peer=99, stalled=5.0, abreast=lambda peer: 12)
+    bad = [queue.offer("bad", PEER_BYTES // 4, 0.0) for _ in range(12)]
+    for moment in range(20):
+        for _ in range(20):
+            queue.next(10.0 * moment)
+    assert sum(ticket.size for ticket in (*queue._sending, *queue._stuck)) == PEER_BYTES
+    good = queue.offer("good", 10, 300.0)
+    assert queue.next(300.0) is good and queue.next(300.0) is None
+    given = next(ticket for ticket in bad if ticket in queue._stuck)
+    assert given is not None and good is not None
+    for ticket in (given, good):
+        queue.withdraw(ticket, 301.0)
+    assert queue.next(301.0) in bad
+
+
+def test_what_one_lane_is_late_with_is_asked_for_again_at_the_end() -> None:
+    download = _download(4)
+    download.add("far")
+    download.learn("far", np.ones(4, np.bool_))
+    first = download.plan("far", 0.0)
+    assert first is not None
+    download.landed(first, first.pieces.tolist(), first.size, 0.0, 1.0)  # one a second
+    while download.plan("far", 1.0) is not None:
+        pass
+    assert download.ending and download.plan("far", 9.0) is None
+    download.spread("far", 2, 9)
+    again = download.plan("far", 9.0)
+    assert again is not None and len(again.pieces) and download._copies[again.pieces].tolist() == [2] * again.count
 
 
 def test_debts_fade_for_weeks_and_keep_their_order() -> None:

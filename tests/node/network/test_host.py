@@ -2,6 +2,8 @@
 
 import logging
 import socket
+import sys
+from functools import partial
 
 import pytest
 import trio
@@ -9,11 +11,14 @@ from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
+from multiaddr import Multiaddr
 
 from node.network import hardening, sockets, yamux
 from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
 from node.network.gossip.gossip import MESHSUB
 from node.network.host import Libp2pNetwork
+from node.network.interface import Answer
+from node.network.links import MAX_LANES, MAX_WITH_ONE, session_of
 from protocol.identity import Address, NodeKey
 
 
@@ -71,6 +76,38 @@ async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, 
     await one.publish("news", b"still here")
     with trio.fail_after(10):
         assert (await received.receive())[1] == b"still here"
+
+
+async def test_pieces_go_by_lanes_and_news_by_the_first_connection(real) -> None:
+    one, two = await _pair(real)
+
+    async def much(asker: Address, request: bytes) -> Answer:
+        return Answer(bytes(200_000), bulk=True)
+
+    two.serve("/much/1", much, max_request=1)
+    dialler, other = (one, two) if session_of(one._links.direct_with(two.address)[0]).is_initiator else (two, one)
+    assert dialler.lanes(other.address) == 0
+    await dialler._lanes._asked(other.address, b"")
+    await real.until(lambda: one.lanes(two.address) == two.lanes(one.address) == MAX_LANES)
+    before = [session_of(each).bulk for each in two._links.direct_with(one.address)]
+    async with trio.open_nursery() as nursery:
+        for _ in range(2 * MAX_LANES):
+            ask = partial(one.request, two.address, "/much/1", b"", max_response=200_000, timeout=20)
+            nursery.start_soon(ask)
+    sent = [session_of(each).bulk for each in two._links.direct_with(one.address)]
+    assert before[0] == sent[0] == 0 and all(sent[1:])
+    await _still_works(one, two)
+    assert one.paths()[two.address].connections == 1 + MAX_LANES or sys.platform != "linux"
+
+
+async def test_a_member_gets_no_more_connections_than_it_may_have(real) -> None:
+    one, two = await _pair(real)
+    dialler, other = (one, two) if session_of(one._links.direct_with(two.address)[0]).is_initiator else (two, one)
+    place = Multiaddr(other.contacts()[0])
+    for _ in range(MAX_WITH_ONE + 4):
+        await dialler._links.dial_beside(_raw(other), place)
+    await real.until(lambda: other.lanes(dialler.address) < MAX_WITH_ONE)
+    await _still_works(one, two)
 
 
 async def test_an_error_inside_gossip_ends_one_stream_alone(real, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ class Pipe:
         self.data = self.data[len(part) :]
         return part
 
-    async def write(self, data: bytes | memoryview, *, head: bytes = b"") -> None:
+    async def write(self, data: bytes | memoryview, *, head: bytes = b"", bulk: bool = False) -> None:
         self.data += head + data
 
 

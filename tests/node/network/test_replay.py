@@ -27,6 +27,13 @@ def test_after_a_restart_nothing_of_before_is_news() -> None:
     assert window.fresh(START + 10**9 + 1)
 
 
+def test_a_number_from_the_future_is_taken_and_makes_nothing_of_later_old() -> None:
+    window, latest = Window(), START + 300 * 10**9
+    tomorrow = START + 86_400 * 10**9
+    assert window.take(tomorrow, latest) and window.fresh(tomorrow, latest)
+    assert window.take(START, latest) and not window.take(START, latest)
+
+
 def test_who_numbers_at_random_is_let_be() -> None:
     window = Window()
     assert all(window.take(number) for number in (2**63, 17, START, 17, START - 5))

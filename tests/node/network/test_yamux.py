@@ -315,6 +315,7 @@ async def test_bulk_leaves_in_few_writes_whose_frames_each_fill_one_noise_messag
             sent.append(data)
 
         first.secured_conn.write = write  # type: ignore[method-assign]
+        first.pace.turn = yamux.MAX_WRITE  # as on a fast line
         body = bytes(4 * yamux.BODY_BYTES)
         await stream.write(body, head=b"head")
     assert [len(each) for each in sent] == [4 * MAX_PLAINTEXT_LENGTH, HEADER.size + 4]

@@ -1,0 +1,197 @@
+"""Lanes: further connections with a peer, for bulk alone, while the path to it loses packets that no queue drops.
+
+One TCP connection that takes each loss for a full queue carries about 1.2 segments per round trip and root of the loss
+(Mathis et al., 1997), whatever the line could. Loss beside a round trip that has grown is a full line, where further
+connections would only take from others: it opens none.
+
+The sender sees the loss; whoever has dialled the connection there is can dial again, and is asked to where that is the
+other side. Knows connections and what the system says of them; which stream goes where, `links` and `hardening` decide.
+"""
+
+import structlog
+import trio
+from libp2p.abc import INetConn
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from node.network.errors import NetworkError
+from node.network.interface import TcpPath
+from node.network.links import MAX_LANES, Links, close_quietly, session_of
+from node.network.requests import Requests
+from node.network.sockets import Tcp
+from node.network.yamux import Session
+from protocol.identity import Address
+
+log = structlog.get_logger(__name__)
+
+PROTOCOL = "/intellect-node/lanes/1"
+LOOK_SECONDS = 0.25
+LOSSY = 0.004
+"""Share of segments that are sent again."""
+FADES = 0.95
+"""What is left of the segments counted when the next look adds its own."""
+QUEUE_SHARE, QUEUE_SECONDS = 0.1, 0.03
+"""How much longer than the shortest a round trip may be while nothing queues."""
+HOLD = 8
+"""Looks after a queue was seen in which loss counts for nothing: it may be of that queue, as a first overshoot is."""
+FRESH = 3
+"""Looks with new loss before lanes are opened."""
+IDLE_SECONDS = 60.0
+DIAL_SECONDS = 10.0
+PAUSE = 30.0
+"""After lanes could not be opened."""
+
+
+class Watch:
+    """What was seen of the path to one peer. Pure."""
+
+    def __init__(self) -> None:
+        self.opening = False
+        self.retry_at = float("-inf")
+        self._seen: list[Tcp] = []
+        self._forget(hold=0)
+
+    def look(self, found: list[Tcp]) -> bool:
+        """Whether the path loses by itself, by all its connections. Each look has the connections in one order."""
+        before, self._seen = zip(self._seen, found, strict=False), found
+        sent = again = 0
+        for was, now in before:
+            sent += max(now.segments - was.segments, 0)
+            again += max(now.sent_again - was.sent_again, 0)
+        if any(each.rtt > each.least_rtt * (1 + QUEUE_SHARE) + QUEUE_SECONDS for each in found):
+            self._forget(hold=HOLD)
+        elif self._hold:
+            self._hold -= 1
+        else:
+            self._sent, self._again = FADES * self._sent + sent, FADES * self._again + again
+            self._fresh += again > 0
+        return self._fresh >= FRESH and self._again > LOSSY * self._sent
+
+    def _forget(self, hold: int) -> None:
+        self._hold, self._fresh, self._sent, self._again = hold, 0, 0.0, 0.0
+
+
+class Lanes:
+    """Opens lanes, and closes those that it has opened once nothing goes by them."""
+
+    def __init__(self, links: Links, requests: Requests) -> None:
+        self._links = links
+        self._requests = requests
+        self._watched: dict[ID, Watch] = {}
+        self._bulk: dict[Session, int] = {}
+        self._opened: dict[INetConn, float] = {}
+        self._nursery: trio.Nursery | None = None
+        requests.serve(PROTOCOL, self._asked, max_request=1)
+
+    async def run(self) -> None:
+        """Look at the paths until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                await trio.sleep(LOOK_SECONDS)
+                now, direct = trio.current_time(), self._links.direct()
+                for peer, connections in direct.items():
+                    if self._sends_bulk(connections):
+                        self._look(peer, connections, now)
+                self._forget(direct)
+                await self._close_idle(now)
+
+    def paths(self) -> dict[Address, TcpPath]:
+        """What the system says of the direct connections with each peer."""
+        found: dict[Address, TcpPath] = {}
+        for peer, connections in self._links.direct().items():
+            member, told = self._links.known.address_of(peer.to_bytes()), _tcp_of(connections)
+            if member is not None and told:
+                sent = sum(each.segments for each in told)
+                found[member] = TcpPath(
+                    connections=len(connections),
+                    congestion=told[0].congestion,
+                    rtt_ms=round(1000 * told[0].rtt, 1),
+                    least_rtt_ms=round(1000 * min(each.least_rtt for each in told), 1),
+                    loss=round(sum(each.sent_again for each in told) / max(sent, 1), 4),
+                )
+        return found
+
+    def _sends_bulk(self, connections: list[INetConn]) -> bool:
+        sessions = [session_of(each) for each in connections]
+        grew = [session for session in sessions if session.bulk != self._bulk.get(session, 0)]
+        for session in grew:
+            self._bulk[session] = session.bulk
+        return bool(grew)
+
+    def _look(self, peer: ID, connections: list[INetConn], now: float) -> None:
+        watch = self._watched.setdefault(peer, Watch())
+        lacking = MAX_LANES + 1 - len(connections)
+        if watch.look(_tcp_of(connections)) and lacking > 0 and not watch.opening and now >= watch.retry_at:
+            watch.opening = True
+            self._start(peer, connections, watch)
+
+    def _start(self, peer: ID, connections: list[INetConn], watch: Watch) -> None:
+        if self._nursery is not None:
+            if session_of(connections[0]).is_initiator:
+                self._nursery.start_soon(self._open, peer, connections, watch)
+            else:
+                self._nursery.start_soon(self._ask, peer, watch)
+
+    async def _open(self, peer: ID, connections: list[INetConn], watch: Watch) -> None:
+        """As many as are lacking, to the very address that was dialled before."""
+        places = connections[0].get_transport_addresses()
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(MAX_LANES + 1 - len(connections), self._links.spare())):
+                    nursery.start_soon(self._dial, peer, places[0], watch)
+        finally:
+            watch.opening = False
+
+    async def _dial(self, peer: ID, place: Multiaddr, watch: Watch) -> None:
+        try:
+            with trio.fail_after(DIAL_SECONDS):
+                self._opened[await self._links.dial_beside(peer, place)] = trio.current_time()
+        except Exception as error:  # the library's own are many
+            log.debug("network.no_lane", peer=str(peer), error=repr(error))
+            watch.retry_at = trio.current_time() + PAUSE
+
+    async def _ask(self, peer: ID, watch: Watch) -> None:
+        """The other side to do that."""
+        member = self._links.known.address_of(peer.to_bytes())
+        try:
+            if member is not None:
+                with trio.move_on_after(DIAL_SECONDS):
+                    await self._requests.ask(member, PROTOCOL, b"", 1)
+        except NetworkError as error:
+            log.debug("network.no_lane", peer=member, error=repr(error))
+        finally:
+            watch.retry_at = trio.current_time() + PAUSE / 10
+            watch.opening = False
+
+    async def _asked(self, asker: Address, request: bytes) -> bytes:
+        """A member that sends us much says that the path is lossy."""
+        connections = self._links.direct_with(asker)
+        if not connections or not self._links.known.is_member(asker):
+            return b""
+        peer, now = connections[0].muxed_conn.peer_id, trio.current_time()
+        watch = self._watched.setdefault(peer, Watch())
+        ours = session_of(connections[0]).is_initiator
+        if ours and len(connections) <= MAX_LANES and not watch.opening and now >= watch.retry_at:
+            watch.opening = True
+            self._start(peer, connections, watch)
+        return b""
+
+    async def _close_idle(self, now: float) -> None:
+        for lane in list(self._opened):
+            if lane.is_closed:
+                del self._opened[lane]
+            elif session_of(lane).streams:
+                self._opened[lane] = now
+            elif now - self._opened[lane] > IDLE_SECONDS:
+                del self._opened[lane]
+                await close_quietly(lane)
+
+    def _forget(self, direct: dict[ID, list[INetConn]]) -> None:
+        for peer in self._watched.keys() - direct.keys():
+            del self._watched[peer]
+        for session in [each for each in self._bulk if each.is_closed]:
+            del self._bulk[session]
+
+
+def _tcp_of(connections: list[INetConn]) -> list[Tcp]:
+    return [told for each in connections if (told := session_of(each).tcp()) is not None]
