@@ -14,67 +14,246 @@ from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import console, print_json
+from cli.places import complete_networks
 
 if TYPE_CHECKING:
-    from node.calibration.calibrate import Calibration, Outcome
+    from node.calibration.calibrate import Calibration, Measured, Outcome
+    from node.environments.base import Environment
+    from protocol.run import RunSpec
 
 EXAMPLES = (
     "Examples:  intellect-node calibrate --run run.toml --plot honest.png    "
-    "intellect-node calibrate --run run.toml --dtypes float32 --samples 64 --out calibrated.toml"
+    "intellect-node calibrate --run run.toml --dtypes float32 --samples 64 --out calibrated.toml    "
+    "with several machines: calibrate export on each, calibrate look ALL.work on each, calibrate merge ALL.looks"
 )
+app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
+Shown = Callable[[str, int, int], None]
+RunFile = Annotated[Path | None, typer.Option("--run", help="The run file; its model and problems are used.")]
+Pool = Annotated[
+    int | None,
+    typer.Option(min=0, help="Instead of --run: the run of this pool, asked of its members.", show_default=False),
+]
+Network = Annotated[str, typer.Option(help="Of --pool: a network profile.", autocompletion=complete_networks)]
+Dtypes = Annotated[str, typer.Option(help="Types that the run's engines may compute in.")]
+Attentions = Annotated[str, typer.Option(help="Kernels that they may use: sdpa, eager, vllm.")]
+Devices = Annotated[str, typer.Option(help="Where to compute, e.g. cpu or cpu,cuda.")]
+Parallel = Annotated[int, typer.Option(min=1, help="GPUs that vLLM splits one model over: a class of its own.")]
+Workers = Annotated[
+    str,
+    typer.Option(help="Types of --dtypes that workers may compute in; the others only look at suspects. Default: all."),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        min=16,
+        max=1 << 16,
+        help="Samples of each kind of work; default: 256, down to 64 for large models. The time follows from it.",
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the problems and the random numbers.")]
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
+@app.callback(invoke_without_command=True)
 def command(
-    run: Annotated[Path, typer.Option("--run", help="The run file; its model and problems are used.")],
+    context: typer.Context,
+    run: RunFile = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to write the run file with its cuts; default: itself.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
-    dtypes: Annotated[str, typer.Option(help="Types that the run's engines may compute in.")] = "float32,bfloat16",
-    attentions: Annotated[str, typer.Option(help="Kernels that they may use: sdpa, eager, vllm.")] = "sdpa,eager",
-    devices: Annotated[str, typer.Option(help="Where to compute, e.g. cpu or cpu,cuda.")] = "cpu",
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=16,
-            max=1 << 16,
-            help="Samples of each kind of work; default: 256, down to 64 for large models. The time follows from it.",
-        ),
-    ] = None,
+    dtypes: Dtypes = "float32,bfloat16",
+    workers: Workers = "",
+    attentions: Attentions = "sdpa,eager",
+    devices: Devices = "cpu",
+    parallel: Parallel = 1,
+    samples: Samples = None,
     previous: Annotated[
         Path | None, typer.Option(help="Weights of an earlier step (model.safetensors), to measure real staleness.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the problems and the random numbers.")] = 0,
+    seed: Seed = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and tell, write no run file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Measure honest differences on the run's model, and write the cuts into the run file.
 
     Every permitted engine makes honest work and looks at everybody's; the first one also cheats in the usual
-    ways. What is permitted is up to the run's owner: the fewer types and kernels, the sharper the cuts.
+    ways. What is permitted is up to the run's owner: the fewer types and kernels, the sharper the cuts. Only classes
+    that were measured may work: those of other machines come by `export`, `look` and `merge`.
     """
+    if context.invoked_subcommand:
+        return
     from node.calibration.calibrate import Plan, calibrate
-    from node.calibration.write import write_cuts
+
+    if run is None:
+        raise CommandError("no run to measure", "--run is missing", "intellect-node calibrate --run run.toml", USAGE)
+    plan = Plan(_settings(dtypes, attentions, devices, parallel), samples, seed, previous, _makers(workers, dtypes))
+    with _measuring(run) as (spec, model, environment, progress):
+        result, measured = calibrate(spec, model, environment, plan, progress)
+    _conclude(result, measured, run, out, plot, dry_run=dry_run, as_json=as_json)
+
+
+@app.command(
+    "export", epilog="Example:  intellect-node calibrate export --run run.toml --dtypes bfloat16 --devices cuda"
+)
+def export_(
+    run: RunFile = None,
+    pool: Pool = None,
+    network: Network = "devnet",
+    out: Annotated[Path, typer.Option(help="Directory for the file.")] = Path(),
+    dtypes: Dtypes = "float32,bfloat16",
+    attentions: Attentions = "sdpa",
+    devices: Devices = "cpu",
+    parallel: Parallel = 1,
+    samples: Samples = None,
+    seed: Seed = 0,
+    honest_only: Annotated[
+        bool, typer.Option("--honest-only", help="No cheats: one machine's are enough for a run.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Make work with this machine's engines, for others to look at: a file called by its root."""
+    from node.calibration.between import export
+    from node.calibration.calibrate import Plan
+
+    plan = Plan(_settings(dtypes, attentions, devices, parallel), samples, seed)
+    with _measuring(run, pool, network) as (spec, model, environment, progress):
+        data = export(spec, model, environment, plan, progress, cheats=not honest_only)
+    _keep(data, out, "work", as_json)
+
+
+@app.command("look", epilog="Example:  intellect-node calibrate look *.work --run run.toml --devices cuda")
+def look_(
+    works: Annotated[list[Path], typer.Argument(help="Files of `calibrate export`, this machine's own among them.")],
+    run: RunFile = None,
+    pool: Pool = None,
+    network: Network = "devnet",
+    out: Annotated[Path, typer.Option(help="Directory for the file.")] = Path(),
+    dtypes: Dtypes = "float32,bfloat16",
+    attentions: Attentions = "sdpa",
+    devices: Devices = "cpu",
+    parallel: Parallel = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Look at others' work with this machine's engines: a file called by its root, for the run's owner to merge."""
+    from node.calibration.between import look, read_file
+
+    exports = [read_file(path) for path in works]
+    settings = _settings(dtypes, attentions, devices, parallel)
+    with _measuring(run, pool, network) as (spec, model, environment, progress):
+        data = look(spec, model, environment, settings, exports, progress)
+    _keep(data, out, "looks", as_json)
+
+
+@app.command("merge", epilog="Example:  intellect-node calibrate merge *.looks --run run.toml --plot cuts.png")
+def merge_(
+    looks: Annotated[list[Path], typer.Argument(help="Files of `calibrate look`, of any number of machines.")],
+    run: Annotated[Path, typer.Option("--run", help="The run file that was measured.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the run file with its cuts; default: itself.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the files that are drawn from the samples.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell, write no run file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Derive cuts and tables from what all machines saw, and write them into the run file."""
+    from node.calibration.between import gather, read_file
+    from node.calibration.calibrate import derive
+    from node.run.file import compile_run
+
+    spec = compile_run(run).spec
+    measured = gather(spec, [read_file(path) for path in looks])
+    with _progress() as progress:
+        result = derive(spec, measured, seed, progress)
+    _conclude(result, measured, run, out, plot, dry_run=dry_run, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _measuring(
+    run: Path | None, pool: int | None = None, network: str = ""
+) -> "Iterator[tuple[RunSpec, Path, Environment, Shown]]":
+    """The run, its model and its environment, laid out in a directory that goes away."""
     from node.environments.registry import load_environment
     from node.inference.tokenizer import LocalTokenizer
+
+    if (run is None) == (pool is None):
+        raise CommandError("no run to measure", "either --run or --pool is needed", "give one of them", USAGE)
+    with tempfile.TemporaryDirectory(prefix="intellect-calibrate-") as folder, _progress() as progress:
+        spec, assets = _placed(run, Path(folder)) if run is not None else _asked(pool or 0, network, Path(folder))
+        environment = load_environment(spec.environment, assets, LocalTokenizer(assets / "model"))
+        try:
+            yield spec, assets / "model", environment, progress
+        finally:
+            environment.close()
+
+
+def _placed(run: Path, assets: Path) -> "tuple[RunSpec, Path]":
     from node.run.file import compile_run
     from node.run.problems import place_files
 
-    settings = _settings(dtypes, attentions, devices)
     compiled = compile_run(run)
-    plan = Plan(settings, samples, seed, previous)
-    with tempfile.TemporaryDirectory(prefix="intellect-calibrate-") as folder, _progress() as progress:
-        assets = Path(folder)
-        place_files(compiled, assets)
-        environment = load_environment(compiled.spec.environment, assets, LocalTokenizer(assets / "model"))
+    place_files(compiled, assets)
+    return compiled.spec, assets
+
+
+def _asked(number: int, network: str, folder: Path) -> "tuple[RunSpec, Path]":
+    """The run of a pool, from its members."""
+    import trio
+
+    from node.chain.client import ChainClient
+    from node.chain.profile import load_profile
+    from node.config import default_home
+    from node.preflight.peers import visit
+
+    async def ask() -> "tuple[RunSpec, Path]":
+        chain = ChainClient(load_profile(network, home=default_home()))
         try:
-            result, measured = calibrate(compiled.spec, assets / "model", environment, plan, progress)
+            await chain.connect()
+            visited = await visit(chain, await chain.pool(number), folder)
         finally:
-            environment.close()
+            chain.close()
+        if visited.run is None:
+            raise CommandError("the pool's run is not to be had", visited.finding.what, visited.finding.remedy, RUN)
+        return visited.run.spec, visited.run.assets
+
+    return trio.run(ask)
+
+
+def _keep(data: bytes, directory: Path, suffix: str, as_json: bool) -> None:
+    from node.calibration.between import root_of
+    from node.state.files import write_whole
+
+    root = root_of(data)
+    path = directory / f"{root[:16]}.{suffix}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}", error.strerror or str(error), "choose another --out", RUN) from error
+    if as_json:
+        print_json({"file": str(path), "root": root, "bytes": len(data)})
+    else:
+        console().print(f"written: {path} ({len(data):,} bytes, root {root})", soft_wrap=True)
+
+
+def _conclude(
+    result: "Calibration",
+    measured: "Measured",
+    run: Path,
+    out: Path | None,
+    plot: Path | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write, draw and tell."""
+    from node.calibration.write import write_cuts
+    from node.run.file import load_run_file
+
     if plot is not None:
-        _draw(measured, compiled.spec.verification.toploc_k, compiled.spec.name, plot)
+        _draw(measured, result.verification.toploc_k, load_run_file(run).name, plot)
     target = None if dry_run else out or run
     if target is not None:
         write_cuts(run, target, result.verification)
@@ -84,9 +263,16 @@ def command(
         _show(result, target, plot)
 
 
-def _settings(dtypes: str, attentions: str, devices: str):  # noqa: ANN202 - list of EngineSettings
+def _makers(workers: str, dtypes: str) -> tuple[str, ...]:
+    chosen = tuple(one.strip() for one in (workers or dtypes).split(","))
+    if unknown := [one for one in chosen if one not in dtypes.split(",")]:
+        raise CommandError("no such type", f"--workers names {unknown[0]!r}", f"one of --dtypes: {dtypes}", USAGE)
+    return chosen
+
+
+def _settings(dtypes: str, attentions: str, devices: str, parallel: int):  # noqa: ANN202 - list of EngineSettings
     from node.inference.engines import kernels
-    from node.inference.settings import DTYPES, EngineSettings
+    from node.inference.settings import ATTENTIONS, DTYPES, EngineSettings
 
     chosen = [(one.strip(), other.strip()) for one in dtypes.split(",") for other in attentions.split(",")]
     for dtype, attention in chosen:
@@ -94,7 +280,11 @@ def _settings(dtypes: str, attentions: str, devices: str):  # noqa: ANN202 - lis
             known = f"types: {', '.join(DTYPES)}; kernels: {', '.join(kernels())}"
             raise CommandError("no such engine", f"{dtype!r} with {attention!r}", known, USAGE)
     places = dict.fromkeys(device.strip() for device in devices.split(","))
-    return [EngineSettings(device, dtype, attention) for device in places for dtype, attention in dict.fromkeys(chosen)]
+    return [
+        EngineSettings(device, dtype, attention, parallel=1 if attention in ATTENTIONS else parallel)
+        for device in places
+        for dtype, attention in dict.fromkeys(chosen)
+    ]
 
 
 @contextlib.contextmanager
@@ -181,11 +371,15 @@ def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None
 
 
 def _plain(name: str, result: "Calibration") -> str:
-    """A row's name, without the hardware where all was measured on the same."""
-    hardware = {part.partition("/")[0] for pair in result.honest for part in pair.split(">")}
-    if len(hardware) == 1:
-        name = name.replace(f"{hardware.pop()}/", "")
-    return name.replace(">", " > ")
+    """A row's name, without the parts that all classes have in common."""
+    classes = [part.split("/") for pair in result.honest for part in pair.split(">")]
+    differing = [len(set(column)) > 1 for column in zip(*classes, strict=False)]
+    differing[1:3] = [True, True]
+
+    def short(one: str) -> str:
+        return "/".join(part for part, tells in zip(one.split("/"), differing, strict=False) if tells)
+
+    return " > ".join(short(one) if "/" in one else one for one in name.split(">"))
 
 
 def _cells(outcome: "Outcome") -> list[str]:

@@ -1,70 +1,68 @@
-"""Classes of engines: `hardware/dtype/attention`, such as cpu-avx512/bfloat16/sdpa.
+"""Classes of engines: `hardware/dtype/attention/precision/parallel/build`.
 
-Two engines of one class round alike; of two classes they need not. A rollout file declares the class of the engine
-that made it, a run says which it permits, and a verifier computes as the worker did, wherever it can.
+For example x86_64-avx512/float32/sdpa/ieee/tp1/torch-2.13.0 or cuda-sm90/bfloat16/vllm/ieee/tp2/vllm-0.32.0. The parts
+name all that arithmetic depends on: what adds numbers up, in which type, by which kernel of which engine, how products
+of float32 are rounded, over how many devices a model is split, and which build of the engine computes. An engine of
+somebody's own may leave the last three away.
 
-The name is the worker's word, and anybody can make one up. In float32 that is no matter: all hardware computes nearly
-alike (less than 0.01 mantissa steps apart), so a class that was measured stands for its arithmetic on any. In lower
-precision the hardware decides (AVX2 and AVX-512 are 0.9 steps apart in bfloat16), and a class stands for itself alone.
+Two engines of one class round alike; of two classes they need not, float32 included: on a GPU a kernel may multiply
+float32 in TF32 and say nothing of it. So no class stands for another: a run knows the pairs of classes that were
+calibrated, and admits no class besides them. A rollout file declares the class of the engine that made it, and a
+verifier computes as the worker did, wherever it can. The name is the worker's word: who states another is met there.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 
 _PART = r"[a-z0-9][a-z0-9_.+-]{0,31}"
-_CLASS = re.compile(rf"{_PART}/{_PART}/{_PART}")
-_PATTERN = re.compile(rf"({_PART}|\*)/({_PART}|\*)/({_PART}|\*)")
+_CLASS = re.compile(rf"{_PART}/{_PART}/{_PART}(/{_PART}){{0,3}}")
+_PATTERN = re.compile(rf"({_PART}|\*)/({_PART}|\*)/({_PART}|\*)(/({_PART}|\*)){{0,3}}")
 DEFAULT_CLASS = "cpu/float32/sdpa"
 MAX_PATTERNS = 32
-ALIKE_EVERYWHERE = ("float32",)
-"""Types in which all hardware computes nearly alike."""
+MAX_CLASS = 128
+"""Characters of a class: what messages have room for."""
+_PARTS = 6
 
 
 def is_engine_class(name: str) -> bool:
-    """Whether `name` has the form of a class: three parts of small letters, digits and _.+-"""
-    return _CLASS.fullmatch(name) is not None
+    """Whether `name` has the form of a class: three to six parts of small letters, digits and _.+-"""
+    return len(name) <= MAX_CLASS and _CLASS.fullmatch(name) is not None
 
 
 def is_engine_pattern(pattern: str) -> bool:
-    """A class in which any part may be `*`."""
-    return _PATTERN.fullmatch(pattern) is not None
+    """A class in which any part may be `*`. Parts that are left away at the end may be any, too."""
+    return len(pattern) <= MAX_CLASS and _PATTERN.fullmatch(pattern) is not None
 
 
 def permits(patterns: Sequence[str], name: str) -> bool:
     """Whether one of `patterns` matches the class `name`."""
     parts = name.split("/")
-    return any(
-        all(wanted in ("*", part) for wanted, part in zip(pattern.split("/"), parts, strict=True))
-        for pattern in patterns
-        if pattern.count("/") == len(parts) - 1
-    )
+    return any(_matches(pattern.split("/"), parts) for pattern in patterns)
+
+
+def _matches(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    if not 3 <= len(wanted) <= _PARTS or len(parts) < 3:
+        return False
+    padded = [*parts, *[""] * (len(wanted) - len(parts))]
+    return all(one in ("*", part) for one, part in zip(wanted, padded, strict=False))
 
 
 def arithmetic(name: str) -> tuple[str, str]:
-    """(dtype, attention) of a class."""
-    _, dtype, attention = name.split("/")
+    """(dtype, attention) of a class: what one engine can change at will."""
+    _, dtype, attention = name.split("/")[:3]
     return dtype, attention
 
 
+def with_arithmetic(name: str, way: tuple[str, str]) -> str:
+    """The class of the same engine on the same device, computing in another way."""
+    hardware, _, _, *rest = name.split("/")
+    return "/".join((hardware, *way, *rest))
+
+
 def kind(name: str) -> str:
-    """Classes of one kind stand for each other: a pattern for what is alike on all hardware, else the class itself.
-
-    What is not in the form of a class is a kind of its own, too.
-    """
-    if not is_engine_class(name):
-        return name
-    dtype, attention = arithmetic(name)
-    return f"*/{dtype}/{attention}" if dtype in ALIKE_EVERYWHERE else name
-
-
-def overlap(one: str, other: str) -> str | None:
-    """The pattern of the classes that match both patterns; None if there are none."""
-    if one.count("/") != other.count("/"):
-        return None
-    parts = list(zip(one.split("/"), other.split("/"), strict=True))
-    if any(a != b and "*" not in (a, b) for a, b in parts):
-        return None
-    return "/".join(b if a == "*" else a for a, b in parts)
+    """Classes of one kind see the same: hardware and dtype. Two looks of one kind convict nobody, whatever kernel and
+    build they were made with. What is not in the form of a class is a kind of its own."""
+    return "/".join(name.split("/")[:2]) if is_engine_class(name) else name
 
 
 def is_pair(name: str) -> bool:
@@ -82,16 +80,6 @@ def classes(name: str) -> tuple[str, str]:
     """(worker's, verifier's) class of a pair."""
     worker, _, verifier = name.partition(">")
     return worker, verifier
-
-
-def standing_for(known: Iterable[str], worker: str, verifier: str) -> list[str]:
-    """The pairs by which work of one class is judged that another sees: the pair itself if it is known, else all known
-    ones of the same two kinds. Empty if nothing is known of such a pair."""
-    names = list(known)
-    if pair(worker, verifier) in names:
-        return [pair(worker, verifier)]
-    wanted = kind(worker), kind(verifier)
-    return [name for name in names if tuple(map(kind, classes(name))) == wanted]
 
 
 def missing_pairs(known: Iterable[str]) -> list[str]:

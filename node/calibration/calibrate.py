@@ -8,7 +8,7 @@ for minutes: call from a thread or a process of its own. Knows nothing of files 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,13 @@ import numpy as np
 import torch
 
 from node.calibration.alternatives import OTHER_DRAWS, Weights, other_weights
+from node.calibration.cuts import draw_files, hard_cuts
 from node.calibration.extent import Progress, Stage, most_samples
 from node.calibration.measure import Work, hand_over, look_at
 from node.environments.base import Environment, Problem
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import make_engine
-from node.inference.settings import EngineSettings
+from node.inference.settings import DTYPES, EngineSettings
 from node.inference.turns import Bounds, Generate, Rollout, bounds_of, play
 from protocol.checks import check_activations, check_sampling, sampling_statistics
 from protocol.cuts import Cuts
@@ -38,24 +39,15 @@ from protocol.decision import (
     count,
     proof_distance,
 )
-from protocol.engines import arithmetic, pair
+from protocol.engines import pair
 from protocol.run import RunSpec, VerificationSpec
 from protocol.sampling import uniforms
 
 Looks = dict[str, list[SampleStatistics]]
-HONEST_MARGIN = 1.5
-"""Hard cuts stand at this multiple of the largest honest value seen, and TOPLOC's never below FLOORS."""
-FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
-FAR_TOKENS, FAR_TOKENS_OF_EQUALS, FAR = 12, 4, 0.1
-"""A file of honest tokens may have this many so far outside on top of what was seen: rare flips are not gross. Fewer,
-where two classes gave the same tokens throughout."""
-AGREEMENT = 0.05
-"""Mantissa mean up to which two engines agree in a proof: a few values that rounded the other way at the end."""
 STANDARD_ERRORS = 4.0
 MOST_FILES = 200
 TRIALS = 10
 DRAWN_FILES = 40
-SAMPLED_FILES = 100
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -97,6 +89,8 @@ class Plan:
     seed: int = 0
     previous: Path | None = None
     """An older image of the model, if there is one: its use is then one of the cheats."""
+    makers: Sequence[str] = DTYPES
+    """Types in which workers may compute; the others look only, for a second kind of look at a suspect."""
 
 
 @dataclass(slots=True)
@@ -127,23 +121,31 @@ def measure(
     run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool = True
 ) -> Measured:
     """Everybody's work in the eyes of everybody."""
-    honest, cheating = _work(run, model, environment, plan, progress, cheats=cheats)
-    rows, temperature = run.verification.toploc_batch, run.rollout.temperature
+    honest, cheating = make_work(run, model, environment, plan, progress, cheats=cheats)
     measured = Measured(maker=next(iter(honest), ""))
-    kinds = [*honest.values(), *cheating.values()]
-    stage = Stage(progress, "looking at work", len(plan.settings) * sum(len(work.sequences) for work in kinds))
-    for settings in plan.settings:
-        engine, weights = _engine(model, settings)
-        engine.load(weights)
-        for name, work in honest.items():
-            measured.honest[pair(name, engine.name)] = look_at(engine, work, temperature, rows, stage)
-        for name, work in cheating.items():
-            looks, key = measured.crossed, pair(name, engine.name)
-            if engine.name == measured.maker:
-                looks, key = measured.cheating, name
-            looks[key] = look_at(engine, work, temperature, rows, stage)
-        del engine, weights  # their memory, before the next take as much
+    names = [*honest, *cheating]
+    works = [*honest.values(), *cheating.values()]
+    for verifier, number, samples in look_with(run, model, plan.settings, works, progress):
+        name, looks = names[number], measured.honest
+        key = pair(name, verifier)
+        if number >= len(honest):
+            looks, key = (measured.cheating, name) if verifier == measured.maker else (measured.crossed, key)
+        looks[key] = samples
     return measured
+
+
+def look_with(
+    run: RunSpec, model: Path, settings: Sequence[EngineSettings], works: Sequence[Work], progress: Progress
+) -> Iterator[tuple[str, int, list[SampleStatistics]]]:
+    """(class of the verifier, number of the work, what it sees), engine by engine. Raises EngineError, ModelError."""
+    rows, temperature = run.verification.toploc_batch, run.rollout.temperature
+    stage = Stage(progress, "looking at work", len(settings) * sum(len(work.sequences) for work in works))
+    for one in settings:
+        engine, weights = _engine(model, one)
+        engine.load(weights)
+        for number, work in enumerate(works):
+            yield engine.name, number, look_at(engine, work, temperature, rows, stage)
+        del engine, weights  # their memory, before the next take as much
 
 
 def _engine(model: Path, settings: EngineSettings) -> tuple[Engine, Weights]:
@@ -154,21 +156,23 @@ def _engine(model: Path, settings: EngineSettings) -> tuple[Engine, Weights]:
     return engine, engine.read(str(model / "model.safetensors"))
 
 
-def _work(
+def make_work(
     run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool
 ) -> tuple[dict[str, Work], dict[str, Work]]:
+    """(honest work by class, cheats by way). Raises EngineError, ModelError."""
+    makers = [one for one in plan.settings if one.dtype in plan.makers]
     samples = plan.samples or most_samples(run, model, plan.settings)
     exercise = exercise_of(run, environment, samples, plan.seed)
-    making = Stage(progress, "making honest work", samples * len(plan.settings))
+    making = Stage(progress, "making honest work", samples * len(makers))
     honest: dict[str, Work] = {}
     cheating: dict[str, Work] = {}
-    for number, settings in enumerate(plan.settings):
+    for number, settings in enumerate(makers):
         engine, weights = _engine(model, settings)
         engine.load(weights)
         honest[engine.name] = _handed_over(run, exercise, _honestly(engine, exercise, making))
         if number == 0 and cheats:
             cheating = _cheat(run, engine, weights, plan.previous, exercise, progress)
-        del engine, weights  # as in measure
+        del engine, weights  # as in look_with
     return honest, cheating
 
 
@@ -270,13 +274,8 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
 
 
 def _permitted(honest: Looks) -> tuple[str, ...]:
-    """The classes that were measured. In float32 all hardware gives nearly the same numbers, so any is permitted;
-    in lower precision the hardware decides, and what was not measured here is not permitted."""
-    makers = sorted({name.partition(">")[0] for name in honest})
-    parts = [(name, *arithmetic(name)) for name in makers]
-    return tuple(
-        dict.fromkeys(f"*/{dtype}/{attention}" if dtype == "float32" else name for name, dtype, attention in parts)
-    )
+    """The classes that were measured, and no others: equality is earned."""
+    return tuple(sorted({name.partition(">")[0] for name in honest}))
 
 
 def _of_one_verifier(crossed: Looks) -> Looks:
@@ -329,67 +328,6 @@ def _expectations(spec: DecisionSpec, honest: Looks, k: int) -> dict[str, float]
     return bounds
 
 
-def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
-    """Cuts that no honest proof or file came near: HONEST_MARGIN times the largest seen, per pair of classes. The
-    section's own are the loosest of all: of pairs not listed, and where nothing stands for a pair (protocol.run).
-
-    Two engines that round differently anywhere (bf16's decoding and prefill of one class do, once in some hundred
-    proofs) may be as far apart in a single proof as any two: only a pair that always agreed has cuts of its own for
-    proofs. What lies between is for the decision over many of them.
-    """
-    pairs = {name: _cuts_of(run, samples, seed) for name, samples in honest.items()}
-    loosest = Cuts(**{name: max(getattr(cuts, name) for cuts in pairs.values()) for name in Cuts.__struct_fields__})
-    of_proofs = {name: getattr(loosest, name) for name in FLOORS}
-    for name, samples in honest.items():
-        if not _always_agreed(samples):
-            pairs[name] = msgspec.structs.replace(pairs[name], **of_proofs)
-    tighter = {name: cuts for name, cuts in pairs.items() if cuts != loosest}
-    return msgspec.structs.replace(run.verification, **msgspec.structs.asdict(loosest), pairs=tighter)
-
-
-def _always_agreed(samples: Sequence[SampleStatistics]) -> bool:
-    errors = [error for sample in samples for error in sample.errors]
-    return all(error.exponent_mismatches == 0 and error.mantissa_mean <= AGREEMENT for error in errors)
-
-
-def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cuts:
-    errors = [error for sample in samples for error in sample.errors]
-    mean, outside = _sampling_cut(run, samples, seed)
-
-    def cut(name: str) -> float:
-        usable = [value for value in (getattr(error, name) for error in errors) if value < 128]
-        return max(FLOORS[name], HONEST_MARGIN * max(usable, default=0.0))
-
-    return Cuts(
-        exponent_mismatches=min(run.verification.toploc_k, math.ceil(cut("exponent_mismatches"))),
-        mantissa_mean=_neat(cut("mantissa_mean")),
-        mantissa_median=_neat(cut("mantissa_median")),
-        sampling_mean=_neat(mean),
-        sampling_outside=_neat(outside),
-    )
-
-
-def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> tuple[float, float]:
-    """(mean, share outside) that files of these samples stay below with room to spare."""
-    chosen = _files(run, len(samples), seed, SAMPLED_FILES)
-    files = [np.concatenate([samples[i].distances for i in file]) for file in chosen]
-    tokens = min(file.size for file in files)
-    means, outsides = zip(*(sampling_statistics(file) for file in files), strict=True)
-    spare = (FAR_TOKENS if max(means) > 0 else FAR_TOKENS_OF_EQUALS) / tokens
-    return HONEST_MARGIN * max(means) + spare * FAR, HONEST_MARGIN * max(outsides) + spare
-
-
-def _neat(value: float) -> float:
-    """Rounded up to two significant digits."""
-    scale = 10 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{math.ceil(value / scale) * scale:.2g}")
-
-
-def _files(run: RunSpec, samples: int, seed: int, files: int) -> np.ndarray:
-    """int64[files, samples per file]: files drawn from samples, with replacement."""
-    return np.random.default_rng(seed).integers(samples, size=(files, run.rollout.samples_per_file))
-
-
 def outcome(
     run: RunSpec,
     rules: VerificationSpec,
@@ -404,7 +342,9 @@ def outcome(
     errors = [error for sample in samples for error in sample.errors]
     likelihoods = Likelihoods(spec, k, verifier=classes[1], worker=classes[0])
     ratios = likelihoods.of_samples(samples)
-    files = _files(run, len(samples), seed, DRAWN_FILES)[:, : run.rollout.prompts_per_file]  # one answer per problem
+    files = draw_files(run, len(samples), seed, DRAWN_FILES)[
+        :, : run.rollout.prompts_per_file
+    ]  # one answer per problem
     evidence = [
         Evidence(dict(zip(likelihoods.names, likelihoods.of_file(ratios[file]).tolist(), strict=True)))
         for file in files

@@ -16,11 +16,12 @@ from protocol.toploc import Proof, proof_count, split_proofs
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker hands over. sequences, uniforms and proofs are per sample."""
+    """What a worker hands over. sequences, uniforms and proofs are per sample; encoded: the proofs' bytes."""
 
     sequences: list[Finished]
     uniforms: list[np.ndarray]
     proofs: list[list[Proof]]
+    encoded: list[bytes]
 
     @property
     def tokens(self) -> int:
@@ -36,7 +37,7 @@ def hand_over(requests: Sequence[Request], rollouts: Sequence[Rollout], k: int, 
     ]
     sequences = [Finished(list(r.prompt), one.output, one.segments) for r, one in zip(requests, rollouts, strict=True)]
     drawn = [request.uniforms[: one.sampled] for request, one in zip(requests, rollouts, strict=True)]
-    return Work(sequences, drawn, proofs)
+    return Work(sequences, drawn, proofs, list(encoded))
 
 
 def look_at(engine: Engine, work: Work, temperature: float, rows: int, stage: Stage) -> list[SampleStatistics]:

@@ -28,6 +28,12 @@ HEALTHY_SECONDS = 60.0
 START_TRIES = 3
 REPEATS = 2
 """Of a request whose child ended while it may have been at work on it."""
+CALIBRATE = (
+    "compute as the run admits (--engine, --engine-command), or have this machine measured: intellect-node calibrate "
+    "export --run FILE here, calibrate look here and on the others' machines, calibrate merge by the run's owner, who "
+    "opens the next pool with it"
+)
+"""What helps where a class was not calibrated."""
 MOST_ENDS = 10
 """Children that may end while a request is with them, whoever's fault it is."""
 
@@ -61,6 +67,7 @@ class EngineProcess:
         self._ready = trio.Event()
         self._asking = 0
         self._rules: VerificationSpec | None = None
+        self._role = "worker"
         self._starts = 0
         self._worked = False
         self.ready: Ready | None = None
@@ -85,20 +92,20 @@ class EngineProcess:
         """Seconds of the running child's engine that each kind of work has had (node.inference.fair)."""
         return self._link.used if self._link else {}
 
-    def check_permitted(self, rules: VerificationSpec) -> None:
-        """Raise EngineError unless a run's workers may compute as this engine does. Call when it is ready.
+    def check_permitted(self, rules: VerificationSpec, role: str = "worker") -> None:
+        """Raise EngineError unless a run's workers may compute, or its validators look, as this engine does. Call when
+        it is ready.
 
         From then on a child that starts anew and computes in another way serves nobody: its files would be malformed.
         """
-        self._rules = rules
+        self._rules, self._role = rules, role
         name = self.ready.engine_class if self.ready else ""
-        objection = rules.objection(name)
+        objection = rules.blind(name) if role == "validator" else rules.objection(name)
         if objection:
             raise EngineError(
                 "this run does not admit this engine",
                 f"it computes as {name or 'it does not say'}: {objection}; admitted: {', '.join(rules.admitted)}"[:500],
-                "choose --engine-command with --dtype float32 or another --attention, or ask the run's owner to permit "
-                "yours and to calibrate on this hardware",
+                CALIBRATE,
             )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -182,7 +189,7 @@ class EngineProcess:
             assert isinstance(ready, Ready)  # noqa: S101 - the link checks the type
             first, self.ready = self.ready is None, ready
             if self._rules is not None:
-                self.check_permitted(self._rules)
+                self.check_permitted(self._rules, self._role)
         except trio.TooSlowError:
             return EngineCrashed("the engine did not start", "no answer to Prepare", "see the engine's log")
         except EngineError as error:

@@ -22,14 +22,16 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """kernels: third parts of its classes, best first; make: raises EngineError, ModelError; check: of a device, raises
-    EngineError where it cannot compute there; suits: the devices on which it is taken unasked, where it can."""
+    """kernels: what its classes' third parts begin with, best first; make: raises EngineError, ModelError; check: of a
+    device, raises EngineError where it cannot compute there; suits: the devices on which it is taken unasked, where it
+    can; splits: over how many of a device's kind it may split one model, best first."""
 
     name: str
     kernels: Sequence[str]
     make: Callable[[Path, EngineSettings], tuple[Engine, Tokenizer]]
     check: Callable[[str], None]
     suits: Callable[[str], bool]
+    splits: Callable[[str], Sequence[int]] = lambda _: (1,)
 
 
 def torch_engine(model_dir: Path, settings: EngineSettings = DEFAULT) -> tuple[Engine, Tokenizer]:
@@ -53,8 +55,16 @@ def vllm_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, Toke
     return engine, engine.tokenizer
 
 
+def _splits(device: str) -> Sequence[int]:
+    """All GPUs first: a model that is too large for one is the reason to have several."""
+    import torch
+
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    return [1 << power for power in range(max(gpus, 1).bit_length() - 1, -1, -1)]
+
+
 TORCH = EngineKind("torch", ("sdpa", "eager"), torch_engine, lambda _: None, lambda _: True)
-VLLM = EngineKind("vllm", ("vllm",), vllm_engine, installed.check, lambda device: device.startswith("cuda"))
+VLLM = EngineKind("vllm", ("vllm",), vllm_engine, installed.check, lambda device: device.startswith("cuda"), _splits)
 ENGINES: dict[str, EngineKind] = {VLLM.name: VLLM, TORCH.name: TORCH}
 """By name, best first."""
 

@@ -4,7 +4,7 @@ One rollout for each problem of a sample; sample and random numbers follow from 
 policy at the same step has the same figures wherever it is evaluated. Knows no engine and no weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,13 @@ from blake3 import blake3
 from node.environments.base import Environment, Problem
 from node.environments.mix import MixEnvironment, label_of
 from node.inference.engine import Request
-from node.inference.turns import Generate, bounds_of, play
-from protocol.budgets import told_in_evaluation
+from node.inference.turns import Generate, Rollout, bounds_of, play
+from protocol.budgets import told, told_in_evaluation
 from protocol.run import RunSpec
 from protocol.sampling import uniforms
 
+SHOWN, MOST_TEXT = 8, 2000
+"""Answers of an evaluation that are kept for people, and characters of each text."""
 _EVALUATION = "intellect-node evaluation draw v1"
 _SAMPLE = "intellect-node evaluation sample v1"
 
@@ -34,6 +36,8 @@ class Evaluation:
         self._others = others
         self._generate = generate
         self.samples = 0
+        self.answered: list[tuple[Problem, Rollout, float, int | None]] = []
+        """Some of the last evaluation, of what the run trains on: with reward and the length that was asked for."""
 
     def figures(self, step: int) -> dict[str, Any]:
         """Mean reward, and the standard error of that mean. eval_reward is of what the run trains on; evaluation
@@ -68,7 +72,29 @@ class Evaluation:
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
         rollouts = play(self._generate, environment, problems, requests, temperature, bounds)
         self.samples += len(rollouts)
-        return problems, environment.score(problems, [rollout.transcript for rollout in rollouts])
+        scores = environment.score(problems, [rollout.transcript for rollout in rollouts])
+        if not label:
+            targets = self._run.length_budget.targets or (None,)
+            places = range(0, count, max(1, -(-count // SHOWN)))
+            self.answered = [(problems[i], rollouts[i], scores[i], targets[i % len(targets)]) for i in places]
+        return problems, scores
+
+    def answers(self, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+        """The same in words, bounded. length: sampled tokens; finished: ended by the policy itself."""
+        return [
+            {
+                "problem": problem.problem_id[:MOST_TEXT],
+                "prompt": (problem.prompt if target is None else told(self._run.length_budget, problem.prompt, target))[
+                    :MOST_TEXT
+                ],
+                "answer": decode(rollout.output)[:MOST_TEXT],
+                "reward": float(reward),
+                "length": rollout.sampled,
+                "target": target,
+                "finished": rollout.finished,
+            }
+            for problem, rollout, reward, target in self.answered
+        ]
 
     def _prompt(self, environment: Environment, turn: int, problem: Problem) -> list[int]:
         """With the text of a length budget, where the run has budgets: as in training."""

@@ -1,6 +1,8 @@
-"""A validator's look at a rollout file: every check of protocol.checks, cheapest first, one prefill.
+"""A validator's look at a rollout file: every check of protocol.checks, cheapest first, one prefill, then the rewards.
 
-Whatever the file holds, the result is a verdict: a stranger's bytes never raise out of here.
+A scorer reads what a stranger wrote, so it sees only files whose tokens have stood every check that this look makes:
+a forged file is refused before anything is scored. Whatever the file holds, the result is a verdict: a stranger's bytes
+never raise out of here.
 """
 
 import math
@@ -40,6 +42,9 @@ from protocol.sampling import distance, uniforms
 from protocol.statements import Outcome, WorkCommitment
 from protocol.toploc import Proof, ProofErrors, proof_count
 from protocol.values import mean_logprobs, reward_tags
+
+SCORED_TOGETHER = 4
+"""Answers of a group between two looks at the clock: a group of 256 may all run into a deadline of seconds."""
 
 
 def inspect(session: Session, order: Inspect) -> Inspected:
@@ -93,9 +98,12 @@ class Findings:
 
 
 def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fault | None:
-    """Every check, cheapest first; the model sees the groups of the lot only, in one prefill.
+    """Every check, cheapest first; the model sees the groups of the lot only, in one prefill. Then the rewards, in
+    which there is nothing to be found wrong.
 
-    Freshness comes last: whatever else is wrong says more, and counts in the worker's record.
+    Freshness comes last of the checks: whatever else is wrong says more, and counts in the worker's record. What the
+    environment said stands before the prefill: that fault is objective, and all validators must see it, whatever
+    groups they drew and whatever arithmetic found besides.
     """
     batch = _parse(session, order, data)
     if isinstance(batch, Fault):
@@ -111,13 +119,23 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
     fault, found.unreplayed = replay_turns(session, batch, tasks, first=drawn, until=until)
     if fault:
         return fault
+    left = until - time.monotonic()  # the prefill waits for its turn on the engine, which is not the file's doing
+    found.groups = tuple(sorted(set(drawn)))
+    fault = _replay_tokens(session, order, batch, proofs, found) if found.groups else None
+    if fault:
+        return fault
+    until = time.monotonic() + left
     found.rewards, found.undecided = score_groups(session, batch, tasks, found.unreplayed, until)
     found.judged = {
         group for group in found.undecided - found.unreplayed if session.environment.is_judged(tasks.problems[group])
     }
-    found.groups = tuple(sorted(set(drawn)))
-    if not found.groups:
-        return None
+    return None
+
+
+def _replay_tokens(
+    session: Session, order: Inspect, batch: RolloutBatch, proofs: Sequence[Sequence[Proof]], found: Findings
+) -> Fault | None:
+    """The groups of the lot through the model: activations, the sampler, and that the worker held the policy."""
     place = [i for i, row in enumerate(batch.rows) if row.group in set(found.groups)]
     found.rows = [batch.rows[i] for i in place]
     engine = session.unlike(batch.header.engine) if order.second_look else session.like(batch.header.engine)
@@ -133,21 +151,24 @@ def score_groups(
     """(reward of every sample, groups without a dependable one): those that are `unreplayed`, and what is left when the
     clock says `until`.
 
-    What cannot be scored in time is nobody's fault: such a group is not trained on and not compared.
+    What cannot be scored in time is nobody's fault: such a group is not trained on and not compared. One answer makes
+    its whole group undecided, so the others of it are not asked about any more: a group of answers that each run into
+    a deadline costs as much as its first few.
     """
     environment = session.environment
     rewards: list[float] = []
     undecided = set(unreplayed)
     for group in range(len(tasks.problems)):
         transcripts = [transcript_of(row) for row in batch.rows if row.group == group]
-        before = environment.gave_up
-        if group not in undecided and time.monotonic() < until:
-            rewards += tasks.rewards(environment, [group] * len(transcripts), transcripts)
-        else:
-            rewards += [0.0] * len(transcripts)
-            undecided.add(group)
-        if environment.gave_up != before:
-            undecided.add(group)
+        found: list[float] = []
+        for start in range(0, len(transcripts), SCORED_TOGETHER):
+            before = environment.gave_up
+            if group not in undecided and time.monotonic() < until:
+                some = transcripts[start : start + SCORED_TOGETHER]
+                found += tasks.rewards(environment, [group] * len(some), some)
+            if len(found) < min(start + SCORED_TOGETHER, len(transcripts)) or environment.gave_up != before:
+                undecided.add(group)
+        rewards += found + [0.0] * (len(transcripts) - len(found))
     return rewards, undecided
 
 

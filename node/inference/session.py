@@ -21,7 +21,7 @@ from node.inference.tasks import Tasks, deal
 from node.inference.turns import Bounds, Generate, bounds_of
 from node.inference.wire import ShardOrder, kept_policies
 from protocol.draw import draw_problems, sample_seed
-from protocol.engines import arithmetic, classes, kind
+from protocol.engines import arithmetic, classes, with_arithmetic
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
 
@@ -104,13 +104,16 @@ class Session:
         return self._looking_at(engine_class, [arithmetic(engine_class), *self._other_ways(engine_class)])
 
     def unlike(self, engine_class: str) -> Engine:
-        """The same of another arithmetic; the own one if there is none."""
-        return self._looking_at(engine_class, self._other_ways(engine_class))
+        """The same of another arithmetic, first of another dtype: only that is another kind of look (protocol.engines).
+        The own one if there is none."""
+        dtype, _ = arithmetic(engine_class)
+        ways = sorted(self._other_ways(engine_class), key=lambda way: way[0] == dtype)
+        return self._looking_at(engine_class, ways)
 
     def _other_ways(self, engine_class: str) -> list[tuple[str, str]]:
         """The own arithmetic and those in which such work was seen in calibration, without its own."""
         seen = (classes(name) for name in self.run.verification.known_pairs)
-        known = sorted({arithmetic(looking) for made, looking in seen if kind(made) == kind(engine_class)})
+        known = sorted({arithmetic(looking) for made, looking in seen if made == engine_class})
         ways = dict.fromkeys([arithmetic(self.engine.name), *known])
         return [way for way in ways if way != arithmetic(engine_class)]
 
@@ -120,9 +123,8 @@ class Session:
 
         One per arithmetic is made and kept. What this kind of engine does not know is not remembered: files name it.
         """
-        hardware = self.engine.name.partition("/")[0]
         for way in ways:
-            if not self.run.verification.judges(engine_class, "/".join((hardware, *way))):
+            if not self.run.verification.judges(engine_class, with_arithmetic(self.engine.name, way)):
                 continue
             with self._making:
                 sibling = self._siblings.get(way) or self.engine.sibling(*way)

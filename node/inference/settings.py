@@ -1,11 +1,15 @@
-"""How an engine computes: device, type, attention kernel, batch size. The same policy under any of them.
+"""How an engine computes: device, type, attention kernel, over how many devices, batch size. The same policy under any.
 
 Honest engines that differ in these give slightly different numbers; `intellect-node calibrate` measures how different.
 """
 
+import os
 import platform
 import re
 from dataclasses import dataclass
+from importlib.metadata import version
+
+from node.inference.vllm.installed import found
 
 DTYPES = ("float32", "bfloat16")
 ATTENTIONS = ("sdpa", "eager")
@@ -15,24 +19,47 @@ ATTENTIONS = ("sdpa", "eager")
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """dtype: of weights and activations (logits are always float32); attention: the kernel that
-    the class is named after; batch_tokens: most tokens in the cache of what is decoded, and in one forward pass."""
+    the class is named after; parallel: most GPUs that one model is split over; batch_tokens: most tokens in the cache
+    of what is decoded, and in one forward pass."""
 
     device: str = "cpu"
     dtype: str = "float32"
     attention: str = "sdpa"
     batch_tokens: int = 1 << 15
+    parallel: int = 1
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES or self.batch_tokens < 1:
+        if self.dtype not in DTYPES or self.batch_tokens < 1 or self.parallel < 1:
             raise ValueError(f"unusable engine settings: {self}")
 
     @property
     def name(self) -> str:
         """The class of an engine with these settings on this machine, as in protocol.engines."""
-        return f"{hardware(self.device)}/{self.dtype}/{self.attention}"
+        kernel, precision, build = self.attention, "ieee", f"torch-{version('torch')}"
+        if self.attention not in ATTENTIONS:
+            kernel, precision, build = self._of_vllm()
+        return f"{hardware(self.device)}/{self.dtype}/{kernel}/{precision}/tp{self.parallel}/{build}".lower()
+
+    def _of_vllm(self) -> tuple[str, str, str]:
+        """(attention, precision, build). Which backend attends follows from the other parts, unless somebody chose one;
+        in float32 on a GPU it is Triton's, which multiplies in TF32 whatever torch is told."""
+        chosen = os.environ.get("VLLM_ATTENTION_BACKEND", "")
+        name, number = found() or ("vllm", "none")
+        kernel = f"{self.attention}-{re.sub(r'[^A-Za-z0-9_]', '', chosen)}"[:32] if chosen else self.attention
+        rounded = self.dtype == "float32" and self.device.startswith("cuda")
+        return kernel, "tf32" if rounded else "ieee", f"{name}-{number}"[:32]
 
 
 DEFAULT = EngineSettings()
+
+
+def keep_precision() -> None:
+    """Products of float32 are not rounded to TF32, and those of bfloat16 are summed in float32, as classes say. Without
+    the second a GPU adds partial sums in bfloat16, and how many there are depends on the batch."""
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def hardware(device: str) -> str:

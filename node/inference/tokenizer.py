@@ -56,6 +56,10 @@ class LocalTokenizer:
         """Token ids of plain text, without special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same of many texts, on as many cores as there are."""
+        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out; ids beyond the vocabulary are skipped."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)

@@ -25,7 +25,7 @@ from node.inference.lora import whole_weights
 from node.inference.model_files import read_json
 from node.inference.out_of_memory import left_out, ran_out
 from node.inference.prefilling import Prefiller
-from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings
+from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, keep_precision
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.transformer import FAMILIES, unsupported
 
@@ -79,6 +79,7 @@ class TorchEngine:
     """`node.inference.engine.Engine` for one model directory."""
 
     def __init__(self, model_dir: Path, settings: EngineSettings = DEFAULT) -> None:
+        keep_precision()
         self._model_dir, self._settings = model_dir, settings
         self._tokenizer = LocalTokenizer(model_dir)
         shell = build_model(model_dir, "meta")

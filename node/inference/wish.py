@@ -1,11 +1,13 @@
 """How an engine shall compute, as a command line has it, and what the machine and the run make of that."""
 
 import argparse
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.inference.engines import AUTO, ENGINES, EngineKind, kernels, kind_of, usable
-from node.inference.settings import DTYPES, EngineSettings
+from node.inference.settings import DTYPES, EngineSettings, devices
 from protocol.engines import permits
 
 
@@ -26,15 +28,20 @@ class Wish:
 
         If it permits none of them, the first one: whoever must not compute so says it in better words.
         """
-        ways = [
-            EngineSettings(device, dtype, kernel, self.batch_tokens)
+        ways = self.ways(devices, engines)
+        fitting = (way for way in ways if permits(permitted, way.name))
+        return next(fitting, ways[0])
+
+    def ways(self, devices: Sequence[str], engines: Mapping[str, EngineKind] = ENGINES) -> list[EngineSettings]:
+        """All that this machine and what was said leave open, best first."""
+        return [
+            EngineSettings(device, dtype, kernel, self.batch_tokens, parallel)
             for device in ([self.device] if self.device else devices)
             for kind in self._kinds(device, engines)
             for dtype in ([self.dtype] if self.dtype else _dtypes(device))
             for kernel in ([self.attention] if self.attention else kind.kernels)
+            for parallel in kind.splits(device)
         ]
-        fitting = (way for way in ways if permits(permitted, way.name))
-        return next(fitting, ways[0])
 
     def _kinds(self, device: str, engines: Mapping[str, EngineKind]) -> list[EngineKind]:
         """What was named, though it may be missing: then its own words say so. Else what suits and works here."""
@@ -48,6 +55,12 @@ class Wish:
 def _dtypes(device: str) -> Sequence[str]:
     """What suits a device, best first: only GPUs are faster in bfloat16 than they are inexact."""
     return DTYPES if device == "cpu" else DTYPES[::-1]
+
+
+def main() -> None:
+    """`python -m node.inference.wish [the engine's options]`: the classes that this machine computes as, best first, as
+    a JSON list. Nothing of a model is loaded."""
+    print(json.dumps([way.name for way in wish_from(sys.argv[1:]).ways(devices())]))
 
 
 def wish_from(arguments: Sequence[str]) -> Wish:
@@ -73,3 +86,7 @@ def wish_from(arguments: Sequence[str]) -> Wish:
     if chosen.attention and chosen.engine not in (AUTO, kind_of(chosen.attention).name):
         parser.error(f"--attention {chosen.attention} is no kernel of --engine {chosen.engine}")
     return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens, chosen.engine)
+
+
+if __name__ == "__main__":
+    main()

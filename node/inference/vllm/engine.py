@@ -6,6 +6,7 @@ is ours (node.inference.vllm.hooks), the same on every engine. Weights are swapp
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,17 @@ class VllmEngine:
         self._batch_tokens = settings.batch_tokens
         self._tokenizer = LocalTokenizer(model_dir)
         self._names = image_names(build_model(model_dir, "meta"))
-        self.device, self.dtype, self.name = settings.device, settings.dtype, settings.name
+        self.device, self.dtype = settings.device, settings.dtype
         self.eos = self._tokenizer.eos
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
         self.description = f"vllm {installed.PIN} / torch {torch.__version__}"
         config = read_json(model_dir / "config.json")
         self.vocabulary = int(config["vocab_size"])
         self._tokenizer.check_fits(self.vocabulary)
-        gpus = torch.cuda.device_count() if settings.device.startswith("cuda") else 0
-        self._core = VllmCore(arguments(model_dir, settings, config, gpus), settings.device)
+        gpus = min(torch.cuda.device_count(), settings.parallel) if settings.device.startswith("cuda") else 0
+        told = arguments(model_dir, settings, config, gpus)
+        self.name = replace(settings, parallel=told.get("tensor_parallel_size", 1)).name
+        self._core = VllmCore(told, settings.device)
         self._numbers = 0
         self._load = self._loads = 0
         self._flights: dict[int, VllmDecoder] = {}

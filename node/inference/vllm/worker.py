@@ -15,6 +15,7 @@ from torch import Tensor
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
 from node.inference.lora import whole_weights
+from node.inference.settings import keep_precision
 from node.inference.vllm.hooks import Hooks
 from node.inference.vllm.image import ImageFile
 from node.inference.vllm.readback import check_weights
@@ -31,6 +32,7 @@ class WorkerExtension:
 
     def intellect_attach(self) -> None:
         """Put the hooks in place, once."""
+        keep_precision()
         self._intellect = hooks = Hooks()
         model = self.model_runner.get_model()
         model.compute_logits = lambda hidden, *_, **__: hooks.logits(hidden)

@@ -207,8 +207,7 @@ RULES = VerificationSpec(
     ("computes", "why"),
     [
         ("here/bfloat16/sdpa", ""),
-        ("elsewhere/float32/sdpa", ""),
-        ("elsewhere/bfloat16/sdpa", "the run was not calibrated for it"),
+        ("elsewhere/float32/sdpa", "the run was not calibrated for it"),
         ("here/float32/own", "the run was not calibrated for it"),
         ("", "it does not say"),
     ],
@@ -221,8 +220,19 @@ def test_a_worker_whose_files_would_be_malformed_does_not_start(computes: str, w
         return
     with pytest.raises(EngineError) as caught:
         child.check_permitted(RULES)
-    assert why in caught.value.why and "admitted: */float32/sdpa, here/bfloat16/sdpa" in caught.value.why
-    assert "float32" in caught.value.remedy and "calibrate" in caught.value.remedy
+    assert why in caught.value.why and "admitted: here/bfloat16/sdpa, here/float32/sdpa" in caught.value.why
+    assert "intellect-node calibrate export" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("computes", "sees"), [("here/float32/eager", True), ("elsewhere/float32/sdpa", False)])
+def test_a_validator_needs_arithmetic_in_which_work_was_seen(computes: str, sees: bool) -> None:
+    child = engine()
+    child.ready = Ready(device="cpu", dtype="any", engine="pretender", parameters=0, engine_class=computes)
+    if sees:
+        child.check_permitted(RULES, "validator")
+        return
+    with pytest.raises(EngineError, match="does not admit"):
+        child.check_permitted(RULES, "validator")
 
 
 async def test_a_new_child_that_computes_in_another_way_makes_nothing(

@@ -16,9 +16,11 @@ from node.inference.session import Session
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol import freshness
 from protocol.checks import Reason, subject_of
+from protocol.disputes import UNDECIDED
 from protocol.draw import draw_problems
 from protocol.envelope import ENVELOPE_BYTES, seal
 from protocol.identity import NodeKey
+from protocol.messages import DIGEST
 from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
 from protocol.run import RunSpec, VerificationSpec
 from protocol.statements import Outcome
@@ -179,7 +181,7 @@ def test_only_the_drawn_groups_go_through_the_model(honest: Session, produced: P
     seen = judge(honest, produced.path, produced.units, groups=(1,), report_path=report_path)
     assert (seen.outcome, seen.checked) == (Outcome.ACCEPT, (1,))
     assert {row.group for row in decode_report(Path(report_path).read_bytes(), 8).rows} == {1}
-    assert len(seen.rewards) == 2 * 4  # rewards are recomputed of every group
+    assert len(seen.rewards) == 2 * DIGEST  # rewards are recomputed of every group
     assert len(seen.logprobs) == 4
     unseen = judge(honest, produced.path, produced.units, groups=(), report_path=str(tmp_path / "none"))
     assert (unseen.outcome, unseen.checked, unseen.report_path) == (Outcome.ACCEPT, (), "")
@@ -207,14 +209,27 @@ def test_scoring_that_takes_too_long_is_nobodys_fault(
     honest: Session, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first group cannot be scored in time, the second not at all: neither is trained on."""
-    now = iter([0.0, 0.0, 0.0, 1e6])  # the look begins, the budget begins, first group, second group
+    now = iter([0.0, 0.0, 0.0, 0.0, 0.0, 1e6])  # the look, the budget, before and behind the prefill, the two groups
     monkeypatch.setattr("node.inference.inspect.time.monotonic", lambda: next(now, 1e6))
 
     _cannot_tell(honest, monkeypatch)
     seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
     assert seen.outcome == Outcome.ACCEPT
-    assert seen.rewards == bytes(8)
+    assert seen.rewards == 2 * UNDECIDED
     assert seen.report_path == ""
+
+
+def test_of_a_group_with_an_undecided_answer_no_more_is_asked(
+    honest: Session, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer of a file may run into a deadline of seconds; only the first of each group is waited for."""
+    monkeypatch.setattr("node.inference.inspect.SCORED_TOGETHER", 1)
+    for unsure, asked in ((True, 2), (False, 8)):
+        with monkeypatch.context() as patch:
+            _cannot_tell(honest, patch, knows=not unsure)
+            seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
+            assert honest.environment.asked == asked  # type: ignore[attr-defined]
+            assert (seen.rewards == 2 * UNDECIDED) is unsure and len(seen.rewards) == 2 * DIGEST
 
 
 def test_where_judges_are_to_say_the_reward_the_report_has_all_but_that(
@@ -223,21 +238,22 @@ def test_where_judges_are_to_say_the_reward_the_report_has_all_but_that(
     problems = honest.problems(ROOT, NODE, 5)
     _cannot_tell(honest, monkeypatch, judged=problems[1].problem_id)
     seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
-    assert (seen.outcome, seen.rewards) == (Outcome.ACCEPT, bytes(8))
+    assert (seen.outcome, seen.rewards) == (Outcome.ACCEPT, 2 * UNDECIDED)
     report = decode_report(Path(seen.report_path).read_bytes(), 8)
     assert {row.group for row in report.rows} == {1} and all(math.isnan(row.reward) for row in report.rows)
     assert all(row.logprobs for row in report.rows)
 
 
-def _cannot_tell(session: Session, monkeypatch: pytest.MonkeyPatch, judged: str = "") -> None:
-    """The session's environment finds no reward. judged: the problem of which nobody is to find one."""
+def _cannot_tell(session: Session, monkeypatch: pytest.MonkeyPatch, judged: str = "", *, knows: bool = False) -> None:
+    """The session's environment finds no reward. judged: the problem of which nobody is to find one; knows: it does."""
     inner = session.environment
 
     class Unsure:
-        gave_up, turns, determinism = 0, 1, "exact"
+        gave_up, turns, determinism, asked = 0, 1, "exact", 0
 
         def score(self, problems: Any, transcripts: Any) -> list[float]:
-            self.gave_up += 1
+            self.gave_up += not knows
+            self.asked += len(transcripts)
             return [0.0] * len(transcripts)
 
         def prompt_tokens(self, problem: Any) -> list[int]:

@@ -1,13 +1,14 @@
 """Which policies an engine's process keeps, and what several jobs have of one environment."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from node.environments.base import OneTurn
 from node.inference.errors import EngineError
-from node.inference.guarded import Guarded
+from node.inference.guarded import MOST_LANES, Guarded
 from node.inference.kept import KeptPolicies
 
 KEY = bytes(32)
@@ -76,6 +77,63 @@ def test_jobs_score_one_after_the_other_and_count_their_own() -> None:
     for one in jobs:
         one.join()
     assert own == [3, 3, 3, 3] and slow.gave_up == 12 and environment.gave_up == 0
+
+
+class Lanes(Slow):
+    """An environment that can be had several times. hold: its next score waits for that."""
+
+    def __init__(self, hold: threading.Event | None = None) -> None:
+        super().__init__()
+        self.hold, self.others = hold, []
+
+    def score(self, problems, transcripts) -> list[float]:
+        hold, self.hold = self.hold, None
+        if hold is not None:
+            hold.wait()
+        return super().score(problems, transcripts)
+
+    def problem(self, number: int) -> int:
+        return number
+
+    def another(self) -> "Lanes":
+        self.others.append(Lanes())
+        return self.others[-1]
+
+
+def test_a_job_whose_answers_hold_their_scorer_up_holds_no_other_job_up() -> None:
+    """It has the environment's own scorer; who comes meanwhile has another, and no more of them than are needed."""
+    through = threading.Event()
+    first = Lanes(hold=through)
+    environment = Guarded(first)  # type: ignore[arg-type]
+    held = threading.Thread(target=lambda: environment.score([], []))
+    held.start()
+    while first.hold is not None:
+        time.sleep(0.001)
+    for _ in range(3):
+        environment.score([], [])
+    assert environment.problem(3) == 3 and environment.gave_up == 3 and first.gave_up == 0
+    through.set()
+    held.join()
+    assert first.gave_up == 1 and [other.gave_up for other in first.others] == [3]
+    environment.close()
+    assert [one.closed for one in (first, *first.others)] == [1, 1]
+
+
+def test_there_are_no_more_scorers_than_jobs() -> None:
+    through = threading.Event()
+    first = Lanes(hold=through)
+    first.another = lambda: first.others.append(Lanes(hold=through)) or first.others[-1]  # type: ignore[method-assign]
+    environment = Guarded(first)  # type: ignore[arg-type]
+    jobs = [threading.Thread(target=lambda: environment.score([], [])) for _ in range(3 * MOST_LANES)]
+    for one in jobs:
+        one.start()
+    while any(one.hold is not None for one in (first, *first.others)) or len(first.others) < MOST_LANES - 1:
+        time.sleep(0.001)
+    through.set()
+    for one in jobs:
+        one.join()
+    assert len(first.others) == MOST_LANES - 1
+    assert first.gave_up + sum(other.gave_up for other in first.others) == len(jobs)
 
 
 def test_an_environment_is_closed_when_its_last_user_is_gone() -> None:

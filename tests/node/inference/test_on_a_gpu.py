@@ -22,7 +22,7 @@ from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine
 from protocol import sampling
-from protocol.engines import pair
+from protocol.engines import pair, with_arithmetic
 from protocol.freivalds import Challenge, check_product, chosen_rows, decode_digests, decode_rows
 from protocol.lora import tensors_of
 from protocol.run import RunSpec
@@ -98,7 +98,7 @@ def test_an_engine_computes_on_a_gpu_what_it_does_on_a_cpu(
 ) -> None:
     asked = requests(LENGTHS, 12)
     here, there = (engine_on(device, tiny_assets, *arithmetic, room=LITTLE) for device in ("cpu", "cuda"))
-    assert there.name == "/".join(("cuda-sm90", *arithmetic))
+    assert there.name == with_arithmetic(here.name, arithmetic).replace(here.name.partition("/")[0], "cuda-sm90")
     wanted, made = generate(here, asked, 0.9), generate(there, asked, 0.9)
     if arithmetic[0] == "float32":
         assert [one.output for one in made] == [one.output for one in wanted]
@@ -165,7 +165,7 @@ def test_a_gpu_without_room_for_another_engine_has_none(tiny_assets: Path, gpu: 
     gpu.before_memory = run_out
     assert engine.sibling("bfloat16", "sdpa") is None
     sibling = engine.sibling("bfloat16", "sdpa")
-    assert sibling is not None and sibling.name == "cuda-sm90/bfloat16/sdpa"
+    assert sibling is not None and sibling.name.startswith("cuda-sm90/bfloat16/sdpa/ieee/tp1/torch-")
 
 
 def test_a_policy_that_is_an_adapter_is_loaded_and_another_after_it(

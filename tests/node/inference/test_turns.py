@@ -33,6 +33,7 @@ from node.training.warmstart import IGNORED, Lesson
 from protocol.checks import Reason
 from protocol.disputes import UNDECIDED
 from protocol.identity import NodeKey
+from protocol.messages import DIGEST
 from protocol.rollout import decode, decode_report
 from protocol.run import EnvironmentSpec, RunSpec
 from protocol.statements import Outcome
@@ -216,7 +217,7 @@ def test_who_cannot_replay_a_group_says_nothing_of_it(
     monkeypatch.setattr(session, "environment", Unsure(session.environment, rows[4].problem_id))
     seen = judge(session, produced)
     assert (seen.outcome, seen.unreplayed) == (Outcome.ACCEPT, (1,))
-    assert seen.rewards[:4] != UNDECIDED and seen.rewards[4:] == UNDECIDED
+    assert seen.rewards[:DIGEST] != UNDECIDED and seen.rewards[DIGEST:] == UNDECIDED
     assert {row.group for row in decode_report(Path(seen.report_path).read_bytes(), 8).rows} == {0}
 
 

@@ -1,0 +1,51 @@
+"""Hard cuts refuse hardly any honest file, though a calibration sees few of them."""
+
+import numpy as np
+import pytest
+
+from benchmarks.false_refusals import PAIRS, RULES, RUN, by_rule, count, draw, refused, statistics
+from node.calibration.cuts import rarely_exceeded
+from protocol.checks import check_activations, check_sampling
+from protocol.cuts import Cuts
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_fewer_than_ten_of_a_hundred_thousand_honest_files_are_refused(name: str) -> None:
+    counts = count(PAIRS[name], samples=64, calibrations=20, files=5000)
+    assert sum(counts["rule"]) < 10
+    assert sum(counts["margin"]) >= sum(counts["rule"])
+    if name == "bf16 seen in fp32":
+        assert sum(counts["margin"]) > 100  # so these files can be refused
+
+
+def test_what_is_counted_is_what_a_validator_says() -> None:
+    random = np.random.default_rng(3)
+    seen = draw(PAIRS["two GPUs, heavy"], 2 * 50, 8, random)
+    tight = Cuts(
+        exponent_mismatches=5, mantissa_mean=4.0, mantissa_median=4.0, sampling_mean=1e-3, sampling_outside=0.1
+    )
+    samples = statistics(seen)
+    said = [
+        bool(
+            check_activations([error for sample in file for error in sample.errors], tight)
+            or check_sampling(np.concatenate([sample.distances for sample in file]), tight)
+        )
+        for file in (samples[at : at + 16] for at in range(0, len(samples), 16))
+    ]
+    assert said == refused(seen, tight).tolist() and 0 < sum(said) < len(said)
+
+
+def test_gross_work_is_refused_by_cuts_that_honest_work_passes() -> None:
+    pair = PAIRS["fp32 of two builds"]
+    cuts = by_rule(draw(pair, 64, 1, np.random.default_rng(0)), 0)
+    assert refused(draw(PAIRS["bf16 seen in fp32"], 2 * 100, 8, np.random.default_rng(1)), cuts).all()
+    assert RUN.rollout.samples_per_file == 16 and set(RULES) == {"rule", "margin"}
+
+
+def test_a_heavier_tail_is_followed_further_out() -> None:
+    random = np.random.default_rng(0)
+    light, heavy = random.exponential(1.0, 4000), random.pareto(6.0, 4000)
+    assert 9 < rarely_exceeded(light, 1e-4) < 16  # true: 9.2
+    assert 3.6 < rarely_exceeded(heavy, 1e-4) < 8  # true: 3.6
+    assert rarely_exceeded(np.zeros(64), 1e-6) == 0.0 and rarely_exceeded(np.ones(1), 1e-6) == 1.5
+    assert rarely_exceeded(light[:64], 1e-6) > rarely_exceeded(light[:64], 1e-4)
