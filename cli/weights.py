@@ -1,4 +1,4 @@
-"""`intellect-node weights`: the policies of a run, as files: what is held here, fetched, checked, exported.
+"""`intellect-node weights`: the policies of a run, as files: what is held here, fetched, checked, exported, merged.
 
 None of it needs a stake or a running daemon.
 """
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 1_000_000
 """Steps that are tried to find the one at which a file without a record has the root that was given: about a second."""
-app = typer.Typer(no_args_is_help=True, help="The policies of a run, as files: list, fetch, verify, export, serve.")
+app = typer.Typer(
+    no_args_is_help=True, help="The policies of a run, as files: list, fetch, verify, export, merge, serve."
+)
 
 StateDir = Annotated[
     Path | None,
@@ -241,6 +243,61 @@ def export(
             told=lambda count: bars.advance(task, count),
         )
     _show_export(exported, as_json)
+
+
+@app.command(
+    "merge",
+    epilog="Examples:  intellect-node weights merge both runs/a/model runs/b/model   |   "
+    "intellect-node weights merge m a b c --weight 2 --weight 1 --weight 1   |   "
+    "intellect-node weights merge m a b --method ties --base start --density 0.2   |   "
+    "intellect-node weights merge m a b --method dare --base start --density 0.1 --seed 7 --json",
+)
+def merge(
+    out: Annotated[Path, typer.Argument(help="The model directory to make; it must not exist.")],
+    models: Annotated[list[Path], typer.Argument(help="Model directories or .safetensors files of one shape.")],
+    method: Annotated[
+        str, typer.Option(help="average, ties (arXiv 2306.01708) or dare (arXiv 2311.03099).")
+    ] = "average",
+    base: Annotated[
+        Path | None, typer.Option(help="The model that all came from: ties and dare merge the differences to it.")
+    ] = None,
+    weight: Annotated[
+        list[int] | None, typer.Option(help="Of each model, in their order, whole; default: 1 each.")
+    ] = None,
+    density: Annotated[float, typer.Option(help="Share of each tensor's differences that ties and dare keep.")] = 0.5,
+    scale: Annotated[float, typer.Option(help="Of what ties and dare add to the base.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draw by which dare keeps.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, max=256, help="Default: by size, up to 8.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge policies into one, tensor by tensor. The same inputs and numbers give the same bytes on every machine."""
+    from node.weights.export import weight_files
+    from node.weights.merge import merge_models
+    from protocol.merging import METHODS, Merge
+
+    _must_not_exist(out)
+    if method not in METHODS:
+        raise CommandError(f"no method {method!r}", f"there are {', '.join(METHODS)}", "choose one of them", USAGE)
+    weights = tuple(weight or [1] * len(models))
+    if len(weights) != len(models):
+        why = f"{len(models)} models, {len(weights)} weights"
+        raise CommandError("which weights?", why, "give --weight once for each model, or never", USAGE)
+    numbers = Merge(method=method, weights=weights, density=density, scale=scale, seed=seed)  # type: ignore[arg-type]
+    with _bars(as_json) as bars:
+        task = bars.add_task("merging", total=sum(file.stat().st_size for file in weight_files(models[0])), peers="")
+        found = merge_models(
+            numbers, models, out, base=base, workers=threads, told=lambda count: bars.advance(task, count)
+        )
+    if as_json:
+        inputs = [root.hex() for root in found.inputs]
+        result = {"directory": str(out), "method": method, "weights_root": found.root.hex(), "inputs": inputs}
+        print_json({**result, "tensors": found.tensors, "bytes": found.size})
+        return
+    console().print(
+        f"{method} of {len(models)} models, weights {found.root.hex()}: {_size(found.size)} in {found.tensors} "
+        f"tensors, {clean(str(out), 400)}",
+        soft_wrap=True,
+    )
 
 
 # what is here

@@ -61,6 +61,7 @@ def _evaluate(spool: Spool, evaluator: Evaluator, step: int) -> None:
     started = time.monotonic()
     found = evaluator.evaluate(evaluator.read(spool.policy_path(step)), step)
     found["eval_seconds"] = round(time.monotonic() - started, 4)
+    write_whole(spool.answers_path(step), msgspec.json.encode(evaluator.answers()))  # first: then the step is complete
     write_whole(spool.evaluation_path(step), msgspec.json.encode(found))
 
 

@@ -49,6 +49,10 @@ class Evaluator:
         self._engine.load(weights)
         return self._evaluation.figures(step)
 
+    def answers(self) -> list[dict[str, Any]]:
+        """Some answers of the last evaluation, for people."""
+        return self._evaluation.answers(self._engine.tokenizer.decode)
+
     def close(self) -> None:
         for environment in self._environments:
             environment.close()

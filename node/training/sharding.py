@@ -8,7 +8,7 @@ are reduced in float32, whatever they were computed in. A plain float32 process 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from node.training.policy_model import PolicyModel
 from node.training.settings import TrainerSettings
 from node.training.world import World, compute_dtype
+
+Whole = TypeVar("Whole", bound=nn.Module)
 
 
 @contextmanager
@@ -46,8 +48,12 @@ def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn
 def prepare_model(model: Any, temperature: float, settings: TrainerSettings, world: World) -> PolicyModel:
     """Wrap, shard and place a transformers model with float32 parameters. Those that had no memory (`without_memory`)
     have it afterwards, and no values: fill them."""
-    policy = PolicyModel(model, temperature, settings.logit_cells)
-    layers = decoder_layers(model)
+    return placed(PolicyModel(model, temperature, settings.logit_cells), settings, world)
+
+
+def placed(policy: Whole, settings: TrainerSettings, world: World) -> Whole:
+    """The same for another module around a model of transformers, its `model`."""
+    layers = decoder_layers(policy.model)  # type: ignore[arg-type] - a module's attribute
     if settings.activation_checkpointing:
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

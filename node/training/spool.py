@@ -8,7 +8,9 @@
     out/policy-000013.safetensors  trainer -> daemon: the image, then
     out/step-000013.json           its metrics; its presence means that the step is complete
     eval/step-000013.json          evaluator -> daemon: what the policy scored, some time after, where that is asked for
+    eval/answers-000013.json       some of its answers, for people
     ckpt/step-000010/              weights, optimiser state, position: node.training.checkpoint
+    peers, rounds/                 of a run that pre-trains, instead of in/, eval/ and ckpt/: node.training.pretrainer
     error.json                     why the trainer gave up, if it did; evaluator-error.json: why the evaluator did
 
 Every file appears whole or not at all. Knows names and atomicity; knows nothing of what is inside.
@@ -17,6 +19,7 @@ Every file appears whole or not at all. Knows names and atomicity; knows nothing
 import operator
 import os
 import re
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,11 @@ class Spool:
         return self.root / "ckpt"
 
     @property
+    def peers_path(self) -> Path:
+        """How many peers pre-train here, in decimal digits."""
+        return self.root / "peers"
+
+    @property
     def lowered_path(self) -> Path:
         return self.root / "lowered.json"
 
@@ -74,8 +82,16 @@ class Spool:
     def metrics_path(self, step: int) -> Path:
         return self.root / "out" / f"step-{step:06d}.json"
 
+    def age(self, step: int) -> float:
+        """Seconds since a complete step was done: it may wait for its evaluation. Raises OSError."""
+        return max(0.0, time.time() - self.metrics_path(step).stat().st_mtime)
+
     def evaluation_path(self, step: int) -> Path:
         return self.root / "eval" / f"step-{step:06d}.json"
+
+    def answers_path(self, step: int) -> Path:
+        """Some answers of the policy's evaluation, for people to read."""
+        return self.root / "eval" / f"answers-{step:06d}.json"
 
     def record(self, step: int) -> dict[str, Any]:
         """The metrics of a complete step, with those of its evaluation, if that is there. Raises OSError, and

@@ -316,13 +316,25 @@ def _train(spool: Spool) -> None:
     world = join_world(settings, store)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # as the engines (keep_precision)
     if welcome is not None:
         if world.leader:
             keep_watch(open_store, settings.node_rank, settings.nodes)
         hand_over(world, spool, welcome.run)
     with as_deterministic_as_set(settings, world.device), out_of_memory_says_what_to_lower(settings):
-        Trainer(spool, settings, world).train()
+        _program(spool, settings, world)
     leave_world(world)  # not after an error: the other ranks may wait for this one, and torchrun ends them
+
+
+def _program(spool: Spool, settings: TrainerSettings, world: World) -> None:
+    """What the run's kind asks for."""
+    run = decode_run(spool.run_path.read_bytes(), desk=True)  # the daemon has checked it
+    if run.pretraining is None:
+        Trainer(spool, settings, world).train()
+        return
+    from node.training.pretrainer import Pretrainer
+
+    Pretrainer(spool, run, settings, world).train()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ knows nothing of peers, and gives nothing away that has not matched its manifest
 
 import errno
 import math
-import mmap
 import os
 import threading
 from collections import deque
@@ -18,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from blake3 import blake3
 
+from node.state.files import mapped
 from node.weights.errors import WeightsError, disk_errors
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError, encode_patch, patched, unchanged
@@ -55,13 +55,17 @@ class PatchTooLong(Exception):
     """A patch that costs more than it saves."""
 
 
-def in_order(work: Callable[[Item], Result], items: Sequence[Item], size: int) -> Iterator[Result]:
-    """The results of `work`, in the order of `items`: from several threads where `size` bytes are worth them.
+def in_order(
+    work: Callable[[Item], Result], items: Sequence[Item], size: int, workers: int | None = None
+) -> Iterator[Result]:
+    """The results of `work`, in the order of `items`: from several threads where `size` bytes are worth them, or from
+    as many as `workers` says.
 
     A few results are ready ahead of the one that is taken, no more: they may be whole tensors.
     """
-    workers = min(MAX_THREADS, os.cpu_count() or 1, len(items))
-    if size < PARALLEL_BYTES or workers < 2:
+    if workers is None:
+        workers = min(MAX_THREADS, os.cpu_count() or 1, len(items)) if size >= PARALLEL_BYTES else 1
+    if workers < 2:
         yield from map(work, items)
         return
     with ThreadPoolExecutor(workers, thread_name_prefix="weights") as pool:
@@ -81,14 +85,6 @@ def in_order(work: Callable[[Item], Result], items: Sequence[Item], size: int) -
 def size_of(infos: Sequence[TensorInfo]) -> int:
     """Bytes of these tensors."""
     return 2 * sum(math.prod(info.shape) for info in infos)
-
-
-def mapped(path: Path) -> memoryview:
-    """The bytes of a file, paged in as they are looked at; the mapping ends with the last view of it."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 class DescribedImage(NamedTuple):
@@ -213,12 +209,34 @@ def build_image(
         for patch, path in patches
     ]
 
+    def windows(place: int) -> Iterator[U16]:
+        before = layout.offsets[place] // 2
+        return patched(tensors[manifest.tensors[place].name], [layer[place] for layer in layers], before=before)
+
+    def check(place: int, found: HashedTensor) -> None:
+        info = manifest.tensors[place]
+        if found.digest != info.digest:
+            raise PatchError(f"{info.name[:80]} is not the tensor that the manifest names")
+
+    return write_image(layout, windows, out, check, stop=stop)
+
+
+def write_image(
+    layout: Layout,
+    windows: Callable[[int], Iterable[U16]],
+    out: Path,
+    check: Callable[[int, HashedTensor], None],
+    *,
+    workers: int | None = None,
+    stop: threading.Event | None = None,
+) -> BlobInfo:
+    """Write an image tensor by tensor; the blob that it is. windows: of the tensor at a place, each looked at before
+    the next one is asked for; check: hears of each tensor, in the thread that wrote it. Whatever is raised, `out` is
+    gone."""
+
     def write(place: int) -> HashedTensor:
-        name, offset = manifest.tensors[place].name, layout.offsets[place]
-        windows = patched(tensors[name], [layer[place] for layer in layers], before=offset // 2)
-        found = _write(windows, TensorHasher(layout, place), file.fileno(), offset, stop)
-        if found.digest != manifest.tensors[place].digest:
-            raise PatchError(f"{name[:80]} is not the tensor that the manifest names")
+        found = _write(windows(place), TensorHasher(layout, place), file.fileno(), layout.offsets[place], stop)
+        check(place, found)
         return found
 
     try:
@@ -226,7 +244,7 @@ def build_image(
             _set_aside(file.fileno(), layout.size)
             _write_all(file.fileno(), memoryview(layout.header), 0)
             image = ImageHasher(layout)
-            for found in in_order(write, range(len(manifest.tensors)), manifest.image_size):
+            for found in in_order(write, range(len(layout.sizes)), layout.size, workers):
                 image.add(found)
             return image.blob()
     except BaseException:

@@ -6,6 +6,7 @@ run says so, or when the patches since the last one have grown to a quarter of i
 
 import os
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -60,7 +61,7 @@ class Publisher:
     """Makes a step of the model known to the swarm, once.
 
     workshop: a directory of its own on the store's disk; records: what `intellect-node weights` reads; shelf: where the
-    caller keeps what was published, and what gives way when the store is full.
+    caller keeps what was published, and what gives way when the store is full; epoch: the pool's, of this moment.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Publisher:
         anchor_every: int = 50,
         records: PolicyRecords | None = None,
         shelf: PolicyShelf | None = None,
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._store = store
         self._board = board
@@ -85,6 +87,7 @@ class Publisher:
         self._anchor_every = anchor_every
         self._records = records
         self._shelf = shelf
+        self._epoch = epoch
         self._previous: HeldPolicy | None = None
         shutil.rmtree(workshop, ignore_errors=True)  # what a killed predecessor left half-done
         workshop.mkdir(parents=True)
@@ -188,6 +191,7 @@ class Publisher:
             manifest_root=blob.root,
             manifest_size=len(encoded),
             manifest=encoded if len(encoded) <= INLINE_BYTES else b"",
+            epoch=self._epoch(),
         )
 
     async def _said_before(

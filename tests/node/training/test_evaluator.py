@@ -16,7 +16,7 @@ from node.training.evaluator import Evaluator, evaluation_engine
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from protocol.run import EnvironmentSpec, EvaluationSpec, RolloutSpec, RunSpec, encode_run
-from protocol.sections import EvaluationEnvironment
+from protocol.sections import EvaluationEnvironment, LengthBudget
 
 SORT = {"digits": 2, "held_back": 20}
 
@@ -33,6 +33,28 @@ def evaluated(assets: Path, *environments: EvaluationEnvironment) -> dict:
         return evaluator.evaluate(load_file(assets / "model" / "model.safetensors"), 3)
     finally:
         evaluator.close()
+
+
+def test_some_answers_are_kept_in_words(tiny_assets: Path) -> None:
+    budget = LengthBudget(targets=(2, 3), alpha=0.1, text="{target}")
+    run = RunSpec(
+        name="read",
+        environment=EnvironmentSpec(name="sort", args={"digits": 2, "held_back": 40}),
+        rollout=RolloutSpec(max_output_tokens=4, max_prompt_tokens=12),
+        evaluation=EvaluationSpec(problems=40),
+        length_budget=budget,
+    )
+    evaluator = Evaluator(run, tiny_assets)
+    try:
+        found = evaluator.evaluate(load_file(tiny_assets / "model" / "model.safetensors"), 3)
+        answers = evaluator.answers()
+    finally:
+        evaluator.close()
+    assert len(answers) == 8 and found["eval_problems"] == 40
+    for one in answers:
+        assert set(one) == {"problem", "prompt", "answer", "reward", "length", "target", "finished"}
+        assert one["prompt"].startswith(str(one["target"])) or one["prompt"].endswith(str(one["target"]))
+        assert 1 <= one["length"] <= 4 and one["target"] in (2, 3)
 
 
 def test_evaluation_environments_stand_by_label_and_leave_the_runs_own_reward_alone(

@@ -1,0 +1,238 @@
+"""Rounds of peers at a desk: loss on held-back text by method and form, beside one peer alone and data-parallel
+training.
+
+    python -m benchmarks.diloco                  three seeds, about twenty minutes on one core
+    python -m benchmarks.diloco --quick          one seed, 8 rounds, fewer methods
+    python -m benchmarks.diloco --replicas       only: 50 rounds applied by other processes, orders and threads
+
+The model is the byte-level one of examples/make_pretrain.py (131,776 parameters), the text Python's own modules, rows
+of 64 tokens. Every method sees the same number of inner steps: data-parallel makes them with the tokens of all peers,
+one peer alone with a quarter of the tokens. Bits are counted from the files that peers would send. `--apply` is what
+the other processes do: from outer state 0 and the contributions' files alone to the last root.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+PEERS = 4
+BATCH = 256
+RUN = """
+name = "benchmark"
+model = "model"
+[pretraining]
+sequence = 64
+held_back = 256
+learning_rate = 3e-3
+warmup_steps = 20
+decay_from = 0.5
+[[pretraining.data]]
+name = "modules"
+file = "modules.jsonl"
+[diloco]
+inner_steps = 20
+batch_tokens = 256
+exchange = "float32"
+stretch = 0
+[recipe]
+steps = 20
+[evaluation]
+every = 1000
+"""
+METHODS: dict[str, tuple[int, dict[str, Any]]] = {
+    "averaging, float32": (PEERS, {}),
+    "data-parallel": (1, {"batch_tokens": PEERS * BATCH}),
+    "one peer alone": (1, {}),
+    "averaging, int8": (PEERS, {"exchange": "int8"}),
+    "averaging, int4": (PEERS, {"exchange": "int4"}),
+    "averaging, sparse 64 of 4096": (PEERS, {"exchange": "sparse"}),
+    "averaging, moments reset": (PEERS, {"inner_state": "reset"}),
+    "outer 0.7, Nesterov 0.9": (PEERS, {"outer_rate": 0.7, "outer_momentum": 0.9}),
+}
+"""Name -> peers, and what differs in [diloco]."""
+QUICK = ("averaging, float32", "data-parallel", "one peer alone", "averaging, int4")
+
+
+def prepared(folder: Path) -> None:
+    from examples.make_pretrain import create_byte_model, kinds
+
+    create_byte_model(folder / "model", seed=0)
+    lines = (json.dumps({"text": text}) for text in kinds()["modules"])
+    (folder / "modules.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "run.toml").write_text(RUN)
+
+
+def trained(folder: Path, out: Path, peers: int, seed: int, rounds: int, *, keep: bool = False, **changes: Any) -> Any:
+    """The last record of a run. keep: all contributions and outer states stay."""
+    from node.run.file import compile_run, load_run_file
+    from node.run.problems import place_files
+    from node.training.pretrainer import Pretrainer
+    from node.training.settings import TrainerSettings
+    from node.training.spool import Spool
+    from node.training.world import World
+
+    file = load_run_file(folder / "run.toml")
+    assert file.diloco  # noqa: S101 - RUN has it
+    recipe = msgspec.structs.replace(file.recipe, steps=rounds, seed=seed)
+    file = msgspec.structs.replace(file, recipe=recipe, diloco=msgspec.structs.replace(file.diloco, **changes))
+    compiled = compile_run(folder / "run.toml", file, desk=True)
+    place_files(compiled, out / "assets")
+    spool = Spool(out / "spool")
+    spool.prepare(compiled.encoded, out / "assets")
+    spool.peers_path.write_text(str(peers))
+    pretrainer = Pretrainer(spool, compiled.spec, TrainerSettings(), World())
+    if keep:
+        pretrainer._forget = lambda round_: None  # type: ignore[method-assign]
+    pretrainer.train()
+    return json.loads(spool.metrics_path(rounds).read_bytes())
+
+
+def losses(folder: Path, methods: list[str], seeds: int, rounds: int) -> list[dict[str, Any]]:
+    """One row per method, as they come; the seeds of all methods take turns."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
+    for seed in range(seeds):
+        for name in methods:
+            peers, changes = METHODS[name]
+            with tempfile.TemporaryDirectory(dir=folder) as out:
+                started = time.monotonic()
+                record = trained(folder, Path(out), peers, seed, rounds, **changes)
+            found[name].append(record)
+            bits = record["bits_per_parameter"] if peers > 1 else 0.0
+            print(
+                f"seed {seed}  {name:30} loss {record['eval_loss']:.4f}  {bits:7.3f} bits a parameter and round  "
+                f"{time.monotonic() - started:.0f} s",
+                flush=True,
+            )
+    first = [record["eval_loss"] for record in found[methods[0]]]
+    rows = []
+    for name in methods:
+        values = [record["eval_loss"] for record in found[name]]
+        ratios = [100 * (value / base - 1) for value, base in zip(values, first, strict=True)]
+        rows.append(
+            {
+                "method": name,
+                "loss": statistics.fmean(values),
+                "losses": values,
+                "percent": statistics.fmean(ratios),
+                "percents": ratios,
+                "bits": found[name][0]["bits_per_parameter"] if METHODS[name][0] > 1 else 0.0,
+            }
+        )
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print(f"\n{'method':30} {'bits':>8} {'loss':>8} {'beside the first':>17}   of each seed")
+    for row in rows:
+        each = "  ".join(f"{one:+.1f}" for one in row["percents"])
+        print(f"{row['method']:30} {row['bits']:8.3f} {row['loss']:8.4f} {row['percent']:+15.1f} %   {each}")
+
+
+def replicas(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """For each form: whether other processes come to the same root in every round."""
+    rows = []
+    for exchange in ("float32", "int8", "int4", "sparse"):
+        with tempfile.TemporaryDirectory(dir=folder) as text:
+            out, changes = (
+                Path(text),
+                {"exchange": exchange, "outer_rate": 0.7, "outer_momentum": 0.5, "inner_steps": 2},
+            )
+            trained(folder, out, PEERS, 0, rounds, keep=True, **changes)
+            given = [json.loads((out / "spool/out" / f"step-{i:06d}.json").read_bytes()) for i in range(rounds + 1)]
+            roots = [record["outer_root"] for record in given]
+            others = [_other(out, rounds, order, threads) for order, threads in ((1, 1), (2, 2), (3, 16))]
+        equal = [sum(a == b for a, b in zip(roots, other, strict=True)) for other in others]
+        rows.append({"exchange": exchange, "rounds": rounds, "equal": equal})
+        print(
+            f"{exchange:8} roots equal of {rounds + 1}, in three other processes (1, 2, 16 threads): {equal}",
+            flush=True,
+        )
+    return rows
+
+
+def _other(out: Path, rounds: int, order: int, threads: int) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.diloco", "--apply", str(out), "--rounds", str(rounds)]
+    environment = {**os.environ} | {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
+    done = subprocess.run(
+        [*command, "--seeds", str(order)], env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return json.loads(done.stdout)
+
+
+def applied(out: Path, rounds: int, order: int) -> list[str]:
+    """Roots of all rounds, from outer state 0 and contributions that arrive in an order of their own."""
+    from node.training.outer import StateFile, apply_round
+    from protocol.contribution import Expected, decode_contribution
+    from protocol.exchange import form_of
+    from protocol.rounds import chosen
+    from protocol.run import decode_run
+
+    run = decode_run((out / "spool/run.json").read_bytes(), desk=True)
+    assert run.diloco  # noqa: S101 - the benchmark's own
+    folder, rules, source = out / "spool/rounds", run.diloco, random.Random(order)  # noqa: S311 - an order to try
+    state, roots = StateFile(folder / "outer-000000.safetensors"), list[str]()
+    with tempfile.TemporaryDirectory() as own:
+        for round_ in range(rounds):
+            roots.append(state.root.hex())
+            paths = sorted((folder / f"{round_:06d}").glob("*.inc"))
+            source.shuffle(paths)
+            shapes = {name: shape for name, shape in state.shapes.items() if not name.startswith("momentum/")}
+            given = {}
+            for path in paths:
+                data = path.read_bytes()
+                root = data[data.index(b"run_root") + 10 :][:32]
+                expected = Expected(root, {round_: state.root}, PEERS, 1 << 30, 64)
+                given[blake3(data).digest()] = decode_contribution(data, shapes, form_of(rules), expected)
+            ids = chosen({one: one for one in given}, rules.max_contributions, state.root)
+            target = Path(own) / f"{round_}.safetensors"
+            apply_round(state, [given[one] for one in ids], rules, target)
+            state = StateFile(target)
+    return [*roots, state.root.hex()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--replicas", action="store_true", help="only the replicas")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="default: 20, or 8 with --quick; 50 for the replicas")
+    parser.add_argument("--methods", help="names, with ';' between; the first is what others are compared with")
+    parser.add_argument("--apply", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if asked.apply:
+        print(json.dumps(applied(asked.apply, asked.rounds, asked.seeds)))
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    np.seterr(all="raise", under="ignore")
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        prepared(folder)
+        if not asked.replicas:
+            methods = asked.methods.split(";") if asked.methods else list(QUICK if asked.quick else METHODS)
+            rounds = asked.rounds or (8 if asked.quick else 20)
+            found["losses"] = losses(folder, methods, 1 if asked.quick else asked.seeds, rounds)
+            show(found["losses"])
+        if asked.replicas or not asked.methods:
+            found["replicas"] = replicas(folder, 5 if asked.quick else 50)
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

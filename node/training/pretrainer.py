@@ -1,0 +1,382 @@
+"""Pre-training at a desk, from top to bottom: several peers in one process (or one group of ranks), round by round.
+
+Each round every seat begins at the same outer state, makes its inner steps and writes its contribution; then all that
+is in is added in the order of the contributions' ids, which makes the next outer state. Everything goes over the files
+that a swarm's peers would exchange. Below the spool (node.training.spool):
+
+    peers                                  how many there are
+    rounds/outer-000012.safetensors        the outer state that round 12 begins with, float32
+    rounds/000012/seat-3.inc               a contribution; its presence means that the seat has done the round
+    rounds/000012/seat-3.json              what its training said
+    rounds/000012/own-3.safetensors        its optimisers and what it carries over, as the round left them
+
+Killed at any time, it goes on with the seat that was at work, and the same numbers come out.
+"""
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from node.inference.start_weights import StartWeights
+from node.inference.torch_engine import build_model
+from node.state.files import mapped, whole_file, write_whole
+from node.training.errors import TrainingError
+from node.training.image import stream_image
+from node.training.inner import InnerLearner
+from node.training.length import without_length
+from node.training.outer import MOMENTUM, StateFile, apply_round, outer_shapes, state_file, write_state
+from node.training.performance import measured
+from node.training.settings import TrainerSettings
+from node.training.sharding import without_memory
+from node.training.spool import Spool
+from node.training.text import TextData
+from node.training.world import World, compute_dtype
+from protocol.contribution import Contribution, ContributionHeader, Expected, decode_contribution, encode_header
+from protocol.exchange import F32, form_of
+from protocol.policy import policy_root
+from protocol.pretraining import peers_rule
+from protocol.rounds import chosen, state_root, too_large
+from protocol.run import RunSpec
+
+CARRIED = "carried/"
+"""Before the names of what a peer has not sent yet, among its own tensors."""
+_PEER = "intellect-node desk peer v1"
+
+
+class Pretrainer:
+    """One run on one spool."""
+
+    def __init__(self, spool: Spool, run: RunSpec, settings: TrainerSettings, world: World) -> None:
+        """Raises TrainingError, TextError."""
+        if run.pretraining is None or run.diloco is None:
+            raise ValueError("a run without [pretraining]")
+        self._spool, self._run, self._settings, self._world = spool, run, settings, world
+        self._rules, self._text = run.diloco, run.pretraining
+        self._root = blake3(without_length(run)).digest()
+        self._peers = _peers(spool, run)
+        self._data = TextData(run, self._root, spool.assets)
+        with without_memory(world):
+            model = build_model(spool.assets / "model")
+        self._learner = InnerLearner(model, run, self._data.end, settings, world)
+        self._form = form_of(run.diloco)
+        self._seconds: dict[str, float] = {}
+
+    def train(self) -> None:
+        """Work until the last round's outer state is published. Raises TrainingError, also where the disk is full: what
+        was whole before is still there, and it goes on from that."""
+        try:
+            self._train()
+        except OSError as error:
+            raise TrainingError(
+                "pre-training cannot write its files",
+                f"{error.filename or self._spool.root}: {error.strerror or error}",
+                "free space there, or see who may write; then go on with --resume",
+            ) from error
+
+    def _train(self) -> None:
+        round_ = self._start()
+        while round_ < self._run.recipe.steps:
+            self._seconds = {}
+            with self._timed("step"):
+                for seat in range(self._peers):
+                    self._contribute(round_, seat)
+                metrics = self._close(round_)
+            round_ += 1
+            self._publish(round_, metrics)
+            self._forget(round_)
+
+    # From where
+
+    def _start(self) -> int:
+        """The newest round that is published and whose outer state is here; or the start model's, as round 0."""
+        newest = int.from_bytes(self._world.share((self._spool.newest_step() + 1).to_bytes(8, "little")), "little")
+        if newest:
+            StateFile(self._outer_path(newest - 1)).check()
+            return newest - 1
+        start = StartWeights(self._spool.assets / "model")
+        start.check(self._learner.parameters)
+        if self._world.first:
+            shapes = outer_shapes(self._learner.shapes, self._rules)
+            write_state(self._outer_path(0), 0, shapes, ((name, _started(start, name)) for name in sorted(shapes)))
+        self._world.share(b"\0")
+        self._publish(0, {})
+        return 0
+
+    # A seat's round
+
+    def _contribute(self, round_: int, seat: int) -> None:
+        """Train from the outer state for inner_steps, and write what came of it; nothing if that is there already."""
+        if self._here(self._seat_path(round_, seat)):
+            return
+        outer = StateFile(self._outer_path(round_))
+        before = self._own(round_, seat)
+        learner, rules = self._learner, self._rules
+        learner.load(outer.tensor)
+        learner.begin(before.tensor if before and rules.inner_state == "kept" else None)
+        losses, norms, digests = list[float](), list[float](), list[bytes]()
+        with self._timed("inner"):
+            for number in range(rules.inner_steps):
+                step = round_ * rules.inner_steps + number
+                if rules.stretch and number % rules.stretch == 0:
+                    digests.append(learner.digest(step))
+                loss, norm = learner.step(self._data.rows(seat, step), step)
+                losses.append(loss)
+                norms.append(norm)
+        said = {
+            "loss": float(np.mean(losses)),
+            "loss_last": losses[-1],
+            "grad_norm": float(np.mean(norms)),
+            "grad_norm_max": max(norms),
+        }
+        header = ContributionHeader(
+            self._root,
+            round_,
+            outer.root,
+            seat,
+            rules.inner_steps * rules.batch_tokens,
+            losses[0],
+            losses[-1],
+            (before.root if before else state_root(round_, ()), bytes(32)),
+            tuple(digests),
+            self._computed_by(),
+        )
+        with self._timed("exchange"):
+            self._write(header, outer, before, said)
+
+    def _own(self, round_: int, seat: int) -> StateFile | None:
+        """What the seat's last round left of it; None if it begins, or keeps nothing."""
+        path = self._own_path(round_ - 1, seat)
+        return StateFile(path) if path.exists() else None
+
+    def _write(
+        self, header: ContributionHeader, outer: StateFile, before: StateFile | None, said: dict[str, float]
+    ) -> None:
+        """What the seat keeps for itself, and its contribution. Tensor by tensor; all ranks take part in gathering."""
+        learner = self._learner
+        if self._world.first:
+            path = self._seat_path(header.round, header.seat)
+            write_whole(path.with_suffix(".json"), json.dumps(said).encode())
+            with whole_file(path) as file:
+                file.write(encode_header(header))
+                root = self._write_tensors(header, outer, before, file)
+                whole = msgspec.structs.replace(header, inner=(header.inner[0], root))
+                file.seek(0)
+                file.write(encode_header(whole))  # of the same length: only a root is another
+        else:
+            for _ in chain(learner.weights(), learner.own_tensors() if self._kept else ()):
+                continue
+        self._world.share(b"\0")
+
+    def _write_tensors(
+        self, header: ContributionHeader, outer: StateFile, before: StateFile | None, file: BinaryIO
+    ) -> bytes:
+        """The contribution's tensors into `file`, the seat's own into theirs; the root of these."""
+        learner, carries = self._learner, self._rules.carries_over
+        shapes = learner.own_shapes() if self._kept else {}
+        shapes |= {CARRIED + name: shape for name, shape in learner.shapes.items()} if carries else {}
+        if not shapes:
+            for name, values in learner.weights():
+                file.write(self._form.encode(outer.tensor(name).reshape(-1) - values))
+            return state_root(header.round + 1, ())
+        with state_file(self._own_path(header.round, header.seat), header.round + 1, shapes) as (take, root):
+            for name, values in learner.weights():  # "carried/" stands before all other names
+                difference = outer.tensor(name).reshape(-1) - values
+                if before and carries:
+                    difference += np.float32(self._rules.feedback) * before.tensor(CARRIED + name).reshape(-1)
+                data = self._form.encode(difference)
+                file.write(data)
+                if carries:
+                    take(CARRIED + name, difference - self._form.decode(data, difference.size))
+            for name, values in learner.own_tensors() if self._kept else ():
+                take(name, values)
+        return root[0]
+
+    @property
+    def _kept(self) -> bool:
+        """Whether the optimisers' moments outlive a round."""
+        return self._rules.inner_state == "kept"
+
+    # The end of a round
+
+    def _close(self, round_: int) -> dict[str, Any]:
+        """Add what is in to the outer state, which makes the next one; metrics of the round."""
+        metrics: dict[str, Any] = {}
+        if self._world.first:
+            with self._timed("apply"):
+                metrics = self._apply(round_)
+        self._world.share(b"\0")
+        return metrics
+
+    def _apply(self, round_: int) -> dict[str, Any]:
+        outer, rules = StateFile(self._outer_path(round_)), self._rules
+        paths = [self._seat_path(round_, seat) for seat in range(self._peers)]
+        most = rules.inner_steps * rules.batch_tokens
+        digests = -(-rules.inner_steps // rules.stretch) if rules.stretch else 0
+        expected = Expected(self._root, {round_: outer.root}, rules.max_contributions, most, digests)
+        found: dict[bytes, Contribution] = {}
+        for path in paths:
+            data = mapped(path)
+            found[blake3(data).digest()] = decode_contribution(data, self._learner.shapes, self._form, expected)
+        norms = {one: contribution.check() for one, contribution in found.items()}
+        refused = too_large(norms)
+        authors = {
+            one: blake3(each.header.seat.to_bytes(4, "little"), derive_key_context=_PEER).digest()
+            for one, each in found.items()
+            if one not in refused
+        }
+        ids = chosen(authors, rules.max_contributions, outer.root)
+        root = apply_round(outer, [found[one] for one in ids], rules, self._outer_path(round_ + 1))
+        told = [json.loads(path.with_suffix(".json").read_bytes()) for path in paths]
+        sizes = [path.stat().st_size for path in paths]
+        tokens = sum(found[one].header.tokens for one in ids)
+        return {
+            "loss": _mean(told, "loss"),
+            "loss_last": _mean(told, "loss_last"),
+            "grad_norm": _mean(told, "grad_norm"),
+            "grad_norm_max": max(one["grad_norm_max"] for one in told),
+            "tokens": tokens,
+            "contributions": len(ids),
+            "refused": len(refused),
+            "contribution_bytes": max(sizes),
+            "bits_per_parameter": 8 * max(sizes) / self._parameters,
+            "contribution_norm": float(np.mean(list(norms.values()))),
+            "learning_rate": self._text.rate((round_ + 1) * rules.inner_steps - 1, self._total),
+            "inner_steps": (round_ + 1) * rules.inner_steps,
+            "updates": rules.inner_steps,
+            "outer_root": root.hex(),
+        }
+
+    @property
+    def _total(self) -> int:
+        return self._run.recipe.steps * self._rules.inner_steps
+
+    @property
+    def _parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self._learner.shapes.values())
+
+    # Policies out
+
+    def _publish(self, round_: int, metrics: dict[str, Any]) -> None:
+        """Evaluate the outer state, then its bf16 image, then metrics: their presence makes the round complete."""
+        outer = StateFile(self._outer_path(round_))
+        self._learner.load(outer.tensor)
+        if round_ % self._run.evaluation.every == 0 or round_ == self._run.recipe.steps:
+            with self._timed("evaluate"):
+                metrics |= self._evaluate()
+        with self._timed("publish"):
+            shapes, bf16 = self._learner.shapes, self._bf16()
+            if not self._world.first:
+                for _ in bf16:
+                    continue
+                return
+            with whole_file(self._spool.policy_path(round_)) as file:
+                image = stream_image(shapes, bf16, file)
+        fed = float(metrics.get("tokens", 0.0))
+        metrics |= {
+            "step": round_,
+            "seconds": {name: round(seconds, 4) for name, seconds in self._seconds.items()},
+            "outer_root": outer.root.hex(),
+            "policy_root": policy_root(round_, image.tensors).hex(),
+            "image": image.digest,
+            "computed_by": self._computed_by(),
+            "performance": self._measure(fed),
+        }
+        write_whole(self._spool.metrics_path(round_), json.dumps(metrics, allow_nan=False).encode())
+
+    def _measure(self, tokens: float) -> dict[str, float]:
+        world, seconds = self._world, self._seconds.get("inner", 0.0)
+        length = float(self._text.sequence)
+        return measured(
+            self._learner.model, tokens, length, seconds, world.device, world.size, self._settings.peak_tflops
+        )
+
+    def _bf16(self) -> Iterator[tuple[str, Tensor]]:
+        for name, values in self._learner.weights():
+            yield name, torch.from_numpy(values).to(torch.bfloat16)
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Loss on held-back rows, nats per token: of each data set, and of all by their share of the mix."""
+        losses = [self._learner.loss(self._data.held_back(part)) for part in range(len(self._data.names))]
+        weights = self._text.weights(annealing=False)
+        loss = float(np.average(losses, weights=weights))
+        return {
+            "eval_loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "eval_loss_by_data": dict(zip(self._data.names, losses, strict=True)),
+        }
+
+    def _forget(self, round_: int) -> None:
+        """What neither a restart nor a look at the last round needs."""
+        if not self._world.first:
+            return
+        for path in self._rounds.iterdir():
+            name = path.name.removeprefix("outer-").removesuffix(".safetensors")
+            if name.isdigit() and int(name) < round_ - 1:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif path.name.startswith("."):
+                path.unlink()
+
+    # Places
+
+    @property
+    def _rounds(self) -> Path:
+        return self._spool.root / "rounds"
+
+    def _outer_path(self, round_: int) -> Path:
+        return self._rounds / f"outer-{round_:06d}.safetensors"
+
+    def _seat_path(self, round_: int, seat: int) -> Path:
+        return self._rounds / f"{round_:06d}" / f"seat-{seat}.inc"
+
+    def _own_path(self, round_: int, seat: int) -> Path:
+        return self._rounds / f"{round_:06d}" / f"own-{seat}.safetensors"
+
+    def _here(self, path: Path) -> bool:
+        """Whether the first rank sees a file: all ranks do the same."""
+        return self._world.share(bytes([path.exists()])) == b"\1"
+
+    def _computed_by(self) -> str:
+        """Whatever the last bits of a contribution depend on."""
+        s, device = self._settings, self._world.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
+        return f"{name} {kind} {s.micro_batch_tokens} {s.logit_cells} threads {s.threads} torch {torch.__version__}"
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def _peers(spool: Spool, run: RunSpec) -> int:
+    """Raises TrainingError."""
+    assert run.diloco  # noqa: S101 - the caller's
+    peers = int(spool.peers_path.read_text()) if spool.peers_path.exists() else 1
+    if why := peers_rule(peers, run.diloco):
+        raise TrainingError(f"{peers} peers cannot train this run", why, "give another number of --peers")
+    return peers
+
+
+def _started(start: StartWeights, name: str) -> F32:
+    """A tensor of round 0: the start model's, or no momentum yet."""
+    values = start[name.removeprefix(MOMENTUM)].float().numpy()
+    return np.zeros_like(values) if name.startswith(MOMENTUM) else values
+
+
+def _mean(told: list[dict[str, float]], name: str) -> float:
+    return float(np.mean([one[name] for one in told]))

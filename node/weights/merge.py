@@ -1,0 +1,156 @@
+"""Several policies of one shape merged into one model directory (protocol.merging), tensor by tensor over mapped files.
+
+Nobody holds a whole model, and the bytes depend on nothing but the inputs and the numbers of the merge: not on threads,
+shards or the machine. Maps, computes and hashes: call in a thread.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from node.state.files import sync_directory, write_whole
+from node.weights.errors import WeightsError, disk_errors
+from node.weights.export import CONFIG_NAME, INDEX_NAME, as_bf16, weight_files
+from node.weights.images import U16, mapped, write_image
+from node.weights.records import RECORD_NAME
+from protocol.merging import Merge, MergeError, merged
+from protocol.policy import MalformedPolicy, TensorInfo, decode_image, image_layout, raw, weights_root
+from protocol.stretches import HashedTensor
+
+RECIPE_NAME = "intellect-merge.json"
+"""What the merge was made of, beside the weights."""
+Told = Callable[[int], object]
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """root: the weights root; inputs: those of the models, and of the base if there is one."""
+
+    directory: Path
+    root: bytes
+    size: int
+    tensors: int
+    inputs: tuple[bytes, ...]
+
+
+class _Model:
+    """The tensors of a model directory or file, as views."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises WeightsError, MalformedPolicy."""
+        self.path = path
+        self.tensors: dict[str, U16] = {}
+        for file in weight_files(path):
+            try:
+                self.tensors |= decode_image(mapped(file))
+            except MalformedPolicy as error:
+                raise WeightsError(
+                    f"cannot merge {path}",
+                    f"{file.name}: {error.why}",
+                    "merge models as `weights export`, `weights fetch` and `train` write them: bf16, names in order",
+                ) from None
+        self.shapes = {name: tuple(self.tensors[name].shape) for name in sorted(self.tensors)}
+
+    def root(self) -> bytes:
+        layout, infos = image_layout(list(self.shapes.items())), list[TensorInfo]()
+        for place, (name, shape) in enumerate(self.shapes.items()):
+            infos.append(TensorInfo(name, shape, layout.hashed(place, raw(self.tensors[name])).digest))
+        return weights_root(tuple(infos))
+
+
+def merge_models(
+    merge: Merge,
+    models: Sequence[Path],
+    out: Path,
+    *,
+    base: Path | None = None,
+    workers: int | None = None,
+    name_inputs: bool = True,
+    told: Told = lambda _: None,
+) -> Merged:
+    """Write the model directory `out`, which must not exist; configuration and tokenizer are those of the first model.
+
+    name_inputs: hash the inputs, too, so that the directory says what it was made of; told: bytes of the result, as
+    they are done. Raises MergeError, WeightsError, WeightsDiskError.
+    """
+    merge.check()
+    if out.exists():
+        raise WeightsError(f"{out} exists", "a model directory is written whole or not at all", "name another one")
+    if merge.needs_base and base is None:
+        raise MergeError(
+            f"{merge.method} merges differences to a base", "name the model that all came from with --base"
+        )
+    opened = [_Model(path) for path in models]
+    origin = _Model(base) if base is not None and merge.needs_base else None
+    for other in (*opened[1:], *([origin] if origin else [])):
+        _check_alike(opened[0], other)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with disk_errors(f"the model directory {out}"):
+            partial.mkdir(parents=True)
+            infos = _write(merge, opened, origin, partial / "model.safetensors", workers, told)
+            _copy_the_rest(models[0], partial)
+            named = (*opened, *([origin] if origin else [])) if name_inputs else ()
+            inputs = tuple(one.root() for one in named)
+            root = weights_root(infos)
+            write_whole(partial / RECIPE_NAME, _recipe(merge, inputs, root))
+            os.replace(partial, out)
+            sync_directory(out.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return Merged(out, root, (out / "model.safetensors").stat().st_size, len(infos), inputs)
+
+
+def _write(
+    merge: Merge, models: Sequence[_Model], base: _Model | None, out: Path, workers: int | None, told: Told
+) -> tuple[TensorInfo, ...]:
+    shapes = list(models[0].shapes.items())
+    layout, digests = image_layout(shapes), dict[int, bytes]()
+
+    def windows(place: int) -> Iterator[U16]:
+        name = shapes[place][0]
+        flat = [model.tensors[name].reshape(-1) for model in models]
+        return merged(merge, name, base.tensors[name].reshape(-1) if base else None, flat)
+
+    def check(place: int, found: HashedTensor) -> None:
+        digests[place] = found.digest
+        told(layout.sizes[place])
+
+    write_image(layout, windows, out, check, workers=workers)
+    return tuple(TensorInfo(name, shape, digests[place]) for place, (name, shape) in enumerate(shapes))
+
+
+def _check_alike(first: _Model, other: _Model) -> None:
+    if first.shapes == other.shapes:
+        return
+    names = [name for name in {**first.shapes, **other.shapes} if first.shapes.get(name) != other.shapes.get(name)]
+    raise MergeError(
+        f"{other.path} and {first.path} differ in {len(names)} tensors: {names[0][:80]} has the shapes "
+        f"{other.shapes.get(names[0], 'none')} and {first.shapes.get(names[0], 'none')}",
+        "merge models that were trained from one",
+    )
+
+
+def _copy_the_rest(model: Path, out: Path) -> None:
+    """Configuration and tokenizer."""
+    if not model.is_dir():
+        return
+    for path in sorted(model.iterdir()):
+        kept = path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in (INDEX_NAME, RECORD_NAME)
+        if path.is_file() and kept and path.name != RECIPE_NAME:
+            data = path.read_bytes()
+            write_whole(out / path.name, as_bf16(data) if path.name == CONFIG_NAME else data)
+
+
+def _recipe(merge: Merge, inputs: Sequence[bytes], root: bytes) -> bytes:
+    said: Mapping[str, object] = {
+        **msgspec.to_builtins(merge),
+        "inputs": [one.hex() for one in inputs],
+        "weights_root": root.hex(),
+    }
+    return (json.dumps(said, indent=2) + "\n").encode()

@@ -1,0 +1,165 @@
+"""Rounds of several peers at a desk: what they learn, exact resume, and an outer state with the same bits for
+everybody."""
+
+import math
+from itertools import permutations
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from node.training.errors import TrainingError
+from node.training.inner import InnerLearner
+from node.training.outer import StateFile, apply_round
+from node.training.pretrainer import Pretrainer
+from node.training.settings import TrainerSettings
+from node.training.spool import Spool
+from node.training.world import World
+from protocol.contribution import Contribution, Expected, decode_contribution
+from protocol.exchange import form_of
+from protocol.run import RunSpec
+from tests.node.training.texts import compiled, records, spool_of
+
+WAYS = {
+    "int4": "",
+    "sparse": 'exchange = "sparse"',
+    "reset": 'exchange = "int8"\ninner_state = "reset"',
+    "momentum": 'exchange = "float32"\nouter_rate = 0.7\nouter_momentum = 0.9',
+}
+
+
+def train(run: RunSpec, spool: Spool) -> Pretrainer:
+    pretrainer = Pretrainer(spool, run, TrainerSettings(), World())
+    pretrainer.train()
+    return pretrainer
+
+
+class Killed(BaseException):
+    """Stands for a kill -9: nothing that tidies up sees it."""
+
+
+@pytest.mark.parametrize("way", [*WAYS, "muon"])
+def test_peers_learn_and_go_on_exactly_after_they_are_killed(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"text": 'optimizer = "muon"'} if way == "muon" else {"rounds": WAYS[way]}
+    run = compiled(tmp_path, **more)
+    through = spool_of(run, tmp_path / "through")
+    train(run.spec, through)
+    expected = records(through)
+    assert expected[-1]["eval_loss"] < expected[0]["eval_loss"] - (0.05 if way == "sparse" else 0.5)
+    assert expected[-1]["perplexity"] == pytest.approx(math.exp(expected[-1]["eval_loss"]))
+    assert expected[1]["tokens"] == 2 * 4 * 64 and expected[1]["contributions"] == 2
+    assert set(expected[1]["eval_loss_by_data"]) == {"counting", "letters"}
+
+    killed, real, left = spool_of(run, tmp_path / "killed"), InnerLearner.step, [14]
+
+    def step(self: InnerLearner, *given: object) -> tuple[float, float]:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return real(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(InnerLearner, "step", step)
+    with pytest.raises(Killed):
+        train(run.spec, killed)
+    assert len(records(killed)) == 2  # in the second round, with the second seat at work
+    monkeypatch.setattr(InnerLearner, "step", real)
+    train(run.spec, killed)
+    assert records(killed) == expected
+    assert not list((killed.root / "rounds" / "000001").glob("*.inc"))  # nothing is kept that no restart needs
+
+
+def contributions(pretrainer: Pretrainer, run: RunSpec, round_: int, outer: StateFile) -> list[Contribution]:
+    assert run.diloco
+    expected = Expected(pretrainer._root, {round_: outer.root}, 4, 256, 2)
+    folder = pretrainer._rounds / f"{round_:06d}"
+    return [
+        decode_contribution(path.read_bytes(), outer.shapes, form_of(run.diloco), expected)
+        for path in sorted(folder.glob("*.inc"))
+    ]
+
+
+def test_the_contributions_of_a_round_make_the_next_state_for_anybody(tmp_path: Path) -> None:
+    run = compiled(tmp_path, steps=1, rounds='exchange = "float32"')  # int4 numbers add up exactly in any order
+    spool = spool_of(run, tmp_path / "desk", peers=3)
+    pretrainer = train(run.spec, spool)
+    first, second = (StateFile(pretrainer._outer_path(number)) for number in (0, 1))
+    second.check()
+    found = contributions(pretrainer, run.spec, 0, first)
+    assert [one.header.seat for one in found] == [0, 1, 2]
+    assert all(len(one.header.stretches) == 2 and one.header.tokens == 256 for one in found)
+    assert len({one.header.stretches[0] for one in found}) == 1  # all begin alike, and
+    assert len({one.header.stretches[1] for one in found}) == 3  # learn from rows of their own
+    assert run.spec.diloco
+    folder = pretrainer._rounds / "000000"
+    ids = [blake3((folder / f"seat-{one.header.seat}.inc").read_bytes()).digest() for one in found]
+    for number, order in enumerate(permutations(zip(ids, found, strict=True))):
+        by_id = [one for _, one in sorted(order, key=lambda pair: pair[0])]
+        assert apply_round(first, by_id, run.spec.diloco, tmp_path / f"state-{number}") == second.root
+    backwards = [one for _, one in sorted(zip(ids, found, strict=True), key=lambda pair: pair[0], reverse=True)]
+    assert apply_round(first, backwards, run.spec.diloco, tmp_path / "backwards") != second.root  # so the order matters
+
+
+def test_a_stretch_of_a_reset_peer_can_be_replayed_from_public_data_alone(tmp_path: Path) -> None:
+    run = compiled(tmp_path, rounds='exchange = "int8"\ninner_state = "reset"', steps=2)
+    pretrainer = train(run.spec, spool_of(run, tmp_path / "desk"))
+    outer = StateFile(pretrainer._outer_path(1))
+    claimed = contributions(pretrainer, run.spec, 1, outer)[1].header
+    validator = Pretrainer(spool_of(run, tmp_path / "validator"), run.spec, TrainerSettings(), World())
+    learner, data = validator._learner, validator._data
+    learner.load(outer.tensor)
+    learner.begin(None)
+    assert learner.digest(4) == claimed.stretches[0]
+    losses = [learner.step(data.rows(1, step), step)[0] for step in (4, 5)]
+    assert losses[0] == claimed.loss_first and learner.digest(6) == claimed.stretches[1]
+    learner.step(data.rows(0, 6), 6)
+    assert learner.digest(6) != claimed.stretches[1]
+
+
+def test_a_round_in_float32_of_one_peer_is_plain_training(tmp_path: Path) -> None:
+    run = compiled(tmp_path, rounds='exchange = "float32"', steps=2)
+    spool = spool_of(run, tmp_path / "desk", peers=1)
+    pretrainer = train(run.spec, spool)
+    learner, data = pretrainer._learner, pretrainer._data
+    again = spool_of(run, tmp_path / "again", peers=1)
+    start = Pretrainer(again, run.spec, TrainerSettings(), World())
+    start._start()
+    learner.load(StateFile(start._outer_path(0)).tensor)
+    learner.begin(None)
+    for number in range(8):
+        learner.step(data.rows(0, number), number)
+    found = StateFile(pretrainer._outer_path(2))
+    for name, values in learner.weights():
+        assert np.allclose(found.tensor(name).reshape(-1), values, atol=1e-6), name
+
+
+def test_rows_cut_into_smaller_passes_learn_the_same(tmp_path: Path) -> None:
+    run = compiled(tmp_path, steps=1)
+    losses = []
+    for tokens in (16384, 16):
+        spool = spool_of(run, tmp_path / str(tokens))
+        Pretrainer(spool, run.spec, TrainerSettings(micro_batch_tokens=tokens), World()).train()
+        losses.append(records(spool)[1]["eval_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_damaged_state_is_not_trained_on(tmp_path: Path) -> None:
+    run = compiled(tmp_path, steps=1)
+    spool = spool_of(run, tmp_path / "desk", peers=1)
+    pretrainer = train(run.spec, spool)
+    path = pretrainer._outer_path(1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    longer = msgspec.structs.replace(run.spec, recipe=msgspec.structs.replace(run.spec.recipe, steps=2))
+    with pytest.raises(TrainingError, match="not those that its root names"):
+        train(longer, spool)
+
+
+def test_more_peers_than_seats_are_refused(tmp_path: Path) -> None:
+    run = compiled(tmp_path)
+    with pytest.raises(TrainingError, match="max_contributions = 4"):
+        Pretrainer(spool_of(run, tmp_path / "desk", peers=5), run.spec, TrainerSettings(), World())
