@@ -22,7 +22,7 @@ from web3.contract.contract import Contract, ContractFunction
 
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
-from protocol.statements import Attestation, Verdict, WorkCommitment
+from protocol.statements import Accepted, Attestation, Verdict, WorkCommitment
 
 ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
 NOBODY = Address("0x" + "00" * 20)
@@ -49,7 +49,8 @@ class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
     """What `createPool` is told. Amounts in token wei, times in seconds.
 
-    max_units_per_epoch: work units that a node may commit per epoch and unit of its size; invited: a node
+    max_units_per_epoch: work units that a node can be paid for per epoch and unit of its size; units_per_epoch: that
+    all nodes together can be paid for per epoch; slash_amount: at most what a unit of a node bonds; invited: a node
     needs the manager's invitation; attested: only attested units of a node count.
     """
 
@@ -63,6 +64,7 @@ class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
     epoch_seconds: int
     lease_seconds: int = 48 * 3600
     max_units_per_epoch: int = 10**9
+    units_per_epoch: int = 10**12
     slash_amount: int
     invited: bool = False
     attested: bool = False
@@ -73,9 +75,9 @@ class PoolParams(msgspec.Struct, frozen=True, kw_only=True):
 class PoolInfo(msgspec.Struct, frozen=True):
     """One pool as the chain knows it. Amounts in token wei, times in seconds.
 
-    opener: who paid its bond, may end it, and gets what is left; stopped_at: since when it is paused or over, 0
-    while it runs; escrow: what no work has a claim on;
-    reserved: what committed work has a claim on; validators_from: when the proposed ones may take office, 0 without.
+    opener: who opened it, may end it, and gets what is left; stopped_at: since when it is paused or over, 0 while it
+    runs; has_members: whether anybody ever joined; escrow: what no table of earnings has promised; owed: what one has
+    promised and nobody was paid yet; validators_from: when the proposed ones may take office, 0 without.
     """
 
     id: int
@@ -90,15 +92,15 @@ class PoolInfo(msgspec.Struct, frozen=True):
     stopped_at: int
     paused: bool
     ended: bool
-    has_work: bool
+    has_members: bool
     invited: bool
     attested: bool
     max_units_per_epoch: int
+    units_per_epoch: int
     reward_per_unit: int
     slash_amount: int
     escrow: int
-    reserved: int
-    bond: int
+    owed: int
     run_uri: str
     bootnodes: tuple[str, ...]
     threshold: int
@@ -114,12 +116,8 @@ class PoolInfo(msgspec.Struct, frozen=True):
         """The first second after the epoch."""
         return self.started_at + (epoch + 1) * self.epoch_seconds
 
-    def commit_until(self, epoch: int) -> int:
-        """Work of the epoch can be committed before this second."""
-        return self.epoch_end(epoch) + self.window // 2
-
     def maturity(self, epoch: int) -> int:
-        """From this second on the epoch can be settled, and no longer be voided."""
+        """From this second on a table may say what was earned through this epoch."""
         return self.epoch_end(epoch) + self.window
 
 
@@ -144,7 +142,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
 class MemberState(msgspec.Struct, frozen=True):
     """A node's standing in a pool, without its contact. provider: None if it never joined; slashed_at: by judges, unix
     seconds, 0 for never; case: the vault's number of that slash, 0 for none; member_until: unix seconds, when its
-    membership ends or ended.
+    membership ends or ended; joined_block: where its last `Joined` can be read, with its contact.
     """
 
     node: Address
@@ -156,6 +154,7 @@ class MemberState(msgspec.Struct, frozen=True):
     slashed_at: int
     case: int
     member_until: int
+    joined_block: int
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -189,7 +188,7 @@ class CaseState(IntEnum):
 
 class CaseInfo(msgspec.Struct, frozen=True):
     """A slash that judges of `pool` ordered. amount: token wei that it takes when it is final, if other cases have
-    left so much; final_at: unix seconds.
+    left so much; final_at: unix seconds; penalty: token wei that the judges owe together if they were wrong.
     """
 
     id: int
@@ -199,19 +198,24 @@ class CaseInfo(msgspec.Struct, frozen=True):
     appealed: bool
     amount: int
     pool: int
+    penalty: int
 
 
-class WorkInfo(msgspec.Struct, frozen=True):
-    """What a node committed for one epoch. root: the first 20 bytes, zeros if there is nothing or it is settled;
-    reserved: token wei due for reserved_units; voided: a slash took its pay.
+class PostedEarnings(msgspec.Struct, frozen=True):
+    """The newest table of earnings of a pool. epoch: the last one that is in it, None before the first table; root: of
+    its Merkle tree; total: units of all nodes since the pool began; last_units, last_epochs: what this table added, and
+    for how many epochs.
     """
 
+    epoch: int | None
     root: bytes
-    units: int
-    reserved_units: int
-    reserved: int
-    matures_at: int
-    voided: bool
+    total: int
+    last_units: int = 0
+    last_epochs: int = 0
+
+    def epochs_left(self, units: int) -> int | None:
+        """For how many epochs of the last size these units last; None where nobody has earned anything yet."""
+        return units * self.last_epochs // self.last_units if self.last_units else None
 
 
 # ---- events
@@ -293,13 +297,6 @@ class PoolEnded(PoolEvent, frozen=True, kw_only=True):
     pass
 
 
-class BondRaised(PoolEvent, frozen=True, kw_only=True):
-    """Money that went to the pool's bond, of its escrow or (in a pool without pay) of whoever funded it. Token wei."""
-
-    amount: int
-    bond: int
-
-
 class PoolSwept(PoolEvent, frozen=True, kw_only=True):
     opener: Address
     amount: int
@@ -328,57 +325,34 @@ class NodeAttested(PoolEvent, frozen=True, kw_only=True):
     until: int
 
 
-class WorkCommitted(PoolEvent, frozen=True, kw_only=True):
-    """reserved_units: as many of the units as the pool's escrow had money for."""
+class EarningsPosted(PoolEvent, frozen=True, kw_only=True):
+    """A quorum's table of everything through `epoch`. total: units of all nodes since the pool began."""
 
-    node: Address
     epoch: int
     root: bytes
-    units: int
-    reserved_units: int
+    total: int
 
 
-class WorkToppedUp(PoolEvent, frozen=True, kw_only=True):
-    """units: reserved now besides those that were."""
+class Claimed(PoolEvent, frozen=True, kw_only=True):
+    """Units that were paid now, for `amount` token wei."""
 
     node: Address
-    epoch: int
-    units: int
-
-
-class WorkInvalidated(PoolEvent, frozen=True, kw_only=True):
-    node: Address
-    epoch: int
-    file_root: bytes
-    units: int
-    reason: int
-
-
-class EpochInvalidated(PoolEvent, frozen=True, kw_only=True):
-    node: Address
-    epoch: int
-    units: int
-    reason: int
-
-
-class WorkReleased(PoolEvent, frozen=True, kw_only=True):
-    node: Address
-    epoch: int
-    units: int
-
-
-class Settled(PoolEvent, frozen=True, kw_only=True):
-    node: Address
-    epoch: int
     provider: Address
     units: int
     amount: int
 
 
+class GivenBack(PoolEvent, frozen=True, kw_only=True):
+    """Units of an evicted node that the pool has again."""
+
+    node: Address
+    units: int
+
+
 class Slashed(PoolEvent, frozen=True, kw_only=True):
-    """amount: token wei taken; reason: checks.Reason, work.EpochFault, or 200 for contradicting verdicts; file_root:
-    for an EpochFault the first 20 bytes of the epoch's root; case_id: of the vault's case while the slash may be
-    overturned, 0 if it is final.
+    """amount: token wei taken; reason: checks.Reason, 200 for contradicting verdicts, or 201 for a certificate that
+    contradicts another or a verdict; file_root: for these two the work's id; case_id: of the vault's case while the
+    slash may be overturned, 0 if it is final.
     """
 
     node: Address
@@ -390,7 +364,7 @@ class Slashed(PoolEvent, frozen=True, kw_only=True):
 
 
 class SlashOverturned(PoolEvent, frozen=True, kw_only=True):
-    """compensation: token wei that the pool's bond paid to the provider."""
+    """compensation: token wei that the judges who signed the slash paid to the provider."""
 
     node: Address
     case_id: int
@@ -466,6 +440,14 @@ class Overturned(Event, frozen=True, kw_only=True):
     amount: int
 
 
+class MadeGood(Event, frozen=True, kw_only=True):
+    """What a judge's provider paid to one whom it had slashed wrongly."""
+
+    judge: Address
+    provider: Address
+    amount: int
+
+
 class ArbiterSet(Event, frozen=True, kw_only=True):
     arbiter: Address
 
@@ -480,6 +462,7 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         StakeFrozen,
         Appealed,
         Overturned,
+        MadeGood,
         ArbiterSet,
     ),
     "Swarm": (
@@ -493,16 +476,12 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         PoolPaused,
         PoolResumed,
         PoolEnded,
-        BondRaised,
         PoolSwept,
         Joined,
         Left,
-        WorkCommitted,
-        WorkToppedUp,
-        WorkInvalidated,
-        EpochInvalidated,
-        WorkReleased,
-        Settled,
+        EarningsPosted,
+        Claimed,
+        GivenBack,
         Slashed,
         SlashOverturned,
     ),
@@ -731,13 +710,33 @@ class Contracts:
         owner, registered, nonce, units, pool, lease_until, *_ = self.swarm.functions.nodeInfo(node).call()
         return NodeInfo(node, None if owner == NOBODY else owner, units, pool, lease_until, registered, nonce)
 
-    def member_states(self, pool: int, nodes: Sequence[Address]) -> list[MemberState]:
-        values = self.swarm.functions.memberInfos(pool, list(nodes)).call()
-        pairs = zip(nodes, values, strict=True)
-        return [MemberState(node, None if v[0] == NOBODY else v[0], *v[1:]) for node, v in pairs]
+    def member_count(self, pool: int) -> int:
+        """How many nodes ever joined."""
+        return self.swarm.functions.memberCount(pool).call()
 
-    def work(self, pool: int, node: Address, epoch: int) -> WorkInfo:
-        return WorkInfo(*self.swarm.functions.workInfo(pool, node, epoch).call())
+    def members(self, pool: int, first: int, most: int) -> list[MemberState]:
+        """Up to `most` of those who ever joined, from number `first` on, in the order in which they did."""
+        nodes, values = self.swarm.functions.membersOf(pool, first, most).call()
+        return [_member_state(node, v) for node, v in zip(nodes, values, strict=True)]
+
+    def member(self, pool: int, node: Address) -> MemberState:
+        return _member_state(node, self.swarm.functions.memberInfo(pool, node).call())
+
+    def earnings(self, pool: int) -> PostedEarnings:
+        root, total, epochs, *last = self.swarm.functions.earningsOf(pool).call()
+        return PostedEarnings(epochs - 1 if epochs else None, root, total, *last)
+
+    def claimed(self, pool: int, node: Address) -> int:
+        """Units of the node that were paid, or went back to the pool."""
+        return self.swarm.functions.claimedOf(pool, node).call()
+
+    def allowance_of(self, pool: int, node: Address) -> int:
+        """How many units the node's size allows to be paid now, whatever it has earned."""
+        return self.swarm.functions.allowanceOf(pool, node).call()
+
+    def judges_of(self, case: int) -> tuple[Address, ...]:
+        """The providers who answer for a slash that may still be overturned."""
+        return tuple(self.vault.functions.judgesOf(case).call())
 
     def stake_of(self, provider: Address) -> Stake:
         return Stake(*self.vault.functions.stakeOf(provider).call())
@@ -754,9 +753,9 @@ class Contracts:
         functions = self.swarm.functions
         return functions.baseStake().call() + functions.stakePerUnit().call() * units
 
-    def pool_bond(self) -> int:
-        """Token wei that opening a pool takes."""
-        return self.swarm.functions.poolBond().call()
+    def min_window(self) -> int:
+        """No pool's window is shorter, in seconds."""
+        return self.swarm.functions.minWindow().call()
 
     def appeal_seconds(self) -> int:
         """How long after a slash by judgement, and once more after its appeal, it can be overturned."""
@@ -818,7 +817,6 @@ class Contracts:
     # writes, unsent: pools
 
     def create_pool(self, params: PoolParams) -> ContractFunction:
-        """The sender pays `pool_bond()`; approve the Swarm first."""
         values = (
             params.run_root,
             params.run_uri,
@@ -830,6 +828,7 @@ class Contracts:
             params.epoch_seconds,
             params.lease_seconds,
             params.max_units_per_epoch,
+            params.units_per_epoch,
             params.slash_amount,
             params.invited,
             params.attested,
@@ -882,43 +881,31 @@ class Contracts:
         a = attestation
         return self.court.functions.attest(a.pool, a.node, a.units, a.made_at, a.until, list(signatures))
 
-    def commit_work(self, pool: int, epoch: int, root: bytes, units: int) -> ContractFunction:
-        return self.swarm.functions.commitWork(pool, epoch, root, units)
+    def post_earnings(
+        self, pool: int, epoch: int, root: bytes, total: int, signatures: Sequence[bytes]
+    ) -> ContractFunction:
+        """signatures: a quorum's, of an Earnings."""
+        return self.court.functions.postEarnings(pool, epoch, root, total, list(signatures))
 
-    def top_up(self, pool: int, node: Address, epoch: int) -> ContractFunction:
-        """Reserve what committed work lacks and the escrow has by now."""
-        return self.swarm.functions.topUp(pool, node, epoch)
-
-    def settle(self, pool: int, node: Address, epochs: Sequence[int]) -> ContractFunction:
-        return self.swarm.functions.settle(pool, node, list(epochs))
-
-    def release(self, pool: int, node: Address, epoch: int) -> ContractFunction:
-        return self.swarm.functions.release(pool, node, epoch)
+    def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> ContractFunction:
+        """units: the node's line of the newest table; proof: from it to the table's root."""
+        return self.swarm.functions.claim(pool, node, units, list(proof))
 
     # writes, unsent: faults
 
-    def invalidate(
+    def slash(
         self,
         commitment: WorkCommitment,
-        epoch: int,
-        proof: Sequence[bytes],
-        outcome: int,
+        node_signature: bytes,
         reason: int,
-        verdicts: Sequence[bytes],
+        signatures: Sequence[bytes],
+        values: Sequence[bytes],
+        rechecked: int,
     ) -> ContractFunction:
-        """verdicts: a quorum's signatures of a Verdict with this outcome: 1 takes the leaf's pay, 2 slashes."""
-        return self.court.functions.invalidate(_words(commitment), epoch, list(proof), outcome, reason, list(verdicts))
-
-    def invalidate_epoch(
-        self, pool: int, node: Address, epoch: int, outcome: int, reason: int, verdicts: Sequence[bytes]
-    ) -> ContractFunction:
-        """verdicts: a quorum's signatures of an EpochVerdict with this outcome: 1 takes the epoch's pay, 2 slashes."""
-        return self.court.functions.invalidateEpoch(pool, node, epoch, outcome, reason, list(verdicts))
-
-    def slash(
-        self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]
-    ) -> ContractFunction:
-        return self.court.functions.slash(_words(commitment), node_signature, reason, list(verdicts))
+        """signatures: a quorum's, each of a Verdict (bit i of rechecked: of a Rechecked) with outcome 2, this reason
+        and its own of the values."""
+        words = (_words(commitment), node_signature, reason, list(signatures), list(values), rechecked)
+        return self.court.functions.slash(*words)
 
     def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
@@ -926,23 +913,38 @@ class Contracts:
         return self.court.functions.evidence(_words(first), first_signature, _words(second), second_signature)
 
     def verdict_evidence(
-        self, good: Verdict, good_signature: bytes, bad: Verdict, bad_signature: bytes
+        self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
     ) -> ContractFunction:
-        """good: the one with outcome 0; bad: another outcome, for the same file, by the same validator."""
-        return self.court.functions.verdictEvidence(_judged(good), good_signature, _judged(bad), bad_signature)
+        """Two verdicts of one validator on one work that differ in anything."""
+        return self.court.functions.verdictEvidence(
+            pool, work, _said(first), first_signature, _said(second), second_signature
+        )
+
+    def accepted_evidence(
+        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
+    ) -> ContractFunction:
+        """A validator's certificate, and another one of the same work or a verdict against it."""
+        one = (first.pool, first.node, first.epoch, first.work, first.units)
+        if isinstance(second, Verdict):
+            return self.court.functions.acceptedEvidence(one, first_signature, _said(second), second_signature)
+        two = (second.pool, second.node, second.epoch, second.work, second.units)
+        return self.court.functions.doubleAcceptedEvidence(one, first_signature, two, second_signature)
 
     def overturn(self, pool: int, node: Address) -> ContractFunction:
         return self.swarm.functions.overturn(pool, node)
 
 
+def _member_state(node: Address, v: Sequence[Any]) -> MemberState:
+    return MemberState(node, None if v[0] == NOBODY else v[0], *v[1:])
+
+
 def _words(commitment: WorkCommitment) -> tuple[Any, ...]:
     c = commitment
-    return (c.pool, c.node, c.policy_root, c.index, c.file_root, c.units)
+    return (c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, c.epoch)
 
 
-def _judged(verdict: Verdict) -> tuple[Any, ...]:
-    v = verdict
-    return (v.pool, v.node, v.policy_root, v.index, v.file_root, v.units, v.outcome, v.reason)
+def _said(verdict: Verdict) -> tuple[int, int, bytes]:
+    return (verdict.outcome, verdict.reason, verdict.values)
 
 
 def _hex(address: Address) -> Any:

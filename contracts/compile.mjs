@@ -1,25 +1,12 @@
-// Standard-JSON in on stdin, a line a request; standard-JSON out on stdout, a line each. Imports come from src/ and
-// node_modules/.
+// Standard-JSON in on stdin, a line a request; standard-JSON out on stdout, a line each. A request brings all of its
+// sources, those of others too: what is not in it is not found.
 // The `solcjs` command is not used because it prints a line of its own before the JSON.
-import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { dirname, join } from "node:path";
 import { createInterface } from "node:readline";
-import { fileURLToPath } from "node:url";
 
-const here = dirname(fileURLToPath(import.meta.url));
 const solc = createRequire(import.meta.url)("solc");
 
-function readImport(path) {
-  const file = path.startsWith("src/") ? join(here, path) : join(here, "node_modules", path);
-  try {
-    return { contents: readFileSync(file, "utf8") };
-  } catch (error) {
-    return { error: String(error) };
-  }
-}
-
 for await (const request of createInterface({ input: process.stdin })) {
-  const output = solc.compile(request, { import: readImport });
+  const output = solc.compile(request);
   process.stdout.write(`${JSON.stringify({ version: solc.version(), output: JSON.parse(output) })}\n`);
 }

@@ -15,15 +15,18 @@ from contracts.bindings import Addresses, ContractError, Contracts, artifact
 from protocol.identity import Address, NodeKey, parse_address
 
 TOKEN = 10**18
+BURNED = Address("0x000000000000000000000000000000000000dEaD")
+"""Where the vault sends what it burns: nobody has its key."""
 RECEIPT_SECONDS = 60
 
 
 class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is fixed for ever when the contracts are born. Amounts in token wei, times in seconds.
 
-    token: an existing ERC-20 that moves exactly what it is told, None for a new TestToken; treasury, arbiter: None
-    for the deployer; burn_bps: share of a slash in 1/10,000, the rest is the treasury's; max_slash: no slash takes
-    more; appeal_seconds: how long a slash by judgement can be overturned.
+    token: an existing ERC-20 that moves exactly what it is told, None for a new TestToken; treasury: None for nobody,
+    so that all is burned; arbiter: None for the deployer, never the treasury; burn_bps: share of a slash in 1/10,000,
+    the rest is the treasury's; max_slash: no slash takes more, nor more than stake_per_unit; appeal_seconds: how long a
+    slash by judgement can be overturned; min_window: no pool's window is shorter.
     """
 
     token: Address | None = None
@@ -33,9 +36,9 @@ class DeployParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     appeal_seconds: int = 24 * 3600
     burn_bps: int = 5_000
     max_slash: int = 100 * TOKEN
-    base_stake: int = 10 * TOKEN
-    stake_per_unit: int = 10 * TOKEN
-    pool_bond: int = 10 * TOKEN
+    base_stake: int = 0
+    stake_per_unit: int = 100 * TOKEN
+    min_window: int = 3600
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -67,7 +70,7 @@ def deploy(
     say(f"token {token}")
     vault = _create(web3, send, "StakeVault", token, _vault_params(params, key.address))
     say(f"vault {vault}")
-    swarm = _create(web3, send, "Swarm", vault, params.base_stake, params.stake_per_unit, params.pool_bond)
+    swarm = _create(web3, send, "Swarm", vault, params.base_stake, params.stake_per_unit, params.min_window)
     say(f"swarm {swarm}")
     court = _create(web3, send, "Court", swarm)
     say(f"court {court}")
@@ -81,7 +84,7 @@ def _vault_params(params: DeployParams, deployer: Address) -> tuple[Any, ...]:
     return (
         params.unbonding_seconds,
         params.appeal_seconds,
-        params.treasury or deployer,
+        params.treasury or BURNED,
         params.arbiter or deployer,
         params.burn_bps,
         params.max_slash,

@@ -26,7 +26,7 @@ SOURCES = {
     "Nodes.sol": ("Swarm",),
     "Pools.sol": ("Swarm",),
     "Members.sol": ("Swarm",),
-    "Work.sol": ("Swarm",),
+    "Earnings.sol": ("Swarm",),
     "Swarm.sol": ("Swarm",),
     "Court.sol": ("Court",),
     "Statements.sol": ("Court", "Swarm"),
@@ -53,11 +53,19 @@ HASHED = (r"(?<=abi\.encode\()[\w.]+, ", r", [\w.]+(?=[,)]|$)")
 """A field that is left out of what is hashed; on lines that hash."""
 BY_HAND = (
     ("Court.sol", "nodeInfo(validator).provider != address(0)", "nodeInfo(validator).registered"),
-    ("Court.sol", "Statements.hashCommitment(c), c.fileRoot", "c.fileRoot, c.fileRoot"),
-    ("Court.sol", "_taken[leaf][epoch]", "_taken[leaf][0]"),
+    ("Court.sol", "bytes32 work = Statements.hashCommitment(c);", "bytes32 work = c.fileRoot;"),
+    ("Court.sol", "rechecked >> i & 1 == 0", "rechecked & 1 == 0"),
     ("Court.sol", "REASON_EQUIVOCATION = 4", "REASON_EQUIVOCATION = 5"),
     ("Court.sol", "REASON_DOUBLE_VERDICT = 200", "REASON_DOUBLE_VERDICT = 201"),
-    ("Members.sol", "capacity > type(uint32).max ? type(uint32).max : uint32(capacity)", "uint32(capacity)"),
+    ("Court.sol", "REASON_FALSE_CERTIFICATE = 201", "REASON_FALSE_CERTIFICATE = 200"),
+    ("Members.sol", "uint32(block.timestamp + pool.leaseSeconds())", "uint32(node.leaseUntil + pool.leaseSeconds())"),
+    ("Members.sol", "block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil", "uint40(block.timestamp)"),
+    ("Members.sol", "court.attestedUnits(id, node)", "court.attestedUnits(id, entry.provider)"),
+    ("Members.sol", "court.lastAttested(id, node)", "court.lastAttested(id, entry.provider)"),
+    ("Members.sol", "gone || pool.has(ENDED)", "pool.has(ENDED)"),
+    ("Earnings.sol", "(units + capacity - 1) / capacity", "units / capacity"),
+    ("Earnings.sol", "(units + capacity - 1) / capacity", "epochs"),
+    ("StakeVault.sol", "penalty / judges.length", "penalty"),
 )
 """(file, text, what becomes of it): what a review tried, and the patterns above do not."""
 QUICK = {"FOUNDRY_FUZZ_RUNS": "32", "FOUNDRY_INVARIANT_RUNS": "2", "FOUNDRY_INVARIANT_DEPTH": "120"}
@@ -70,13 +78,9 @@ EXPLAINED: dict[str, str] = {
     "Pools.sol: if (timestamp <= start) return 0; => if (timestamp < start) return 0;": "at the start it is epoch 0",
     "Statements.sol: node = node < sibling => node = node <= sibling": "two equal hashes are one pair in either order",
     "Court.sol: break; => (nothing)": "an address stands there once, so nothing else is found",
-    "Members.sol: if (node.lastPool != id && node.freeFrom < node.doneAt) node.freeFrom = node.doneAt; => "
-    "if (node.lastPool != id && node.freeFrom <= node.doneAt) node.freeFrom = node.doneAt;": _SAME,
-    "Members.sol: _members[id][node].leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil; => "
-    "_members[id][node].leftAt = block.timestamp <= leaseUntil ? uint40(block.timestamp) : leaseUntil;": _SAME,
+    "Members.sol: member.leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil; => "
+    "member.leftAt = block.timestamp <= leaseUntil ? uint40(block.timestamp) : leaseUntil;": _SAME,
     "Members.sol: if (found < units) units = found; => if (found <= units) units = found;": _SAME,
-    "Members.sol: return capacity > type(uint32).max ? type(uint32).max : uint32(capacity); => "
-    "return capacity >= type(uint32).max ? type(uint32).max : uint32(capacity);": _SAME,
     "StakeVault.sol: if (amount > maxSlash) amount = maxSlash; => "
     "if (amount >= maxSlash) amount = maxSlash; (2)": _SAME,
     "StakeVault.sol: if (amount > maxSlash) amount = maxSlash; => if (amount >= maxSlash) amount = maxSlash;": _SAME,
@@ -87,19 +91,23 @@ EXPLAINED: dict[str, str] = {
     "taken.unbonding = uint96(amount <= from.unbonding ? amount : from.unbonding);": _SAME,
     "StakeVault.sol: taken.bonded = uint96(amount < from.bonded ? amount : from.bonded); => "
     "taken.bonded = uint96(amount <= from.bonded ? amount : from.bonded);": _SAME,
-    "Work.sol: uint32 reserved = units < pool.free() ? units : uint32(pool.free()); => "
-    "uint32 reserved = units <= pool.free() ? units : uint32(pool.free());": _SAME,
-    "Work.sol: uint32 left = units < had ? had - units : 0; => uint32 left = units <= had ? had - units : 0;": _SAME,
-    "Work.sol: if (more > pool.free()) more = pool.free(); => if (more >= pool.free()) more = pool.free();": _SAME,
-    "Work.sol: if (reserved > left) { => if (reserved >= left) {": _NOTHING_MOVES,
     "StakeVault.sol: if (burned > 0) token.safeTransfer(BURNED, burned); => "
     "if (burned >= 0) token.safeTransfer(BURNED, burned);": _NOTHING_MOVES,
     "StakeVault.sol: if (rest > 0) token.safeTransfer(treasury, rest); => "
     "if (rest >= 0) token.safeTransfer(treasury, rest);": _NOTHING_MOVES,
-    "Swarm.sol: if (poolBond > 0) token.safeTransfer(provider, poolBond); => "
-    "if (poolBond >= 0) token.safeTransfer(provider, poolBond);": _NOTHING_MOVES,
-    "Counters.sol: assert(units <= c.reserved()); => (nothing)": _SECOND_LINE,
-    "Counters.sol: assert(units <= c.reserved()); => (nothing) (2)": _SECOND_LINE,
+    "StakeVault.sol: if (paid > 0) token.safeTransfer(provider, paid); => "
+    "if (paid >= 0) token.safeTransfer(provider, paid);": _NOTHING_MOVES,
+    "Counters.sol: assert(units <= c.owed()); => (nothing)": _SECOND_LINE,
+    "Counters.sol: assert(units <= c.owed()); => (nothing) (2)": _SECOND_LINE,
+    "Pools.sol: if (stakePerUnit < maxSlash) maxSlash = stakePerUnit; => "
+    "if (stakePerUnit <= maxSlash) maxSlash = stakePerUnit;": _SAME,
+    "Members.sol: uint256 count = most < left ? most : left; => uint256 count = most <= left ? most : left;": _SAME,
+    "Members.sol: uint256 left = first < joined.length ? joined.length - first : 0; => "
+    "uint256 left = first <= joined.length ? joined.length - first : 0;": _NOTHING_MOVES,
+    "Earnings.sol: uint256 due = units > claimed ? units - claimed : 0; => "
+    "uint256 due = units >= claimed ? units - claimed : 0;": _NOTHING_MOVES,
+    "Earnings.sol: if (due > pool.owed()) due = pool.owed(); => if (due >= pool.owed()) due = pool.owed();": _SAME,
+    "Earnings.sol: if (units > most) units = most; => if (units >= most) units = most;": _SAME,
 }
 """The only mutants that may live: name -> why no test can tell them from the original."""
 
@@ -256,9 +264,7 @@ class _Compiler:
     """One process of the compiler for many mutants: its start takes longer than what most of them need."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, Any] = {
-            f"src/{path.name}": {"content": path.read_text()} for path in sorted((HERE / "src").glob("*.sol"))
-        }
+        self._sources: dict[str, Any] = build.standard_input()["sources"]
         command = [*node_command(), str(HERE / "compile.mjs")]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -1,6 +1,5 @@
 """Cases: what quorums and signatures took from whom; and a provider's answer to them while a stake is only frozen."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from cli.events import fault_name
 from cli.output import console, date, ether, print_facts, print_json
 
 if TYPE_CHECKING:
-    from contracts.bindings import CaseInfo, EpochInvalidated, Event, Slashed, WorkInvalidated
+    from contracts.bindings import CaseInfo, Slashed
     from node.chain.client import ChainClient
     from protocol.identity import Address
 
@@ -29,7 +28,7 @@ def list_(
     network: Network = "local",
     as_json: AsJson = False,
 ) -> None:
-    """What was taken from whom, oldest first: stakes by judges (a case) or evidence, the pay of epochs and of files."""
+    """Whose stake was taken, oldest first: by judges (a case), or by evidence."""
 
     async def look(chain: "ChainClient") -> tuple[list[dict[str, Any]], int]:
         return await _rows(chain, who, pool), (await chain.block()).timestamp
@@ -46,20 +45,22 @@ def list_(
 
 @case_app.command("show", epilog="Example:  intellect-node contract case show 3 --network base-sepolia --json")
 def show(case: CaseNumber, network: Network = "local", as_json: AsJson = False) -> None:
-    """A frozen stake: whose, why, how much, until when."""
+    """A frozen stake: whose, why, how much, until when, and whose judges answer for it."""
 
-    async def look(chain: "ChainClient") -> tuple[dict[str, Any], int]:
+    async def look(chain: "ChainClient") -> tuple[dict[str, Any], list[str], int]:
         info = await _case(chain, case)
+        judges: list[str] = list(await chain.ask("read a case", lambda c: c.judges_of(case)))
         events = [event for event in await _events(chain, info.pool) if getattr(event, "case_id", None) == case]
         told = [await _row(chain, event, info.provider, info) for event in events]
-        return _frozen(info) | {"pool": info.pool} | (told[0] if told else {}), (await chain.block()).timestamp
+        return _frozen(info) | {"pool": info.pool} | (told[0] if told else {}), judges, (await chain.block()).timestamp
 
-    facts, now = read(network, look)
+    facts, judges, now = read(network, look)
     if as_json:
-        print_json(facts)
+        print_json(facts | {"judges": judges})
         return
-    names = ("case", "provider", "pool", "node", "reason", "epoch", "state", "transaction")
+    names = ("case", "provider", "pool", "node", "reason", "state", "transaction")
     rows = [(name, facts[name]) for name in names if facts.get(name) is not None]
+    rows += [("judges", ", ".join(judges))]
     rows += [("tokens", ether(int(facts["frozen_wei"]))), ("appealed", "yes" if facts["appealed"] else "no")]
     print_facts([*rows, ("final", when(facts["final_at"], now))])
 
@@ -115,78 +116,41 @@ async def _rows(chain: "ChainClient", who: "Address | None", pool: int | None) -
         if event.node not in owners:
             owners[event.node] = (await chain.node_info(event.node)).owner
         if who in (None, event.node, owners[event.node]):
-            case = getattr(event, "case_id", 0)
-            rows.append(await _row(chain, event, owners[event.node], await chain.case(case) if case else None))
+            info = await chain.case(event.case_id) if event.case_id else None
+            rows.append(await _row(chain, event, owners[event.node], info))
     return rows
 
 
-async def _events(chain: "ChainClient", pool: int | None) -> "list[Slashed | EpochInvalidated | WorkInvalidated]":
-    from contracts.bindings import EpochInvalidated, Slashed, WorkInvalidated, pool_topic
+async def _events(chain: "ChainClient", pool: int | None) -> "list[Slashed]":
+    from contracts.bindings import Slashed, parse_log, pool_topic, topic_of
 
-    of_pool = [] if pool is None else ["0x" + pool_topic(pool).hex()]
-    events = await _told(chain, [Slashed, EpochInvalidated, WorkInvalidated], of_pool)
-    return [event for event in events if isinstance(event, (Slashed, EpochInvalidated, WorkInvalidated))]
-
-
-async def _told(chain: "ChainClient", kinds: "Sequence[type[Event]]", more: Sequence[str]) -> "list[Event]":
-    """The Swarm's events of these kinds; more: what else their topics say."""
-    from contracts.bindings import parse_log, topic_of
-
-    topics = [["0x" + topic_of(kind).hex() for kind in kinds], *more]
+    topics = ["0x" + topic_of(Slashed).hex(), *([] if pool is None else ["0x" + pool_topic(pool).hex()])]
     head = (await chain.block()).number
-    parsed = [
-        parse_log(log, chain.profile.contracts) for log in await chain.logs(chain.profile.deployed_block, head, topics)
-    ]
-    return [event for event in parsed if event is not None]
+    logs = await chain.logs(chain.profile.deployed_block, head, topics)
+    return [event for log in logs if isinstance(event := parse_log(log, chain.profile.contracts), Slashed)]
 
 
 async def _row(
-    chain: "ChainClient",
-    event: "Slashed | EpochInvalidated | WorkInvalidated",
-    provider: "Address | None",
-    info: "CaseInfo | None",
+    chain: "ChainClient", event: "Slashed", provider: "Address | None", info: "CaseInfo | None"
 ) -> dict[str, Any]:
-    """One case. info: of a slash by judges."""
-    from contracts.bindings import EpochInvalidated, Slashed
-
-    if isinstance(event, Slashed):
-        kind = "slash" if event.case_id else "evidence"
-        taken: dict[str, Any] = {"amount_wei": str(event.amount), "epoch": await _epoch_of(chain, event)}
-        taken |= _frozen(info) if info else {}
-    else:
-        kind = "epoch" if isinstance(event, EpochInvalidated) else "file"
-        taken = {"epoch": event.epoch, "units": event.units}
+    """One slash. info: of one by judges."""
+    kind = "slash" if event.case_id else "evidence"
     facts = {"kind": kind, "pool": event.pool, "node": event.node, "provider": provider}
     facts |= {"reason": fault_name(event.reason), "transaction": event.transaction, "block": event.block}
-    return facts | taken | {"time": (await chain.block(event.block)).timestamp}
+    facts |= {"amount_wei": str(event.amount)} | (_frozen(info) if info else {})
+    return facts | {"time": (await chain.block(event.block)).timestamp}
 
 
 def _frozen(info: "CaseInfo") -> dict[str, Any]:
     facts = {"case": info.id, "provider": info.provider, "state": info.state.name.lower(), "appealed": info.appealed}
-    return facts | {"frozen_wei": str(info.amount), "final_at": info.final_at}
-
-
-async def _epoch_of(chain: "ChainClient", event: "Slashed") -> int | None:
-    """Which epoch a node was slashed for, where it was for an epoch: the one with the root that `Slashed` names."""
-    from contracts.bindings import WorkCommitted, pool_topic
-    from protocol.work import EpochFault
-
-    if event.reason not in EpochFault.__members__.values():
-        return None
-    of_node = ["0x" + pool_topic(event.pool).hex(), "0x" + event.node.removeprefix("0x").lower().rjust(64, "0")]
-    commits = await _told(chain, [WorkCommitted], of_node)
-    found = [e.epoch for e in commits if isinstance(e, WorkCommitted) and e.root[:20] == event.file_root[:20]]
-    return found[-1] if found else None
+    return facts | {"frozen_wei": str(info.amount), "penalty_wei": str(info.penalty), "final_at": info.final_at}
 
 
 def _print_row(row: dict[str, Any], now: int) -> None:
     """Two lines, and what can still be done about it."""
     name = f"case {row['case']}" if "case" in row else row["kind"]
-    of_epoch = "" if row["epoch"] is None else f", epoch {row['epoch']}"
-    console().print(f"{date(row['time'])}  {name}  pool {row['pool']}{of_epoch}  {row['node']}", soft_wrap=True)
-    if "units" in row:
-        lost = f"{row['units']:,} units are not paid"
-    elif "case" not in row:
+    console().print(f"{date(row['time'])}  {name}  pool {row['pool']}  {row['node']}", soft_wrap=True)
+    if "case" not in row:
         lost = f"{ether(int(row['amount_wei']))} tokens of stake are lost, by the node's own signatures"
     elif row["state"] == "frozen":
         lost = f"{ether(int(row['frozen_wei']))} tokens of stake are frozen, final {when(row['final_at'], now)}"

@@ -83,9 +83,7 @@ def deploy(
     ] = None,
     treasury: Annotated[
         Any,
-        typer.Option(
-            parser=address, metavar="ADDRESS", help="Who gets what slashes do not burn. Default: the deployer."
-        ),
+        typer.Option(parser=address, metavar="ADDRESS", help="Who gets what slashes do not burn. Default: nobody."),
     ] = None,
     arbiter: Annotated[
         Any,
@@ -99,11 +97,13 @@ def deploy(
     ] = "24h",  # type: ignore[assignment]
     base_stake: Annotated[
         int, typer.Option(parser=wei, metavar="TOKENS", help="What every provider with nodes must bond.")
-    ] = "10",  # type: ignore[assignment]
+    ] = "0",  # type: ignore[assignment]
     stake_per_unit: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="And for each unit of its nodes.")
-    ] = "10",  # type: ignore[assignment]
-    pool_bond: Annotated[int, typer.Option(parser=wei, metavar="TOKENS", help="What opening a pool asks for.")] = "10",  # type: ignore[assignment]
+        int, typer.Option(parser=wei, metavar="TOKENS", help="And for each unit of its nodes; no slash takes more.")
+    ] = "100",  # type: ignore[assignment]
+    min_window: Annotated[
+        int, typer.Option(parser=seconds, metavar="TIME", help="No pool may pay sooner after an epoch's end.")
+    ] = "1h",  # type: ignore[assignment]
     max_slash: Annotated[
         int, typer.Option(parser=wei, metavar="TOKENS", help="The most that one slash takes.")
     ] = "100",  # type: ignore[assignment]
@@ -130,6 +130,13 @@ def deploy(
         )
     require_somebody(yes or dry_run)
     deployer = signer_of(network, profile, key, None, password_file)
+    if (arbiter or deployer.address) == treasury:
+        raise CommandError(
+            "the arbiter and the treasury must be two",
+            f"{treasury} would get what is slashed, and decide whether it is",
+            "name another --arbiter or --treasury",
+            USAGE,
+        )
     params = DeployParams(
         token=token,
         treasury=treasury,
@@ -140,7 +147,7 @@ def deploy(
         max_slash=max_slash,
         base_stake=base_stake,
         stake_per_unit=stake_per_unit,
-        pool_bond=pool_bond,
+        min_window=min_window,
     )
     with alone(deployer.address), quiet_logs():
         trio.run(_story, network, profile, deployer, params, dry_run, yes, as_json)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PARAMETERS = {
     "base_stake": ("swarm", "baseStake", "tokens"),
     "stake_per_unit": ("swarm", "stakePerUnit", "tokens"),
-    "pool_bond": ("swarm", "poolBond", "tokens"),
+    "min_window": ("swarm", "minWindow", "seconds"),
     "unbonding_period": ("vault", "unbondingPeriod", "seconds"),
     "appeal_seconds": ("vault", "appealSeconds", "seconds"),
     "max_slash": ("vault", "maxSlash", "tokens"),

@@ -8,7 +8,7 @@ import typer
 from cli.contract.frame import AsJson, Network, Plan, profile_of, read, transaction, when
 from cli.contract.groups import app, pool_app
 from cli.contract.stake import Amount, approve_steps
-from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, moment, seconds, wei, word
+from cli.contract.values import MAX_POOL, MAX_TOTAL, MAX_UNITS, Moment, address, moment, seconds, wei, word
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
 from cli.output import clean, console, duration, ether, print_facts, print_json
@@ -56,13 +56,16 @@ async def create(
         typer.Option(
             parser=seconds,
             metavar="TIME",
-            help="In which an epoch's work can be voided. Default: 2m on local, else 24h.",
+            help="After an epoch's end, before it is paid. Default: 2m on local, else 24h.",
         ),
     ] = None,
     lease: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="A membership's length without work.")
+        int, typer.Option(parser=seconds, metavar="TIME", help="How long a membership lasts without a renewal.")
     ] = "24h",  # type: ignore[assignment]
     max_units: Annotated[int, typer.Option(min=1, max=MAX_UNITS, help="Per node, epoch and declared unit.")] = 10**8,
+    units_per_epoch: Annotated[
+        int, typer.Option(min=1, max=MAX_TOTAL, help="That all nodes together are paid for.")
+    ] = 10**9,
     invited: Annotated[bool, typer.Option("--invited", help="Only nodes with the manager's invitation.")] = False,
     attested: Annotated[
         bool, typer.Option("--attested", help="Only units that the validators attested count.")
@@ -85,6 +88,7 @@ async def create(
         epoch_seconds=epoch or (60 if local else 3600),
         lease_seconds=lease,
         max_units_per_epoch=max_units,
+        units_per_epoch=units_per_epoch,
         slash_amount=slash,
         validators=_validators(validator, validator_state),
         threshold=threshold,
@@ -92,14 +96,12 @@ async def create(
         attested=attested,
         bootnodes=tuple(bootnode or ()),
     )
-    bond = await chain.ask("read a parameter", lambda c: c.pool_bond())
     number = await chain.pool_count() + 1
     return Plan(
-        f"a pool for the run {name} is opened. {ether(bond)} tokens of {me} are its bond (back after "
-        f"its end), {ether(fund)} tokens of {me} become its rewards: they are paid for work, at {ether(reward)} per "
-        f"{PER} units, and what nobody earns goes to the manager {params.manager} after the end.",
+        f"a pool for the run {name} is opened. {ether(fund)} tokens of {me} become its rewards, paid for work at "
+        f"{ether(reward)} per {PER} units, and what nobody earns comes back to {me} after the end.",
         f"the pool for run {name} ({root.hex()[:16]}) is open with {ether(fund)} tokens:",
-        await _open_steps(chain, me, params, number, bond, fund),
+        await _open_steps(chain, me, params, number, fund),
         lambda receipts: _opened(chain, receipts, root),
         lambda step, receipts: _with_number(chain, step, receipts, fund),
     )
@@ -121,12 +123,12 @@ def _run_of(run: Path | None, run_root: bytes | None) -> tuple[str, bytes, str]:
 
 
 async def _open_steps(
-    chain: "ChainClient", me: "Address", params: "PoolParams", number: int, bond: int, fund: int
+    chain: "ChainClient", me: "Address", params: "PoolParams", number: int, fund: int
 ) -> "list[Step]":
-    """One approval for bond and rewards, the pool, its money. number: a guess, good enough to simulate with."""
+    """An approval, the pool, its money. number: a guess, good enough to simulate with."""
     from node.chain.simulate import Step
 
-    steps = await approve_steps(chain, me, chain.profile.contracts.swarm, bond + fund)
+    steps = await approve_steps(chain, me, chain.profile.contracts.swarm, fund)
     steps.append(Step("open a pool", chain.contracts.create_pool(params)))
     if fund:
         steps.append(Step(FUND, chain.contracts.fund_pool(number, fund)))
@@ -165,7 +167,7 @@ async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) 
 
     says = (
         f"{ether(amount)} tokens of {me} become rewards of pool {pool} (as far as they make whole units); what nobody "
-        "earns goes to the pool's manager after its end"
+        "earns goes to who opened it after its end"
     )
     swarm = chain.profile.contracts.swarm
     steps = [
@@ -182,7 +184,7 @@ async def set_run(
     pool: Pool,
     run_root: Annotated[Any, typer.Argument(parser=word, metavar="ROOT", help="The run's root, 64 hex digits.")],
 ) -> Plan:
-    """As the manager, before any work: name another run."""
+    """As the manager, before any node has joined: name another run."""
     from node.chain.simulate import Step
 
     says = f"pool {pool} is for the run {run_root.hex()[:16]} from now on; no money moves"
@@ -210,10 +212,10 @@ async def bootnodes(
 
 @transaction(pool_app, "pause", example="pool pause 7 --network base-sepolia --key manager")
 async def pause(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """As the manager: take no new members and no new epochs. What was worked is still committed and paid."""
+    """As the manager: take no new members. What was worked is still paid."""
     from node.chain.simulate import Step
 
-    says = f"nobody can join pool {pool} and no new epoch begins; what was worked before is still paid"
+    says = f"nobody can join pool {pool}; what is earned is still paid"
     return Plan(says, f"pool {pool} is paused", [Step(f"pause pool {pool}", chain.contracts.pause_pool(pool))])
 
 
@@ -228,24 +230,24 @@ async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 
 @transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key manager")
 async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """As the manager, or as who opened it: end the pool for ever. What was worked is still committed and paid."""
+    """As the manager, or as who opened it: end the pool for ever. What was worked is still paid."""
     from node.chain.simulate import Step
 
     info = await chain.pool(pool)
     says = (
-        f"pool {pool} ends for ever. {ether(info.reserved)} tokens are reserved for work that was done and are still "
-        f"paid; {ether(info.escrow)} tokens are free; `pool sweep` returns them to {info.opener} after the last window."
+        f"pool {pool} ends for ever. {ether(info.owed)} tokens are owed and stay claimable; {ether(info.escrow)} are "
+        f"free: `pool sweep` returns to {info.opener} what no table has promised two windows after the last epoch."
     )
     return Plan(says, f"pool {pool} has ended", [Step(f"end pool {pool}", chain.contracts.end_pool(pool))])
 
 
 @transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
 async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """After an ended pool's last window: what nobody can claim goes to who opened it, later the bond too."""
+    """Two windows after an ended pool's last epoch: what no table of earnings has promised goes to who opened it."""
     from node.chain.simulate import Step
 
     info = await chain.pool(pool)
-    says = f"up to {ether(info.escrow)} tokens that nobody can claim, and the bond once it is due, go to {info.opener}"
+    says = f"{ether(info.escrow)} tokens that nobody earned go to {info.opener}"
     return Plan(says, f"pool {pool} is swept", [Step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
 
 
@@ -357,10 +359,10 @@ async def join(
 
 @transaction(app, "leave", example="leave 7 --state-dir nodes/a --network base-sepolia")
 async def leave(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """As a node: leave a pool. Committed work is still paid."""
+    """As a node: leave a pool. What was earned is still paid."""
     from node.chain.simulate import Step
 
-    says = f"the node {me} is no member of pool {pool} any more; its committed work is still paid"
+    says = f"the node {me} is no member of pool {pool} any more; what it earned is still paid"
     return Plan(says, f"{me} has left pool {pool}", [Step(f"leave pool {pool}", chain.contracts.leave(pool))])
 
 
@@ -410,23 +412,29 @@ def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> N
     """A pool's rules, money and members."""
     import msgspec
 
-    async def look(chain: "ChainClient") -> tuple[Any, Any, int]:
-        return await chain.pool(number), await chain.members(number), (await chain.block()).timestamp
+    from node.preflight.stake import read_powers, who_takes_what
 
-    pool, members, now = read(network, look)
+    async def look(chain: "ChainClient") -> tuple[Any, Any, Any, Any, int]:
+        posted, powers = await chain.earnings(number), await chain.ask("read the parameters", read_powers)
+        return await chain.pool(number), await chain.members(number), posted, powers, (await chain.block()).timestamp
+
+    pool, members, posted, powers, now = read(network, look)
+    left = posted.epochs_left(pool.escrow // pool.reward_per_unit) if pool.reward_per_unit else None
     if as_json:
-        facts = _facts(pool) | {"epoch": pool.epoch_at(now)}
+        facts = _facts(pool) | {"epoch": pool.epoch_at(now), "posted_epoch": posted.epoch, "posted_total": posted.total}
+        facts |= {"posted_root": posted.root.hex(), "epochs_left": left} | msgspec.structs.asdict(powers)
         print_json({"pool": facts, "now": now, "members": [msgspec.to_builtins(member) for member in members]})
         return
     since = f" since {when(pool.stopped_at, now)}" if pool.stopped_at else ""
     rows: list[tuple[str, Any]] = [("pool", f"{number} ({_state(pool)}{since})"), ("run", pool.run_root.hex())]
     rows += [("about", pool.run_uri)] if pool.run_uri else []
     rows += [("manager", pool.manager), ("validators", ", ".join(pool.validators))]
-    rows += [("quorum", f"{pool.threshold} of {len(pool.validators)}"), ("free", f"{ether(pool.escrow)} tokens")]
     rows += [
-        ("reserved", f"{ether(pool.reserved)} tokens for work in its window"),
-        ("bond", f"{ether(pool.bond)} tokens"),
+        ("quorum", f"{pool.threshold} of {len(pool.validators)}"),
+        ("free", f"{ether(pool.escrow)} tokens{_lasts(left)}"),
     ]
+    table = "none yet" if posted.epoch is None else f"through epoch {posted.epoch}: {posted.total:,} units"
+    rows += [("table", table), ("owed", f"{ether(pool.owed)} tokens of that table, not claimed yet")]
     rows += [
         ("reward", f"{ether(pool.reward_per_unit * PER)} tokens per {PER} units"),
         ("slash", ether(pool.slash_amount)),
@@ -434,10 +442,15 @@ def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> N
     epoch = pool.epoch_at(now)
     ends = f"now {epoch}, until {when(pool.epoch_end(epoch), now)}"
     rows += [("epoch", f"{duration(pool.epoch_seconds)}; {ends}"), ("window", duration(pool.window))]
+    rows.append(
+        ("most per epoch", f"{pool.units_per_epoch:,} units in all, {pool.max_units_per_epoch:,} per unit of a node")
+    )
     if pool.proposed:
         rows.append(("proposed", f"{', '.join(pool.proposed)}, from {when(pool.validators_from, now)} on"))
     rows += [("bootnode", node) for node in pool.bootnodes]
     print_facts(rows)
+    for text in who_takes_what(pool, powers):
+        console().print(f"  {text}", soft_wrap=True, markup=False)
     for member in members:
         state = (
             "evicted"
@@ -451,12 +464,16 @@ def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> N
         console().print(f"  {member.node}  {state}  {clean(member.contact)}", soft_wrap=True, markup=False)
 
 
+def _lasts(epochs: int | None) -> str:
+    return "" if epochs is None else f", for {epochs:,} epochs like the last"
+
+
 def _facts(pool: Any) -> dict[str, Any]:
     """JSON-ready; amounts as strings, because they pass what JSON numbers hold."""
     facts: dict[str, Any] = {}
     for name in pool.__struct_fields__:
         value = getattr(pool, name)
-        if name in ("escrow", "reserved", "bond", "reward_per_unit", "slash_amount"):
+        if name in ("escrow", "owed", "reward_per_unit", "slash_amount"):
             facts[f"{name}_wei"] = str(value)
         else:
             facts[name] = value.hex() if isinstance(value, bytes) else value

@@ -17,6 +17,8 @@ MAX_TOKENS = 10**10
 MAX_POOL = MAX_UNITS = MAX_LENGTH = 2**32 - 1
 """As wide as the contracts' fields: what is larger is refused here, in words."""
 MAX_EPOCH = MAX_CASE = 2**63 - 1
+MAX_TOTAL = 2**56 - 1
+"""What a pool's escrow can hold, in units."""
 MAX_SECONDS = 10**11
 """Beyond any date that people mean, within what the contracts hold."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-/// @notice Everything that `commitWork` reads and writes of a pool, in one word; zero for a pool that does not exist.
+/// @notice What of a pool is read and written most, in one word; zero for a pool that does not exist.
 ///
-/// | bits    | field        |                                                      |
-/// |---------|--------------|------------------------------------------------------|
-/// | 0-55    | free         | funded units that no work has a claim on             |
-/// | 56-111  | reserved     | units promised to committed work                     |
-/// | 112-143 | startedAt    | seconds; never zero                                  |
-/// | 144-167 | epochSeconds |                                                      |
-/// | 168-191 | window       | seconds                                              |
-/// | 192-215 | leaseSeconds |                                                      |
-/// | 216-247 | maxUnits     | per epoch and unit of a node                         |
-/// | 248-255 | flags        |                                                      |
+/// | bits    | field        |                                                     |
+/// |---------|--------------|-----------------------------------------------------|
+/// | 0-55    | free         | funded units that no table has promised             |
+/// | 56-111  | owed         | units that a table has promised and nobody was paid |
+/// | 112-143 | startedAt    | seconds; never zero                                 |
+/// | 144-167 | epochSeconds |                                                     |
+/// | 168-191 | window       | seconds                                             |
+/// | 192-215 | leaseSeconds |                                                     |
+/// | 216-247 | maxUnits     | per epoch and unit of a node                        |
+/// | 248-255 | flags        |                                                     |
 ///
-/// free + reserved changes only by `fund`, which keeps it below 2^56, and by `pay`, `take`, `emptied`, which lower it: so
-/// neither field can overflow into the next by moving units between them.
+/// free + owed changes only by `fund`, which keeps it below 2^56, and by `pay`, `emptied`, which lower it: so neither
+/// field can overflow into the next by moving units between them.
 type Counters is uint256;
 
 using {
     free,
-    reserved,
+    owed,
     startedAt,
     epochSeconds,
     window,
@@ -30,18 +30,18 @@ using {
     with,
     without,
     fund,
-    reserve,
-    unreserve,
+    owe,
+    forgive,
     pay,
-    take,
     emptied
 } for Counters global;
 
 uint8 constant PAUSED = 1;
 uint8 constant ENDED = 2;
-uint8 constant WORKED = 4;
+uint8 constant JOINED = 4;
 uint8 constant INVITED = 8;
 uint8 constant ATTESTED = 16;
+uint8 constant SWEPT = 32;
 uint256 constant MAX_ESCROW_UNITS = type(uint56).max;
 
 error EscrowTooLarge(uint256 units);
@@ -58,7 +58,7 @@ function free(Counters c) pure returns (uint256) {
     return uint56(Counters.unwrap(c));
 }
 
-function reserved(Counters c) pure returns (uint256) {
+function owed(Counters c) pure returns (uint256) {
     return uint56(Counters.unwrap(c) >> 56);
 }
 
@@ -97,30 +97,25 @@ function without(Counters c, uint8 flags) pure returns (Counters) {
 
 /// New money: to `free`.
 function fund(Counters c, uint256 units) pure returns (Counters) {
-    if (units > MAX_ESCROW_UNITS - c.free() - c.reserved()) revert EscrowTooLarge(units);
+    if (units > MAX_ESCROW_UNITS - c.free() - c.owed()) revert EscrowTooLarge(units);
     return Counters.wrap(Counters.unwrap(c) + units);
 }
 
-/// From `free` to `reserved`; the caller has seen that there are so many.
-function reserve(Counters c, uint256 units) pure returns (Counters) {
+/// From `free` to `owed`; the caller has seen that there are so many.
+function owe(Counters c, uint256 units) pure returns (Counters) {
     return Counters.wrap(Counters.unwrap(c) - units + (units << 56));
 }
 
-/// From `reserved` back to `free`.
-function unreserve(Counters c, uint256 units) pure returns (Counters) {
-    assert(units <= c.reserved());
+/// From `owed` back to `free`.
+function forgive(Counters c, uint256 units) pure returns (Counters) {
+    assert(units <= c.owed());
     return Counters.wrap(Counters.unwrap(c) + units - (units << 56));
 }
 
-/// Out of `reserved`, to who earned it.
+/// Out of `owed`, to who earned it.
 function pay(Counters c, uint256 units) pure returns (Counters) {
-    assert(units <= c.reserved());
+    assert(units <= c.owed());
     return Counters.wrap(Counters.unwrap(c) - (units << 56));
-}
-
-/// Out of `free`; the caller has seen that there are so many.
-function take(Counters c, uint256 units) pure returns (Counters) {
-    return Counters.wrap(Counters.unwrap(c) - units);
 }
 
 /// Without anything free.

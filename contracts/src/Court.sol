@@ -5,7 +5,7 @@ import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
-import {Statements, Verdict, WorkCommitment} from "./Statements.sol";
+import {Accepted, Judgement, Statements, WorkCommitment} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
 
 /// @title Court
@@ -52,22 +52,21 @@ contract Court is ICourt {
     uint256 public constant MAX_VALIDATORS = 16;
     /// @notice An attestation is worth nothing later than this: hardware changes hands.
     uint256 public constant MAX_ATTESTATION_SECONDS = 90 days;
-    uint256 public constant MAX_PROOF_LENGTH = 32;
     /// @notice So long the proposed validators may take office; after that somebody must propose them anew.
     uint256 public constant PROPOSAL_SECONDS = 7 days;
     /// @notice The reason in `Slashed` when two commitments of one node contradict each other (Reason.DUPLICATE).
     uint8 public constant REASON_EQUIVOCATION = 4;
     /// @notice The reason in `Slashed` when two verdicts of one validator contradict each other.
     uint8 public constant REASON_DOUBLE_VERDICT = 200;
+    /// @notice The reason in `Slashed` when a validator's certificate contradicts another one, or its verdict.
+    uint8 public constant REASON_FALSE_CERTIFICATE = 201;
 
     Swarm public immutable swarm;
 
     mapping(uint256 pool => Bench) private _benches;
     mapping(uint256 pool => mapping(address validator => Seat)) private _seats;
-    /// what a quorum has had somebody slashed for, a work or an epoch: overturned or not, it is not judged again
+    /// what a quorum has had somebody slashed for: overturned or not, it is not judged again
     mapping(bytes32 work => bool) private _judged;
-    /// leaves that were taken out of an epoch; a leaf names its pool and node
-    mapping(bytes32 leaf => mapping(uint64 epoch => bool)) private _taken;
 
     mapping(uint256 pool => mapping(address node => Found)) private _found;
 
@@ -91,9 +90,7 @@ contract Court is ICourt {
     error ValidatorUnfit(address validator);
     error DuplicateVerdict(address validator);
     error QuorumMissing(uint256 verdicts, uint256 threshold);
-    error BadOutcome(uint8 outcome);
-    error BadProof();
-    error AlreadyInvalidated(bytes32 leaf);
+    error BadValues(uint256 values, uint256 signatures);
     error AlreadyJudged(bytes32 root);
     error NoContradiction();
 
@@ -175,134 +172,181 @@ contract Court is ICourt {
         return block.timestamp < found.until ? found.units : 0;
     }
 
-    /// @notice A file of an unmatured epoch was wrong (Verdict). Outcome 1: its leaf's units are not paid. Outcome 2:
-    /// the node is slashed, which voids all that is not mature.
-    function invalidate(
-        WorkCommitment calldata c,
-        uint64 epoch,
-        bytes32[] calldata proof,
-        uint8 outcome,
-        uint8 reason,
-        bytes[] calldata verdictSignatures
-    ) external {
-        bytes32 leaf = Statements.leaf(c);
-        _requireLeaf(swarm.openRoot(c.pool, c.node, epoch), leaf, proof);
-        _requireOutcome(outcome);
-        _requireQuorum(c.pool, Statements.hashVerdict(c, outcome, reason), verdictSignatures);
-        if (outcome == Statements.OUTCOME_SLASH) {
-            _punish(c.pool, c.node, Statements.hashCommitment(c), c.fileRoot, reason);
-            return;
-        }
-        if (_taken[leaf][epoch]) revert AlreadyInvalidated(leaf);
-        _taken[leaf][epoch] = true;
-        swarm.takeLeaf(c.pool, c.node, epoch, c.fileRoot, c.units, reason);
+    function lastAttested(uint256 id, address node) external view returns (uint256) {
+        return _found[id][node].units;
     }
 
-    /// @notice A whole unmatured epoch's commitment is refused (EpochVerdict). Outcome 1, where its leaves are not to
-    /// be had: nothing of it is paid. Outcome 2, where they are not what was accepted: the node is slashed, which voids
-    /// all that is not mature. `Slashed` names the root's first 20 bytes where it names a file otherwise.
-    function invalidateEpoch(
-        uint256 id,
-        address node,
-        uint64 epoch,
-        uint8 outcome,
-        uint8 reason,
-        bytes[] calldata signatures
-    ) external {
-        bytes20 root = swarm.openRoot(id, node, epoch);
-        _requireOutcome(outcome);
-        _requireQuorum(id, Statements.hashEpochVerdict(id, node, epoch, root, outcome, reason), signatures);
-        if (outcome == Statements.OUTCOME_SLASH) {
-            _punish(id, node, keccak256(abi.encode(id, node, epoch)), root, reason); // an epoch has one root for ever
-            return;
-        }
-        swarm.takeEpoch(id, node, epoch, reason);
+    /// @notice A quorum signed this table of everything through `epoch` (Earnings). Later tables replace it.
+    function postEarnings(uint256 id, uint64 epoch, bytes32 root, uint64 total, bytes[] calldata signatures) external {
+        _requireQuorum(id, Statements.hashEarnings(id, epoch, root, total), signatures);
+        swarm.recordEarnings(id, epoch, root, total);
     }
 
-    /// @notice Punishes an objective fault in a file that need not be in any epoch. Needs the node's own signature on
-    /// the commitment and a quorum of the pool's validators (Verdict, outcome 2, this reason).
+    /// @notice Punishes an objective fault in a file. Needs the node's own signature on the commitment and a quorum of
+    /// the pool's validators for outcome 2 and this reason.
+    /// @param values what each of them found besides, in the order of the signatures
+    /// @param rechecked bit i: signature i is of a Rechecked, not of a Verdict
     function slash(
         WorkCommitment calldata c,
         bytes calldata nodeSignature,
         uint8 reason,
-        bytes[] calldata verdictSignatures
+        bytes[] calldata signatures,
+        bytes32[] calldata values,
+        uint256 rechecked
     ) external {
-        _requireSigner(Statements.hashCommitment(c), nodeSignature, c.node);
-        _requireQuorum(c.pool, Statements.hashVerdict(c, Statements.OUTCOME_SLASH, reason), verdictSignatures);
-        _punish(c.pool, c.node, Statements.hashCommitment(c), c.fileRoot, reason);
+        bytes32 work = Statements.hashCommitment(c);
+        _requireSigner(work, nodeSignature, c.node);
+        if (values.length != signatures.length) revert BadValues(values.length, signatures.length);
+        bytes32[] memory statements = _slashVerdicts(c.pool, work, reason, values, rechecked);
+        _punish(c, work, reason, _requireQuorum(c.pool, statements, signatures));
     }
 
     // ------------------------------------------------------------- by evidence
 
-    /// @notice Punishes a node that signed two different commitments for one (pool, policy, index), be it that only
-    /// their units differ. Needs no quorum.
+    /// @notice Punishes a node that signed two commitments for one (pool, policy, index) which differ in anything.
     function evidence(
         WorkCommitment calldata first,
         bytes calldata firstSignature,
         WorkCommitment calldata second,
         bytes calldata secondSignature
     ) external {
+        bytes32 one = Statements.hashCommitment(first);
+        bytes32 two = Statements.hashCommitment(second);
         if (
             first.pool != second.pool || first.node != second.node || first.policyRoot != second.policyRoot
-                || first.index != second.index || (first.fileRoot == second.fileRoot && first.units == second.units)
+                || first.index != second.index || one == two
         ) revert NoContradiction();
-        _requireSigner(Statements.hashCommitment(first), firstSignature, first.node);
-        _requireSigner(Statements.hashCommitment(second), secondSignature, first.node);
+        _requireSigner(one, firstSignature, first.node);
+        _requireSigner(two, secondSignature, first.node);
         if (swarm.memberInfo(first.pool, first.node).provider == address(0)) revert NotMember(first.pool, first.node);
         swarm.punishByEvidence(first.pool, first.node, REASON_EQUIVOCATION, first.fileRoot);
     }
 
-    /// @notice Punishes a validator that signed for one commitment both that it is good and that it is not. Its seat
-    /// goes, and its stake if it is a node.
+    /// @notice Punishes a validator that signed two verdicts on one work which differ in anything. Its seat goes, and
+    /// its stake if it is a node. `Slashed` names the work where it names a file otherwise.
     function verdictEvidence(
-        Verdict calldata good,
-        bytes calldata goodSignature,
-        Verdict calldata bad,
-        bytes calldata badSignature
+        uint256 id,
+        bytes32 work,
+        Judgement calldata first,
+        bytes calldata firstSignature,
+        Judgement calldata second,
+        bytes calldata secondSignature
     ) external {
-        if (
-            good.pool != bad.pool || good.node != bad.node || good.policyRoot != bad.policyRoot
-                || good.index != bad.index || good.fileRoot != bad.fileRoot || good.units != bad.units
-                || good.outcome != Statements.OUTCOME_ACCEPT || bad.outcome == Statements.OUTCOME_ACCEPT
-        ) revert NoContradiction();
-        address validator = _signerOf(Statements.hashVerdict(good), goodSignature);
-        _requireSigner(Statements.hashVerdict(bad), badSignature, validator);
-        _strike(good.pool, validator);
-        if (swarm.nodeInfo(validator).provider != address(0)) {
-            swarm.punishByEvidence(good.pool, validator, REASON_DOUBLE_VERDICT, good.fileRoot);
-        }
+        _convict(
+            id, work, REASON_DOUBLE_VERDICT, _hashVerdict(id, work, first), firstSignature,
+            _hashVerdict(id, work, second), secondSignature
+        );
+    }
+
+    /// @notice The same for a certificate and a verdict against the work that it is for.
+    function acceptedEvidence(
+        Accepted calldata accepted,
+        bytes calldata acceptedSignature,
+        Judgement calldata verdict,
+        bytes calldata verdictSignature
+    ) external {
+        if (verdict.outcome == Statements.OUTCOME_ACCEPT) revert NoContradiction();
+        _convict(
+            accepted.pool, accepted.work, REASON_FALSE_CERTIFICATE, Statements.hashAccepted(accepted),
+            acceptedSignature, _hashVerdict(accepted.pool, accepted.work, verdict), verdictSignature
+        );
+    }
+
+    /// @notice The same for two certificates of one work which differ in anything.
+    function doubleAcceptedEvidence(
+        Accepted calldata first,
+        bytes calldata firstSignature,
+        Accepted calldata second,
+        bytes calldata secondSignature
+    ) external {
+        if (first.pool != second.pool || first.work != second.work) revert NoContradiction();
+        _convict(
+            first.pool, first.work, REASON_FALSE_CERTIFICATE, Statements.hashAccepted(first), firstSignature,
+            Statements.hashAccepted(second), secondSignature
+        );
     }
 
     // --------------------------------------------------------------- internal
 
-    /// work: what is judged, once and for all; root: its name in the event. New judges reach nobody who has left before
-    /// they took office.
-    function _punish(uint256 id, address node, bytes32 work, bytes32 root, uint8 reason) private {
-        uint256 since = _benches[id].since;
-        if (since != 0 && swarm.memberInfo(id, node).memberUntil <= since) revert NotItsJudges(id, node);
-        if (_judged[work]) revert AlreadyJudged(root);
+    /// What each of the judges must have signed.
+    function _slashVerdicts(uint256 id, bytes32 work, uint8 reason, bytes32[] calldata values, uint256 rechecked)
+        private
+        pure
+        returns (bytes32[] memory statements)
+    {
+        statements = new bytes32[](values.length);
+        for (uint256 i = 0; i < values.length; ++i) {
+            bytes32 kind = rechecked >> i & 1 == 0 ? Statements.VERDICT_TYPEHASH : Statements.RECHECKED_TYPEHASH;
+            statements[i] = Statements.hashJudgement(kind, id, work, Statements.OUTCOME_SLASH, reason, values[i]);
+        }
+    }
+
+    /// New judges reach nobody who has left before they took office.
+    function _punish(WorkCommitment calldata c, bytes32 work, uint8 reason, address[] memory judges) private {
+        uint256 since = _benches[c.pool].since;
+        if (since != 0 && swarm.memberInfo(c.pool, c.node).memberUntil <= since) revert NotItsJudges(c.pool, c.node);
+        if (_judged[work]) revert AlreadyJudged(c.fileRoot);
         _judged[work] = true;
-        swarm.punishByJudgement(id, node, reason, root);
+        swarm.punishByJudgement(c.pool, c.node, reason, c.fileRoot, judges);
+    }
+
+    /// Strikes whoever signed both statements, if they differ.
+    function _convict(
+        uint256 id,
+        bytes32 work,
+        uint8 reason,
+        bytes32 first,
+        bytes calldata firstSignature,
+        bytes32 second,
+        bytes calldata secondSignature
+    ) private {
+        if (first == second) revert NoContradiction();
+        address validator = _signerOf(first, firstSignature);
+        _requireSigner(second, secondSignature, validator);
+        _strike(id, validator);
+        if (swarm.nodeInfo(validator).provider != address(0)) {
+            swarm.punishByEvidence(id, validator, reason, work);
+        }
+    }
+
+    function _hashVerdict(uint256 id, bytes32 work, Judgement calldata v) private pure returns (bytes32) {
+        return Statements.hashJudgement(Statements.VERDICT_TYPEHASH, id, work, v.outcome, v.reason, v.values);
     }
 
     /// Signatures of `threshold` different validators of the pool over one statement.
     function _requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures) private view {
+        bytes32[] memory statements = new bytes32[](signatures.length);
+        for (uint256 i = 0; i < signatures.length; ++i) {
+            statements[i] = statement;
+        }
+        // slither-disable-next-line unused-return -- that there are enough is what is asked
+        _requireQuorum(id, statements, signatures);
+    }
+
+    /// The same, where each of them signed a statement of its own.
+    function _requireQuorum(uint256 id, bytes32[] memory statements, bytes[] calldata signatures)
+        private
+        view
+        returns (address[] memory judges)
+    {
         Bench storage bench = _benches[id];
         uint256 threshold = bench.threshold;
         // a pool that nobody opened has no number, and every seat on it has one
         if (signatures.length < threshold || signatures.length > MAX_VALIDATORS || threshold == 0) {
             revert QuorumMissing(signatures.length, threshold);
         }
+        judges = new address[](signatures.length);
         uint32 number = bench.number;
         uint256 heard = 0;
         for (uint256 i = 0; i < signatures.length; ++i) {
-            address signer = _signerOf(statement, signatures[i]);
+            address signer = _signerOf(statements[i], signatures[i]);
             Seat memory place = _seats[id][signer];
             if (place.bench != number) revert NotAValidator(signer);
             if (!_mayJudge(id, signer)) revert ValidatorUnfit(signer);
             uint256 bit = 1 << place.place;
             if (heard & bit != 0) revert DuplicateVerdict(signer);
             heard |= bit;
+            judges[i] = signer;
         }
     }
 
@@ -312,15 +356,6 @@ contract Court is ICourt {
         Nodes.Node memory node = swarm.nodeInfo(validator);
         if (!node.registered || swarm.memberInfo(id, validator).evicted) return false;
         return swarm.vault().backingOf(node.provider) >= swarm.requiredStake(node.provider);
-    }
-
-    function _requireOutcome(uint8 outcome) private pure {
-        if (outcome != Statements.OUTCOME_REJECT && outcome != Statements.OUTCOME_SLASH) revert BadOutcome(outcome);
-    }
-
-    function _requireLeaf(bytes20 root, bytes32 leaf, bytes32[] calldata proof) private pure {
-        if (proof.length > MAX_PROOF_LENGTH) revert BadProof();
-        if (bytes20(Statements.climb(leaf, proof)) != root) revert BadProof();
     }
 
     function _requireSigner(bytes32 statement, bytes calldata signature, address expected) private view {

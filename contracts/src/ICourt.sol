@@ -6,6 +6,9 @@ interface ICourt {
     /// @notice How big validators found the node to be; zero if nobody says so any more.
     function attestedUnits(uint256 pool, address node) external view returns (uint256);
 
+    /// @notice The same, however long ago they said it.
+    function lastAttested(uint256 pool, address node) external view returns (uint256);
+
     /// @notice Seats the first validators of a new pool.
     function seat(uint256 pool, address[] calldata validators, uint8 threshold) external;
 }

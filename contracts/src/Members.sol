@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {ATTESTED, Counters, INVITED, PAUSED} from "./Counters.sol";
+import {ATTESTED, Counters, ENDED, INVITED, JOINED, PAUSED} from "./Counters.sol";
 import {Pools} from "./Pools.sol";
 import {Statements} from "./Statements.sol";
 
 /// @title Members
-/// @notice Which node works in which pool. A membership is a lease that `join` and `commitWork` renew; nobody but its
-/// own provider, a quorum or the node's own signatures can end it early.
+/// @notice Which node works in which pool. A membership is a lease that `join` renews; nobody but its own provider, a
+/// quorum or the node's own signatures can end it early.
 abstract contract Members is Pools {
-    /// One slot per (pool, node).
+    /// Two slots per (pool, node).
     struct Member {
-        /// whether it ever joined
-        bool joined;
+        /// when it joined for the first time; zero if it never did
+        uint40 joinedAt;
         /// whether the manager invited it
         bool admitted;
         /// when judges had it slashed in this pool; zero if they did not, or if that was overturned
@@ -23,6 +23,14 @@ abstract contract Members is Pools {
         uint40 convictedAt;
         /// when its last membership ended; nothing as long as it is a member
         uint40 leftAt;
+        /// its size then
+        uint24 leftUnits;
+        /// the block of its last `Joined`
+        uint64 joinedBlock;
+        /// the first epoch whose pay it has not used up
+        uint40 unusedFrom;
+        /// units that were paid, or went back to the pool
+        uint64 claimed;
     }
 
     struct MemberInfo {
@@ -36,11 +44,15 @@ abstract contract Members is Pools {
         uint256 caseId;
         /// when its membership ends or ended; zero if it never joined
         uint64 memberUntil;
+        /// where its last `Joined` can be read, with its contact
+        uint64 joinedBlock;
     }
 
     uint256 private constant MAX_CONTACT_BYTES = 160;
 
     mapping(uint256 pool => mapping(address node => Member)) internal _members;
+    /// everybody who ever joined, in that order
+    mapping(uint256 pool => address[]) private _joined;
 
     event Joined(uint256 indexed pool, address indexed node, address indexed provider, string contact, uint64 leaseUntil);
 
@@ -65,7 +77,7 @@ abstract contract Members is Pools {
         _join(id, pool, contact);
     }
 
-    /// @notice The calling node leaves; it stays answerable for what it signed, and its work stays due.
+    /// @notice The calling node leaves; it stays answerable for what it signed, and what it earned stays due.
     function leavePool(uint256 id) external {
         if (id == 0 || _nodes[msg.sender].pool != id) revert NotMember(id, msg.sender);
         _endMembership(msg.sender);
@@ -78,27 +90,42 @@ abstract contract Members is Pools {
         Node storage entry = _nodes[node];
         // slither-disable-next-line incorrect-equality -- a number of a pool, not an amount
         bool present = entry.pool == id;
-        info.provider = member.joined ? entry.provider : address(0);
+        info.provider = member.joinedAt != 0 ? entry.provider : address(0);
         info.leaseUntil = present ? entry.leaseUntil : 0;
         info.evicted = _isEvicted(member);
-        info.left = member.joined && !present;
+        info.left = member.joinedAt != 0 && !present;
         info.admitted = member.admitted;
         info.slashedAt = member.slashedAt;
         info.caseId = member.caseId;
         info.memberUntil = _memberUntil(id, node);
+        info.joinedBlock = member.joinedBlock;
     }
 
-    /// @notice The records of the given nodes, in their order.
-    function memberInfos(uint256 id, address[] calldata nodes) external view returns (MemberInfo[] memory infos) {
-        infos = new MemberInfo[](nodes.length);
-        for (uint256 i = 0; i < nodes.length; ++i) {
+    /// @notice How many nodes ever joined.
+    function memberCount(uint256 id) external view returns (uint256) {
+        return _joined[id].length;
+    }
+
+    /// @notice Up to `most` of those who ever joined, from number `first` on, in the order in which they did.
+    function membersOf(uint256 id, uint256 first, uint256 most)
+        external
+        view
+        returns (address[] memory nodes, MemberInfo[] memory infos)
+    {
+        address[] storage joined = _joined[id];
+        uint256 left = first < joined.length ? joined.length - first : 0;
+        uint256 count = most < left ? most : left;
+        nodes = new address[](count);
+        infos = new MemberInfo[](count);
+        for (uint256 i = 0; i < count; ++i) {
+            nodes[i] = joined[first + i];
             infos[i] = memberInfo(id, nodes[i]);
         }
     }
 
-    /// @notice How many work units the node may commit per epoch.
-    function capacityOf(uint256 id, address node) external view returns (uint32) {
-        return _capacity(id, _pool(id), node, _nodes[node].units);
+    /// @notice How many work units the node can be paid for in an epoch.
+    function capacityOf(uint256 id, address node) external view returns (uint256) {
+        return _capacity(id, _pool(id), node);
     }
 
     // --------------------------------------------------------------- internal
@@ -114,10 +141,14 @@ abstract contract Members is Pools {
         if (node.pool != id) {
             _endMembership(msg.sender);
             node.pool = uint32(id);
-            // no time is paid for in two pools
-            if (node.lastPool != id && node.freeFrom < node.doneAt) node.freeFrom = node.doneAt;
         }
-        if (!member.joined) member.joined = true;
+        if (member.joinedAt == 0) {
+            member.joinedAt = uint40(block.timestamp);
+            member.unusedFrom = uint40(_epochAt(pool, block.timestamp));
+            _joined[id].push(msg.sender);
+            if (!pool.has(JOINED)) _counters[id] = pool.with(JOINED);
+        }
+        member.joinedBlock = uint64(block.number);
         uint32 leaseUntil = uint32(block.timestamp + pool.leaseSeconds());
         node.leaseUntil = leaseUntil;
         emit Joined(id, msg.sender, node.provider, contact, leaseUntil);
@@ -134,12 +165,11 @@ abstract contract Members is Pools {
     function _depart(uint256 id, address node) internal {
         Node storage entry = _nodes[node];
         uint32 leaseUntil = entry.leaseUntil;
-        _members[id][node].leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil;
+        Member storage member = _members[id][node];
+        member.leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil;
+        member.leftUnits = entry.units;
         entry.pool = 0;
         entry.leaseUntil = 0;
-        entry.lastPool = uint32(id);
-        Counters pool = _pool(id);
-        entry.doneAt = uint40(_epochStart(pool, _epochAt(pool, block.timestamp) + 1));
     }
 
     function _memberUntil(uint256 id, address node) internal view returns (uint64) {
@@ -147,16 +177,21 @@ abstract contract Members is Pools {
         return _nodes[node].pool == id ? _nodes[node].leaseUntil : _members[id][node].leftAt;
     }
 
-    function _isEvicted(Member storage member) private view returns (bool) {
+    function _isEvicted(Member storage member) internal view returns (bool) {
         return member.slashedAt | member.convictedAt != 0;
     }
 
-    function _capacity(uint256 id, Counters pool, address node, uint256 units) internal view returns (uint32) {
+    /// Of a node that has left, by its size then, and where nobody need attest it again, by what was attested last: else
+    /// what it earned would be lost with its registration.
+    function _capacity(uint256 id, Counters pool, address node) internal view returns (uint256) {
+        Node storage entry = _nodes[node];
+        bool gone = entry.pool != id;
+        uint256 units = gone ? _members[id][node].leftUnits : entry.units;
         if (pool.has(ATTESTED)) {
-            uint256 found = court.attestedUnits(id, node);
+            uint256 found =
+                gone || pool.has(ENDED) ? court.lastAttested(id, node) : court.attestedUnits(id, node);
             if (found < units) units = found;
         }
-        uint256 capacity = units * pool.maxUnits();
-        return capacity > type(uint32).max ? type(uint32).max : uint32(capacity);
+        return units * pool.maxUnits();
     }
 }

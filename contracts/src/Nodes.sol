@@ -12,7 +12,6 @@ import {Statements} from "./Statements.sol";
 /// @notice Who answers for which node key, and how much stake that takes. A node key has one provider for life, so that
 /// what it earned can only ever be paid there; the provider may remove it at any time and register it again.
 abstract contract Nodes is ISwarm {
-    /// Two slots; committing work needs the second only.
     struct Node {
         /// for life; zero if it was never registered
         address provider;
@@ -24,11 +23,6 @@ abstract contract Nodes is ISwarm {
         /// the one that it is a member of
         uint32 pool;
         uint32 leaseUntil;
-        /// its present pool takes its work of epochs that begin then or later
-        uint40 freeFrom;
-        /// the one that it left last, and the end of the epoch there in which it did
-        uint32 lastPool;
-        uint40 doneAt;
     }
 
     uint32 internal constant MAX_NODE_UNITS = 1_000_000;

@@ -4,13 +4,13 @@ pragma solidity 0.8.37;
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
-import {ATTESTED, Counters, ENDED, INVITED, PAUSED, WORKED, newCounters} from "./Counters.sol";
+import {ATTESTED, Counters, ENDED, INVITED, JOINED, PAUSED, SWEPT, newCounters} from "./Counters.sol";
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
 
 /// @title Pools
 /// @notice A pool: one run, its terms, its money and its judges. Terms of pay and punishment are fixed for ever when it
-/// is opened; the manager can only name the run before work begins, tell bootnodes, pause and end it, and propose other
+/// is opened; the manager can only name the run before anybody joins, tell bootnodes, pause and end it, and propose other
 /// validators to the Court.
 ///
 /// Money is counted in work units: a unit is worth `rewardPerUnit` as long as the pool lives. Epoch e begins at
@@ -30,13 +30,15 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         address manager;
         /// token wei per work unit
         uint96 rewardPerUnit;
-        /// seconds after an epoch's end in which its work can be voided
+        /// seconds after an epoch's end before anybody is paid for it
         uint32 window;
         uint32 epochSeconds;
-        /// seconds that a membership lasts without `join` or `commitWork`
+        /// seconds that a membership lasts without `join`
         uint32 leaseSeconds;
         /// work units that a node can be paid for in one epoch, per unit of its size
         uint32 maxUnitsPerEpoch;
+        /// work units that all nodes together can be paid for, per epoch
+        uint64 unitsPerEpoch;
         /// token wei
         uint96 slashAmount;
         /// whether a node needs the manager's invitation
@@ -52,7 +54,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         bytes32 runRoot;
         bytes32 requirementRoot;
         address manager;
-        /// who opened it and paid the bond: what is left comes back here
+        /// who opened it: what is left comes back here
         address opener;
         uint32 window;
         uint32 epochSeconds;
@@ -62,17 +64,17 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         uint64 stoppedAt;
         bool paused;
         bool ended;
-        bool hasWork;
+        bool hasMembers;
         bool invited;
         bool attested;
         uint32 maxUnitsPerEpoch;
+        uint64 unitsPerEpoch;
         uint96 rewardPerUnit;
         uint96 slashAmount;
-        /// token wei that no work has a claim on
+        /// token wei that no table has promised
         uint256 escrow;
-        /// token wei promised to committed work
-        uint256 reserved;
-        uint256 bond;
+        /// token wei that a table has promised and nobody was paid
+        uint256 owed;
         string runURI;
         string bootnodes;
     }
@@ -81,10 +83,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         address manager;
         uint96 rewardPerUnit;
         uint96 slashAmount;
-        uint96 bond;
+        uint64 unitsPerEpoch;
         uint40 stoppedAt;
-        /// slashes by this pool's judges that are not final, a bond for each
-        uint24 openCases;
         address opener;
         bytes32 runRoot;
         bytes32 requirementRoot;
@@ -95,11 +95,10 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     uint256 private constant MAX_URI_BYTES = 256;
     uint256 private constant MAX_BOOTNODES_BYTES = 1024;
 
-    /// @notice What opening a pool costs, and what each slash by its judges that is not final keeps ready; it comes back
-    /// with `sweep` unless the pool's judges were overturned.
-    uint96 public immutable poolBond;
+    /// @notice No pool's window is shorter: so long everybody has to look before anything is paid.
+    uint256 public immutable minWindow;
     address private immutable _deployer;
-    /// @notice The one contract whose word voids work and takes stakes; zero until set.
+    /// @notice The one contract whose word says what was earned and takes stakes; zero until set.
     ICourt public court;
     /// @notice The number of pools; ids start at 1.
     uint256 public poolCount;
@@ -114,7 +113,6 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     event PoolPaused(uint256 indexed pool);
     event PoolResumed(uint256 indexed pool);
     event PoolEnded(uint256 indexed pool);
-    event BondRaised(uint256 indexed pool, uint256 amount, uint256 bond);
     event PoolSwept(uint256 indexed pool, address indexed opener, uint256 amount);
     event CourtSet(address indexed court);
 
@@ -127,20 +125,19 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     error PoolNotPaused(uint256 pool);
     error PoolStillOpen(uint256 pool, uint256 until);
     error OnlyManager(address caller);
-    error RunAlreadyWorkedOn(uint256 pool);
+    error RunAlreadyJoined(uint256 pool);
+    error PoolWithoutPay(uint256 pool);
     error TextTooLong(uint256 length, uint256 max);
     error BadTimes(uint256 window, uint256 epochSeconds, uint256 leaseSeconds);
+    error WindowTooShort(uint256 window, uint256 min);
     error WindowExceedsUnbonding(uint256 needed, uint256 unbondingPeriod);
     error SlashTooHigh(uint256 amount, uint256 max);
-    error BondTooLow(uint256 pool, uint256 bond, uint256 needed);
-    error BondTooLarge(uint256 bond);
-    error OnlyVault(address caller);
     error OnlyDeployer(address caller);
     error OnlyCourt(address caller);
     error CourtAlreadySet(address court);
 
-    constructor(uint96 poolBond_) {
-        poolBond = poolBond_;
+    constructor(uint256 minWindow_) {
+        minWindow = minWindow_;
         _deployer = msg.sender;
     }
 
@@ -165,8 +162,8 @@ abstract contract Pools is Nodes, ReentrancyGuard {
 
     // ------------------------------------------------------- opening, funding
 
-    /// @notice Opens a pool for the caller's bond; epoch 0 starts now.
-    function createPool(PoolParams calldata params) external nonReentrant returns (uint256 id) {
+    /// @notice Opens a pool; epoch 0 starts now.
+    function createPool(PoolParams calldata params) external returns (uint256 id) {
         _checkParams(params);
         id = ++poolCount;
         _counters[id] = newCounters(
@@ -182,26 +179,20 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         terms.opener = msg.sender;
         terms.rewardPerUnit = params.rewardPerUnit;
         terms.slashAmount = params.slashAmount;
-        terms.bond = poolBond;
+        terms.unitsPerEpoch = params.unitsPerEpoch;
         terms.runRoot = params.runRoot;
         terms.requirementRoot = params.requirementRoot;
         terms.runURI = params.runURI;
         terms.bootnodes = params.bootnodes;
         emit PoolCreated(id, params.manager, params.runRoot, params.runURI);
         court.seat(id, params.validators, params.threshold);
-        _pull(poolBond);
     }
 
-    /// @notice Adds the caller's tokens to the pool's escrow: the most whole units that `amount` pays for. A pool without
-    /// pay takes them to its bond.
+    /// @notice Adds the caller's tokens to the pool's escrow: the most whole units that `amount` pays for.
     function fundPool(uint256 id, uint256 amount) external nonReentrant {
         Counters pool = _openPool(id);
         uint256 rate = _terms[id].rewardPerUnit;
-        if (rate == 0) {
-            _raiseBond(id, amount);
-            _pull(amount);
-            return;
-        }
+        if (rate == 0) revert PoolWithoutPay(id);
         // slither-disable-next-line divide-before-multiply -- whole units are what is meant
         uint256 units = amount / rate;
         if (units == 0) revert ZeroAmount();
@@ -211,17 +202,11 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         _pull(units * rate);
     }
 
-    /// @notice The vault tells that a case of this pool is final: its bond is free again.
-    function caseFinal(uint256 id) external {
-        if (msg.sender != address(vault)) revert OnlyVault(msg.sender);
-        --_terms[id].openCases;
-    }
-
     // ------------------------------------------------------- manager's rights
 
-    /// @notice Names the run; only while no work was committed.
+    /// @notice Names the run; only before the first node has joined: nobody's run is changed under it.
     function setPoolRun(uint256 id, bytes32 runRoot) external onlyManager(id) {
-        if (_openPool(id).has(WORKED)) revert RunAlreadyWorkedOn(id);
+        if (_openPool(id).has(JOINED)) revert RunAlreadyJoined(id);
         _terms[id].runRoot = runRoot;
         emit PoolRunSet(id, runRoot);
     }
@@ -234,7 +219,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         emit BootnodesSet(id, bootnodes);
     }
 
-    /// @notice Stops joins, and work of epochs that have not begun. Never stops pay, verdicts or withdrawals.
+    /// @notice Stops joins. Never stops pay, verdicts or withdrawals.
     function pausePool(uint256 id) external onlyManager(id) {
         Counters pool = _openPool(id);
         if (pool.has(PAUSED)) revert PoolIsPaused(id);
@@ -251,7 +236,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         emit PoolResumed(id);
     }
 
-    /// @notice Closes the pool for ever: nobody joins, no later epoch begins; committed work runs its course. Whoever
+    /// @notice Closes the pool for ever: nobody joins; what was done is paid. Whoever
     /// opened it may do so, too, if its manager's key is lost or in wrong hands.
     function endPool(uint256 id) external {
         if (msg.sender != _terms[id].opener) _requireManager(id);
@@ -261,21 +246,18 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         emit PoolEnded(id);
     }
 
-    /// @notice Pays whoever opened the pool what no work has a claim on, once the last epoch is mature; the bond with it,
-    /// once no slash of the pool can be overturned any more. What is released later can be swept later. Not the manager:
-    /// its key signs policies on a machine of the swarm.
+    /// @notice Pays whoever opened the pool what no table has promised, a window after its last epoch is mature: so long
+    /// a last table may still come. What is owed stays; what goes back to the pool later can be swept later. Not the
+    /// manager: its key signs policies on a machine of the swarm.
     function sweep(uint256 id) external nonReentrant {
         Counters pool = _pool(id);
         uint256 until = _overAt(id, pool);
+        if (until != type(uint256).max) until += pool.window();
         if (block.timestamp < until) revert PoolStillOpen(id, until);
         Terms storage terms = _terms[id];
         uint256 amount = pool.free() * terms.rewardPerUnit;
-        _counters[id] = pool.emptied();
-        if (block.timestamp >= until + 2 * uint256(vault.appealSeconds())) {
-            amount += terms.bond;
-            terms.bond = 0;
-        }
         if (amount == 0) revert ZeroAmount();
+        _counters[id] = pool.emptied().with(SWEPT);
         address opener = terms.opener;
         emit PoolSwept(id, opener, amount);
         token.safeTransfer(opener, amount);
@@ -302,15 +284,15 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         info.stoppedAt = terms.stoppedAt;
         info.paused = pool.has(PAUSED);
         info.ended = pool.has(ENDED);
-        info.hasWork = pool.has(WORKED);
+        info.hasMembers = pool.has(JOINED);
         info.invited = pool.has(INVITED);
         info.attested = pool.has(ATTESTED);
         info.maxUnitsPerEpoch = uint32(pool.maxUnits());
+        info.unitsPerEpoch = terms.unitsPerEpoch;
         info.rewardPerUnit = terms.rewardPerUnit;
         info.slashAmount = terms.slashAmount;
         info.escrow = pool.free() * terms.rewardPerUnit;
-        info.reserved = pool.reserved() * terms.rewardPerUnit;
-        info.bond = terms.bond;
+        info.owed = pool.owed() * terms.rewardPerUnit;
         info.runURI = terms.runURI;
         info.bootnodes = terms.bootnodes;
     }
@@ -320,7 +302,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         return _epochAt(_pool(id), timestamp);
     }
 
-    /// @notice From this second on the epoch's work can be settled, and no longer be voided.
+    /// @notice From this second on a table may say what was earned through this epoch.
     function maturityOf(uint256 id, uint64 epoch) external view returns (uint256) {
         return _maturity(_pool(id), epoch);
     }
@@ -335,29 +317,6 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         if (msg.sender != address(court)) revert OnlyCourt(msg.sender);
     }
 
-    /// Keeps one bond more ready for whom the pool's judges may have wronged. What is missing comes out of its escrow.
-    function _pledge(uint256 id) internal {
-        Terms storage terms = _terms[id];
-        uint256 needed = uint256(++terms.openCases) * poolBond;
-        uint256 bond = terms.bond;
-        if (bond >= needed) return;
-        uint256 rate = terms.rewardPerUnit;
-        Counters pool = _pool(id);
-        // slither-disable-next-line divide-before-multiply -- whole units, rounded up, are what is meant
-        uint256 units = rate == 0 ? type(uint256).max : (needed - bond + rate - 1) / rate;
-        if (units > pool.free()) revert BondTooLow(id, bond, needed);
-        _counters[id] = pool.take(units);
-        _raiseBond(id, units * rate);
-    }
-
-    function _raiseBond(uint256 id, uint256 amount) private {
-        uint256 bond = _terms[id].bond + amount;
-        if (amount == 0) revert ZeroAmount();
-        if (bond > type(uint96).max) revert BondTooLarge(bond);
-        _terms[id].bond = uint96(bond);
-        emit BondRaised(id, amount, bond);
-    }
-
     function _pool(uint256 id) internal view returns (Counters pool) {
         pool = _counters[id];
         if (Counters.unwrap(pool) == 0) revert PoolUnknown(id);
@@ -368,7 +327,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         if (pool.has(ENDED)) revert PoolOver(id);
     }
 
-    /// The second in which the last epoch that can have work is mature; never for a pool that was not ended.
+    /// The second in which the last epoch before the end is mature; never for a pool that was not ended.
     function _overAt(uint256 id, Counters pool) internal view returns (uint256) {
         if (!pool.has(ENDED)) return type(uint256).max;
         return _maturity(pool, _epochAt(pool, _terms[id].stoppedAt));
@@ -402,20 +361,25 @@ abstract contract Pools is Nodes, ReentrancyGuard {
 
     function _checkParams(PoolParams calldata params) private view {
         if (params.manager == address(0)) revert ZeroAddress();
-        if (params.maxUnitsPerEpoch == 0) revert ZeroAmount();
+        if (params.maxUnitsPerEpoch == 0 || params.unitsPerEpoch == 0) revert ZeroAmount();
         _requireShort(params.runURI, MAX_URI_BYTES);
         _requireShort(params.bootnodes, MAX_BOOTNODES_BYTES);
-        if (params.slashAmount > vault.maxSlash()) revert SlashTooHigh(params.slashAmount, vault.maxSlash());
+        // no slash takes more than the node's own registration bonds: two nodes never lean on one stake
+        uint256 maxSlash = vault.maxSlash();
+        if (stakePerUnit < maxSlash) maxSlash = stakePerUnit;
+        if (params.slashAmount > maxSlash) revert SlashTooHigh(params.slashAmount, maxSlash);
         _checkTimes(params.window, params.epochSeconds, params.leaseSeconds);
     }
 
     function _checkTimes(uint256 window, uint256 epochSeconds, uint256 leaseSeconds) private view {
-        bool bad = epochSeconds == 0 || window < 2 || leaseSeconds < epochSeconds;
+        if (window < minWindow) revert WindowTooShort(window, minWindow);
+        bool bad = epochSeconds == 0 || window == 0 || leaseSeconds < epochSeconds;
         if (bad || (window | epochSeconds | leaseSeconds) > type(uint24).max) {
             revert BadTimes(window, epochSeconds, leaseSeconds);
         }
         // a stake that starts to leave when an epoch starts must outlast that epoch's window
         uint256 needed = window + epochSeconds;
-        if (needed > vault.unbondingPeriod()) revert WindowExceedsUnbonding(needed, vault.unbondingPeriod());
+        uint256 unbonding = vault.unbondingPeriod();
+        if (needed > unbonding) revert WindowExceedsUnbonding(needed, unbonding);
     }
 }

@@ -71,6 +71,8 @@ contract StakeVault is ReentrancyGuard {
         uint96 amount;
         /// whose judges it is from
         uint32 pool;
+        /// what these judges owe the provider together if they were wrong, token wei
+        uint96 penalty;
     }
 
     /// @notice Where burned tokens go: an address whose key nobody has.
@@ -96,6 +98,8 @@ contract StakeVault is ReentrancyGuard {
     /// the sum of the amounts of a provider's open cases; never less than what is frozen
     mapping(address provider => uint256) private _claimed;
     mapping(uint256 id => Case) private _cases;
+    /// providers of the validators who signed for a case, one that signed twice twice
+    mapping(uint256 id => address[]) private _judges;
 
     event SwarmSet(address indexed swarm);
     event ArbiterSet(address indexed arbiter);
@@ -106,11 +110,13 @@ contract StakeVault is ReentrancyGuard {
     event StakeSlashed(address indexed provider, uint256 amount, uint256 burned);
     event StakeFrozen(uint256 indexed caseId, address indexed provider, uint256 amount, uint64 finalAt);
     event Appealed(uint256 indexed caseId, address indexed provider, uint64 finalAt);
+    event MadeGood(address indexed judge, address indexed provider, uint256 amount);
     event Overturned(uint256 indexed caseId, address indexed provider, uint256 amount);
 
     error ZeroAddress();
     error ZeroAmount();
     error AmountTooLarge(uint256 amount);
+    error ArbiterIsTreasury(address both);
     error BadShare(uint16 burnBps);
     error OnlyDeployer(address caller);
     error OnlySwarm(address caller);
@@ -136,6 +142,8 @@ contract StakeVault is ReentrancyGuard {
         if (address(token_) == address(0) || params.treasury == address(0) || params.arbiter == address(0)) {
             revert ZeroAddress();
         }
+        // who gets what is taken does not decide whether it is
+        if (params.arbiter == params.treasury) revert ArbiterIsTreasury(params.arbiter);
         if (params.burnBps > BPS) revert BadShare(params.burnBps);
         if (params.unbondingPeriod == 0 || params.appealSeconds == 0 || params.maxSlash == 0) revert ZeroAmount();
         token = token_;
@@ -162,6 +170,7 @@ contract StakeVault is ReentrancyGuard {
     function setArbiter(address arbiter_) external {
         if (msg.sender != arbiter) revert OnlyArbiter(msg.sender);
         if (arbiter_ == address(0)) revert ZeroAddress();
+        if (arbiter_ == treasury) revert ArbiterIsTreasury(arbiter_);
         arbiter = arbiter_;
         emit ArbiterSet(arbiter_);
     }
@@ -233,9 +242,10 @@ contract StakeVault is ReentrancyGuard {
 
     /// @notice Takes up to `amount` out of the stake and keeps it until the case is final or overturned. What is
     /// frozen already answers for what the stake has not.
+    /// @param judges who pay `amount` in equal parts to the provider if the case is overturned
     /// @return caseId the new case's number
     /// @return claimed what the case takes when it is final, at most `maxSlash`
-    function freeze(address provider, uint256 amount, uint32 pool)
+    function freeze(address provider, uint256 amount, uint32 pool, address[] calldata judges)
         external
         onlySwarm
         returns (uint256 caseId, uint256 claimed)
@@ -247,7 +257,8 @@ contract StakeVault is ReentrancyGuard {
         _claimed[provider] += claimed;
         caseId = ++caseCount;
         uint64 finalAt = uint64(block.timestamp) + appealSeconds;
-        _cases[caseId] = Case(provider, finalAt, State.Frozen, false, uint96(claimed), pool);
+        _cases[caseId] = Case(provider, finalAt, State.Frozen, false, uint96(claimed), pool, uint96(amount));
+        _judges[caseId] = judges;
         emit StakeFrozen(caseId, provider, claimed, finalAt);
     }
 
@@ -262,19 +273,22 @@ contract StakeVault is ReentrancyGuard {
         emit Appealed(caseId, msg.sender, case_.finalAt);
     }
 
-    /// @notice Gives back to where it was what no other open case has a claim on. The Swarm asks for it on the
-    /// arbiter's word.
-    function overturn(uint256 caseId) external onlySwarm returns (address provider) {
+    /// @notice Gives back to where it was what no other open case has a claim on, and has the judges who were wrong pay
+    /// the provider, each out of its stake and then of what of it is frozen. The Swarm asks for it on the arbiter's word.
+    /// @return paid what they had to pay with
+    function overturn(uint256 caseId) external onlySwarm nonReentrant returns (uint256 paid) {
         Case storage case_ = _openCase(caseId);
         if (block.timestamp >= case_.finalAt) revert AppealOver(caseId, case_.finalAt);
         case_.state = State.Overturned;
-        provider = case_.provider;
+        address provider = case_.provider;
         uint256 claimed = _claimed[provider] - case_.amount;
         _claimed[provider] = claimed;
         uint256 there = _sum(_frozen[provider]);
         uint256 amount = there > claimed ? there - claimed : 0;
         _move(_frozen[provider], _stakes[provider], amount);
         emit Overturned(caseId, provider, amount);
+        paid = _makeGood(provider, case_.penalty, _judges[caseId]);
+        if (paid > 0) token.safeTransfer(provider, paid);
     }
 
     /// @notice Ends a case that nobody overturned: what was frozen is burned or goes to the treasury.
@@ -286,7 +300,6 @@ contract StakeVault is ReentrancyGuard {
         uint96 amount = case_.amount;
         _claimed[provider] -= amount;
         _spend(provider, _sum(_take(_frozen[provider], amount)));
-        ISwarm(swarm).caseFinal(case_.pool);
     }
 
     // ------------------------------------------------------------------ views
@@ -305,6 +318,11 @@ contract StakeVault is ReentrancyGuard {
     /// @notice What stands behind nodes that work or judge already: bonded, or bonded before a case that is not final.
     function backingOf(address provider) external view returns (uint256) {
         return uint256(_stakes[provider].bonded) + _frozen[provider].bonded;
+    }
+
+    /// @notice The providers who answer for a case.
+    function judgesOf(uint256 caseId) external view returns (address[] memory) {
+        return _judges[caseId];
     }
 
     function caseInfo(uint256 caseId) external view returns (Case memory) {
@@ -346,6 +364,16 @@ contract StakeVault is ReentrancyGuard {
         Stake memory taken = _take(from, amount);
         to.unbonding += taken.unbonding;
         to.bonded += taken.bonded;
+    }
+
+    function _makeGood(address provider, uint256 penalty, address[] storage judges) private returns (uint256 paid) {
+        for (uint256 i = 0; i < judges.length; ++i) {
+            uint256 each = penalty / judges.length;
+            uint256 taken = _sum(_take(_stakes[judges[i]], each));
+            taken += _sum(_take(_frozen[judges[i]], each - taken));
+            emit MadeGood(judges[i], provider, taken);
+            paid += taken;
+        }
     }
 
     function _sum(Stake memory stake) private pure returns (uint256) {

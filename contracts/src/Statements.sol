@@ -9,33 +9,48 @@ struct WorkCommitment {
     uint64 index;
     bytes32 fileRoot;
     uint32 units;
+    /// in which it counts, and in no other
+    uint64 epoch;
 }
 
-/// @notice A validator's signed judgement of one commitment, all of whose fields it repeats.
-struct Verdict {
-    uint256 pool;
-    address node;
-    bytes32 policyRoot;
-    uint64 index;
-    bytes32 fileRoot;
-    uint32 units;
+/// @notice What a validator says of one work. values binds all that it said besides.
+struct Judgement {
     uint8 outcome;
     uint8 reason;
+    bytes32 values;
+}
+
+/// @notice A validator's certificate: these units of the node count in this epoch.
+struct Accepted {
+    uint256 pool;
+    address node;
+    uint64 epoch;
+    bytes32 work;
+    uint32 units;
 }
 
 /// @title Statements
 /// @notice EIP-712 struct hashes of what nodes, managers and validators sign off chain, and the Merkle leaf of
-/// accepted work. `protocol/statements.py` and `protocol/work.py` hold the same definitions for Python.
+/// a table of earnings. `protocol/statements.py` and `protocol/earnings.py` hold the same definitions for Python.
 library Statements {
     uint8 internal constant OUTCOME_ACCEPT = 0;
     uint8 internal constant OUTCOME_REJECT = 1;
     uint8 internal constant OUTCOME_SLASH = 2;
 
     bytes32 internal constant WORK_COMMITMENT_TYPEHASH = keccak256(
-        "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units)"
+        "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint64 epoch)"
     );
     bytes32 internal constant VERDICT_TYPEHASH = keccak256(
-        "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint8 outcome,uint8 reason)"
+        "Verdict(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)"
+    );
+    bytes32 internal constant RECHECKED_TYPEHASH = keccak256(
+        "Rechecked(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)"
+    );
+    bytes32 internal constant ACCEPTED_TYPEHASH = keccak256(
+        "Accepted(uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units)"
+    );
+    bytes32 internal constant EARNINGS_TYPEHASH = keccak256(
+        "Earnings(uint256 pool,uint64 epoch,bytes32 root,uint64 total)"
     );
     bytes32 internal constant NODE_REGISTRATION_TYPEHASH = keccak256(
         "NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)"
@@ -46,28 +61,28 @@ library Statements {
     bytes32 internal constant ATTESTATION_TYPEHASH = keccak256(
         "Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)"
     );
-    bytes32 internal constant EPOCH_VERDICT_TYPEHASH = keccak256(
-        "EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 outcome,uint8 reason)"
-    );
 
     function hashCommitment(WorkCommitment calldata c) internal pure returns (bytes32) {
         return keccak256(
-            abi.encode(WORK_COMMITMENT_TYPEHASH, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units)
+            abi.encode(WORK_COMMITMENT_TYPEHASH, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, c.epoch)
         );
     }
 
-    function hashVerdict(WorkCommitment calldata c, uint8 outcome, uint8 reason) internal pure returns (bytes32) {
-        return keccak256(
-            abi.encode(VERDICT_TYPEHASH, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, outcome, reason)
-        );
+    /// kind: VERDICT_TYPEHASH or RECHECKED_TYPEHASH
+    function hashJudgement(bytes32 kind, uint256 pool, bytes32 work, uint8 outcome, uint8 reason, bytes32 values)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(kind, pool, work, outcome, reason, values));
     }
 
-    function hashVerdict(Verdict calldata v) internal pure returns (bytes32) {
-        return keccak256(
-            abi.encode(
-                VERDICT_TYPEHASH, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.units, v.outcome, v.reason
-            )
-        );
+    function hashAccepted(Accepted calldata a) internal pure returns (bytes32) {
+        return keccak256(abi.encode(ACCEPTED_TYPEHASH, a.pool, a.node, a.epoch, a.work, a.units));
+    }
+
+    function hashEarnings(uint256 pool, uint64 epoch, bytes32 root, uint64 total) internal pure returns (bytes32) {
+        return keccak256(abi.encode(EARNINGS_TYPEHASH, pool, epoch, root, total));
     }
 
     function hashRegistration(address provider, address node, uint32 units, uint256 nonce, uint256 deadline)
@@ -90,20 +105,9 @@ library Statements {
         return keccak256(abi.encode(ATTESTATION_TYPEHASH, pool, node, units, madeAt, until));
     }
 
-    function hashEpochVerdict(
-        uint256 pool,
-        address node,
-        uint64 epoch,
-        bytes20 root,
-        uint8 outcome,
-        uint8 reason
-    ) internal pure returns (bytes32) {
-        return keccak256(abi.encode(EPOCH_VERDICT_TYPEHASH, pool, node, epoch, root, outcome, reason));
-    }
-
-    /// @notice The leaf of one work in its node's tree of one epoch: it names all that was signed, the pool included.
-    function leaf(WorkCommitment calldata c) internal pure returns (bytes32) {
-        return keccak256(abi.encodePacked(bytes1(0x00), hashCommitment(c)));
+    /// @notice The leaf of one node's line: its units since the pool began.
+    function leaf(address node, uint64 units) internal pure returns (bytes32) {
+        return keccak256(abi.encodePacked(bytes1(0x00), node, units));
     }
 
     /// @notice The root that `proof` leads to from `node`; siblings are hashed in sorted order under prefix 0x01.

@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {Counters} from "./Counters.sol";
+import {Earnings} from "./Earnings.sol";
 import {Nodes} from "./Nodes.sol";
 import {Pools} from "./Pools.sol";
 import {StakeVault} from "./StakeVault.sol";
-import {Work} from "./Work.sol";
 
 /// @title Swarm
-/// @notice Who works for whom, in which pool, for what pay (Nodes, Pools, Members, Work), and here: what a fault costs.
+/// @notice Who works for whom, in which pool, for what pay (Nodes, Pools, Members, Earnings), and here: what a fault costs.
 /// Whether there was a fault is for the Court to find; the Swarm moves the money.
 ///
 /// What judges say freezes a stake, which the vault's arbiter may have given back; what a key's own signatures prove is
-/// final. Either way the node leaves the pool for ever and its unmatured pay is void. A key is slashed once per pool by
+/// final. Either way the node leaves the pool for ever and is paid nothing more. A key is slashed once per pool by
 /// each of the two. Judges reach it until the last work that it can have done as a member is mature.
-contract Swarm is Work {
-    using SafeERC20 for IERC20;
-
+contract Swarm is Earnings {
     event Slashed(
         uint256 indexed pool,
         address indexed node,
@@ -33,29 +29,34 @@ contract Swarm is Work {
     error NotSlashed(uint256 pool, address node);
     error OnlyArbiter(address caller);
 
-    constructor(StakeVault vault_, uint256 baseStake_, uint256 stakePerUnit_, uint96 poolBond_)
+    constructor(StakeVault vault_, uint256 baseStake_, uint256 stakePerUnit_, uint256 minWindow_)
         Nodes(vault_, baseStake_, stakePerUnit_)
-        Pools(poolBond_)
+        Pools(minWindow_)
     {}
 
-    /// @notice The Court has judged a file: evicts the node, voids what is not mature, freezes the stake. A pool that
-    /// could not pay a bond for a wrong slash does not slash.
+    /// @notice The Court has judged a file: evicts the node, freezes the stake; who signed it answers for that.
+    /// @param validators who signed it
     // slither-disable-next-line reentrancy-no-eth -- guarded, and the vault calls nobody while it freezes
-    function punishByJudgement(uint256 id, address node, uint8 reason, bytes32 fileRoot)
-        external
-        onlyCourt
-        nonReentrant
-    {
+    function punishByJudgement(
+        uint256 id,
+        address node,
+        uint8 reason,
+        bytes32 fileRoot,
+        address[] calldata validators
+    ) external onlyCourt nonReentrant {
         Member storage member = _members[id][node];
         if (member.slashedAt != 0) revert NodeEvicted(id, node);
         _requireReached(id, node);
         member.slashedAt = uint40(block.timestamp);
         _evict(id, node);
-        _pledge(id);
         address provider = _nodes[node].provider;
-        (uint256 caseId, uint256 claimed) = vault.freeze(provider, _terms[id].slashAmount, uint32(id));
+        address[] memory judges = new address[](validators.length);
+        for (uint256 i = 0; i < validators.length; ++i) {
+            judges[i] = _nodes[validators[i]].provider;
+        }
+        (uint256 caseId, uint256 claimed) = vault.freeze(provider, _terms[id].slashAmount, uint32(id), judges);
         member.caseId = uint64(caseId);
-        emit Slashed(id, node, provider, reason, claimed, fileRoot, caseId);
+        _tell(id, node, reason, claimed, fileRoot, caseId);
     }
 
     /// @notice The Court has seen a proof that needs no judges: the same, and the stake is gone at once.
@@ -70,12 +71,12 @@ contract Swarm is Work {
         if (member.convictedAt != 0) revert NodeEvicted(id, node);
         member.convictedAt = uint40(block.timestamp);
         _evict(id, node);
-        uint256 taken = vault.slash(provider, _terms[id].slashAmount);
-        emit Slashed(id, node, provider, reason, taken, fileRoot, 0);
+        _tell(id, node, reason, vault.slash(provider, _terms[id].slashAmount), fileRoot, 0);
     }
 
     /// @notice The vault's arbiter undoes a slash by judgement before it is final: the stake goes back, the node may
-    /// join again, its work is due again, and the pool whose judges were wrong pays a bond to the provider.
+    /// join again and be paid, and the judges who signed it pay the provider the slash in equal parts, as far as each of
+    /// them has a stake.
     function overturn(uint256 id, address node) external nonReentrant {
         if (msg.sender != vault.arbiter()) revert OnlyArbiter(msg.sender);
         Member storage member = _members[id][node];
@@ -83,12 +84,11 @@ contract Swarm is Work {
         if (caseId == 0) revert NotSlashed(id, node);
         member.slashedAt = 0;
         member.caseId = 0;
-        Terms storage terms = _terms[id];
-        --terms.openCases;
-        terms.bond -= poolBond;
-        emit SlashOverturned(id, node, caseId, poolBond);
-        address provider = vault.overturn(caseId);
-        if (poolBond > 0) token.safeTransfer(provider, poolBond);
+        emit SlashOverturned(id, node, caseId, vault.overturn(caseId));
+    }
+
+    function _tell(uint256 id, address node, uint8 reason, uint256 amount, bytes32 fileRoot, uint256 caseId) private {
+        emit Slashed(id, node, _nodes[node].provider, reason, amount, fileRoot, caseId);
     }
 
     function _requireReached(uint256 id, address node) private view {

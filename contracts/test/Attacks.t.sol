@@ -2,12 +2,12 @@
 pragma solidity 0.8.37;
 
 import {Court} from "../src/Court.sol";
+import {Earnings} from "../src/Earnings.sol";
 import {Members} from "../src/Members.sol";
 import {Nodes} from "../src/Nodes.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
-import {Verdict, WorkCommitment} from "../src/Statements.sol";
-import {Work} from "../src/Work.sol";
+import {Judgement, WorkCommitment} from "../src/Statements.sol";
 import {Base, Sign} from "./Base.sol";
 
 /// Attacks on the money that once succeeded. Each plays its attacker to the end, and shows that it gains nothing.
@@ -21,7 +21,7 @@ contract AttacksTest is Base {
         _register(PUPPETEER, PUPPET, 1);
         _register(PUPPETEER, PUPPET + 1, 1);
         Pools.PoolParams memory params = _params();
-        params.slashAmount = 60 ether;
+        params.slashAmount = SLASH;
         params.validators[0] = vm.addr(PUPPET);
         params.validators[1] = vm.addr(PUPPET + 1);
         id = _open(params);
@@ -35,7 +35,7 @@ contract AttacksTest is Base {
 
     function _judge(uint256 worker, WorkCommitment memory c, uint256 first) private {
         (bytes memory own, bytes[] memory verdicts) = _case(worker, c, first);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
     }
 
     function _case(uint256 worker, WorkCommitment memory c, uint256 first)
@@ -55,49 +55,61 @@ contract AttacksTest is Base {
         swarm.join(id, "");
     }
 
-    // ---- 1: a cheat freezes its own stake in a pool of its own
+    // ---- 1: a cheat freezes its own stake in pools of its own
+
+    /// All that the cheat has is frozen by two cases of its own; then it comes to work.
+    function _frozenByItself() private returns (uint256 first, uint256 second) {
+        vm.prank(provider);
+        vault.unbond(80 ether);
+        vm.warp(block.timestamp + UNBONDING);
+        vm.prank(provider);
+        vault.withdraw();
+        first = _ownPool();
+        Pools.PoolParams memory params = _params();
+        (params.validators[0], params.validators[1]) = (vm.addr(PUPPET), vm.addr(PUPPET + 1));
+        second = _open(params);
+        _join(nodeKey, first);
+        _join(nodeKey, second);
+        _join(nodeKey, pool);
+        _judge(nodeKey, _in(first, nodeKey, 0), PUPPET);
+        _judge(nodeKey, _in(second, nodeKey, 0), PUPPET);
+        eq(_stake().bonded, 0);
+        eq(_stake().frozen, 20 ether);
+    }
 
     function test_what_a_cheat_froze_itself_still_answers_for_its_fault() public {
-        uint256 own = _ownPool();
-        _join(nodeKey, own);
-        _join(nodeKey, pool);
-        _judge(nodeKey, _in(own, nodeKey, 0), PUPPET);
-        eq(_stake().bonded, 40 ether);
+        (uint256 first, uint256 second) = _frozenByItself();
         _slash(_file(0, 10));
         vm.prank(arbiter);
-        swarm.overturn(own, node); // nobody can tell it from an honest overturning
-        eq(_stake().bonded, 50 ether);
+        swarm.overturn(first, node); // nobody can tell it from an honest overturning
+        vm.prank(arbiter);
+        swarm.overturn(second, node);
+        eq(_stake().bonded, 10 ether);
         eq(_stake().frozen, SLASH);
+        eq(token.balanceOf(provider), 80 ether + 2 * uint256(SLASH)); // its own judges paid it
+        eq(vault.bondedOf(PUPPETEER), 30 ether - 2 * uint256(SLASH));
         vm.warp(block.timestamp + APPEAL);
-        vault.finalize(2);
+        vault.finalize(3);
         eq(_stake().frozen, 0);
         eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), SLASH);
     }
 
     function test_evidence_reaches_what_a_cheat_froze_itself() public {
-        uint256 own = _ownPool();
-        _join(nodeKey, own);
-        _join(nodeKey, pool);
-        _judge(nodeKey, _in(own, nodeKey, 0), PUPPET);
+        _frozenByItself();
         _contradict();
-        eq(_stake().bonded, 0);
-        eq(_stake().frozen, 50 ether);
+        eq(_stake().frozen, 20 ether - SLASH);
         eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), SLASH);
     }
 
-    function test_two_pools_never_take_more_than_there_is_and_leave_nothing_behind() public {
-        uint256 own = _ownPool();
-        _join(nodeKey, own);
-        _join(nodeKey, pool);
-        _judge(nodeKey, _in(own, nodeKey, 0), PUPPET);
+    function test_three_pools_never_take_more_than_there_is_and_leave_nothing_behind() public {
+        _frozenByItself();
         _slash(_file(0, 10));
-        eq(_stake().frozen, 100 ether);
+        eq(_stake().frozen, 20 ether);
         vm.warp(block.timestamp + APPEAL);
-        vault.finalize(1);
-        vault.finalize(2);
+        for (uint256 id = 1; id <= 3; ++id) vault.finalize(id);
         eq(_stake().frozen, 0);
         eq(_stake().bonded, 0);
-        eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), 100 ether);
+        eq(token.balanceOf(vault.BURNED()) + token.balanceOf(treasury), 20 ether);
     }
 
     // ---- 2: judging with nothing to lose
@@ -108,9 +120,9 @@ contract AttacksTest is Base {
         WorkCommitment memory c = _file(0, 10);
         (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, c, judgeKeys[0]);
         vm.expectRevert(abi.encodeWithSelector(Court.ValidatorUnfit.selector, vm.addr(judgeKeys[0])));
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         _bond(address(0x5005), 1);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         eq(_stake().frozen, SLASH);
     }
 
@@ -118,94 +130,25 @@ contract AttacksTest is Base {
         uint256 own = _ownPool();
         _join(judgeKeys[0], own);
         _judge(judgeKeys[0], _in(own, judgeKeys[0], 0), PUPPET);
-        eq(vault.bondedOf(address(0x5005)), 0);
+        eq(vault.bondedOf(address(0x5005)), 30 ether - SLASH);
         _slash(_file(0, 10));
         eq(_stake().frozen, SLASH);
         vm.warp(block.timestamp + APPEAL);
         vault.finalize(1);
         (bytes memory mine, bytes[] memory verdicts) = _case(nodeKey, _file(1, 10), judgeKeys[0]);
         vm.expectPartialRevert(Court.ValidatorUnfit.selector);
-        court.slash(_file(1, 10), mine, 5, verdicts);
+        court.slash(_file(1, 10), mine, 5, verdicts, _blank(verdicts), 0);
     }
 
     // ---- 5, 6: wrong judges that judge again
-
-    function test_one_leaf_is_judged_once_whatever_index_or_policy_it_is_said_to_have() public {
-        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 600);
-        _commit(0, _rootOf(leaves), 1000);
-        _invalidate(files[0], leaves[1], 0, 2);
-        vm.prank(arbiter);
-        swarm.overturn(pool, node);
-        bytes32[] memory proof = new bytes32[](1);
-        proof[0] = leaves[1];
-        for (uint64 i = 2; i < 4; ++i) {
-            WorkCommitment memory c = files[0];
-            if (i == 2) c.index = i;
-            else c.policyRoot = bytes32(uint256(i));
-            bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 8));
-            vm.expectPartialRevert(Court.BadProof.selector);
-            court.invalidate(c, 0, proof, 2, 8, verdicts);
-        }
-    }
-
-    function test_every_wrong_freeze_pays_its_own_bond() public {
-        for (uint256 i = 0; i < 3; ++i) {
-            uint256 worker = nodeKey + i;
-            address owner = address(uint160(0x8000 + i));
-            if (i > 0) {
-                _bond(owner, 100 ether);
-                _register(owner, worker, 1);
-                _join(worker, pool);
-            }
-            _judge(worker, _in(pool, worker, 0), judgeKeys[0]);
-        }
-        eq(_info().bond, 3 * uint256(POOL_BOND));
-        eq(_info().escrow, ESCROW - 2 * uint256(POOL_BOND));
-        for (uint256 i = 0; i < 3; ++i) {
-            vm.prank(arbiter);
-            swarm.overturn(pool, vm.addr(nodeKey + i));
-            eq(token.balanceOf(i == 0 ? provider : address(uint160(0x8000 + i))), POOL_BOND);
-        }
-        eq(_info().bond, 0);
-    }
-
-    function test_a_pool_that_could_not_pay_for_a_wrong_slash_does_not_slash() public {
-        Pools.PoolParams memory params = _params();
-        params.rewardPerUnit = 0;
-        uint256 id = _open(params);
-        _register(provider, 0xD00D, 1);
-        _join(nodeKey, id);
-        _join(0xD00D, id);
-        _judge(nodeKey, _in(id, nodeKey, 0), judgeKeys[0]);
-        WorkCommitment memory c = _in(id, 0xD00D, 0);
-        (bytes memory own, bytes[] memory verdicts) = _case(0xD00D, c, judgeKeys[0]);
-        vm.expectRevert(abi.encodeWithSelector(Pools.BondTooLow.selector, id, POOL_BOND, 2 * uint256(POOL_BOND)));
-        court.slash(c, own, 5, verdicts);
-        _fund(id, POOL_BOND); // a pool without pay takes money to its bond
-        court.slash(c, own, 5, verdicts);
-        eq(swarm.poolInfo(id).bond, 2 * uint256(POOL_BOND));
-    }
-
-    function test_the_bond_of_a_case_that_is_final_serves_the_next() public {
-        _slash(_file(0, 10));
-        vm.warp(block.timestamp + APPEAL);
-        vault.finalize(1);
-        _register(provider, 0xD00D, 1);
-        _join(0xD00D, pool);
-        _judge(0xD00D, _in(pool, 0xD00D, 0), judgeKeys[0]);
-        eq(_info().bond, POOL_BOND);
-        eq(_info().escrow, ESCROW);
-        vm.expectRevert(abi.encodeWithSelector(Pools.OnlyVault.selector, address(this)));
-        swarm.caseFinal(pool);
-    }
 
     // ---- 7: a freeze in one pool drives the provider's nodes out of another
 
     function test_nobody_is_expelled_for_a_case_that_is_not_final() public {
         uint256 own = _ownPool();
-        _register(provider, 0xD00D, 4);
+        _register(provider, 0xD00D, 8);
         _join(0xD00D, own);
-        _judge(0xD00D, _in(own, 0xD00D, 0), PUPPET); // 40 of 100 tokens are left, 60 are needed
+        _judge(0xD00D, _in(own, 0xD00D, 0), PUPPET); // 90 of 100 tokens are left, 100 are needed
         vm.expectRevert(abi.encodeWithSelector(Nodes.StakeEnough.selector, provider));
         swarm.expel(node);
         vm.warp(block.timestamp + APPEAL);
@@ -216,31 +159,19 @@ contract AttacksTest is Base {
 
     // ---- 3: a validator that was evicted in its pool
 
-    function _both() private view returns (Verdict memory good, Verdict memory bad) {
-        WorkCommitment memory c = _file(7, 1);
-        good = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 0, 0);
-        bad = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 2, 5);
-    }
-
-    function _hash(Verdict memory v) private pure returns (bytes32) {
-        return keccak256(
-            abi.encode(Sign.VERDICT, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.units, v.outcome, v.reason)
-        );
-    }
-
     function test_an_evicted_validator_judges_no_more_and_evidence_still_reaches_it() public {
         _bond(address(0x5005), 100 ether);
         _join(judgeKeys[0], pool);
         _judge(judgeKeys[0], _in(pool, judgeKeys[0], 0), judgeKeys[0]);
         (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
         vm.expectRevert(abi.encodeWithSelector(Court.ValidatorUnfit.selector, vm.addr(judgeKeys[0])));
-        court.slash(_file(0, 10), own, 5, verdicts);
-        (Verdict memory good, Verdict memory bad) = _both();
-        bytes memory one = _sign(judgeKeys[0], _hash(good));
-        bytes memory two = _sign(judgeKeys[0], _hash(bad));
-        court.verdictEvidence(good, one, bad, two);
+        court.slash(_file(0, 10), own, 5, verdicts, _blank(verdicts), 0);
+        WorkCommitment memory c = _file(7, 1);
+        bytes memory one = _sign(judgeKeys[0], Sign.verdict(c, 0, 0));
+        bytes memory two = _sign(judgeKeys[0], Sign.verdict(c, 2, 5));
+        court.verdictEvidence(pool, Sign.commitment(c), Judgement(0, 0, 0), one, Judgement(2, 5, 0), two);
         eq(court.benchOf(pool).validators.length, 1);
-        eq(vault.bondedOf(address(0x5005)), 30 ether);
+        eq(vault.bondedOf(address(0x5005)), 130 ether - 2 * uint256(SLASH));
         vm.prank(arbiter);
         swarm.overturn(pool, vm.addr(judgeKeys[0]));
         yes(swarm.memberInfo(pool, vm.addr(judgeKeys[0])).evicted, "its own signatures are final");
@@ -266,7 +197,7 @@ contract AttacksTest is Base {
         vault.unbond(100 ether);
         (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), PUPPET);
         vm.expectRevert(abi.encodeWithSelector(Court.NotItsJudges.selector, pool, node));
-        court.slash(_file(0, 10), own, 5, verdicts);
+        court.slash(_file(0, 10), own, 5, verdicts, _blank(verdicts), 0);
         eq(_stake().unbonding, 100 ether);
     }
 
@@ -283,9 +214,9 @@ contract AttacksTest is Base {
         (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
         vm.warp(_matures(0));
         vm.expectPartialRevert(Members.NotMember.selector);
-        court.slash(_file(0, 10), own, 5, verdicts);
+        court.slash(_file(0, 10), own, 5, verdicts, _blank(verdicts), 0);
         vm.warp(_matures(0) - 1);
-        court.slash(_file(0, 10), own, 5, verdicts);
+        court.slash(_file(0, 10), own, 5, verdicts, _blank(verdicts), 0);
         eq(_stake().frozen, SLASH);
     }
 
@@ -293,34 +224,10 @@ contract AttacksTest is Base {
         (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
         vm.warp(block.timestamp + 300 days);
         vm.expectPartialRevert(Members.NotMember.selector);
-        court.slash(_file(0, 10), own, 5, verdicts);
+        court.slash(_file(0, 10), own, 5, verdicts, _blank(verdicts), 0);
     }
 
     // ---- 9: one capacity, two pools
-
-    function test_no_time_is_paid_for_in_two_pools() public {
-        uint256 id = _open(_params());
-        _fund(id, ESCROW);
-        _commit(0, ROOT, 100_000);
-        _join(nodeKey, id);
-        _tooEarly(id, 0);
-        vm.prank(provider);
-        swarm.removeNode(node);
-        _register(provider, nodeKey, 1);
-        _join(nodeKey, id);
-        _tooEarly(id, 0); // nor by another registration
-        vm.warp(block.timestamp + EPOCH);
-        vm.prank(node);
-        swarm.commitWork(id, 1, ROOT, 100_000);
-        _join(nodeKey, pool);
-        _tooEarly(pool, 1);
-    }
-
-    function _tooEarly(uint256 id, uint64 epoch) private {
-        vm.prank(node);
-        vm.expectPartialRevert(Work.CapacityUsed.selector);
-        swarm.commitWork(id, epoch, ROOT, 1);
-    }
 
     // ---- a report is copied, or made by the cheat itself
 
@@ -353,42 +260,118 @@ contract AttacksTest is Base {
 
     // ---- and money that comes back reaches who got none
 
-    function test_an_epoch_that_got_nothing_is_topped_up_when_a_false_one_is_taken_back() public {
-        Pools.PoolParams memory params = _params();
-        pool = _open(params);
-        _fund(pool, 1000 * uint256(RATE));
-        _register(provider, 0xD00D, 1);
-        _join(0xD00D, pool);
-        _startIn(pool);
-        vm.prank(vm.addr(0xD00D));
-        swarm.commitWork(pool, 0, keccak256("nothing"), 900);
-        _commit(0, ROOT, 400);
-        eq(_work(0).reservedUnits, 100);
-        vm.expectPartialRevert(Pools.ZeroAmount.selector);
-        swarm.topUp(pool, node, 0);
-        address honest = node;
-        node = vm.addr(0xD00D);
-        _invalidateEpoch(0, 1, 23);
-        vm.expectPartialRevert(Pools.ZeroAmount.selector);
-        swarm.topUp(pool, node, 0); // what was refused stays refused
-        node = honest;
-        swarm.topUp(pool, node, 0);
-        eq(_work(0).reservedUnits, 400);
-        eq(_info().reserved, 400 * uint256(RATE));
-        eq(_info().escrow, 600 * uint256(RATE));
+    // ---- shelter: the escrow is reserved by a thief while no slash has a bond to pledge
+
+    /// Whatever a thief does, nothing of the escrow is its before a quorum has signed for it; and slashes cost the pool
+    /// nothing, so that the second is as possible as the first.
+    function test_shelter_nothing_is_reserved_and_every_node_of_the_thief_can_be_slashed() public {
+        _bond(PUPPETEER, 40 ether);
+        for (uint256 i = 0; i < 3; ++i) {
+            _register(PUPPETEER, PUPPET + i, 1);
+            _join(PUPPET + i, pool);
+        }
+        for (uint256 i = 0; i < 3; ++i) {
+            _judge(PUPPET + i, _in(pool, PUPPET + i, 0), judgeKeys[0]);
+            eq(_info().escrow, ESCROW);
+        }
+        eq(vault.stakeOf(PUPPETEER).frozen, 3 * uint256(SLASH));
+        bytes32[] memory none = new bytes32[](0);
+        vm.expectPartialRevert(Earnings.BadProof.selector);
+        swarm.claim(pool, vm.addr(PUPPET), 400_000, none);
+        _fund(pool, 5 ether); // what the manager adds is nobody's either
         vm.warp(_matures(0));
-        _settle(0);
-        eq(token.balanceOf(provider), 400 * uint256(RATE));
-        vm.expectPartialRevert(Work.NothingCommitted.selector);
-        swarm.topUp(pool, node, 0);
+        bytes[] memory own = new bytes[](2);
+        bytes32 root = _line(vm.addr(PUPPET), 400_000);
+        for (uint256 i = 0; i < 2; ++i) own[i] = _sign(PUPPET + i, Sign.earnings(pool, 0, root, 400_000));
+        vm.expectPartialRevert(Court.NotAValidator.selector);
+        court.postEarnings(pool, 0, root, 400_000, own);
+        eq(_info().escrow, ESCROW + 5 ether);
+        _earn(0, 1000); // the control: who has earned something is paid
+        _claim(1000);
+        eq(token.balanceOf(provider), 1 ether);
     }
 
-    function test_voided_work_is_not_topped_up() public {
-        _startIn(_open(_params()));
-        _commit(0, ROOT, 400);
-        _contradict();
-        _fund(pool, 1 ether);
-        vm.expectPartialRevert(Work.WorkIsVoided.selector);
-        swarm.topUp(pool, node, 0);
+    // ---- drain: each honest slash moves a bond out of the escrow
+
+    function test_drain_fifty_slashes_leave_the_escrow_as_it_was() public {
+        _bond(PUPPETEER, 20 ether);
+        for (uint256 i = 0; i < 50; ++i) {
+            _register(PUPPETEER, PUPPET + i, 1);
+            _join(PUPPET + i, pool);
+            _judge(PUPPET + i, _in(pool, PUPPET + i, 0), judgeKeys[0]);
+            vm.prank(PUPPETEER);
+            swarm.removeNode(vm.addr(PUPPET + i));
+            _bond(PUPPETEER, SLASH);
+        }
+        eq(_info().escrow, ESCROW);
+        eq(vault.stakeOf(PUPPETEER).frozen, 50 * uint256(SLASH));
+    }
+
+    // ---- two nodes on one stake
+
+    function test_what_one_node_loses_leaves_the_next_as_much_to_lose() public {
+        _bond(PUPPETEER, 30 ether); // base, and 10 for each of the two
+        _register(PUPPETEER, PUPPET, 1);
+        _register(PUPPETEER, PUPPET + 1, 1);
+        _join(PUPPET, pool);
+        _join(PUPPET + 1, pool);
+        for (uint256 i = 0; i < 2; ++i) {
+            _judge(PUPPET + i, _in(pool, PUPPET + i, 0), judgeKeys[0]);
+            eq(vault.caseInfo(i + 1).amount, SLASH);
+        }
+        eq(vault.bondedOf(PUPPETEER), 10 ether);
+        vm.prank(vm.addr(PUPPET + 1));
+        vm.expectPartialRevert(Members.NodeEvicted.selector);
+        swarm.join(pool, "");
+        Pools.PoolParams memory params = _params();
+        params.slashAmount = uint96(PER_UNIT) + 1;
+        vm.expectPartialRevert(Pools.SlashTooHigh.selector);
+        swarm.createPool(params); // no pool where they would lean on one stake
+    }
+
+    // ---- a short bench
+
+    function test_a_bench_shorter_than_its_threshold_posts_and_slashes_nothing() public {
+        WorkCommitment memory c = _file(7, 1);
+        bytes memory one = _sign(judgeKeys[1], Sign.verdict(c, 0, 0));
+        bytes memory two = _sign(judgeKeys[1], Sign.verdict(c, 1, 8));
+        court.verdictEvidence(pool, Sign.commitment(c), Judgement(0, 0, 0), one, Judgement(1, 8, 0), two);
+        _bond(address(0x5005), SLASH); // who has a seat may judge
+        bytes[] memory left = new bytes[](2);
+        bytes32 statement = Sign.earnings(pool, 0, ROOT, 10);
+        (left[0], left[1]) = (_sign(judgeKeys[0], statement), _sign(judgeKeys[0], statement));
+        vm.warp(_matures(0));
+        vm.expectPartialRevert(Court.DuplicateVerdict.selector);
+        court.postEarnings(pool, 0, ROOT, 10, left);
+        (bytes memory own, bytes[] memory verdicts) = _case(nodeKey, _file(0, 10), judgeKeys[0]);
+        vm.expectPartialRevert(Court.NotAValidator.selector);
+        court.slash(_file(0, 10), own, 5, verdicts, _blank(verdicts), 0);
+        eq(swarm.earningsOf(pool).epochs, 0);
+    }
+
+    // ---- claims doubled, and of other pools
+
+    function test_a_claim_is_paid_once_and_in_no_other_pool() public {
+        uint256 first = pool;
+        _earn(0, 1000);
+        _claim(1000);
+        bytes32[] memory none = new bytes32[](0);
+        vm.expectPartialRevert(Earnings.NothingToClaim.selector);
+        swarm.claim(first, node, 1000, none);
+        uint256 id = _open(_params());
+        _fund(id, ESCROW);
+        _join(nodeKey, id);
+        vm.expectPartialRevert(Earnings.BadProof.selector);
+        swarm.claim(id, node, 1000, none);
+        eq(token.balanceOf(provider), 1 ether);
+        eq(swarm.poolInfo(id).escrow, ESCROW);
+    }
+
+    /// A pool that nobody has signed a table for has the root zero; no proof leads there.
+    function test_a_pool_without_a_table_pays_nothing(bytes32 sibling, uint64 units) public {
+        bytes32[] memory proof = new bytes32[](1);
+        proof[0] = sibling;
+        vm.expectPartialRevert(Earnings.BadProof.selector);
+        swarm.claim(pool, node, units, proof);
     }
 }

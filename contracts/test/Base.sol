@@ -4,16 +4,16 @@ pragma solidity 0.8.37;
 import {Court} from "../src/Court.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
-import {Statements, Verdict, WorkCommitment} from "../src/Statements.sol";
+import {WorkCommitment} from "../src/Statements.sol";
 import {Swarm} from "../src/Swarm.sol";
 import {TestToken} from "../src/TestToken.sol";
-import {Work} from "../src/Work.sol";
 
 /// The few of forge's cheat codes that these tests use.
 interface Vm {
     function prank(address sender) external;
     function warp(uint256 timestamp) external;
     function chainId(uint256 id) external;
+    function roll(uint256 block_) external;
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function addr(uint256 key) external pure returns (address);
     function expectRevert() external;
@@ -32,15 +32,16 @@ library Sign {
     bytes32 constant REGISTRATION =
         keccak256("NodeRegistration(address provider,address node,uint32 units,uint256 nonce,uint256 deadline)");
     bytes32 constant COMMITMENT = keccak256(
-        "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units)"
+        "WorkCommitment(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint64 epoch)"
     );
-    bytes32 constant VERDICT = keccak256(
-        "Verdict(uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint8 outcome,uint8 reason)"
-    );
+    bytes32 constant VERDICT =
+        keccak256("Verdict(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)");
+    bytes32 constant RECHECKED =
+        keccak256("Rechecked(uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values)");
+    bytes32 constant ACCEPTED = keccak256("Accepted(uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units)");
+    bytes32 constant EARNINGS = keccak256("Earnings(uint256 pool,uint64 epoch,bytes32 root,uint64 total)");
     bytes32 constant INVITATION = keccak256("Invitation(uint256 pool,address node,uint256 deadline)");
     bytes32 constant ATTESTATION = keccak256("Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)");
-    bytes32 constant EPOCH_VERDICT =
-        keccak256("EpochVerdict(uint256 pool,address node,uint64 epoch,bytes20 root,uint8 outcome,uint8 reason)");
 
     function domain(uint256 chain, address contract_) internal pure returns (bytes32) {
         bytes32 kind = keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
@@ -48,21 +49,24 @@ library Sign {
     }
 
     function commitment(WorkCommitment memory c) internal pure returns (bytes32) {
-        return keccak256(abi.encode(COMMITMENT, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units));
+        return keccak256(abi.encode(COMMITMENT, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, c.epoch));
     }
 
-    function epochVerdict(uint256 pool, address node, uint64 epoch, bytes20 root, uint8 outcome, uint8 reason)
+    function verdict(WorkCommitment memory c, uint8 outcome, uint8 reason) internal pure returns (bytes32) {
+        return said(VERDICT, c, outcome, reason, 0);
+    }
+
+    /// kind: VERDICT or RECHECKED
+    function said(bytes32 kind, WorkCommitment memory c, uint8 outcome, uint8 reason, bytes32 values)
         internal
         pure
         returns (bytes32)
     {
-        return keccak256(abi.encode(EPOCH_VERDICT, pool, node, epoch, root, outcome, reason));
+        return keccak256(abi.encode(kind, c.pool, commitment(c), outcome, reason, values));
     }
 
-    function verdict(WorkCommitment memory c, uint8 outcome, uint8 reason) internal pure returns (bytes32) {
-        return keccak256(
-            abi.encode(VERDICT, c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, outcome, reason)
-        );
+    function earnings(uint256 pool, uint64 epoch, bytes32 root, uint64 total) internal pure returns (bytes32) {
+        return keccak256(abi.encode(EARNINGS, pool, epoch, root, total));
     }
 }
 
@@ -76,10 +80,11 @@ abstract contract Base {
     uint32 internal constant WINDOW = 300;
     uint32 internal constant LEASE = 1000;
     uint96 internal constant RATE = 1e15;
-    uint96 internal constant SLASH = 50 ether;
+    uint96 internal constant SLASH = 10 ether;
     uint256 internal constant BASE = 10 ether;
     uint256 internal constant PER_UNIT = 10 ether;
-    uint96 internal constant POOL_BOND = 10 ether;
+    uint256 internal constant MIN_WINDOW = 100;
+    uint64 internal constant PER_EPOCH = 1_000_000;
     uint256 internal constant ESCROW = 500 ether;
     bytes32 internal constant ROOT = bytes32(uint256(0x33) << 248 | 0x33);
     uint256 internal constant CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141;
@@ -134,7 +139,7 @@ abstract contract Base {
             maxSlash: 60 ether
         });
         vault = StakeVault(_create("StakeVault", abi.encode(token_, params)));
-        swarm = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, POOL_BOND)));
+        swarm = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));
         court = Court(_create("Court", abi.encode(swarm)));
         vault.setSwarm(address(swarm));
         swarm.setCourt(court);
@@ -192,6 +197,7 @@ abstract contract Base {
         params.epochSeconds = EPOCH;
         params.leaseSeconds = LEASE;
         params.maxUnitsPerEpoch = 100_000;
+        params.unitsPerEpoch = PER_EPOCH;
         params.slashAmount = SLASH;
         params.validators = new address[](judgeKeys.length);
         for (uint256 i = 0; i < judgeKeys.length; ++i) {
@@ -201,7 +207,6 @@ abstract contract Base {
     }
 
     function _open(Pools.PoolParams memory params) internal returns (uint256) {
-        _give(manager, POOL_BOND, address(swarm));
         vm.prank(manager);
         return swarm.createPool(params);
     }
@@ -212,7 +217,7 @@ abstract contract Base {
         swarm.fundPool(id, amount);
     }
 
-    /// Goes on in another pool with a new node of the provider's, which owes no time to the first.
+    /// Goes on in another pool with a new node of the provider's.
     function _startIn(uint256 id) internal {
         (pool, nodeKey) = (id, nodeKey + 0x100);
         node = vm.addr(nodeKey);
@@ -221,15 +226,31 @@ abstract contract Base {
         swarm.join(id, "");
     }
 
-    function _commit(uint64 epoch, bytes32 root, uint32 units) internal {
-        vm.prank(node);
-        swarm.commitWork(pool, epoch, root, units);
+    // ---- earnings
+
+    /// The line of one node in a table.
+    function _line(address who, uint64 units) internal pure returns (bytes32) {
+        return keccak256(abi.encodePacked(bytes1(0), who, units));
     }
 
-    function _settle(uint64 epoch) internal {
-        uint64[] memory epochs = new uint64[](1);
-        epochs[0] = epoch;
-        swarm.settle(pool, node, epochs);
+    /// The root of a table of two lines.
+    function _both(bytes32 one, bytes32 other) internal pure returns (bytes32) {
+        (bytes32 low, bytes32 high) = one < other ? (one, other) : (other, one);
+        return keccak256(abi.encodePacked(bytes1(0x01), low, high));
+    }
+
+    function _post(uint64 epoch, bytes32 root, uint64 total) internal {
+        court.postEarnings(pool, epoch, root, total, _quorum(Sign.earnings(pool, epoch, root, total)));
+    }
+
+    /// A table in which nobody but the node has earned anything, as soon as it may be posted.
+    function _earn(uint64 epoch, uint64 units) internal {
+        if (block.timestamp < _matures(epoch)) vm.warp(_matures(epoch));
+        _post(epoch, _line(node, units), units);
+    }
+
+    function _claim(uint64 units) internal {
+        swarm.claim(pool, node, units, new bytes32[](0));
     }
 
     // ---- signatures
@@ -250,13 +271,13 @@ abstract contract Base {
     }
 
     function _file(uint64 index, uint32 units) internal view returns (WorkCommitment memory) {
-        return WorkCommitment(pool, node, bytes32(uint256(0x11)), index, keccak256(abi.encode("file", index)), units);
+        return WorkCommitment(pool, node, bytes32(uint256(0x11)), index, keccak256(abi.encode("file", index)), units, 0);
     }
 
     function _slash(WorkCommitment memory c) internal {
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
     }
 
     function _contradict() internal {
@@ -268,37 +289,12 @@ abstract contract Base {
         court.evidence(first, one, second, two);
     }
 
-    /// Two files in one epoch: leaf 0 of `a` units, leaf 1 of `b` units.
-    function _pair(uint32 a, uint32 b) internal view returns (WorkCommitment[2] memory files, bytes32[2] memory leaves) {
-        files = [_file(0, a), _file(1, b)];
-        for (uint256 i = 0; i < 2; ++i) {
-            leaves[i] = keccak256(abi.encodePacked(bytes1(0), Sign.commitment(files[i])));
-        }
-    }
-
-    function _rootOf(bytes32[2] memory leaves) internal pure returns (bytes32) {
-        return leaves[0] < leaves[1]
-            ? keccak256(abi.encodePacked(bytes1(0x01), leaves[0], leaves[1]))
-            : keccak256(abi.encodePacked(bytes1(0x01), leaves[1], leaves[0]));
-    }
-
-    function _invalidate(WorkCommitment memory c, bytes32 sibling, uint64 epoch, uint8 outcome) internal {
-        bytes32[] memory proof = new bytes32[](1);
-        proof[0] = sibling;
-        bytes[] memory verdicts = _quorum(Sign.verdict(c, outcome, 8));
-        court.invalidate(c, epoch, proof, outcome, 8, verdicts);
-    }
-
-    function _invalidateEpoch(uint64 epoch, uint8 outcome, uint8 reason) internal {
-        bytes32 statement = Sign.epochVerdict(pool, node, epoch, swarm.openRoot(pool, node, epoch), outcome, reason);
-        court.invalidateEpoch(pool, node, epoch, outcome, reason, _quorum(statement));
+    /// No more found than the outcome says.
+    function _blank(bytes[] memory signatures) internal pure returns (bytes32[] memory) {
+        return new bytes32[](signatures.length);
     }
 
     // ---- reading
-
-    function _work(uint64 epoch) internal view returns (Work.WorkInfo memory) {
-        return swarm.workInfo(pool, node, epoch);
-    }
 
     function _info() internal view returns (Pools.PoolInfo memory) {
         return swarm.poolInfo(pool);

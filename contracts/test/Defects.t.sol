@@ -6,7 +6,6 @@ import {Court} from "../src/Court.sol";
 import {Members} from "../src/Members.sol";
 import {Nodes} from "../src/Nodes.sol";
 import {WorkCommitment} from "../src/Statements.sol";
-import {Work} from "../src/Work.sol";
 
 /// The fifteen defects that were reproduced in Prime Intellect's contracts, and that these do not have.
 contract DefectsTest is Base {
@@ -45,26 +44,6 @@ contract DefectsTest is Base {
         eq(vault.stakeOf(staker).unbonding, 0);
     }
 
-    /// 3. Rewards were claimable an hour before invalidation ended.
-    function test_03_nothing_is_paid_that_could_still_be_voided() public {
-        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(400, 377);
-        _commit(0, _rootOf(leaves), 777);
-        for (uint256 t = _matures(0) - 5; t < _matures(0); ++t) {
-            vm.warp(t);
-            vm.expectPartialRevert(Work.NotMature.selector);
-            this.settleOne();
-        }
-        _invalidate(files[0], leaves[1], 0, 2);
-        vm.warp(_matures(0));
-        vm.expectPartialRevert(Work.WorkIsVoided.selector);
-        this.settleOne();
-        eq(token.balanceOf(provider), 0);
-    }
-
-    function settleOne() external {
-        _settle(0);
-    }
-
     /// 4. A provider could block its own removal by removing a node first.
     function test_04_removing_a_node_does_not_shield_from_punishment() public {
         vm.prank(provider);
@@ -72,23 +51,6 @@ contract DefectsTest is Base {
         _slash(_file(0, 1));
         eq(_stake().frozen, SLASH);
         yes(swarm.memberInfo(pool, node).evicted, "evicted");
-    }
-
-    /// 5. A node that was struck off stayed in its pool and went on submitting.
-    function test_05_who_is_removed_or_evicted_commits_nothing() public {
-        _slash(_file(0, 1));
-        vm.prank(node);
-        vm.expectPartialRevert(Members.NotMember.selector);
-        swarm.commitWork(pool, 0, ROOT, 1);
-        _register(provider, 0xD00D, 1);
-        address second = vm.addr(0xD00D);
-        vm.prank(second);
-        swarm.join(pool, "");
-        vm.prank(provider);
-        swarm.removeNode(second);
-        vm.prank(second);
-        vm.expectPartialRevert(Members.NotMember.selector);
-        swarm.commitWork(pool, 0, ROOT, 1);
     }
 
     /// 6. Leaving as a provider left ghost nodes and ghost units behind.
@@ -117,38 +79,9 @@ contract DefectsTest is Base {
         yes(!done, "2^32 units do not fit the type");
     }
 
-    /// 8. A soft invalidation took as many units as its caller said.
-    function test_08_a_leaf_takes_its_own_units_and_none_of_its_siblings() public {
-        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(10, 1000);
-        _commit(0, _rootOf(leaves), 1010);
-        _invalidate(files[0], leaves[1], 0, 1);
-        eq(_work(0).units, 1000);
-        files[0].units = 1010;
-        bytes32[] memory proof = new bytes32[](1);
-        proof[0] = leaves[1];
-        bytes[] memory verdicts = _quorum(Sign.verdict(files[0], 1, 8));
-        vm.expectPartialRevert(Court.BadProof.selector);
-        court.invalidate(files[0], 0, proof, 1, 8, verdicts);
-    }
-
-    /// 9. Somebody could submit another's work first; one submission could claim 2^128 units.
-    function test_09_work_belongs_to_whose_node_it_names_and_units_are_capped() public {
-        _register(provider, 0xD00D, 1);
-        address thief = vm.addr(0xD00D);
-        vm.prank(thief);
-        swarm.join(pool, "");
-        vm.prank(thief);
-        swarm.commitWork(pool, 0, ROOT, 1);
-        _commit(0, ROOT, 1000); // the same root stands in nobody's way
-        vm.warp(block.timestamp + EPOCH);
-        vm.prank(node);
-        vm.expectPartialRevert(Nodes.UnitsOutOfRange.selector);
-        swarm.commitWork(pool, 1, ROOT, type(uint32).max);
-    }
-
     /// 10. One invitation was good at two deployments.
     function test_10_an_invitation_is_for_one_deployment() public {
-        address other = _create("Swarm", abi.encode(vault, BASE, PER_UNIT, POOL_BOND));
+        address other = _create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW));
         uint256 deadline = block.timestamp + 5;
         bytes32 statement = keccak256(abi.encode(Sign.INVITATION, pool, node, deadline));
         bytes memory elsewhere = _signFor(managerKey, Sign.domain(block.chainid, other), statement);
@@ -169,24 +102,13 @@ contract DefectsTest is Base {
         vm.warp(block.timestamp + WINDOW);
         court.applyValidators(pool);
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.slash(c, own, 5, verdicts); // the first of the two is out of office
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0); // the first of the two is out of office
     }
 
     /// 12. The quorum contract could never start a vote.
     function test_12_a_quorum_reaches_a_judgement_in_one_transaction() public {
         _slash(_file(0, 1));
         eq(_stake().frozen, SLASH);
-    }
-
-    /// 13. The list of work since a time missed entries after a removal.
-    function test_13_work_is_found_by_its_epoch_whatever_went_before() public {
-        for (uint64 e = 0; e < 3; ++e) {
-            if (e > 0) vm.warp(block.timestamp + EPOCH);
-            _commit(e, ROOT, 1000);
-        }
-        _invalidateEpoch(0, 1, 23);
-        eq(_work(1).units, 1000);
-        eq(_work(2).units, 1000);
     }
 
     /// 14. After a pool's end nobody got away before every node had left by hand.
@@ -212,7 +134,7 @@ contract DefectsTest is Base {
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         address judge = vm.addr(judgeKeys[0]);
         vm.prank(judge);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         eq(_stake().bonded, 100 ether - SLASH);
         vm.warp(block.timestamp + APPEAL);
         vm.prank(judge);

@@ -8,7 +8,6 @@ import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
 import {WorkCommitment} from "../src/Statements.sol";
 import {Swarm} from "../src/Swarm.sol";
-import {Work} from "../src/Work.sol";
 import {Base, Sign} from "./Base.sol";
 
 /// What nodes follow is told in events, each with all that it says. Those of slashes and benches stand in Edges.t.sol.
@@ -56,16 +55,20 @@ contract EventsTest is Base {
         uint64 finalAt = uint64(block.timestamp) + APPEAL;
         vm.expectEmit(address(vault));
         emit StakeVault.StakeFrozen(1, provider, SLASH, finalAt);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         vm.warp(block.timestamp + 1);
         vm.expectEmit(address(vault));
         emit StakeVault.Appealed(1, provider, finalAt + 1);
         vm.prank(provider);
         vault.appeal(1);
-        vm.expectEmit(address(swarm));
-        emit Swarm.SlashOverturned(pool, node, 1, POOL_BOND);
         vm.expectEmit(address(vault));
         emit StakeVault.Overturned(1, provider, SLASH);
+        for (uint256 i = 0; i < 2; ++i) {
+            vm.expectEmit(address(vault));
+            emit StakeVault.MadeGood(address(0x5005), provider, SLASH / 2);
+        }
+        vm.expectEmit(address(swarm));
+        emit Swarm.SlashOverturned(pool, node, 1, SLASH);
         vm.prank(arbiter);
         swarm.overturn(pool, node);
     }
@@ -98,7 +101,7 @@ contract EventsTest is Base {
     function test_a_pool_tells_its_life() public {
         Pools.PoolParams memory params = _params();
         params.runURI = "ipfs://run";
-        _give(manager, POOL_BOND + 3 ether, address(swarm));
+        _give(manager, 3 ether, address(swarm));
         uint256 id = pool + 1;
         vm.expectEmit(address(swarm));
         emit Pools.PoolCreated(id, manager, params.runRoot, params.runURI);
@@ -115,10 +118,11 @@ contract EventsTest is Base {
     }
 
     function test_a_manager_tells_what_it_does() public {
+        uint256 id = _open(_params());
         vm.expectEmit(address(swarm));
-        emit Pools.PoolRunSet(pool, ROOT);
+        emit Pools.PoolRunSet(id, ROOT);
         vm.prank(manager);
-        swarm.setPoolRun(pool, ROOT);
+        swarm.setPoolRun(id, ROOT);
         vm.expectEmit(address(swarm));
         emit Pools.BootnodesSet(pool, "/ip4/1.2.3.4/tcp/1");
         vm.prank(manager);
@@ -135,74 +139,17 @@ contract EventsTest is Base {
         emit Pools.PoolEnded(pool);
         vm.prank(manager);
         swarm.endPool(pool);
-        vm.warp(_matures(0));
+        vm.warp(_matures(0) + WINDOW);
         vm.expectEmit(address(swarm));
         emit Pools.PoolSwept(pool, manager, ESCROW);
         swarm.sweep(pool);
     }
 
-    function test_a_pool_without_pay_tells_that_its_bond_grew() public {
-        Pools.PoolParams memory params = _params();
-        params.rewardPerUnit = 0;
-        uint256 id = _open(params);
-        _give(manager, 1 ether, address(swarm));
-        vm.expectEmit(address(swarm));
-        emit Pools.BondRaised(id, 1 ether, POOL_BOND + 1 ether);
-        vm.prank(manager);
-        swarm.fundPool(id, 1 ether);
-    }
-
     function test_a_swarm_tells_its_court() public {
-        Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, POOL_BOND)));
+        Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));
         vm.expectEmit(address(made));
         emit Pools.CourtSet(address(court));
         made.setCourt(court);
-    }
-
-    function test_work_tells_its_way() public {
-        uint256 id = _open(_params());
-        _fund(id, 500 * uint256(RATE));
-        _startIn(id);
-        vm.expectEmit(address(swarm));
-        emit Members.Joined(pool, node, provider, "/x", uint64(block.timestamp + LEASE));
-        vm.prank(node);
-        swarm.join(pool, "/x");
-        vm.expectEmit(address(swarm));
-        emit Work.WorkCommitted(pool, node, 0, ROOT, 900, 500);
-        vm.prank(node);
-        swarm.commitWork(pool, 0, ROOT, 900);
-        _fund(id, 100 * uint256(RATE));
-        vm.expectEmit(address(swarm));
-        emit Work.WorkToppedUp(pool, node, 0, 100);
-        swarm.topUp(pool, node, 0);
-        vm.warp(_matures(0));
-        vm.expectEmit(address(swarm));
-        emit Work.Settled(pool, node, 0, provider, 900, 600 * uint256(RATE));
-        _settle(0);
-    }
-
-    function test_what_is_taken_of_work_is_told() public {
-        (WorkCommitment[2] memory files, bytes32[2] memory leaves) = _pair(300, 700);
-        _commit(0, _rootOf(leaves), 1000);
-        bytes32[] memory proof = new bytes32[](1);
-        proof[0] = leaves[1];
-        bytes[] memory verdicts = _quorum(Sign.verdict(files[0], 1, 8));
-        vm.expectEmit(address(swarm));
-        emit Work.WorkInvalidated(pool, node, 0, files[0].fileRoot, 300, 8);
-        court.invalidate(files[0], 0, proof, 1, 8, verdicts);
-        bytes32 statement = Sign.epochVerdict(pool, node, 0, swarm.openRoot(pool, node, 0), 1, 23);
-        bytes[] memory signatures = _quorum(statement);
-        vm.expectEmit(address(swarm));
-        emit Work.EpochInvalidated(pool, node, 0, 700, 23);
-        court.invalidateEpoch(pool, node, 0, 1, 23, signatures);
-    }
-
-    function test_what_a_pool_gets_back_is_told() public {
-        _commit(0, ROOT, 1000);
-        _contradict();
-        vm.expectEmit(address(swarm));
-        emit Work.WorkReleased(pool, node, 0, 1000);
-        swarm.release(pool, node, 0);
     }
 
     function test_an_attestation_is_told() public {

@@ -2,24 +2,22 @@
 pragma solidity 0.8.37;
 
 import {Court} from "../src/Court.sol";
+import {Earnings} from "../src/Earnings.sol";
 import {Nodes} from "../src/Nodes.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
-import {Verdict, WorkCommitment} from "../src/Statements.sol";
-import {Work} from "../src/Work.sol";
+import {Judgement, WorkCommitment} from "../src/Statements.sol";
 import {Base, Sign} from "./Base.sol";
 
 /// Many people doing anything at any time, with signatures of their own: three pools of different terms, five providers,
 /// six workers, four judges who sit in several pools. A refusal is fine; it must change nothing. What a call must never
 /// bring about although it went through is noted in `broken`.
 contract Crowd is Base {
-    /// What a worker has committed for one epoch: two files.
-    struct Made {
-        uint256 pool;
-        uint256 which;
-        uint64 epoch;
-        uint32 first;
-        uint32 second;
+    /// What the newest table of a pool says of each worker; by their numbers.
+    struct Table {
+        uint64[6] units;
+        uint64 total;
+        bool posted;
     }
 
     uint256 private constant WORKERS = 6;
@@ -30,7 +28,12 @@ contract Crowd is Base {
     address[] private _providers;
     address[] private _workers;
     address[] private _seats;
-    Made[] private _made;
+    mapping(uint256 pool => Table) private _tables;
+    /// what workers were paid or lost, by pool: as the crowd has seen it
+    mapping(uint256 pool => mapping(address worker => uint256)) private _gone;
+    mapping(uint256 pool => uint256) private _funded;
+    mapping(uint256 pool => uint256) private _paid;
+    mapping(uint256 pool => uint256) private _swept;
     address private _stranger = address(0x57A6);
     mapping(bytes32 what => bool) private _once;
     /// of the pool with attestations: by worker, when the last one was made
@@ -57,8 +60,9 @@ contract Crowd is Base {
         _pools.push(pool);
         _pools.push(_second());
         _pools.push(_third());
-        _fund(_pools[1], 3 ether); // soon short
-        _fund(_pools[2], 50 ether);
+        _funded[pool] = ESCROW;
+        _pay(_pools[1], 3 ether); // soon short
+        _pay(_pools[2], 50 ether);
         for (uint256 i = 1; i < WORKERS; ++i) {
             _register(_owner(i), nodeKey + i, uint32(1 + i % 3));
             vm.prank(_worker(i));
@@ -71,7 +75,7 @@ contract Crowd is Base {
         Pools.PoolParams memory params = _params();
         params.epochSeconds = 70;
         params.window = 250;
-        params.slashAmount = 30 ether;
+        params.slashAmount = 6 ether;
         params.validators = _judges(13); // all but the second
         return _open(params);
     }
@@ -155,97 +159,89 @@ contract Crowd is Base {
         swarm.leavePool(id);
     }
 
-    // ---- work and pay
+    // ---- earnings and pay
 
-    function commit(uint8 which, uint8 back, uint16 first, uint16 second) external {
-        address worker = _worker(which);
-        uint256 id = swarm.nodeInfo(worker).pool;
+    /// Mostly what judges would sign: lines that do not fall, an epoch that is mature, no more than there is. Now and then
+    /// anything.
+    function post(uint8 where, uint16[6] calldata more, uint8 which, uint8 how) external {
+        uint256 id = _pool(where);
+        Table memory table = _tables[id];
+        uint64 added = 0;
+        for (uint256 i = 0; i < WORKERS; ++i) {
+            if (which >> i & 1 == 0) continue;
+            table.units[i] += more[i] % 3000;
+            added += more[i] % 3000;
+        }
+        table.total += how % 16 == 7 ? added / 2 : added; // a table whose lines are more than its total
+        table.posted = true;
+        uint64 next = swarm.earningsOf(id).epochs;
+        uint64 epoch = _lastMature(id);
+        if (how % 8 == 3 || epoch < next) epoch = next + how % 3;
+        (bytes32 root,) = _tree(table, 0);
+        (bytes[] memory signatures, bool fair) = _heard(id, Sign.earnings(id, epoch, root, table.total), how);
+        court.postEarnings(id, epoch, root, table.total, signatures);
+        if (!fair) broken = "a table was posted without a quorum";
+        if (block.timestamp < swarm.maturityOf(id, epoch)) broken = "a table was posted too early";
+        _only(keccak256(abi.encode("posted", id, epoch)), "two tables were posted for one epoch");
+        _tables[id] = table;
+    }
+
+    function _lastMature(uint256 id) private view returns (uint64 epoch) {
         uint64 now_ = swarm.epochAt(id, block.timestamp);
-        Made memory made = Made(id, which % WORKERS, now_ < back % 3 ? 0 : now_ - back % 3, 1 + first % 3000, 1 + second % 3000);
-        vm.prank(worker);
-        swarm.commitWork(id, made.epoch, _root(made), made.first + made.second);
-        _only(keccak256(abi.encode("committed", id, worker, made.epoch)), "an epoch was committed twice");
-        for (uint256 i = 0; i < _made.length; ++i) _apart(made, _made[i]);
-        _made.push(made);
+        for (epoch = now_; epoch > 0 && swarm.maturityOf(id, epoch) > block.timestamp; --epoch) {}
     }
 
-    /// No time of one node is paid for in two pools.
-    function _apart(Made memory one, Made memory other) private {
-        if (one.which != other.which || one.pool == other.pool) return;
-        (uint256 from, uint256 until) = _span(one);
-        (uint256 start, uint256 end_) = _span(other);
-        if (from < end_ && start < until) broken = "one time was committed in two pools";
+    /// Of the newest table, or now and then of one unit more. Carried by a stranger.
+    function claim(uint8 where, uint8 which, uint8 how) external {
+        vm.assume(_tables[_pool(where)].posted);
+        _claimFor(_pool(where), which % WORKERS, how % 16 == 7 ? 1 : 0);
     }
 
-    function _span(Made memory made) private view returns (uint256 from, uint256 until) {
-        Pools.PoolInfo memory info = swarm.poolInfo(made.pool);
-        from = info.startedAt + made.epoch * uint256(info.epochSeconds);
-        until = from + info.epochSeconds;
+    function _claimFor(uint256 id, uint256 which, uint64 more) private {
+        address worker = _worker(which);
+        uint256 before = token.balanceOf(swarm.nodeInfo(worker).provider);
+        uint256 allowed = swarm.allowanceOf(id, worker);
+        uint64 claimed = swarm.claimedOf(id, worker);
+        _carry(id, which, _tables[id].units[which] + more);
+        uint64 gone = swarm.claimedOf(id, worker) - claimed;
+        uint256 got = token.balanceOf(swarm.nodeInfo(worker).provider) - before;
+        (_gone[id][worker], _paid[id]) = (_gone[id][worker] + gone, _paid[id] + got);
+        if (more > 0) broken = "a line was paid that is in no table";
+        if (gone == 0 || claimed + gone > _tables[id].units[which]) broken = "not the difference was paid";
+        bool evicted = swarm.memberInfo(id, worker).evicted;
+        if (got != (evicted ? 0 : gone * swarm.poolInfo(id).rewardPerUnit)) broken = "not what was claimed was paid";
+        if (!evicted && gone > allowed) broken = "more was paid than its size allows";
     }
 
-    function topUp(uint8 index) external {
-        Made storage made = _that(index, _isShort);
-        swarm.topUp(made.pool, _worker(made.which), made.epoch);
+    function _carry(uint256 id, uint256 which, uint64 units) private {
+        (, bytes32[] memory proof) = _tree(_tables[id], which);
+        vm.prank(_stranger);
+        swarm.claim(id, _worker(which), units, proof);
     }
 
-    function settle(uint8 index) external {
-        _pay(_that(index, _isDue));
-    }
-
-    function _pay(Made memory made) private {
-        address worker = _worker(made.which);
-        Work.WorkInfo memory work = swarm.workInfo(made.pool, worker, made.epoch);
-        address owner = swarm.nodeInfo(worker).provider;
-        uint256 before = token.balanceOf(owner);
-        uint64[] memory epochs = new uint64[](1);
-        epochs[0] = made.epoch;
-        swarm.settle(made.pool, worker, epochs);
-        _only(keccak256(abi.encode("paid", made.pool, worker, made.epoch)), "a node was paid twice for one epoch");
-        if (token.balanceOf(owner) != before + work.reserved) broken = "not what was reserved was paid";
-        if (work.voided || block.timestamp < work.maturesAt) broken = "work was paid that is void or not mature";
-    }
-
-    function release(uint8 index) external {
-        Made storage made = _that(index, _isVoided);
-        swarm.release(made.pool, _worker(made.which), made.epoch);
+    /// Root of the table, and the proof of one worker's line. Six lines: the third pair is carried up.
+    function _tree(Table memory table, uint256 which) private view returns (bytes32 root, bytes32[] memory proof) {
+        bytes32[6] memory leaves;
+        bytes32[3] memory pairs;
+        for (uint256 i = 0; i < 6; ++i) leaves[i] = _line(_workers[i], table.units[i]);
+        for (uint256 i = 0; i < 3; ++i) pairs[i] = _both(leaves[2 * i], leaves[2 * i + 1]);
+        root = _both(_both(pairs[0], pairs[1]), pairs[2]);
+        proof = new bytes32[](which < 4 ? 3 : 2);
+        proof[0] = leaves[which ^ 1];
+        if (which < 4) (proof[1], proof[2]) = (pairs[which / 2 ^ 1], pairs[2]);
+        else proof[1] = _both(pairs[0], pairs[1]);
     }
 
     // ---- judgement
 
-    function slash(uint8 index, bool second, uint8 how) external {
-        WorkCommitment memory c = _commitment(_some(index), second ? 1 : 0);
+    function slash(uint8 where, uint8 which, uint8 index, uint8 how) external {
+        WorkCommitment memory c =
+            WorkCommitment(_pool(where), _worker(which), ROOT, index % 8, keccak256(abi.encode(which, index % 8)), 1, 0);
         bytes memory own = _sign(_keyOf(c.node), Sign.commitment(c));
         (bytes[] memory verdicts, bool fair) = _heard(c.pool, Sign.verdict(c, 2, REASON), how);
-        court.slash(c, own, REASON, verdicts);
-        _judged(fair, Sign.commitment(c));
-    }
-
-    function invalidate(uint8 index, bool second, bool hard, uint8 how) external {
-        Made memory made = _some(index);
-        WorkCommitment memory c = _commitment(made, second ? 1 : 0);
-        bytes32[] memory proof = new bytes32[](1);
-        proof[0] = _leaf(_commitment(made, second ? 0 : 1));
-        uint8 outcome = hard && how % 3 == 0 ? 2 : 1;
-        (bytes[] memory verdicts, bool fair) = _heard(c.pool, Sign.verdict(c, outcome, REASON), how);
-        court.invalidate(c, made.epoch, proof, outcome, REASON, verdicts);
-        if (outcome == 2) {
-            _judged(fair, Sign.commitment(c));
-            return;
-        }
-        if (!fair) broken = "a leaf was taken without a quorum";
-        _only(keccak256(abi.encode("taken", _leaf(c))), "a leaf was taken twice");
-    }
-
-    function invalidateEpoch(uint8 index, bool hard, uint8 how) external {
-        Made memory made = _some(index);
-        uint8 outcome = hard && how % 3 == 0 ? 2 : 1;
-        address worker = _worker(made.which);
-        bytes20 root = bytes20(_root(made));
-        bytes32 statement = Sign.epochVerdict(made.pool, worker, made.epoch, root, outcome, 23);
-        (bytes[] memory verdicts, bool fair) = _heard(made.pool, statement, how);
-        court.invalidateEpoch(made.pool, worker, made.epoch, outcome, 23, verdicts);
-        if (outcome == 2) _judged(fair, keccak256(abi.encode(worker, made.pool, made.epoch)));
-        if (!fair) broken = "an epoch was taken without a quorum";
+        court.slash(c, own, REASON, verdicts, _blank(verdicts), 0);
+        if (!fair) broken = "somebody was slashed without a quorum";
+        _only(keccak256(abi.encode("judged", Sign.commitment(c))), "a work was judged twice");
     }
 
     function attest(uint8 which, uint8 units, uint16 ago, uint16 long, uint8 how) external {
@@ -258,11 +254,6 @@ contract Crowd is Base {
         if (!fair) broken = "a node was attested without a quorum";
         if (madeAt <= _foundAt[worker]) broken = "an older attestation took the place of a newer one";
         _foundAt[worker] = madeAt;
-    }
-
-    function _judged(bool fair, bytes32 work) private {
-        if (!fair) broken = "somebody was slashed without a quorum";
-        _only(keccak256(abi.encode("judged", work)), "a work was judged twice");
     }
 
     /// Signatures of judges of the pool over a statement, and whether they are a quorum by the rules: as many as there must
@@ -335,8 +326,8 @@ contract Crowd is Base {
 
     function evidence(uint8 which, uint8 where, uint8 seldom) external {
         vm.assume(seldom % 16 == 13);
-        WorkCommitment memory one = WorkCommitment(_pool(where), _worker(which), ROOT, seldom, ROOT, 1);
-        WorkCommitment memory two = WorkCommitment(_pool(where), _worker(which), ROOT, seldom, ROOT, 2);
+        WorkCommitment memory one = WorkCommitment(_pool(where), _worker(which), ROOT, seldom, ROOT, 1, 0);
+        WorkCommitment memory two = WorkCommitment(_pool(where), _worker(which), ROOT, seldom, ROOT, 1, 1);
         bytes memory first = _sign(_keyOf(one.node), Sign.commitment(one));
         bytes memory second = _sign(_keyOf(one.node), Sign.commitment(two));
         vm.prank(_stranger);
@@ -346,14 +337,14 @@ contract Crowd is Base {
 
     function verdictEvidence(uint8 judge, uint8 where, uint8 seldom) external {
         vm.assume(seldom % 32 == 13);
-        WorkCommitment memory c = WorkCommitment(_pool(where), _worker(seldom), ROOT, seldom, ROOT, 1);
-        Verdict memory good = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 0, 0);
-        Verdict memory bad = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 2, REASON);
+        WorkCommitment memory c = WorkCommitment(_pool(where), _worker(seldom), ROOT, seldom, ROOT, 1, 0);
         uint256 key = judgeKeys[judge % JUDGES];
         bytes memory first = _sign(key, Sign.verdict(c, 0, 0));
         bytes memory second = _sign(key, Sign.verdict(c, 2, REASON));
         vm.prank(_stranger);
-        court.verdictEvidence(good, first, bad, second);
+        court.verdictEvidence(
+            c.pool, Sign.commitment(c), Judgement(0, 0, 0), first, Judgement(2, REASON, 0), second
+        );
         if (_sits(court.benchOf(c.pool).validators, judge % JUDGES)) broken = "who contradicted itself is in office";
     }
 
@@ -370,7 +361,7 @@ contract Crowd is Base {
     }
 
     function fund(uint8 where, uint96 amount) external {
-        _fund(_pool(where), _bounded(amount, 3 * RATE, 20 ether));
+        _pay(_pool(where), _bounded(amount, 3 * RATE, 20 ether));
     }
 
     function pause(uint8 where, uint8 seldom) external {
@@ -391,7 +382,15 @@ contract Crowd is Base {
     }
 
     function sweep() external {
+        uint256 before = token.balanceOf(manager);
         swarm.sweep(_pools[1]);
+        _swept[_pools[1]] += token.balanceOf(manager) - before;
+    }
+
+    function _pay(uint256 id, uint256 amount) private {
+        uint256 before = token.balanceOf(address(swarm));
+        _fund(id, amount);
+        _funded[id] += token.balanceOf(address(swarm)) - before;
     }
 
     // ---- what must hold
@@ -399,13 +398,14 @@ contract Crowd is Base {
     function check() external view {
         yes(bytes(broken).length == 0, broken);
         _checkMoney();
-        _checkReservations();
+        _checkEarnings();
         _checkUnits();
         _checkCases();
         _checkMembers();
     }
 
-    /// Every token is somebody's, what vault and Swarm hold is what they say, and no carrier of proofs has any.
+    /// Every token is somebody's, what vault and Swarm hold is what they say, and no carrier of proofs has any; what was paid into a
+    /// pool is free, owed, paid or swept.
     function _checkMoney() private view {
         uint256 staked = 0;
         uint256 owned = token.balanceOf(manager) + token.balanceOf(treasury) + token.balanceOf(vault.BURNED());
@@ -418,23 +418,26 @@ contract Crowd is Base {
         uint256 held = 0;
         for (uint256 i = 0; i < _pools.length; ++i) {
             Pools.PoolInfo memory info = swarm.poolInfo(_pools[i]);
-            held += info.escrow + info.reserved + info.bond;
+            held += info.escrow + info.owed;
+            eq(info.escrow + info.owed + _paid[_pools[i]] + _swept[_pools[i]], _funded[_pools[i]]);
         }
         eq(token.balanceOf(address(swarm)), held);
         eq(token.totalSupply(), owned + staked + held);
     }
 
-    /// What a pool has reserved is what its works are due, each no more than counts of it.
-    function _checkReservations() private view {
-        uint256[] memory due = new uint256[](_pools.length + 1);
-        for (uint256 i = 0; i < _made.length; ++i) {
-            Work.WorkInfo memory work = swarm.workInfo(_made[i].pool, _worker(_made[i].which), _made[i].epoch);
-            due[_made[i].pool] += work.reserved;
-            yes(work.reservedUnits <= work.units, "more is reserved than counts");
-            yes(work.units <= _made[i].first + _made[i].second, "more counts than was committed");
-        }
+    /// What is owed is what tables have promised and nobody was paid or lost.
+    function _checkEarnings() private view {
         for (uint256 i = 0; i < _pools.length; ++i) {
-            eq(swarm.poolInfo(_pools[i]).reserved, due[_pools[i]]);
+            (uint256 id, uint256 gone) = (_pools[i], 0);
+            for (uint256 w = 0; w < WORKERS; ++w) {
+                address worker = _worker(w);
+                eq(swarm.claimedOf(id, worker), _gone[id][worker]);
+                yes(_gone[id][worker] <= _tables[id].units[w], "more was claimed than any table says");
+                gone += _gone[id][worker];
+            }
+            uint256 rate = swarm.poolInfo(id).rewardPerUnit;
+            eq(swarm.poolInfo(id).owed, (swarm.earningsOf(id).total - gone) * rate);
+            eq(swarm.earningsOf(id).total, _tables[id].total);
         }
     }
 
@@ -451,22 +454,17 @@ contract Crowd is Base {
         }
     }
 
-    /// Nothing is frozen but for open cases, and each that may still be overturned has a bond of its pool's behind it.
+    /// Nothing is frozen but for open cases.
     function _checkCases() private view {
-        uint256[] memory open = new uint256[](_pools.length + 1);
         uint256[] memory claimed = new uint256[](_providers.length);
         uint256 count = vault.caseCount();
         for (uint256 id = 1; id <= count; ++id) {
             StakeVault.Case memory case_ = vault.caseInfo(id);
             if (case_.state != StakeVault.State.Frozen) continue;
-            if (block.timestamp < case_.finalAt) ++open[case_.pool];
             claimed[_indexOf(case_.provider)] += case_.amount;
         }
         for (uint256 p = 0; p < _providers.length; ++p) {
             yes(vault.stakeOf(_providers[p]).frozen <= claimed[p], "more is frozen than cases claim");
-        }
-        for (uint256 i = 0; i < _pools.length; ++i) {
-            yes(swarm.poolInfo(_pools[i]).bond >= open[_pools[i]] * POOL_BOND, "a case without a bond");
         }
     }
 
@@ -480,15 +478,21 @@ contract Crowd is Base {
         }
     }
 
-    /// What is mature and not voided is paid to whoever asks; what is voided for good is released.
+    /// In the end whoever has a line and was not evicted is paid all of it, as far as its pool owes that much.
     function checkNothingIsStranded() external {
-        for (uint256 i = 0; i < _made.length; ++i) {
-            Made memory made = _made[i];
-            address worker = _worker(made.which);
-            Work.WorkInfo memory work = swarm.workInfo(made.pool, worker, made.epoch);
-            if (_isDue(work)) _pay(made);
-            bool over = vault.isFinal(swarm.memberInfo(made.pool, worker).caseId);
-            if (_isVoided(work) && over) swarm.release(made.pool, worker, made.epoch);
+        vm.warp(block.timestamp + 3000 days);
+        for (uint256 id = 1; id <= vault.caseCount(); ++id) {
+            if (vault.caseInfo(id).state == StakeVault.State.Frozen) vault.finalize(id);
+        }
+        for (uint256 i = 0; i < _pools.length * WORKERS; ++i) {
+            (uint256 id, uint256 which) = (_pools[i / WORKERS], i % WORKERS);
+            uint256 owed = swarm.poolInfo(id).owed;
+            if (swarm.memberInfo(id, _worker(which)).provider == address(0) || owed == 0) continue;
+            bool sized = swarm.capacityOf(id, _worker(which)) > 0;
+            if (!sized || _tables[id].units[which] <= _gone[id][_worker(which)]) continue;
+            _claimFor(id, which, 0);
+            bool whole = _gone[id][_worker(which)] == _tables[id].units[which];
+            yes(whole || swarm.poolInfo(id).owed == 0, "a line was not paid");
         }
     }
 
@@ -498,50 +502,6 @@ contract Crowd is Base {
     function _only(bytes32 what, string memory otherwise) private {
         if (_once[what]) broken = otherwise;
         _once[what] = true;
-    }
-
-    /// A work of a kind, or if there is none, any.
-    function _that(uint8 index, function(Work.WorkInfo memory) view returns (bool) isIt) private view returns (Made storage) {
-        uint256 count = _made.length;
-        for (uint256 i = index; i < index + count; ++i) {
-            Made storage made = _made[i % count];
-            if (isIt(swarm.workInfo(made.pool, _worker(made.which), made.epoch))) return made;
-        }
-        return _made[index % count];
-    }
-
-    function _isDue(Work.WorkInfo memory work) private view returns (bool) {
-        return work.reservedUnits > 0 && !work.voided && block.timestamp >= work.maturesAt;
-    }
-
-    function _isVoided(Work.WorkInfo memory work) private pure returns (bool) {
-        return work.reservedUnits > 0 && work.voided;
-    }
-
-    function _isShort(Work.WorkInfo memory work) private pure returns (bool) {
-        return work.reservedUnits < work.units && !work.voided;
-    }
-
-    /// One of the last works, or now and then any.
-    function _some(uint8 index) private view returns (Made storage) {
-        uint256 count = _made.length;
-        uint256 back = index % 4 == 0 ? index % count : index % (count < 6 ? count : 6);
-        return _made[count - 1 - back];
-    }
-
-    function _commitment(Made memory made, uint64 index) private view returns (WorkCommitment memory) {
-        address worker = _worker(made.which);
-        bytes32 policy = bytes32(uint256(made.epoch));
-        bytes32 file = keccak256(abi.encode(made.pool, worker, made.epoch, index));
-        return WorkCommitment(made.pool, worker, policy, index, file, index == 0 ? made.first : made.second);
-    }
-
-    function _leaf(WorkCommitment memory c) private pure returns (bytes32) {
-        return keccak256(abi.encodePacked(bytes1(0), Sign.commitment(c)));
-    }
-
-    function _root(Made memory made) private view returns (bytes32) {
-        return _rootOf([_leaf(_commitment(made, 0)), _leaf(_commitment(made, 1))]);
     }
 
     function _judges(uint256 mask) private view returns (address[] memory chosen) {
@@ -603,7 +563,7 @@ contract InvariantsTest {
 
     /// What happens often stands here more than once.
     function targetSelectors() public view returns (FuzzSelector[] memory targets) {
-        bytes4[42] memory all = [
+        bytes4[39] memory all = [
             Crowd.wait_.selector,
             Crowd.wait_.selector,
             Crowd.wait_.selector,
@@ -620,19 +580,16 @@ contract InvariantsTest {
             Crowd.join.selector,
             Crowd.joinInvited.selector,
             Crowd.leave.selector,
-            Crowd.commit.selector,
-            Crowd.commit.selector,
-            Crowd.commit.selector,
-            Crowd.commit.selector,
-            Crowd.topUp.selector,
-            Crowd.settle.selector,
-            Crowd.settle.selector,
-            Crowd.settle.selector,
-            Crowd.release.selector,
+            Crowd.post.selector,
+            Crowd.post.selector,
+            Crowd.post.selector,
+            Crowd.post.selector,
+            Crowd.claim.selector,
+            Crowd.claim.selector,
+            Crowd.claim.selector,
+            Crowd.claim.selector,
             Crowd.slash.selector,
-            Crowd.invalidate.selector,
-            Crowd.invalidate.selector,
-            Crowd.invalidateEpoch.selector,
+            Crowd.slash.selector,
             Crowd.attest.selector,
             Crowd.overturn.selector,
             Crowd.appeal.selector,

@@ -64,7 +64,7 @@ contract ReentrancyTest is Base {
         vm.warp(1_700_000_000);
         token = TestToken(address(new HookToken()));
         attacker = new Attacker();
-        (provider, treasury, arbiter) = (address(attacker), address(attacker), address(attacker));
+        (provider, treasury) = (address(attacker), address(attacker));
         _deploy(address(token));
         manager = vm.addr(managerKey);
         node = vm.addr(nodeKey);
@@ -98,18 +98,45 @@ contract ReentrancyTest is Base {
         eq(token.balanceOf(provider), 40 ether);
     }
 
-    function test_settling_while_settling() public {
-        _commit(0, ROOT, 1000);
-        vm.warp(block.timestamp + EPOCH);
-        _commit(1, ROOT, 1000);
-        vm.warp(_matures(1));
-        uint64[] memory other = new uint64[](1);
-        other[0] = 1;
-        attacker.arm(address(swarm), abi.encodeCall(swarm.settle, (pool, node, other)));
-        _settle(0);
+    function test_claiming_while_claiming() public {
+        _earn(0, 1000);
+        bytes memory again = abi.encodeCall(swarm.claim, (pool, node, 1000, new bytes32[](0)));
+        attacker.arm(address(swarm), again);
+        yes(attacker.act(address(swarm), again), "once");
         _blocked();
         eq(token.balanceOf(provider), 1 ether);
-        eq(_info().reserved, 1 ether);
+        eq(_info().owed, 0);
+    }
+
+    function test_nobody_is_judged_convicted_or_acquitted_while_pay_is_on_its_way() public {
+        (WorkCommitment memory first, WorkCommitment memory second) = (_file(7, 1), _file(7, 2));
+        bytes memory own = _sign(nodeKey, Sign.commitment(first));
+        bytes memory other = _sign(nodeKey, Sign.commitment(second));
+        bytes[] memory verdicts = _quorum(Sign.verdict(first, 2, 5));
+        _earn(0, 1000);
+        attacker.arm(address(court), abi.encodeCall(court.slash, (first, own, 5, verdicts, _blank(verdicts), 0)));
+        _claim(1000);
+        _blocked();
+        _earn(1, 2000);
+        attacker.arm(address(court), abi.encodeCall(court.evidence, (first, own, second, other)));
+        _claim(2000);
+        _blocked();
+        eq(_stake().frozen, 0);
+        eq(_stake().bonded, 100 ether);
+    }
+
+    function test_who_was_wronged_cannot_withdraw_while_it_is_made_good() public {
+        vm.prank(provider);
+        vault.unbond(40 ether);
+        vm.warp(block.timestamp + UNBONDING);
+        vm.prank(node);
+        swarm.join(pool, "");
+        _slash(_file(0, 1));
+        attacker.arm(address(vault), abi.encodeCall(vault.withdraw, ()));
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        _blocked();
+        eq(token.balanceOf(provider), SLASH);
     }
 
     function test_bonding_while_bonding() public {
@@ -157,20 +184,11 @@ contract ReentrancyTest is Base {
         _fund(pool, ESCROW);
         vm.prank(manager);
         swarm.endPool(pool);
-        vm.warp(_matures(0) + 2 * APPEAL);
+        vm.warp(_matures(0) + WINDOW);
         attacker.arm(address(swarm), abi.encodeCall(swarm.sweep, (pool)));
         swarm.sweep(pool);
         _blocked();
-        eq(token.balanceOf(manager), ESCROW + POOL_BOND);
-    }
-
-    function test_opening_while_opening() public {
-        token.mint(provider, 2 * POOL_BOND);
-        attacker.act(address(token), abi.encodeCall(token.approve, (address(swarm), 2 * POOL_BOND)));
-        attacker.arm(address(swarm), abi.encodeCall(swarm.createPool, (_params())));
-        yes(attacker.act(address(swarm), abi.encodeCall(swarm.createPool, (_params()))), "once");
-        _blocked();
-        eq(swarm.poolCount(), 2);
+        eq(token.balanceOf(manager), ESCROW);
     }
 
     function test_the_treasury_cannot_withdraw_in_the_middle_of_a_slash() public {
@@ -189,30 +207,6 @@ contract ReentrancyTest is Base {
         vault.finalize(1);
         _blocked();
         eq(token.balanceOf(treasury), SLASH / 2);
-    }
-
-    function test_nobody_is_judged_convicted_or_acquitted_while_pay_is_on_its_way() public {
-        (WorkCommitment memory first, WorkCommitment memory second) = (_file(7, 1), _file(7, 2));
-        bytes memory own = _sign(nodeKey, Sign.commitment(first));
-        bytes memory other = _sign(nodeKey, Sign.commitment(second));
-        bytes[] memory verdicts = _quorum(Sign.verdict(first, 2, 5));
-        for (uint64 epoch = 0; epoch < 3; ++epoch) {
-            vm.warp(block.timestamp + EPOCH);
-            _commit(epoch, ROOT, 1000);
-        }
-        vm.warp(_matures(2));
-        attacker.arm(address(court), abi.encodeCall(court.slash, (first, own, 5, verdicts)));
-        _settle(0);
-        _blocked();
-        attacker.arm(address(court), abi.encodeCall(court.evidence, (first, own, second, other)));
-        _settle(1);
-        _blocked();
-        _slash(first);
-        attacker.arm(address(swarm), abi.encodeCall(swarm.overturn, (pool, node)));
-        _settle(2);
-        _blocked();
-        eq(_stake().frozen, SLASH);
-        eq(_stake().bonded, 100 ether - SLASH);
     }
 
     function test_a_token_that_keeps_a_fee_is_refused() public {

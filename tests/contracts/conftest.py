@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from eth_account import Account
+from eth_hash.auto import keccak
 from web3 import Web3
 
 from contracts.bindings import Contracts, Event, PoolParams, Revert, parse_log, parse_revert, raw_log
@@ -17,7 +19,16 @@ from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.rpc import FallbackProvider
 from protocol.identity import Address, NodeKey
-from protocol.statements import Domain, NodeRegistration, Outcome, Verdict, WorkCommitment, sign
+from protocol.statements import (
+    Domain,
+    Earnings,
+    NodeRegistration,
+    Outcome,
+    Rechecked,
+    Verdict,
+    WorkCommitment,
+    sign,
+)
 
 CHAIN_ID = 31337
 UNBONDING = 3600
@@ -25,6 +36,27 @@ APPEAL = 500
 EPOCH, WINDOW, LEASE = 100, 300, 1000
 REWARD, SLASH = 10**15, 50 * TOKEN
 POLICY = b"\x11" * 32
+BASE, PER_UNIT = 10 * TOKEN, 50 * TOKEN
+
+
+def line(node: Address, units: int) -> bytes:
+    """The leaf of one node's line in a table of earnings."""
+    return keccak(b"\0" + bytes.fromhex(node[2:]) + units.to_bytes(8))
+
+
+def table(lines: dict[Address, int]) -> tuple[bytes, dict[Address, list[bytes]]]:
+    """Root and proofs of a table, written down plainly: what the contract must agree with."""
+    nodes = sorted(lines, key=str.lower)
+    level = [line(node, lines[node]) for node in nodes]
+    places, proofs = list(range(len(nodes))), [list[bytes]() for _ in nodes]
+    while len(level) > 1:
+        for which, place in enumerate(places):
+            if place ^ 1 < len(level):
+                proofs[which].append(level[place ^ 1])
+            places[which] = place // 2
+        pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
+        level = [keccak(b"\1" + min(pair) + max(pair)) if len(pair) == 2 else pair[0] for pair in pairs]
+    return level[0], dict(zip(nodes, proofs, strict=True))
 
 
 class Refused(Exception):
@@ -106,8 +138,8 @@ class World:
 
     def validators(self, count: int) -> list[NodeKey]:
         """Keys of registered nodes: only who has a stake may judge."""
-        keys = [NodeKey.generate() for _ in range(count)]
-        provider = self.provider((10 + 10 * count) * TOKEN)
+        keys = [self.person() for _ in range(count)]
+        provider = self.provider(BASE + PER_UNIT * count)
         for key in keys:
             self.register(provider, key)
         return keys
@@ -128,6 +160,7 @@ class World:
             "epoch_seconds": EPOCH,
             "lease_seconds": LEASE,
             "max_units_per_epoch": 100_000,
+            "units_per_epoch": 200_000,
             "slash_amount": SLASH,
             "validators": tuple(v.address for v in validators),
             "threshold": 1,
@@ -156,22 +189,46 @@ class Pool:
     def info(self) -> Any:
         return self.contracts.pool(self.id)
 
-    def commit(self, epoch: int, units: int = 1000, *, root: bytes = b"\x33" * 32, at: int | None = None) -> Any:
-        return self.world.send(self.contracts.commit_work(self.id, epoch, root, units), self.node, at=at)
+    def post(self, epoch: int, root: bytes, total: int, *, at: int | None = None, **changes: Any) -> Any:
+        """A table that both validators signed; at the second in which its epoch is mature, if that is still to come."""
+        signed = changes.get("signed", Earnings(self.id, epoch, root, total))
+        signatures = [sign(key, self.world.domain, signed) for key in changes.get("by", self.validators)]
+        mature = self.info.maturity(epoch)
+        when = at or (mature if mature > self.world.now() else None)
+        call = self.contracts.post_earnings(self.id, epoch, root, total, signatures)
+        return self.world.send(call, self.manager, at=when)
+
+    def earn(self, epoch: int, lines: dict[Address, int]) -> dict[Address, list[bytes]]:
+        """Posts a table of these lines; the proofs."""
+        root, proofs = table(lines)
+        self.post(epoch, root, sum(lines.values()))
+        return proofs
+
+    def claim(self, units: int, proof: list[bytes], *, node: Address | None = None, at: int | None = None) -> Any:
+        call = self.contracts.claim(self.id, node or self.node.address, units, proof)
+        return self.world.send(call, self.world.deployer, at=at)
 
     def commitment(self, *, file: bytes = b"\x44" * 32, index: int = 0, units: int = 10) -> WorkCommitment:
-        return WorkCommitment(self.id, self.node.address, POLICY, index, file, units)
+        return WorkCommitment(self.id, self.node.address, POLICY, index, file, units, 0)
+
+    def verdict(self, c: WorkCommitment, outcome: int, reason: int, values: bytes = bytes(32)) -> Verdict:
+        return Verdict(**msgspec.structs.asdict(c), outcome=outcome, reason=reason, values=values)
+
+    def rechecked(self, c: WorkCommitment, outcome: int, reason: int, values: bytes = bytes(32)) -> Rechecked:
+        return Rechecked(**msgspec.structs.asdict(c), outcome=outcome, reason=reason, values=values)
 
     def verdicts(
         self, c: WorkCommitment, reason: int, *, outcome: int = Outcome.SLASH, by: list[NodeKey] | None = None
     ) -> list[bytes]:
-        verdict = Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, int(outcome), reason)
+        verdict = self.verdict(c, int(outcome), reason)
         return [sign(key, self.world.domain, verdict) for key in by or self.validators]
 
     def slash(self, c: WorkCommitment, by: NodeKey, *, reason: int = 5, at: int | None = None, **changes: Any) -> Any:
         signature = changes.get("signature") or sign(self.node, self.world.domain, c)
         verdicts = changes["verdicts"] if "verdicts" in changes else self.verdicts(c, reason)
-        return self.world.send(self.contracts.slash(c, signature, reason, verdicts), by, at=at)
+        values = changes.get("values", [bytes(32)] * len(verdicts))
+        call = self.contracts.slash(c, signature, reason, verdicts, values, changes.get("rechecked", 0))
+        return self.world.send(call, by, at=at)
 
 
 @contextmanager
@@ -202,7 +259,13 @@ def chain(request: pytest.FixtureRequest) -> Iterator[World]:
         deployer = NodeKey.generate()
         provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
         params = DeployParams(
-            unbonding_seconds=UNBONDING, appeal_seconds=APPEAL, treasury=Address("0x" + "99" * 20), burn_bps=0
+            unbonding_seconds=UNBONDING,
+            appeal_seconds=APPEAL,
+            treasury=Address("0x" + "99" * 20),
+            burn_bps=0,
+            base_stake=BASE,
+            stake_per_unit=PER_UNIT,
+            min_window=WINDOW,
         )
         yield World(web3, Contracts(web3, deploy(web3, deployer, params).addresses), deployer)
     finally:

@@ -1,12 +1,35 @@
 import json
 
+import pytest
+
 from contracts import mutants
 from contracts.bindings import ARTIFACTS
-from contracts.build import CONTRACTS, HERE, SIZE_LIMIT, compile_sources, differing
+from contracts.build import (
+    CONTRACTS,
+    HERE,
+    SIZE_LIMIT,
+    BuildError,
+    artifacts_of,
+    compile_sources,
+    differing,
+    standard_input,
+)
 
 
 def test_the_checked_in_artifacts_are_what_the_sources_compile_to() -> None:
     assert differing(compile_sources()) == []
+
+
+def test_the_input_for_explorers_is_complete_and_gives_the_checked_in_bytecode() -> None:
+    """Compiled from the JSON alone, in a place without any other source."""
+    given = json.loads(json.dumps(standard_input()))
+    assert given["language"] == "Solidity" and "src/Earnings.sol" in given["sources"]
+    assert all(text.keys() == {"content"} for text in given["sources"].values())
+    assert any(name.startswith("@openzeppelin/") for name in given["sources"])
+    assert differing(artifacts_of(given)) == []
+    del given["sources"]["src/Counters.sol"]  # the control: what is missing is found nowhere else
+    with pytest.raises(BuildError, match=r"Counters\.sol"):
+        artifacts_of(given)
 
 
 def test_every_contract_fits_into_the_size_limit() -> None:

@@ -97,10 +97,10 @@ def test_unbonding_stake_can_be_bonded_again(world: Any, refused: Any) -> None:
 
 def test_stake_that_nodes_stand_on_cannot_leave_before_them(world: Any, pool: Any, refused: Any) -> None:
     with refused("StakeTooLow"):
-        world.send(world.contracts.unbond(80 * TOKEN + 1), pool.provider)
-    world.send(world.contracts.unbond(80 * TOKEN), pool.provider)
+        world.send(world.contracts.unbond(40 * TOKEN + 1), pool.provider)
+    world.send(world.contracts.unbond(40 * TOKEN), pool.provider)
     world.send(world.contracts.remove_provider([pool.node.address]), pool.provider)
-    world.send(world.contracts.unbond(20 * TOKEN), pool.provider)
+    world.send(world.contracts.unbond(60 * TOKEN), pool.provider)
 
 
 def test_a_permit_bonds_in_one_transaction_even_if_somebody_carried_it_there_before(world: Any) -> None:
@@ -147,7 +147,7 @@ def vault_params(**changes: Any) -> tuple[Any, ...]:
         "unbonding": 10,
         "appeal": 10,
         "treasury": someone,
-        "arbiter": someone,
+        "arbiter": Web3.to_checksum_address("0x" + "78" * 20),
         "burn": 0,
         "max": 1,
     }
@@ -159,6 +159,7 @@ def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
     factory = world.web3.eth.contract(abi=artifact("StakeVault")["abi"], bytecode=artifact("StakeVault")["bytecode"])
     for args, name in (
         ((token, vault_params(burn=10_001)), "BadShare"),
+        ((token, vault_params(arbiter=vault_params()[2])), "ArbiterIsTreasury"),
         ((token, vault_params(unbonding=0)), "ZeroAmount"),
         ((token, vault_params(appeal=0)), "ZeroAmount"),
         ((token, vault_params(max=0)), "ZeroAmount"),
@@ -195,7 +196,6 @@ def test_a_slash_by_judgement_freezes_and_is_final_after_the_appeal(world: Any, 
 def test_an_appeal_gives_the_arbiter_time_and_the_arbiter_gives_everything_back(
     world: Any, pool: Any, refused: Any
 ) -> None:
-    pool.commit(0)
     frozen = frozen_case(world, pool.slash(pool.commitment(), world.person()))
     overturn = world.contracts.overturn(pool.id, pool.node.address)
     with refused("OnlyProvider"):
@@ -208,9 +208,13 @@ def test_an_appeal_gives_the_arbiter_time_and_the_arbiter_gives_everything_back(
     world.send(overturn, world.deployer, at=frozen.final_at + 1)
     stake = world.contracts.stake_of(pool.provider.address)
     assert (stake.bonded, stake.frozen) == (100 * TOKEN, 0)
-    assert world.contracts.token_balance(pool.provider.address) == 10 * TOKEN  # the pool's bond
-    world.send(world.contracts.settle(pool.id, pool.node.address, [0]), pool.node, at=pool.info.maturity(0) + 10**4)
-    assert world.contracts.token_balance(pool.provider.address) == 11 * TOKEN
+    assert world.contracts.token_balance(pool.provider.address) == 50 * TOKEN  # of those who signed
+    (owner,) = set(world.contracts.judges_of(frozen.case_id))
+    assert world.contracts.stake_of(owner).bonded == 60 * TOKEN
+    with refused("ValidatorUnfit"):
+        pool.slash(pool.commitment(), world.person())
+    donor = world.person(50 * TOKEN)
+    world.send(world.contracts.bond(owner, 50 * TOKEN), donor)
     with refused("AlreadyJudged"):
         pool.slash(pool.commitment(), world.person())
 

@@ -15,15 +15,15 @@ def high_s(signature: bytes) -> bytes:
 
 
 def test_a_provider_registers_a_node_that_consents(world: Any) -> None:
-    provider, node = world.provider(), NodeKey.generate()
+    provider, node = world.provider(160 * TOKEN), NodeKey.generate()
     receipt = world.register(provider, node, units=3)
     (event,) = world.events(receipt)
     assert isinstance(event, NodeRegistered)
     assert (event.provider, event.node, event.units) == (provider.address, node.address, 3)
     info = world.contracts.node_info(node.address)
     assert (info.provider, info.units, info.nonce) == (provider.address, 3, 1)
-    assert world.contracts.required_stake(provider.address) == 40 * TOKEN
-    assert world.contracts.swarm.functions.requiredStake(provider.address).call() == 40 * TOKEN
+    assert world.contracts.required_stake(provider.address) == 160 * TOKEN
+    assert world.contracts.swarm.functions.requiredStake(provider.address).call() == 160 * TOKEN
 
 
 def test_a_node_is_not_its_own_provider(world: Any, refused: Any) -> None:
@@ -48,7 +48,7 @@ def test_units_are_bounded(world: Any, refused: Any) -> None:
 
 
 def test_the_stake_must_cover_all_nodes_of_a_provider(world: Any, refused: Any) -> None:
-    provider = world.provider(40 * TOKEN)
+    provider = world.provider(160 * TOKEN)
     world.register(provider, NodeKey.generate(), units=2)
     with refused("StakeTooLow"):
         world.register(provider, NodeKey.generate(), units=2)
@@ -56,7 +56,7 @@ def test_the_stake_must_cover_all_nodes_of_a_provider(world: Any, refused: Any) 
 
 
 def test_unbonding_stake_covers_no_node(world: Any, refused: Any) -> None:
-    provider = world.provider(20 * TOKEN)
+    provider = world.provider(60 * TOKEN)
     world.send(world.contracts.unbond(1), provider)
     with refused("StakeTooLow"):
         world.register(provider, NodeKey.generate())
@@ -112,7 +112,7 @@ def test_a_malleated_or_malformed_consent_is_refused(world: Any, refused: Any) -
 
 
 def test_a_removed_node_frees_its_share_of_the_stake(world: Any, refused: Any) -> None:
-    provider, node = world.provider(), NodeKey.generate()
+    provider, node = world.provider(260 * TOKEN), NodeKey.generate()
     world.register(provider, node, units=5)
     with refused("NotYourNode"):
         world.send(world.contracts.remove_node(node.address), world.person())

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from contracts.bindings import PoolCreated, PoolEnded, PoolFunded, PoolRunSet, PoolSwept, ValidatorsSet
+from contracts.bindings import PoolCreated, PoolEnded, PoolFunded, PoolRunSet, ValidatorsSet
 from contracts.deploy import TOKEN
 from protocol.identity import NodeKey
 
@@ -11,7 +11,7 @@ ROOT = b"\x33" * 32
 
 def test_a_pool_is_as_its_creator_said(world: Any) -> None:
     manager, validators = world.person(), [NodeKey.generate() for _ in range(16)]
-    opener = world.person(10 * TOKEN)
+    opener = world.person()
     params = world.params(
         manager, validators, threshold=16, run_uri="https://example.org/run", bootnodes=("/ip4/1.2.3.4", "/dns/a")
     )
@@ -23,8 +23,8 @@ def test_a_pool_is_as_its_creator_said(world: Any) -> None:
     info = world.contracts.pool(1)
     assert (info.validators, info.threshold, info.run_uri) == (params.validators, 16, params.run_uri)
     assert (info.window, info.epoch_seconds, info.slash_amount) == (300, 100, 50 * TOKEN)
-    assert (info.started_at, info.stopped_at, info.escrow, info.has_work) == (world.now(), 0, 0, False)
-    assert (info.bootnodes, info.bond, info.invited) == (params.bootnodes, 10 * TOKEN, False)
+    assert (info.started_at, info.stopped_at, info.escrow, info.has_members) == (world.now(), 0, 0, False)
+    assert (info.bootnodes, info.units_per_epoch, info.invited) == (params.bootnodes, 200_000, False)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,10 @@ def test_a_pool_is_as_its_creator_said(world: Any) -> None:
         ({"run_uri": "x" * 257}, "TextTooLong"),
         ({"max_units_per_epoch": 0}, "ZeroAmount"),
         ({"epoch_seconds": 0}, "BadTimes"),
-        ({"window": 1}, "BadTimes"),
+        ({"units_per_epoch": 0}, "ZeroAmount"),
+        ({"window": 299}, "WindowTooShort"),
         ({"window": 2**24}, "BadTimes"),
-        ({"slash_amount": 101 * TOKEN}, "SlashTooHigh"),
+        ({"slash_amount": 50 * TOKEN + 1}, "SlashTooHigh"),
         ({"bootnodes": ("x" * 1025,)}, "TextTooLong"),
         ({"lease_seconds": 99}, "BadTimes"),
         ({"window": 3501}, "WindowExceedsUnbonding"),
@@ -76,23 +77,24 @@ def test_anybody_funds_an_open_pool(world: Any, pool: Any, refused: Any) -> None
         world.send(world.contracts.fund_pool(pool.id, 2**128), donor)
 
 
-def test_the_manager_names_the_run_until_there_is_work(world: Any, pool: Any, refused: Any) -> None:
+def test_the_manager_names_the_run_until_somebody_has_joined(world: Any, pool: Any, refused: Any) -> None:
+    params = world.params(pool.manager, pool.validators)
+    fresh = world.events(world.send(world.contracts.create_pool(params), pool.manager))[0].pool
     with refused("OnlyManager"):
-        world.send(world.contracts.set_pool_run(pool.id, ROOT), pool.node)
-    receipt = world.send(world.contracts.set_pool_run(pool.id, ROOT), pool.manager)
+        world.send(world.contracts.set_pool_run(fresh, ROOT), pool.node)
+    receipt = world.send(world.contracts.set_pool_run(fresh, ROOT), pool.manager)
     assert isinstance(world.events(receipt)[0], PoolRunSet)
-    assert pool.info.run_root == ROOT
-    pool.commit(0)
-    with refused("RunAlreadyWorkedOn"):
-        world.send(world.contracts.set_pool_run(pool.id, ROOT), pool.manager)
+    assert world.contracts.pool(fresh).run_root == ROOT
+    world.send(world.contracts.join(fresh, "x"), pool.node)
+    with refused("RunAlreadyJoined"):
+        world.send(world.contracts.set_pool_run(fresh, ROOT), pool.manager)
 
 
-def test_an_ended_pool_takes_nothing_new_but_finishes_its_work(world: Any, pool: Any, refused: Any) -> None:
+def test_an_ended_pool_takes_nothing_new(world: Any, pool: Any, refused: Any) -> None:
     with refused("OnlyManager"):
         world.send(world.contracts.end_pool(pool.id), pool.node)
     receipt = world.send(world.contracts.end_pool(pool.id), pool.manager)
     assert isinstance(world.events(receipt)[0], PoolEnded)
-    last = pool.info.epoch_at(pool.info.stopped_at)
     for call in (
         world.contracts.fund_pool(pool.id, 1),
         world.contracts.set_pool_run(pool.id, ROOT),
@@ -102,26 +104,3 @@ def test_an_ended_pool_takes_nothing_new_but_finishes_its_work(world: Any, pool:
             world.send(call, pool.manager)
     with refused("PoolOver"):
         world.send(world.contracts.join(pool.id, "x"), pool.node)
-    pool.commit(last)
-    with refused("PoolOver"):
-        pool.commit(last + 1, at=pool.info.epoch_end(last))
-    world.send(world.contracts.settle(pool.id, pool.node.address, [last]), pool.node, at=pool.info.maturity(last))
-
-
-def test_what_is_left_goes_back_when_the_last_epoch_is_mature(world: Any, pool: Any, refused: Any) -> None:
-    with refused("PoolStillOpen"):
-        world.send(world.contracts.sweep(pool.id), pool.manager)
-    pool.commit(0, units=1000)
-    world.send(world.contracts.end_pool(pool.id), pool.manager)
-    over = pool.info.maturity(pool.info.epoch_at(pool.info.stopped_at))
-    with refused("PoolStillOpen"):
-        world.send(world.contracts.sweep(pool.id), pool.manager, at=over - 1)
-    receipt = world.send(world.contracts.sweep(pool.id), pool.node, at=over)
-    (event,) = world.events(receipt)
-    assert isinstance(event, PoolSwept) and event.amount == 499 * TOKEN
-    assert world.contracts.token_balance(pool.manager.address) == (500 - 10 + 499) * TOKEN
-    with refused("ZeroAmount"):
-        world.send(world.contracts.sweep(pool.id), pool.manager)
-    world.send(world.contracts.settle(pool.id, pool.node.address, [0]), pool.manager)
-    world.send(world.contracts.sweep(pool.id), pool.manager, at=over + 2 * 500)  # and the bond
-    assert world.contracts.token_balance(world.contracts.addresses.swarm) == 0

@@ -5,14 +5,12 @@ from eth_hash.auto import keccak
 from contracts.bindings import Slashed
 from contracts.deploy import TOKEN
 from protocol.identity import NodeKey
-from protocol.statements import Domain, Verdict, sign, work_id
+from protocol.statements import Accepted, Domain, sign, work_id
 
 CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
-def test_a_slash_takes_the_stake_voids_the_work_and_evicts(world: Any, pool: Any, refused: Any) -> None:
-    for epoch in range(3):
-        pool.commit(epoch, at=pool.info.epoch_end(epoch))
+def test_a_slash_takes_the_stake_and_evicts(world: Any, pool: Any, refused: Any) -> None:
     reporter = world.person()
     receipt = pool.slash(pool.commitment(), reporter, reason=6)
     events = world.events(receipt)
@@ -20,23 +18,12 @@ def test_a_slash_takes_the_stake_voids_the_work_and_evicts(world: Any, pool: Any
     assert (slashed.node, slashed.provider) == (pool.node.address, pool.provider.address)
     assert (slashed.reason, slashed.amount) == (6, 50 * TOKEN)
     assert slashed.file_root == pool.commitment().file_root
-    assert all(world.contracts.work(pool.id, pool.node.address, epoch).voided for epoch in range(3))
     stake = world.contracts.stake_of(pool.provider.address)
     assert (stake.bonded, stake.frozen) == (50 * TOKEN, 50 * TOKEN)
     assert world.contracts.token_balance(reporter.address) == 0  # who judges must not gain
-    assert world.contracts.member_states(pool.id, [pool.node.address])[0].evicted
+    assert world.contracts.member(pool.id, pool.node.address).evicted
     with refused("NodeEvicted"):
         world.send(world.contracts.join(pool.id, "x"), pool.node)
-    with refused("NotMember"):
-        pool.commit(3)
-
-
-def test_a_slash_spares_what_is_mature(world: Any, pool: Any) -> None:
-    pool.commit(0)
-    pool.commit(3, at=pool.info.epoch_end(2))
-    pool.slash(pool.commitment(), world.person(), at=pool.info.maturity(0))
-    assert not world.contracts.work(pool.id, pool.node.address, 0).voided
-    assert world.contracts.work(pool.id, pool.node.address, 3).voided
 
 
 def test_a_node_is_slashed_once_per_pool(world: Any, pool: Any, refused: Any) -> None:
@@ -46,12 +33,11 @@ def test_a_node_is_slashed_once_per_pool(world: Any, pool: Any, refused: Any) ->
 
 
 def test_a_slash_takes_no_more_than_there_is(world: Any, pool: Any) -> None:
+    world.send(world.contracts.remove_node(pool.node.address), pool.provider)
     world.send(world.contracts.unbond(70 * TOKEN), pool.provider)
-    world.send(
-        world.contracts.withdraw(), pool.provider, at=world.contracts.stake_of(pool.provider.address).withdrawable_at
-    )
-    world.send(world.contracts.join(pool.id, "again"), pool.node)
-    receipt = pool.slash(pool.commitment(), world.person())
+    ready = world.contracts.stake_of(pool.provider.address).withdrawable_at
+    world.send(world.contracts.withdraw(), pool.provider, at=ready)
+    receipt = world.send(world.contracts.evidence(*contradiction(pool)), world.person())
     assert [event.amount for event in world.events(receipt) if isinstance(event, Slashed)] == [30 * TOKEN]
 
 
@@ -107,7 +93,7 @@ def test_the_contract_checks_signatures_over_the_works_name(world: Any, pool: An
     c = pool.commitment()
     separator = world.contracts.swarm.functions.domainSeparator().call()
     pool.slash(c, world.person(), signature=pool.node.sign_hash(keccak(b"\x19\x01" + separator + work_id(c))))
-    assert world.contracts.member_states(pool.id, [pool.node.address])[0].evicted
+    assert world.contracts.member(pool.id, pool.node.address).evicted
 
 
 def test_verdicts_do_not_carry_over_to_another_chain_or_contract(world: Any, pool: Any, refused: Any) -> None:
@@ -135,7 +121,7 @@ def test_a_malleated_verdict_is_refused(world: Any, pool: Any, refused: Any) -> 
 
 def test_only_members_are_slashed(world: Any, pool: Any, refused: Any) -> None:
     stranger = NodeKey.generate()
-    c = type(pool.commitment())(pool.id, stranger.address, b"\x11" * 32, 0, b"\x44" * 32, 10)
+    c = type(pool.commitment())(pool.id, stranger.address, b"\x11" * 32, 0, b"\x44" * 32, 10, 0)
     with refused("NotMember"):
         pool.slash(c, world.person(), signature=sign(stranger, world.domain, c))
 
@@ -150,11 +136,9 @@ def contradiction(pool: Any, **changes: Any) -> tuple[Any, bytes, Any, bytes]:
 
 
 def test_two_files_under_one_index_slash_by_themselves(world: Any, pool: Any, refused: Any) -> None:
-    pool.commit(0)
     receipt = world.send(world.contracts.evidence(*contradiction(pool)), world.person())
     (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
     assert (slashed.reason, slashed.amount) == (4, 50 * TOKEN)
-    assert world.contracts.work(pool.id, pool.node.address, 0).voided
     with refused("NodeEvicted"):
         world.send(world.contracts.evidence(*contradiction(pool)), world.person())
 
@@ -182,16 +166,54 @@ def test_evidence_needs_both_signatures_of_the_node(world: Any, pool: Any, refus
             world.send(world.contracts.evidence(first, signatures[0], second, signatures[1]), world.person())
 
 
-def test_a_validator_convicts_itself_only_over_one_commitment(world: Any, pool: Any, refused: Any) -> None:
-    judge, reporter = pool.validators[0], world.person()
-    claims = [pool.commitment(), pool.commitment(units=11)]
-    good, bad, other = (
-        Verdict(pool.id, c.node, c.policy_root, c.index, c.file_root, c.units, outcome, 5 * (outcome > 0))
-        for c, outcome in ((claims[0], 0), (claims[0], 2), (claims[1], 2))
-    )
-    said = {verdict: sign(judge, world.domain, verdict) for verdict in (good, bad, other)}
+def test_a_commitment_to_another_epoch_slashes_by_itself(world: Any, pool: Any) -> None:
+    twice = contradiction(pool, file_root=pool.commitment().file_root, epoch=1)
+    receipt = world.send(world.contracts.evidence(*twice), world.person())
+    assert [event.reason for event in world.events(receipt) if isinstance(event, Slashed)] == [4]
+
+
+def test_a_second_word_of_a_validator_convicts_it(world: Any, pool: Any, refused: Any) -> None:
+    judge, reporter, c = pool.validators[0], world.person(), pool.commitment()
+    first, second = pool.verdict(c, 0, 0), pool.verdict(c, 0, 0, values=b"\x01" * 32)
+    other = pool.rechecked(c, 2, 5)
+    said = {verdict: sign(judge, world.domain, verdict) for verdict in (first, second, other)}
+    evidence = world.contracts.verdict_evidence
     with refused("NoContradiction"):
-        world.send(world.contracts.verdict_evidence(good, said[good], other, said[other]), reporter)
-    receipt = world.send(world.contracts.verdict_evidence(good, said[good], bad, said[bad]), reporter)
+        world.send(evidence(pool.id, first.work, first, said[first], first, said[first]), reporter)
+    with refused("WrongSigner"):  # looking again is no second word
+        world.send(evidence(pool.id, first.work, first, said[first], other, said[other]), reporter)
+    receipt = world.send(evidence(pool.id, first.work, first, said[first], second, said[second]), reporter)
     (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
-    assert (slashed.node, slashed.reason) == (judge.address, 200)
+    assert (slashed.node, slashed.reason, slashed.file_root) == (judge.address, 200, work_id(c))
+
+
+def test_a_certificate_that_contradicts_another_word_convicts_its_validator(
+    world: Any, pool: Any, refused: Any
+) -> None:
+    c = pool.commitment()
+    right, wrong = (Accepted(pool.id, c.node, 0, work_id(c), units) for units in (10, 11))
+    verdicts = pool.verdict(c, 0, 0), pool.verdict(c, 1, 8)
+    evidence = world.contracts.accepted_evidence
+    for judge, second in zip(pool.validators, (wrong, verdicts[1]), strict=True):
+        one, two, good = (sign(judge, world.domain, statement) for statement in (right, second, verdicts[0]))
+        with refused("NoContradiction"):
+            world.send(evidence(right, one, verdicts[0], good), pool.manager)
+        with refused("NoContradiction"):
+            world.send(evidence(right, one, right, one), pool.manager)
+        receipt = world.send(evidence(right, one, second, two), pool.manager)
+        (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
+        assert (slashed.node, slashed.reason, slashed.file_root) == (judge.address, 201, work_id(c))
+    assert pool.info.validators == ()
+
+
+def test_a_slash_of_different_findings_and_of_looking_again(world: Any, pool: Any, refused: Any) -> None:
+    c, values = pool.commitment(), [b"\x07" * 32, b"\x08" * 32]
+    statements = [pool.verdict(c, 2, 5, values[0]), pool.rechecked(c, 2, 5, values[1])]
+    signed = [sign(key, world.domain, one) for key, one in zip(pool.validators, statements, strict=True)]
+    for bits in (0, 1, 3):
+        with refused("NotAValidator"):
+            pool.slash(c, pool.manager, verdicts=signed, values=values, rechecked=bits)
+    with refused("BadValues"):
+        pool.slash(c, pool.manager, verdicts=signed, values=values[:1], rechecked=2)
+    pool.slash(c, pool.manager, verdicts=signed, values=values, rechecked=2)
+    assert pool.contracts.member(pool.id, c.node).evicted

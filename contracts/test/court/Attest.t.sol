@@ -14,6 +14,8 @@ contract AttestTest is Base {
         Pools.PoolParams memory params = _params();
         params.attested = true;
         id = _open(params);
+        vm.prank(vm.addr(0xD00D));
+        swarm.join(id, "");
     }
 
     function _attest(uint32 units, uint64 until) private {

@@ -12,7 +12,7 @@ contract ReplayTest is Base {
     function _carry(bytes memory own, bytes[] memory verdicts, bytes4 error_) private {
         WorkCommitment memory c = _file(0, 1);
         vm.expectPartialRevert(error_);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
     }
 
     function _two(bytes memory one, bytes memory two) private pure returns (bytes[] memory both) {
@@ -70,7 +70,7 @@ contract ReplayTest is Base {
         bytes[] memory crowd = new bytes[](17);
         for (uint256 i = 0; i < 17; ++i) crowd[i] = verdicts[i % 2];
         _carry(own, crowd, Court.QuorumMissing.selector);
-        court.slash(c, own, 5, _two(verdicts[1], verdicts[0])); // any order will do
+        court.slash(c, own, 5, _two(verdicts[1], verdicts[0]), _blank(verdicts), 0); // any order will do
         eq(_stake().frozen, SLASH);
         _carry(own, verdicts, Court.AlreadyJudged.selector);
     }
@@ -93,10 +93,10 @@ contract ReplayTest is Base {
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         bytes memory high = _high(own);
         vm.expectPartialRevert(ECDSA.ECDSAInvalidSignatureS.selector);
-        court.slash(c, high, 5, verdicts);
+        court.slash(c, high, 5, verdicts, _blank(verdicts), 0);
         verdicts = _two(verdicts[0], _high(verdicts[0]));
         vm.expectPartialRevert(ECDSA.ECDSAInvalidSignatureS.selector);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
     }
 
     function test_not_of_a_validator_without_a_stake() public {
@@ -114,7 +114,7 @@ contract ReplayTest is Base {
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = new bytes[](0);
         vm.expectPartialRevert(Court.QuorumMissing.selector);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
     }
 
     function _high(bytes memory signature) private pure returns (bytes memory) {

@@ -7,81 +7,10 @@ import {Members} from "../../src/Members.sol";
 import {Nodes} from "../../src/Nodes.sol";
 import {Pools} from "../../src/Pools.sol";
 import {StakeVault} from "../../src/StakeVault.sol";
-import {Verdict, WorkCommitment} from "../../src/Statements.sol";
+import {WorkCommitment} from "../../src/Statements.sol";
 import {Swarm} from "../../src/Swarm.sol";
-import {Work} from "../../src/Work.sol";
 
 contract SlashTest is Base {
-    function test_mature_work_is_spared_and_the_rest_is_released_once_the_slash_is_final() public {
-        _commit(0, ROOT, 1000);
-        vm.warp(block.timestamp + EPOCH);
-        _commit(1, ROOT, 2000);
-        vm.warp(_matures(0));
-        _slash(_file(0, 1));
-        _settle(0);
-        eq(token.balanceOf(provider), 1 ether);
-        vm.warp(_matures(1));
-        vm.expectPartialRevert(Work.WorkIsVoided.selector);
-        this.settleOne(1);
-        vm.expectPartialRevert(Work.NotVoided.selector);
-        swarm.release(pool, node, 1);
-        vm.warp(block.timestamp + APPEAL);
-        vault.finalize(1);
-        swarm.release(pool, node, 1);
-        eq(_info().reserved, 0);
-        eq(_info().escrow, ESCROW - 1 ether);
-        vm.expectPartialRevert(Work.NothingCommitted.selector);
-        swarm.release(pool, node, 1);
-    }
-
-    function settleOne(uint64 epoch) external {
-        _settle(epoch);
-    }
-
-    function test_only_voided_work_is_released() public {
-        _commit(0, ROOT, 1000);
-        vm.expectPartialRevert(Work.NotVoided.selector);
-        swarm.release(pool, node, 0);
-        vm.warp(_matures(0));
-        vm.expectPartialRevert(Work.NotVoided.selector);
-        swarm.release(pool, node, 0);
-    }
-
-    function test_an_overturned_slash_leaves_no_trace_and_costs_the_pool_its_bond() public {
-        _commit(0, ROOT, 1000);
-        _slash(_file(0, 1));
-        vm.expectPartialRevert(Swarm.OnlyArbiter.selector);
-        swarm.overturn(pool, node);
-        vm.warp(block.timestamp + APPEAL - 1);
-        vm.prank(arbiter);
-        swarm.overturn(pool, node);
-        eq(_stake().bonded, 100 ether);
-        eq(token.balanceOf(provider), POOL_BOND);
-        eq(_info().bond, 0);
-        vm.prank(node);
-        swarm.join(pool, "");
-        vm.warp(_matures(0));
-        _settle(0);
-        eq(token.balanceOf(provider), POOL_BOND + 1 ether);
-        vm.prank(arbiter);
-        vm.expectPartialRevert(Swarm.NotSlashed.selector);
-        swarm.overturn(pool, node);
-        WorkCommitment memory c = _file(0, 1);
-        bytes memory own = _sign(nodeKey, Sign.commitment(c));
-        bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
-        vm.expectPartialRevert(Court.AlreadyJudged.selector);
-        court.slash(c, own, 5, verdicts);
-    }
-
-    function test_a_case_that_was_overturned_keeps_no_bond_ready() public {
-        _slash(_file(0, 1));
-        vm.prank(arbiter);
-        swarm.overturn(pool, node);
-        _slash(_file(1, 1));
-        eq(_info().bond, POOL_BOND);
-        eq(_info().escrow, ESCROW - POOL_BOND);
-    }
-
     function test_once_final_the_arbiter_cannot_help() public {
         _slash(_file(0, 1));
         vm.warp(block.timestamp + APPEAL);
@@ -127,7 +56,7 @@ contract SlashTest is Base {
         _slash(_file(0, 1));
         this.tryAgain();
         _contradict();
-        eq(_stake().bonded, 0);
+        eq(_stake().bonded, 100 ether - 2 * uint256(SLASH));
         eq(_stake().frozen, SLASH);
         vm.expectPartialRevert(Members.NodeEvicted.selector);
         this.contradict();
@@ -139,22 +68,7 @@ contract SlashTest is Base {
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         vm.expectPartialRevert(Members.NodeEvicted.selector);
-        court.slash(c, own, 5, verdicts);
-    }
-
-    function test_what_judges_voided_and_its_own_signatures_too_stays_void_if_the_judges_were_wrong() public {
-        _commit(0, ROOT, 1000);
-        _slash(_file(0, 1));
-        vm.warp(block.timestamp + EPOCH);
-        _contradict();
-        vm.prank(arbiter);
-        swarm.overturn(pool, node);
-        yes(_work(0).voided, "voided");
-        vm.prank(node);
-        vm.expectPartialRevert(Members.NodeEvicted.selector);
-        swarm.join(pool, "");
-        swarm.release(pool, node, 0);
-        eq(_info().escrow, ESCROW);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
     }
 
     function contradict() external {
@@ -169,20 +83,8 @@ contract SlashTest is Base {
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         vm.expectPartialRevert(Pools.PoolOver.selector);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         _contradict(); // but the node's own signatures do
-    }
-
-    function test_evidence_is_final() public {
-        _commit(0, ROOT, 1000);
-        _contradict();
-        eq(_stake().bonded, 50 ether);
-        eq(_stake().frozen, 0);
-        swarm.release(pool, node, 0);
-        eq(_info().escrow, ESCROW);
-        vm.prank(arbiter);
-        vm.expectPartialRevert(Swarm.NotSlashed.selector);
-        swarm.overturn(pool, node);
     }
 
     function test_commitments_that_do_not_contradict_are_no_evidence() public {
@@ -200,28 +102,6 @@ contract SlashTest is Base {
             vm.expectPartialRevert(Court.NoContradiction.selector);
             court.evidence(first, one, second, two);
         }
-    }
-
-    function test_two_claims_of_units_for_one_file_contradict_each_other() public {
-        WorkCommitment memory first = _file(0, 10);
-        WorkCommitment memory second = _file(0, 11);
-        eq(uint256(first.fileRoot), uint256(second.fileRoot));
-        bytes memory one = _sign(nodeKey, Sign.commitment(first));
-        bytes memory two = _sign(nodeKey, Sign.commitment(second));
-        court.evidence(first, one, second, two);
-        eq(_stake().bonded, 50 ether);
-        yes(swarm.memberInfo(pool, node).evicted, "evicted");
-    }
-
-    function test_whatever_differs_the_key_convicts_itself(bytes32 fileRoot, uint32 units) public {
-        WorkCommitment memory first = _file(0, 10);
-        WorkCommitment memory second = _file(0, units);
-        second.fileRoot = fileRoot;
-        vm.assume(first.fileRoot != fileRoot || first.units != units);
-        bytes memory one = _sign(nodeKey, Sign.commitment(first));
-        bytes memory two = _sign(nodeKey, Sign.commitment(second));
-        court.evidence(first, one, second, two);
-        yes(swarm.memberInfo(pool, node).evicted, "evicted");
     }
 
     function test_evidence_needs_both_signatures_of_the_node() public {
@@ -242,7 +122,7 @@ contract SlashTest is Base {
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         verdicts[1] = _sign(judgeKeys[1], Sign.verdict(_file(0, 11), 2, 5));
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         eq(_stake().bonded, 100 ether);
     }
 
@@ -253,7 +133,7 @@ contract SlashTest is Base {
         bytes memory own = _sign(0xD00D, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         vm.expectPartialRevert(Members.NotMember.selector);
-        court.slash(c, own, 5, verdicts);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
         WorkCommitment memory other = _file(0, 1);
         other.node = c.node;
         other.fileRoot = bytes32(uint256(1));
@@ -262,57 +142,128 @@ contract SlashTest is Base {
         court.evidence(c, own, other, second);
     }
 
-    function test_a_validator_that_says_both_loses_stake_and_seat() public {
-        (Verdict memory good, Verdict memory bad) = _both();
-        address judge = vm.addr(judgeKeys[0]);
-        bytes memory one = _sign(judgeKeys[0], _hash(good));
-        bytes memory two = _sign(judgeKeys[0], _hash(bad));
-        court.verdictEvidence(good, one, bad, two);
-        eq(vault.bondedOf(address(0x5005)), 0);
-        eq(court.benchOf(pool).validators.length, 1);
-        eq(court.benchOf(pool).validators[0], vm.addr(judgeKeys[1]));
-        yes(swarm.memberInfo(pool, judge).evicted, "evicted");
+    // ---- verdicts of which each says its own
+
+    function test_judges_may_have_found_different_values_and_some_on_looking_again() public {
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes32[] memory values = new bytes32[](2);
+        (values[0], values[1]) = (bytes32(uint256(7)), bytes32(uint256(8)));
+        bytes[] memory signatures = new bytes[](2);
+        signatures[0] = _sign(judgeKeys[0], Sign.said(Sign.VERDICT, c, 2, 5, values[0]));
+        signatures[1] = _sign(judgeKeys[1], Sign.said(Sign.RECHECKED, c, 2, 5, values[1]));
+        for (uint256 bits = 0; bits < 4; ++bits) {
+            if (bits == 2) continue;
+            vm.expectPartialRevert(Court.NotAValidator.selector);
+            court.slash(c, own, 5, signatures, values, bits);
+        }
+        (values[0], values[1]) = (values[1], values[0]);
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.verdictEvidence(good, one, bad, two);
+        court.slash(c, own, 5, signatures, values, 2);
+        (values[0], values[1]) = (values[1], values[0]);
+        vm.expectPartialRevert(Court.NotAValidator.selector);
+        court.slash(c, own, 6, signatures, values, 2);
+        court.slash(c, own, 5, signatures, values, 2);
+        eq(_stake().frozen, SLASH);
+    }
+
+    function test_one_judge_that_said_both_is_counted_once() public {
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory signatures = new bytes[](2);
+        signatures[0] = _sign(judgeKeys[0], Sign.verdict(c, 2, 5));
+        signatures[1] = _sign(judgeKeys[0], Sign.said(Sign.RECHECKED, c, 2, 5, 0));
+        bytes32[] memory values = new bytes32[](2);
+        vm.expectRevert(abi.encodeWithSelector(Court.DuplicateVerdict.selector, vm.addr(judgeKeys[0])));
+        court.slash(c, own, 5, signatures, values, 2);
+        vm.expectRevert(abi.encodeWithSelector(Court.BadValues.selector, 1, 2));
+        court.slash(c, own, 5, signatures, new bytes32[](1), 2);
+    }
+
+    function test_a_rejection_does_not_slash() public {
+        WorkCommitment memory c = _file(0, 1);
+        bytes memory own = _sign(nodeKey, Sign.commitment(c));
+        bytes[] memory verdicts = _quorum(Sign.verdict(c, 1, 5));
+        vm.expectPartialRevert(Court.NotAValidator.selector);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
+    }
+
+    // ---- judges who were wrong
+
+    function test_an_overturned_slash_leaves_no_trace_and_is_made_good_by_who_signed_it() public {
+        _slash(_file(0, 1));
+        eq(vault.judgesOf(1).length, 2);
+        vm.expectPartialRevert(Swarm.OnlyArbiter.selector);
+        swarm.overturn(pool, node);
+        vm.warp(block.timestamp + APPEAL - 1);
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        eq(_stake().bonded, 100 ether);
+        eq(token.balanceOf(provider), SLASH);
+        eq(vault.bondedOf(address(0x5005)), 30 ether - SLASH);
+        eq(_info().escrow, ESCROW); // none of it is the pool's
+        vm.prank(node);
+        swarm.join(pool, "");
+        vm.prank(arbiter);
+        vm.expectPartialRevert(Swarm.NotSlashed.selector);
+        swarm.overturn(pool, node);
         WorkCommitment memory c = _file(0, 1);
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
-        vm.expectPartialRevert(Court.NotAValidator.selector);
-        court.slash(c, own, 5, verdicts);
+        vm.expectPartialRevert(Court.ValidatorUnfit.selector); // until they bond again
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
+        _bond(address(0x5005), SLASH);
+        vm.expectPartialRevert(Court.AlreadyJudged.selector);
+        court.slash(c, own, 5, verdicts, _blank(verdicts), 0);
     }
 
-    function test_verdicts_that_do_not_contradict_cost_nothing() public {
-        for (uint256 i = 0; i < 8; ++i) {
-            (Verdict memory good, Verdict memory bad) = _both();
-            if (i == 0) bad.pool = 9;
-            if (i == 1) bad.node = anybody;
-            if (i == 2) bad.policyRoot = bytes32(uint256(9));
-            if (i == 3) bad.index = 9;
-            if (i == 4) bad.fileRoot = bytes32(uint256(9));
-            if (i == 5) bad.outcome = 0;
-            if (i == 6) good.outcome = 1; // first rejected, then slashed: a judge may learn more
-            if (i == 7) bad.units = good.units + 1; // of two claims about one file one may be right
-            bytes memory one = _sign(judgeKeys[0], _hash(good));
-            bytes memory two = _sign(judgeKeys[0], _hash(bad));
-            vm.expectPartialRevert(Court.NoContradiction.selector);
-            court.verdictEvidence(good, one, bad, two);
+    function test_each_of_the_judges_pays_its_part_and_nobody_elses() public {
+        (address first, address second, address third) = (address(0x7001), address(0x7002), address(0x7003));
+        delete judgeKeys;
+        for (uint256 i = 0; i < 3; ++i) {
+            address owner = i == 0 ? first : i == 1 ? second : third;
+            judgeKeys.push(0xE200 + i);
+            _bond(owner, 20 ether);
+            _register(owner, 0xE200 + i, 1);
         }
-        (Verdict memory yes_, Verdict memory no) = _both();
-        bytes memory first = _sign(judgeKeys[0], _hash(yes_));
-        bytes memory second = _sign(judgeKeys[1], _hash(no));
-        vm.expectPartialRevert(Court.WrongSigner.selector);
-        court.verdictEvidence(yes_, first, no, second);
+        _startIn(_open(_params()));
+        _slash(_file(0, 1)); // the first two sign, which is enough
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        eq(vault.bondedOf(first), 20 ether - SLASH / 2);
+        eq(vault.bondedOf(second), 20 ether - SLASH / 2);
+        eq(vault.bondedOf(third), 20 ether);
+        eq(token.balanceOf(provider), SLASH);
     }
 
-    function _both() private view returns (Verdict memory good, Verdict memory bad) {
-        WorkCommitment memory c = _file(0, 1);
-        good = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 0, 0);
-        bad = Verdict(c.pool, c.node, c.policyRoot, c.index, c.fileRoot, c.units, 2, 5);
+    function test_judges_pay_as_far_as_they_have_something_wherever_it_is() public {
+        _slash(_file(0, 1));
+        address owner = address(0x5005);
+        address[] memory both = new address[](2);
+        (both[0], both[1]) = (vm.addr(judgeKeys[0]), vm.addr(judgeKeys[1]));
+        vm.prank(owner);
+        swarm.removeProvider(both);
+        vm.prank(owner);
+        vault.unbond(27 ether); // on its way out, but not out
+        vm.prank(address(swarm));
+        vault.slash(owner, 26 ether); // 1 unbonding, 3 bonded are left
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        eq(token.balanceOf(provider), 4 ether);
+        eq(vault.bondedOf(owner) + vault.stakeOf(owner).unbonding, 0);
+        eq(_stake().bonded, 100 ether);
     }
 
-    function _hash(Verdict memory v) private pure returns (bytes32) {
-        return keccak256(
-            abi.encode(Sign.VERDICT, v.pool, v.node, v.policyRoot, v.index, v.fileRoot, v.units, v.outcome, v.reason)
-        );
+    function test_what_of_a_judges_stake_is_frozen_answers_too() public {
+        _slash(_file(0, 1));
+        vm.prank(address(swarm));
+        vault.freeze(address(0x5005), 30 ether, 9, new address[](0));
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        eq(token.balanceOf(provider), SLASH);
+        eq(vault.stakeOf(address(0x5005)).frozen, 30 ether - SLASH);
+        vm.warp(block.timestamp + APPEAL);
+        vault.finalize(2); // takes what is left
+        eq(vault.stakeOf(address(0x5005)).frozen, 0);
     }
 }

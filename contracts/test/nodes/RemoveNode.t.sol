@@ -3,21 +3,16 @@ pragma solidity 0.8.37;
 
 import {Base} from "../Base.sol";
 import {Nodes} from "../../src/Nodes.sol";
-import {Members} from "../../src/Members.sol";
 
 contract RemoveNodeTest is Base {
     function test_it_ends_units_and_membership_but_not_what_is_due() public {
-        _commit(0, ROOT, 1000);
         vm.prank(provider);
         swarm.removeNode(node);
         eq(swarm.unitsOf(provider), 0);
         eq(swarm.nodeInfo(node).pool, 0);
         eq(swarm.nodeInfo(node).provider, provider);
-        vm.prank(node);
-        vm.expectPartialRevert(Members.NotMember.selector);
-        swarm.commitWork(pool, 0, ROOT, 1);
-        vm.warp(_matures(0));
-        _settle(0);
+        _earn(0, 1000);
+        _claim(1000);
         eq(token.balanceOf(provider), 1 ether);
     }
 

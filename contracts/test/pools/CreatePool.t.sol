@@ -18,11 +18,12 @@ contract CreatePoolTest is Base {
         yes(_same(info.runURI, params.runURI), "URI");
         yes(_same(info.bootnodes, params.bootnodes), "bootnodes");
         yes(info.invited && !info.attested, "flags");
-        yes(!info.paused && !info.ended && !info.hasWork, "fresh");
+        yes(!info.paused && !info.ended && !info.hasMembers, "fresh");
         eq(info.manager, manager);
         eq(info.rewardPerUnit, RATE);
         eq(info.slashAmount, SLASH);
         eq(info.maxUnitsPerEpoch, 100_000);
+        eq(info.unitsPerEpoch, PER_EPOCH);
         eq(info.stoppedAt, 0);
         (params.invited, params.attested) = (false, true);
         info = swarm.poolInfo(_open(params));
@@ -44,6 +45,9 @@ contract CreatePoolTest is Base {
         _refused(params, abi.encodeWithSelector(Pools.ZeroAddress.selector));
         params = _params();
         params.maxUnitsPerEpoch = 0;
+        _refused(params, abi.encodeWithSelector(Pools.ZeroAmount.selector));
+        params = _params();
+        params.unitsPerEpoch = 0;
         _refused(params, abi.encodeWithSelector(Pools.ZeroAmount.selector));
     }
 
@@ -68,12 +72,12 @@ contract CreatePoolTest is Base {
         _refused(params, abi.encodeWithSelector(Pools.TextTooLong.selector, 1025, 1024));
     }
 
-    function test_no_pool_takes_more_than_the_vault_lets_it() public {
+    function test_no_slash_takes_more_than_a_node_bonds_for_itself() public {
         Pools.PoolParams memory params = _params();
-        params.slashAmount = 60 ether;
+        params.slashAmount = uint96(PER_UNIT);
         _open(params);
-        params.slashAmount = 60 ether + 1;
-        _refused(params, abi.encodeWithSelector(Pools.SlashTooHigh.selector, 60 ether + 1, 60 ether));
+        params.slashAmount += 1;
+        _refused(params, abi.encodeWithSelector(Pools.SlashTooHigh.selector, PER_UNIT + 1, PER_UNIT));
     }
 
     function test_a_stake_that_leaves_outlasts_the_window_by_no_second_less() public {
@@ -85,9 +89,11 @@ contract CreatePoolTest is Base {
     }
 
     function test_senseless_times_are_refused_and_the_last_sensible_ones_are_not() public {
-        _openWith(2, EPOCH, EPOCH);
-        _openWith(2, 1, type(uint24).max);
-        _refusedTimes(1, EPOCH, EPOCH);
+        _openWith(uint32(MIN_WINDOW), EPOCH, EPOCH);
+        _openWith(uint32(MIN_WINDOW), 1, type(uint24).max);
+        uint256 least = MIN_WINDOW;
+        bytes memory short = abi.encodeWithSelector(Pools.WindowTooShort.selector, least - 1, least);
+        _refused(_timed(uint32(least) - 1, EPOCH, EPOCH), short);
         _refusedTimes(WINDOW, 0, LEASE);
         _refusedTimes(WINDOW, EPOCH, EPOCH - 1);
         _refusedTimes(WINDOW, EPOCH, uint32(type(uint24).max) + 1);
@@ -112,7 +118,6 @@ contract CreatePoolTest is Base {
     }
 
     function _refused(Pools.PoolParams memory params, bytes memory error_) private {
-        _give(manager, POOL_BOND, address(swarm));
         vm.prank(manager);
         vm.expectRevert(error_);
         swarm.createPool(params);

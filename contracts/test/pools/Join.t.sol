@@ -5,7 +5,6 @@ import {Base, Sign} from "../Base.sol";
 import {Members} from "../../src/Members.sol";
 import {Nodes} from "../../src/Nodes.sol";
 import {Pools} from "../../src/Pools.sol";
-import {Work} from "../../src/Work.sol";
 
 contract JoinTest is Base {
     function _invited() private returns (uint256) {
@@ -60,30 +59,6 @@ contract JoinTest is Base {
         swarm.join(id, "again, without it");
     }
 
-    function test_work_renews_the_lease_until_its_last_second() public {
-        uint256 until = swarm.nodeInfo(node).leaseUntil;
-        eq(until, block.timestamp + LEASE);
-        vm.warp(until);
-        _commit(swarm.epochAt(pool, until), ROOT, 1);
-        eq(swarm.nodeInfo(node).leaseUntil, until + LEASE);
-        vm.warp(until + LEASE + 1);
-        uint64 epoch = swarm.epochAt(pool, block.timestamp);
-        vm.prank(node);
-        vm.expectPartialRevert(Work.LeaseLapsed.selector);
-        swarm.commitWork(pool, epoch, ROOT, 1);
-        vm.prank(node);
-        swarm.join(pool, "");
-        _commit(epoch, ROOT, 1);
-    }
-
-    function test_leaving_and_coming_back_costs_no_time() public {
-        vm.prank(node);
-        swarm.leavePool(pool);
-        vm.prank(node);
-        swarm.join(pool, "");
-        _commit(0, ROOT, 1);
-    }
-
     function test_a_contact_is_as_long_as_said_and_no_longer() public {
         vm.prank(node);
         swarm.join(pool, string(new bytes(160)));
@@ -92,24 +67,55 @@ contract JoinTest is Base {
         swarm.join(pool, string(new bytes(161)));
     }
 
-    function test_what_is_known_of_members_is_told_in_the_order_asked() public {
-        uint64 until = uint64(block.timestamp + LEASE);
-        address[] memory nodes = new address[](2);
-        (nodes[0], nodes[1]) = (anybody, node);
-        _told(swarm.memberInfos(pool, nodes), provider, until, false);
-        vm.warp(block.timestamp + 1);
+    function test_a_renewed_lease_is_one_lease_from_then_on() public {
+        vm.warp(block.timestamp + 7);
         vm.prank(node);
-        swarm.leavePool(pool);
-        _told(swarm.memberInfos(pool, nodes), provider, 0, true);
+        swarm.join(pool, "");
+        eq(swarm.nodeInfo(node).leaseUntil, block.timestamp + LEASE);
+        eq(swarm.memberInfo(pool, node).memberUntil, block.timestamp + LEASE);
     }
 
-    function _told(Members.MemberInfo[] memory infos, address who, uint64 until, bool left) private pure {
-        eq(infos.length, 2);
-        eq(infos[0].provider, address(0));
-        yes(!infos[0].left && !infos[0].evicted && infos[0].leaseUntil == 0, "who never joined never left");
-        eq(infos[1].provider, who);
-        eq(infos[1].leaseUntil, until);
-        yes(infos[1].left == left && !infos[1].evicted && !infos[1].admitted, "left or not");
+    function test_a_lease_that_lapsed_ended_the_membership_when_it_lapsed() public {
+        uint256 until = swarm.nodeInfo(node).leaseUntil;
+        vm.warp(until + 500);
+        vm.prank(node);
+        swarm.leavePool(pool);
+        eq(swarm.memberInfo(pool, node).memberUntil, until);
+        vm.prank(node);
+        swarm.join(pool, "");
+        vm.warp(block.timestamp + 5);
+        vm.prank(node);
+        swarm.leavePool(pool);
+        eq(swarm.memberInfo(pool, node).memberUntil, block.timestamp);
+    }
+
+    function test_everybody_who_ever_joined_is_listed_once() public {
+        _register(provider, 0xD00D, 2);
+        address second = vm.addr(0xD00D);
+        vm.prank(second);
+        swarm.join(pool, "");
+        vm.roll(block.number + 9);
+        vm.prank(node);
+        swarm.join(pool, "again");
+        vm.prank(second);
+        swarm.leavePool(pool);
+        eq(swarm.memberCount(pool), 2);
+        (address[] memory nodes, Members.MemberInfo[] memory infos) = swarm.membersOf(pool, 0, 10);
+        eq(nodes.length, 2);
+        eq(nodes[0], node);
+        eq(nodes[1], second);
+        eq(infos[0].joinedBlock, block.number);
+        eq(infos[1].joinedBlock, block.number - 9);
+        yes(!infos[0].left && infos[1].left, "left or not");
+        (nodes, infos) = swarm.membersOf(pool, 1, 1);
+        eq(nodes[0], second);
+        eq(infos.length, 1);
+        (nodes,) = swarm.membersOf(pool, 2, 1);
+        eq(nodes.length, 0);
+        (nodes,) = swarm.membersOf(pool, type(uint256).max, type(uint256).max);
+        eq(nodes.length, 0);
+        (nodes,) = swarm.membersOf(pool, 1, type(uint256).max);
+        eq(nodes.length, 1);
     }
 
     function test_strangers_do_not_join() public {

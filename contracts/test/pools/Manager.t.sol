@@ -22,14 +22,47 @@ contract ManagerTest is Base {
         court.proposeValidators(pool, _params().validators, 1);
     }
 
-    function test_the_run_is_named_until_there_is_work() public {
+    function test_the_run_is_named_until_somebody_has_joined() public {
+        uint256 id = _open(_params());
         vm.prank(manager);
-        swarm.setPoolRun(pool, ROOT);
-        yes(_info().runRoot == ROOT, "named");
-        _commit(0, ROOT, 1);
+        swarm.setPoolRun(id, ROOT);
+        yes(swarm.poolInfo(id).runRoot == ROOT, "named");
+        yes(!swarm.poolInfo(id).hasMembers, "nobody yet");
+        vm.prank(node);
+        swarm.join(id, "");
+        yes(swarm.poolInfo(id).hasMembers, "somebody");
         vm.prank(manager);
-        vm.expectPartialRevert(Pools.RunAlreadyWorkedOn.selector);
-        swarm.setPoolRun(pool, bytes32(uint256(5)));
+        vm.expectRevert(abi.encodeWithSelector(Pools.RunAlreadyJoined.selector, id));
+        swarm.setPoolRun(id, bytes32(uint256(5)));
+        vm.prank(node);
+        swarm.leavePool(id);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.RunAlreadyJoined.selector);
+        swarm.setPoolRun(id, bytes32(uint256(5)));
+    }
+
+    function test_a_pause_stops_joins_and_an_end_is_for_ever() public {
+        vm.prank(manager);
+        swarm.pausePool(pool);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.PoolIsPaused.selector);
+        swarm.pausePool(pool);
+        vm.prank(node);
+        vm.expectPartialRevert(Pools.PoolIsPaused.selector);
+        swarm.join(pool, "");
+        vm.prank(manager);
+        swarm.resumePool(pool);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.PoolNotPaused.selector);
+        swarm.resumePool(pool);
+        vm.prank(manager);
+        swarm.endPool(pool);
+        vm.prank(manager);
+        vm.expectPartialRevert(Pools.PoolOver.selector);
+        swarm.resumePool(pool);
+        vm.prank(node);
+        vm.expectPartialRevert(Pools.PoolOver.selector);
+        swarm.join(pool, "");
     }
 
     function test_bootnodes_are_kept_within_their_length_and_until_the_end() public {
@@ -64,61 +97,6 @@ contract ManagerTest is Base {
         swarm.endPool(pool);
         yes(_info().ended, "ended");
         eq(_info().stoppedAt, paused + 5);
-    }
-
-    function test_a_pause_stops_joins_at_once_and_work_from_the_next_epoch_on() public {
-        vm.prank(manager);
-        swarm.pausePool(pool);
-        vm.prank(manager);
-        vm.expectPartialRevert(Pools.PoolIsPaused.selector);
-        swarm.pausePool(pool);
-        vm.prank(node);
-        vm.expectPartialRevert(Pools.PoolIsPaused.selector);
-        swarm.join(pool, "");
-        vm.warp(block.timestamp + EPOCH);
-        vm.prank(node);
-        vm.expectPartialRevert(Pools.PoolIsPaused.selector);
-        swarm.commitWork(pool, 1, ROOT, 1);
-        _commit(0, ROOT, 1000);
-        vm.prank(manager);
-        swarm.resumePool(pool);
-        _commit(1, ROOT, 1);
-        vm.prank(manager);
-        vm.expectPartialRevert(Pools.PoolNotPaused.selector);
-        swarm.resumePool(pool);
-        vm.warp(_matures(0));
-        _settle(0);
-    }
-
-    function test_an_end_is_for_ever() public {
-        vm.warp(block.timestamp + EPOCH + 1);
-        vm.prank(manager);
-        swarm.endPool(pool);
-        vm.prank(manager);
-        vm.expectPartialRevert(Pools.PoolOver.selector);
-        swarm.endPool(pool);
-        vm.prank(manager);
-        vm.expectPartialRevert(Pools.PoolOver.selector);
-        swarm.resumePool(pool);
-        vm.prank(node);
-        vm.expectPartialRevert(Pools.PoolOver.selector);
-        swarm.join(pool, "");
-        _commit(1, ROOT, 1);
-        vm.warp(block.timestamp + EPOCH);
-        vm.prank(node);
-        vm.expectPartialRevert(Pools.PoolOver.selector);
-        swarm.commitWork(pool, 2, ROOT, 1);
-    }
-
-    function test_an_end_after_a_pause_adds_no_epochs() public {
-        vm.prank(manager);
-        swarm.pausePool(pool);
-        vm.warp(block.timestamp + 2 * EPOCH);
-        vm.prank(manager);
-        swarm.endPool(pool);
-        vm.prank(node);
-        vm.expectPartialRevert(Pools.PoolOver.selector);
-        swarm.commitWork(pool, 1, ROOT, 1);
     }
 
     function test_other_validators_take_office_all_at_once_after_a_window() public {
@@ -180,16 +158,12 @@ contract ManagerTest is Base {
 
     function test_nobody_else_speaks_for_the_court_and_nobody_sets_it_twice() public {
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
-        swarm.takeLeaf(pool, node, 0, ROOT, 1, 1);
-        vm.expectPartialRevert(Pools.OnlyCourt.selector);
-        swarm.takeEpoch(pool, node, 0, 1);
-        vm.expectPartialRevert(Pools.OnlyCourt.selector);
         swarm.punishByEvidence(pool, node, 1, ROOT);
         vm.expectPartialRevert(Pools.OnlyCourt.selector);
-        swarm.punishByJudgement(pool, node, 1, ROOT);
+        swarm.punishByJudgement(pool, node, 1, ROOT, new address[](0));
         vm.expectPartialRevert(Pools.CourtAlreadySet.selector);
         swarm.setCourt(court);
-        Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, POOL_BOND)));
+        Swarm made = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, MIN_WINDOW)));
         vm.expectPartialRevert(Pools.ZeroAddress.selector);
         made.setCourt(Court(address(0)));
         vm.prank(anybody);

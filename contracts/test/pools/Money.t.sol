@@ -1,27 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {Base, Sign} from "../Base.sol";
+import {Base} from "../Base.sol";
 import {EscrowTooLarge} from "../../src/Counters.sol";
 import {Pools} from "../../src/Pools.sol";
-import {WorkCommitment} from "../../src/Statements.sol";
 import {TestToken} from "../../src/TestToken.sol";
 
-/// More than a faucet gives.
-contract RichToken is TestToken {
-    constructor() {
-        _mint(msg.sender, type(uint96).max);
-    }
-}
-
 contract PoolMoneyTest is Base {
-    function test_opening_takes_the_bond_and_nothing_else() public {
+    function test_opening_takes_nothing() public {
         uint256 before = token.balanceOf(address(swarm));
         uint256 id = _open(_params());
-        eq(token.balanceOf(address(swarm)), before + POOL_BOND);
-        eq(swarm.poolInfo(id).bond, POOL_BOND);
+        eq(token.balanceOf(address(swarm)), before);
         eq(swarm.poolInfo(id).escrow, 0);
         eq(id, 2);
+    }
+
+    function test_less_than_a_unit_or_a_pool_without_pay_take_nothing() public {
+        vm.expectPartialRevert(Pools.ZeroAmount.selector);
+        swarm.fundPool(pool, RATE - 1);
+        Pools.PoolParams memory params = _params();
+        params.rewardPerUnit = 0;
+        uint256 id = _open(params);
+        vm.expectRevert(abi.encodeWithSelector(Pools.PoolWithoutPay.selector, id));
+        swarm.fundPool(id, 1 ether);
+        vm.expectPartialRevert(Pools.PoolUnknown.selector);
+        swarm.fundPool(99, 1 ether);
+    }
+
+    function test_what_is_owed_counts_towards_the_limit_of_the_escrow() public {
+        Pools.PoolParams memory params = _params();
+        params.rewardPerUnit = 1;
+        _startIn(_open(params));
+        _fund(pool, 1000);
+        _earn(0, 400);
+        uint256 room = uint256(type(uint56).max) - 1000;
+        _give(manager, room + 1, address(swarm));
+        vm.prank(manager);
+        vm.expectRevert(abi.encodeWithSelector(EscrowTooLarge.selector, room + 1));
+        swarm.fundPool(pool, room + 1);
+        vm.prank(manager);
+        swarm.fundPool(pool, room);
+        eq(_info().escrow, room + 600);
+        eq(_info().owed, 400);
     }
 
     function testFuzz_funding_takes_whole_units_only(uint96 rate, uint256 amount) public {
@@ -39,46 +59,6 @@ contract PoolMoneyTest is Base {
         eq(token.balanceOf(anybody), amount % params.rewardPerUnit);
     }
 
-    function test_less_than_a_unit_or_a_pool_without_pay_take_nothing() public {
-        vm.expectPartialRevert(Pools.ZeroAmount.selector);
-        swarm.fundPool(pool, RATE - 1);
-        Pools.PoolParams memory params = _params();
-        params.rewardPerUnit = 0;
-        uint256 id = _open(params);
-        vm.expectPartialRevert(Pools.ZeroAmount.selector);
-        swarm.fundPool(id, 0);
-        vm.expectPartialRevert(Pools.BondTooLarge.selector);
-        swarm.fundPool(id, uint256(type(uint96).max) + 1 - POOL_BOND);
-        vm.expectPartialRevert(Pools.PoolUnknown.selector);
-        swarm.fundPool(99, 1 ether);
-    }
-
-    function test_a_bond_grows_up_to_its_last_wei() public {
-        token = new RichToken();
-        _deploy(address(token));
-        Pools.PoolParams memory params = _params();
-        params.rewardPerUnit = 0;
-        uint256 id = _open(params);
-        token.approve(address(swarm), type(uint256).max);
-        swarm.fundPool(id, type(uint96).max - POOL_BOND);
-        eq(swarm.poolInfo(id).bond, type(uint96).max);
-        eq(token.balanceOf(address(swarm)), type(uint96).max);
-    }
-
-    function test_the_last_unit_of_an_escrow_may_stand_for_a_case() public {
-        pool = _open(_params());
-        _fund(pool, POOL_BOND);
-        _startIn(pool);
-        _slash(_file(0, 1));
-        WorkCommitment memory c = _file(0, 1);
-        c.node = vm.addr(judgeKeys[0]);
-        vm.prank(c.node);
-        swarm.join(pool, "");
-        court.slash(c, _sign(judgeKeys[0], Sign.commitment(c)), 5, _quorum(Sign.verdict(c, 2, 5)));
-        eq(_info().escrow, 0);
-        eq(_info().bond, 2 * uint256(POOL_BOND));
-    }
-
     function test_the_escrow_fills_up_to_its_last_unit() public {
         Pools.PoolParams memory params = _params();
         params.rewardPerUnit = 1;
@@ -91,32 +71,14 @@ contract PoolMoneyTest is Base {
         vm.prank(manager);
         swarm.fundPool(id, uint256(type(uint56).max) - 1000);
         eq(swarm.poolInfo(id).escrow, type(uint56).max);
-        eq(swarm.poolInfo(id).reserved, 0);
+        eq(swarm.poolInfo(id).owed, 0);
         eq(swarm.poolInfo(id).startedAt, block.timestamp);
-    }
-
-    function test_what_is_reserved_counts_towards_the_limit_of_the_escrow() public {
-        Pools.PoolParams memory params = _params();
-        params.rewardPerUnit = 1;
-        pool = _open(params);
-        _fund(pool, 1000);
-        _startIn(pool);
-        _commit(0, ROOT, 400);
-        uint256 room = uint256(type(uint56).max) - 1000;
-        _give(manager, room + 1, address(swarm));
-        vm.prank(manager);
-        vm.expectRevert(abi.encodeWithSelector(EscrowTooLarge.selector, room + 1));
-        swarm.fundPool(pool, room + 1);
-        vm.prank(manager);
-        swarm.fundPool(pool, room);
-        eq(_info().escrow, room + 600);
-        eq(_info().reserved, 400);
     }
 
     /// The manager's key lies on a machine of the swarm; the money comes back to the one that paid.
     function test_what_is_left_goes_to_who_opened_the_pool_and_not_to_its_manager() public {
         address opener = address(0x0FE2);
-        _give(opener, POOL_BOND + 5 ether, address(swarm));
+        _give(opener, 5 ether, address(swarm));
         Pools.PoolParams memory params = _params();
         vm.prank(opener);
         uint256 id = swarm.createPool(params);
@@ -132,36 +94,7 @@ contract PoolMoneyTest is Base {
         uint256 before = token.balanceOf(manager);
         vm.prank(manager);
         swarm.sweep(id);
-        eq(token.balanceOf(opener), POOL_BOND + 5 ether);
+        eq(token.balanceOf(opener), 5 ether);
         eq(token.balanceOf(manager), before);
-    }
-
-    function test_sweeping_returns_what_no_work_claims_then_the_bond_and_never_the_reserved() public {
-        _commit(0, ROOT, 1000);
-        vm.expectPartialRevert(Pools.PoolStillOpen.selector);
-        swarm.sweep(pool);
-        vm.prank(manager);
-        swarm.endPool(pool);
-        uint256 over = _matures(0);
-        vm.warp(over - 1);
-        vm.expectPartialRevert(Pools.PoolStillOpen.selector);
-        swarm.sweep(pool);
-        vm.warp(over);
-        vm.prank(anybody);
-        swarm.sweep(pool);
-        eq(token.balanceOf(manager), 499 ether);
-        vm.expectPartialRevert(Pools.ZeroAmount.selector);
-        swarm.sweep(pool);
-        vm.warp(over + 2 * APPEAL - 1);
-        vm.expectPartialRevert(Pools.ZeroAmount.selector);
-        swarm.sweep(pool);
-        vm.warp(over + 2 * APPEAL);
-        swarm.sweep(pool);
-        eq(token.balanceOf(manager), 499 ether + POOL_BOND);
-        vm.expectPartialRevert(Pools.ZeroAmount.selector);
-        swarm.sweep(pool);
-        _settle(0);
-        eq(token.balanceOf(provider), 1 ether);
-        eq(token.balanceOf(address(swarm)), 0);
     }
 }

@@ -33,6 +33,9 @@ contract BirthTest is Base {
 
     function test_nobody_and_nothing_are_refused() public {
         _refused(address(0), _good());
+        StakeVault.Params memory one = _good();
+        one.arbiter = treasury;
+        _refused(address(token), one);
         for (uint256 i = 0; i < 5; ++i) {
             StakeVault.Params memory params = _good();
             if (i == 0) params.treasury = address(0);

@@ -9,7 +9,7 @@ contract VaultSlashTest is Base {
         vm.expectPartialRevert(StakeVault.OnlySwarm.selector);
         vault.slash(provider, 1);
         vm.expectPartialRevert(StakeVault.OnlySwarm.selector);
-        vault.freeze(provider, 1, 1);
+        vault.freeze(provider, 1, 1, new address[](0));
         vm.expectPartialRevert(StakeVault.OnlySwarm.selector);
         vault.overturn(1);
     }

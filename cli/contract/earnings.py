@@ -1,0 +1,201 @@
+"""Earnings: the table that a quorum signed, putting it on chain, and claiming what a node's line says."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from cli.contract.frame import AsJson, Network, OnlyPool, Plan, read, transaction, when
+from cli.contract.groups import app, earnings_app
+from cli.contract.pool import Pool
+from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address
+from cli.errors import USAGE, CommandError
+from cli.output import console, ether, print_facts, print_json
+
+if TYPE_CHECKING:
+    from node.chain.client import ChainClient
+    from protocol.identity import Address
+
+Node = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
+MAX_BYTES = 64 * 1024
+Word = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{64}$")]
+Signature = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{130}$")]
+Total = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOTAL)]
+
+
+class SignedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of earnings with a quorum's signatures, as validators hand it out."""
+
+    pool: Annotated[int, msgspec.Meta(ge=1, le=MAX_POOL)]
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    root: Word
+    total: Total
+    signatures: Annotated[tuple[Signature, ...], msgspec.Meta(min_length=1, max_length=16)]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A node's line of the newest table. units: since the pool began; proof: from it to the table's root."""
+
+    units: Total
+    proof: Annotated[tuple[Word, ...], msgspec.Meta(max_length=32)]
+
+
+@earnings_app.command(
+    "show", epilog="Example:  intellect-node contract earnings show 7 0xNode --network base-sepolia --json"
+)
+def show(
+    pool: Pool,
+    node: Annotated[Any, typer.Argument(parser=address, metavar="[NODE]", help="And what this node was paid.")] = None,
+    network: Network = "local",
+    as_json: AsJson = False,
+) -> None:
+    """The newest table of earnings of a pool: until which epoch, how much, what is owed; and what a node was paid."""
+
+    async def look(chain: "ChainClient") -> tuple[Any, Any, int, int, int]:
+        info, posted = await chain.pool(pool), await chain.earnings(pool)
+        paid = await chain.claimed(pool, node) if node else 0
+        allowed = await chain.ask("read what a node may claim", lambda c: c.allowance_of(pool, node)) if node else 0
+        return info, posted, paid, allowed, (await chain.block()).timestamp
+
+    info, posted, paid, allowed, now = read(network, look)
+    after = -1 if posted.epoch is None else posted.epoch
+    facts: dict[str, Any] = {"pool": pool, "epoch": posted.epoch, "root": posted.root.hex(), "total": posted.total}
+    facts |= {"owed_wei": str(info.owed), "free_wei": str(info.escrow), "next_at": info.maturity(after + 1)}
+    facts |= {"node": node, "claimed": paid, "allowed_now": allowed} if node else {}
+    if as_json:
+        print_json(facts)
+        return
+    rows: list[tuple[str, Any]] = [("pool", pool)]
+    if posted.epoch is None:
+        rows.append(("table", "none yet"))
+    else:
+        rows += [("table", f"through epoch {posted.epoch}: {posted.total:,} units"), ("root", posted.root.hex())]
+    rows += [("owed", f"{ether(info.owed)} tokens"), ("free", f"{ether(info.escrow)} tokens")]
+    rows.append(("next table", f"of epoch {after + 1}, {when(info.maturity(after + 1), now)} or later"))
+    if node:
+        worth = ether(paid * info.reward_per_unit)
+        rows += [("node", node), ("claimed", f"{paid:,} units, {worth} tokens"), ("at once", f"{allowed:,} units")]
+    print_facts(rows)
+
+
+@transaction(earnings_app, "post", example="earnings post table.json --network base-sepolia --key anybody")
+async def post(
+    chain: "ChainClient",
+    me: "Address",
+    table: Annotated[Path, typer.Argument(metavar="FILE", help="JSON: pool, epoch, root, total, signatures.")],
+) -> Plan:
+    """Carry a table of earnings that a quorum signed to the chain. Anybody may. (Validators' daemons do it.)"""
+    from node.chain.cases import unhex
+    from node.chain.simulate import Step
+
+    given = _read(table, SignedTable)
+    info, posted = await chain.pool(given.pool), await chain.earnings(given.pool)
+    more = max(given.total - posted.total, 0)
+    says = (
+        f"{more:,} units, {ether(more * info.reward_per_unit)} tokens of pool {given.pool}, are owed for what was "
+        f"earned through epoch {given.epoch}; nodes claim them"
+    )
+    signatures = [unhex(one) for one in given.signatures]
+    call = chain.contracts.post_earnings(given.pool, given.epoch, unhex(given.root), given.total, signatures)
+    return Plan(says, f"the earnings through epoch {given.epoch} are posted", [Step("post a table of earnings", call)])
+
+
+@transaction(app, "claim", example="claim 7 0xNode line.json --network base-sepolia --key anybody")
+async def claim(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    node: Node,
+    line: Annotated[Path, typer.Argument(metavar="FILE", help="JSON: units and proof, from the newest table.")],
+) -> Plan:
+    """Have a node's provider paid what its line of the newest table says. Anybody may. (The node's daemon does it.)"""
+    from node.chain.cases import unhex
+    from node.chain.simulate import Step
+
+    given = _read(line, Line)
+    info, paid = await chain.pool(pool), await chain.claimed(pool, node)
+    provider, due = (await chain.node_info(node)).owner, max(given.units - paid, 0)
+    says = f"up to {ether(due * info.reward_per_unit)} tokens of pool {pool} go to {provider}, the provider of {node}"
+    call = chain.contracts.claim(pool, node, given.units, [unhex(word) for word in given.proof])
+    return Plan(says, f"the pay of {node} is claimed", [Step("claim pay", call)])
+
+
+@app.command("rewards", epilog="Example:  intellect-node contract rewards 0xAb.. --network base-sepolia --json")
+def rewards(
+    who: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="A node or a provider.")],
+    pool: OnlyPool = None,
+    network: Network = "local",
+    as_json: AsJson = False,
+) -> None:
+    """What a node, or all nodes of a provider, were paid, claim by claim, and how far the tables of those pools are.
+
+    What is certified and in no table yet, the node's own `status` says.
+    """
+
+    async def look(chain: "ChainClient") -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+        entries = await claims_of(chain, who, pool)
+        pools = sorted({entry["pool"] for entry in entries} | ({pool} if pool is not None else set()))
+        return entries, [await tables_of(chain, one) for one in pools], (await chain.block()).timestamp
+
+    entries, tables, now = read(network, look)
+    total = sum(int(entry["amount_wei"]) for entry in entries)
+    if as_json:
+        print_json({"account": who, "claims": entries, "paid_wei": str(total), "tables": tables})
+        return
+    for entry in entries:
+        line = f"pool {entry['pool']}  block {entry['block']:>9}  {entry['node']}  {entry['units']:>14,} units"
+        console().print(f"{line}  {ether(int(entry['amount_wei'])):>12}", soft_wrap=True)
+    print_facts([("paid", f"{ether(total)} tokens"), *(_table_row(one, now) for one in tables)])
+
+
+async def tables_of(chain: "ChainClient", pool: int) -> dict[str, Any]:
+    """How far a pool's earnings are: the newest table, what is owed of it, when the next may come; JSON-ready."""
+    info, posted = await chain.pool(pool), await chain.earnings(pool)
+    following = 0 if posted.epoch is None else posted.epoch + 1
+    return {"pool": pool, "epoch": posted.epoch, "owed_wei": str(info.owed), "next_at": info.maturity(following)}
+
+
+def _table_row(table: dict[str, Any], now: int) -> tuple[str, str]:
+    through = "no table yet" if table["epoch"] is None else f"in the table through epoch {table['epoch']}"
+    owed = f"{ether(int(table['owed_wei']))} tokens of all nodes not claimed yet"
+    return f"pool {table['pool']}", f"{through}, {owed}; the next may be posted {when(table['next_at'], now)}"
+
+
+async def claims_of(chain: "ChainClient", who: "Address", pool: int | None) -> list[dict[str, Any]]:
+    """Every pay of somebody who is, or works for, `who`; JSON-ready, oldest first."""
+    from contracts.bindings import Claimed, parse_log, pool_topic, topic_of
+
+    head = await chain.block()
+    topics: list[Any] = ["0x" + topic_of(Claimed).hex(), None if pool is None else "0x" + pool_topic(pool).hex()]
+    logs = await chain.logs(chain.profile.deployed_block, head.number, topics)
+    events = [event for log in logs if isinstance(event := parse_log(log, chain.profile.contracts), Claimed)]
+    return [
+        {
+            "pool": event.pool,
+            "node": event.node,
+            "provider": event.provider,
+            "units": event.units,
+            "amount_wei": str(event.amount),
+            "block": event.block,
+            "transaction": event.transaction,
+        }
+        for event in events
+        if who in (event.node, event.provider)
+    ]
+
+
+def _read(path: Path, kind: Any) -> Any:
+    """Strictly, and not more than `MAX_BYTES`."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise CommandError(f"cannot read {path}", error.strerror or str(error), "check the path", USAGE) from None
+    try:
+        if len(raw) > MAX_BYTES:
+            raise msgspec.DecodeError(f"it has more than {MAX_BYTES} bytes")
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        remedy = "see docs/contracts-cli.md for the form of tables and lines"
+        raise CommandError(f"{path} cannot be used", str(error), remedy, USAGE) from None
