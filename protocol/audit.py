@@ -10,6 +10,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+MAX_ANSWER_CHARACTERS = 1 << 20
+"""An answer of more scores the floor, unread: scorers take time in proportion to it, so this bounds what one answer may
+cost a validator. A constant and not a clock, because all must come to one reward. About 250,000 tokens of text."""
 RATE_ONE = 1 << 16
 """Rates travel as integers: this many is 'every group'."""
 
@@ -111,6 +114,12 @@ def share_of_one(joint: float, validators: int) -> float:
     if joint >= 1.0:
         return 1.0
     return 1.0 - (1.0 - joint) ** (1.0 / max(1, validators))
+
+
+def share_of_files(validators: int, quorum: int) -> float:
+    """The share of all files that one of `validators` looks at: so that one more than the quorum are expected to look
+    at each. Who is not enough is filled up (node/services/judging)."""
+    return min(1.0, (quorum + 1) / max(1, validators))
 
 
 def as_rate(share: float) -> int:

@@ -1,7 +1,5 @@
 """Hard cuts: what refuses one file by itself, whatever the worker's record is."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 
@@ -14,8 +12,3 @@ class Cuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     mantissa_median: float = 0.5
     sampling_mean: float = 1e-4
     sampling_outside: float = 0.01
-
-
-def strictest(cuts: Sequence[Cuts]) -> Cuts:
-    """Each of the five at the least that any of these allows."""
-    return Cuts(**{name: min(getattr(one, name) for one in cuts) for name in Cuts.__struct_fields__})

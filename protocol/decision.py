@@ -7,11 +7,9 @@ One checked file gives, for every way of cheating that the run was calibrated fo
 What is promised. Take any one way of cheating, and an honest worker whose statistics follow the honest table that it is
 held against. Then the ratio of each file has expectation at most 1:
 - it is taken against the table of the pair of engines at hand;
-- a worker whose pair nobody calibrated chose its name itself, and earns nothing by it: it is held against the narrowest
-  of what stands for that pair (protocol.engines: float32 on other hardware; lower precision stands for itself alone).
-  So to honest float32 on unknown hardware the promise is as good as this: that it computes as what was measured does;
-- where no table stands for the pair, because the verifier is of a class that nobody measured, the ratio is 1: nothing
-  is said. Which pairs have tables does not depend on the worker's name (a run must hold all pairs of its classes);
+- a class that nobody calibrated vouches for nothing and is not admitted (protocol.engines, VerificationSpec.admits);
+- where the pair has no table, because the verifier is of a class that nobody measured, the ratio is 1: nothing is said.
+  Which pairs have tables does not depend on the worker's name (a run must hold all pairs of its classes);
 - activations and sampling of one sample depend on each other, so their ratios are averaged, not multiplied:
   the mean of two numbers of expectation <= 1 has expectation <= 1, however they depend;
 - a cheat may cheat in some samples only: for a share f of them the ratio of a sample is (1 - f) + f * ratio, and a
@@ -38,7 +36,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.engines import classes, standing_for
+from protocol.engines import pair
 from protocol.errors import ProtocolError
 from protocol.toploc import ProofErrors
 
@@ -48,7 +46,8 @@ TOKEN_EDGES = (0.0, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 
 """Upper ends of the bins of `sampling.distance`: the first holds exactly 0, the last is open."""
 PROOF_BINS = len(PROOF_EDGES) + 1
 TOKEN_BINS = len(TOKEN_EDGES) + 1
-MAX_TABLES = 32
+MAX_TABLES = 144
+"""Twelve classes, each seen by each; what a run has bytes for decides before."""
 
 _BINADE = 128.0
 """Mantissa steps in a factor of two: what a differing exponent counts."""
@@ -302,17 +301,15 @@ class Likelihoods:
     """Turns a file's statistics into evidence, by the tables of one run.
 
     k: points per proof; worker, verifier: classes of the engines that made and that measured the file
-    (protocol.engines). An honest worker states its class, so only the table of this pair counts; if it was not
-    calibrated, the narrowest of what stands for it. honest: that table; None if nothing does, and then no way of
-    cheating is looked for: `names` is empty.
+    (protocol.engines). An honest worker states its class, so only the table of this pair counts. honest: that table;
+    None if the pair was not calibrated, and then no way of cheating is looked for: `names` is empty.
     """
 
     def __init__(self, spec: DecisionSpec, k: int, verifier: str, worker: str) -> None:
         self._spec, self._k = spec, k
-        pairs = standing_for(spec.honest, worker, verifier)
-        self.honest = narrowest([spec.honest[name] for name in pairs]) if pairs else None
+        self.honest = spec.honest.get(pair(worker, verifier))
         self.names = spec.ways if self.honest else ()
-        equals = any(maker == looking for maker, looking in map(classes, pairs))
+        equals = worker == verifier
         known = spec.cheating if equals else {**spec.cheating, **spec.crossed}
         cheats = [known[name] for name in self.names if name != ANYTHING]
         if self.honest is not None:
@@ -357,23 +354,6 @@ class Likelihoods:
         mean: F64 = highest + np.log(np.exp(sums - highest).sum(axis=0) / len(sums))
         capped: F64 = np.minimum(mean, math.log(self._spec.file_cap))
         return capped
-
-
-def narrowest(tables: Sequence[Table]) -> Table:
-    """Field by field the strictest of these: the counts with the lowest mean bin, the least allowance.
-
-    One table chosen beforehand, not the largest ratio of each file: the largest of several ratios of expectation 1 has
-    a larger one, and over many files that would be no promise to anybody.
-    """
-    return Table(
-        proofs=min((table.proofs for table in tables), key=_mean_bin),
-        tokens=min((table.tokens for table in tables), key=_mean_bin),
-        allowance=min(table.allowance for table in tables),
-    )
-
-
-def _mean_bin(counts: Sequence[int]) -> float:
-    return sum(place * n for place, n in enumerate(counts)) / sum(counts)
 
 
 def _by_group(samples: F64, groups: Sequence[int]) -> F64:

@@ -16,10 +16,10 @@ import msgspec
 from protocol.checks import HEARSAY, OBJECTIVE, Reason, reason_name
 from protocol.identity import Address
 from protocol.lots import unpack_groups
-from protocol.messages import VerdictIssued
+from protocol.messages import DIGEST, Judgement
 from protocol.statements import Outcome, work_id
 
-UNDECIDED = b"\0\0\0\0"
+UNDECIDED = bytes(DIGEST)
 """Stands for the rewards of a group that could not be scored in time, or whose turns could not be replayed."""
 
 
@@ -40,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True):
     objective: bool = False
 
 
-def compare(first: VerdictIssued, second: VerdictIssued, groups: int, tolerance: float) -> Finding | None:
+def compare(first: Judgement, second: Judgement, groups: int, tolerance: float) -> Finding | None:
     """How two verdicts on the same commitment conflict, None if they can both be right; about two they always can.
 
     groups: of the file; tolerance: nats per token between the means of one group.
@@ -63,19 +63,19 @@ def compare(first: VerdictIssued, second: VerdictIssued, groups: int, tolerance:
     return None
 
 
-def hearsay(message: VerdictIssued) -> bool:
+def hearsay(message: Judgement) -> bool:
     """Whether a verdict rests on what its author had heard by then, which nobody else can repeat."""
     return message.verdict.outcome != Outcome.ACCEPT and message.verdict.reason in HEARSAY
 
 
-def _objective(message: VerdictIssued) -> bool:
+def _objective(message: Judgement) -> bool:
     return message.verdict.reason in OBJECTIVE
 
 
 _NOT_REPLAYED = "one accuses a group of a forged turn that the other could not replay in time"
 
 
-def _could_not_replay(other: VerdictIssued, accusing: VerdictIssued, groups: int) -> bool:
+def _could_not_replay(other: Judgement, accusing: Judgement, groups: int) -> bool:
     """Whether the accused fault is in what the environment said, and the other verdict leaves that group undecided."""
     if accusing.verdict.reason != Reason.FORGED_TURN or not 0 <= accusing.group < groups or _objective(other):
         return False
@@ -83,7 +83,7 @@ def _could_not_replay(other: VerdictIssued, accusing: VerdictIssued, groups: int
     return not rewards or rewards[accusing.group] == UNDECIDED
 
 
-def _accusation(accepting: VerdictIssued, accusing: VerdictIssued, groups: int) -> Finding:
+def _accusation(accepting: Judgement, accusing: Judgement, groups: int) -> Finding:
     reason = reason_name(accusing.verdict.reason)
     looked = unpack_groups(accepting.checked, groups) or ()
     if _could_not_replay(accepting, accusing, groups):
@@ -96,7 +96,7 @@ def _accusation(accepting: VerdictIssued, accusing: VerdictIssued, groups: int) 
     return Finding(Conflict.UNSEEN, f"one accuses a group of {reason} that the other did not draw")
 
 
-def _compare_values(first: VerdictIssued, second: VerdictIssued, groups: int, tolerance: float) -> Finding | None:
+def _compare_values(first: Judgement, second: Judgement, groups: int, tolerance: float) -> Finding | None:
     rewards = [_rewards(one, groups) for one in (first, second)]
     for group, (a, b) in enumerate(zip(*rewards, strict=True)) if all(rewards) else ():
         if a != b and UNDECIDED not in (a, b):
@@ -109,13 +109,13 @@ def _compare_values(first: VerdictIssued, second: VerdictIssued, groups: int, to
     return None
 
 
-def _rewards(message: VerdictIssued, groups: int) -> list[bytes]:
-    if len(message.rewards) != 4 * groups:
+def _rewards(message: Judgement, groups: int) -> list[bytes]:
+    if len(message.rewards) != DIGEST * groups:
         return []
-    return [message.rewards[4 * g : 4 * g + 4] for g in range(groups)]
+    return [message.rewards[DIGEST * g : DIGEST * (g + 1)] for g in range(groups)]
 
 
-def group_means(message: VerdictIssued, groups: int) -> dict[int, float]:
+def group_means(message: Judgement, groups: int) -> dict[int, float]:
     """group -> mean log-probability of its tokens, as the verdict says; empty if it carries none."""
     looked = unpack_groups(message.checked, groups)
     if not looked or len(message.logprobs) != 4 * len(looked):
@@ -124,12 +124,12 @@ def group_means(message: VerdictIssued, groups: int) -> dict[int, float]:
     return dict(zip(looked, values, strict=True))
 
 
-def values_complete(message: VerdictIssued, groups: int, most: int) -> bool:
+def values_complete(message: Judgement, groups: int, most: int) -> bool:
     """Whether an accepting verdict carries the values that make it comparable: for files of up to `most` groups."""
     if message.verdict.outcome != Outcome.ACCEPT or groups > most:
         return True
     looked = unpack_groups(message.checked, groups)
-    if looked is None or len(message.rewards) != 4 * groups or len(message.logprobs) != 4 * len(looked):
+    if looked is None or len(message.rewards) != DIGEST * groups or len(message.logprobs) != 4 * len(looked):
         return False
     return all(math.isfinite(mean) and mean <= 0.0 for mean in group_means(message, groups).values())
 
@@ -143,15 +143,16 @@ class Ruling(Enum):
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """wrong: validator -> what its verdict got wrong."""
+    """wrong: validator -> what its verdict got wrong; winner: one re-check of the side that won, None if none did."""
 
     ruling: Ruling
     wrong: dict[Address, Finding]
+    winner: Judgement | None = None
 
 
 def resolve(
-    verdicts: Mapping[Address, VerdictIssued],
-    rechecks: Mapping[Address, VerdictIssued],
+    verdicts: Mapping[Address, Judgement],
+    rechecks: Mapping[Address, Judgement],
     electorate: int,
     groups: int,
     tolerance: float,
@@ -162,7 +163,7 @@ def resolve(
     wins with more than half of the electorate, and of at least two: nobody is found wrong by one other alone.
     """
     sides = _sides(rechecks, groups, tolerance)
-    nobody: dict[Address, VerdictIssued] = {}
+    nobody: dict[Address, Judgement] = {}
     largest = max(sides, key=len, default=nobody)
     if 2 * len(largest) <= electorate or len(largest) < 2:
         complete = len(rechecks) >= electorate
@@ -174,15 +175,13 @@ def resolve(
         for author, message in [*rechecks.items(), *verdicts.items()]
         if (finding := compare(message, winner, groups, tolerance)) and finding.kind is Conflict.CONTRADICTION
     }
-    return Resolution(Ruling.ACCEPTED if accepted else Ruling.REJECTED, wrong)
+    return Resolution(Ruling.ACCEPTED if accepted else Ruling.REJECTED, wrong, winner)
 
 
-def _sides(
-    rechecks: Mapping[Address, VerdictIssued], groups: int, tolerance: float
-) -> list[dict[Address, VerdictIssued]]:
+def _sides(rechecks: Mapping[Address, Judgement], groups: int, tolerance: float) -> list[dict[Address, Judgement]]:
     """Re-checks that agree with each other, side by side; hearsay takes no side, nor does who could not replay a turn
     that another calls forged."""
-    sides: list[dict[Address, VerdictIssued]] = []
+    sides: list[dict[Address, Judgement]] = []
     for author, message in sorted(rechecks.items()):
         if hearsay(message) or any(_could_not_replay(message, other, groups) for other in rechecks.values()):
             continue

@@ -10,8 +10,8 @@ import math
 import msgspec
 
 from protocol.audit import AuditSpec, cheated_groups, detection_power
+from protocol.earnings import policy_units
 from protocol.run import RunSpec
-from protocol.work import policy_leaf
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -87,10 +87,8 @@ def balance(terms: Terms, checked_share: float, audit: AuditSpec) -> Balance:
     )
 
 
-COMMIT_GAS, SETTLE_GAS, EPOCH_GAS = 60_000, 50_000, 8_000
-"""Gas of a commitment, of a settlement, and of each epoch in one (benchmarks.gas)."""
-SETTLEMENTS_A_DAY = 4
-"""Pay gathers for six hours at most (node.services.settling)."""
+LEASE_GAS, CLAIM_GAS, POST_GAS = 51_000, 76_000, 119_000
+"""Gas of renewing a membership, of a claim, and of a table of earnings that two of three signed (benchmarks.gas)."""
 
 
 class Posts(msgspec.Struct, frozen=True):
@@ -109,10 +107,11 @@ class Posts(msgspec.Struct, frozen=True):
 def posts(run: RunSpec, units: int, checked_share: float, validators: int) -> Posts:
     """units: output tokens of all workers in a window, of which every validator recomputes `checked_share`."""
     judging = round(run.pay.judging * units * min(checked_share, run.pay.judged_share))
-    training = run.audit.window * policy_leaf(run, 1, bytes(32)).units
+    training = run.audit.window * policy_units(run)
     return Posts(units, judging, training, (units + validators * judging + training) / max(units, 1))
 
 
-def daily_gas(epochs: int) -> int:
-    """What a day costs a worker, a validator or the trainer who commits every epoch: all pay their own gas."""
-    return epochs * (COMMIT_GAS + EPOCH_GAS) + min(epochs, SETTLEMENTS_A_DAY) * SETTLE_GAS
+def daily_gas(tables: int) -> int:
+    """What a day costs a member that renews its lease and claims its pay once, and carries so many tables of earnings
+    to the chain: one an epoch is enough for the whole pool."""
+    return LEASE_GAS + CLAIM_GAS + tables * POST_GAS

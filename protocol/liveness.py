@@ -6,6 +6,7 @@ A member is unhealthy after `MISSED_UNHEALTHY` of its own announced intervals wi
 """
 
 from enum import StrEnum
+from itertools import islice
 
 import msgspec
 
@@ -16,8 +17,14 @@ MISSED_UNHEALTHY = 3.0
 MISSED_DEAD = 8.0
 MAX_MEMBERS = 16_384
 """In the table at once."""
+MAX_LEFT = 1024
+"""Who left that is still known: the newest."""
+LOOKED_AT = 64
+"""Members that have been silent for longest, of which the first that is not alive gives its place to a newcomer."""
 BEATS_PER_SECOND = 20.0
 """What all members together may send per second: intervals stretch with the swarm."""
+AHEAD = 300.0
+"""Seconds that an author's clock may be ahead of ours: what is from further on is refused."""
 
 
 class MemberState(StrEnum):
@@ -69,18 +76,43 @@ class Members:
         self._members: dict[Address, Member] = {}
         self._left: dict[Address, None] = {}
         """Who left, in that order."""
+        self._spoken: dict[Address, Member] = {}
+        """Those that were heard: all that is asked every second, however many ghosts there are."""
+        self._quiet: dict[Address, None] = {}
+        """Members by their last sign of life, the oldest first."""
 
-    def admit(self, address: Address) -> None:
-        """The chain says that `address` joined (again); if the table is full, it takes the place of who left first."""
-        if address not in self._members and len(self._members) >= MAX_MEMBERS and self._left:
-            del self._members[next(iter(self._left))]
-            del self._left[next(iter(self._left))]
+    def admit(self, address: Address, now: float = 0.0) -> Address | None:
+        """The chain says that `address` joined (again). If the table is full, it takes the place of who left first, or
+        of the member that has been silent for longest: returns that one."""
+        displaced = self._make_room(now) if address not in self._members else None
         if address not in self._members and len(self._members) < MAX_MEMBERS:
             self._members[address] = Member(address)
+            self._quiet[address] = None
         member = self._members.get(address)
         if member and member.gone is MemberState.LEFT:
             member.gone = None
             del self._left[address]
+            self._quiet[address] = None
+        return displaced
+
+    def _make_room(self, now: float) -> Address | None:
+        """Of those who never spoke, or are dead, the first one goes: a lease alone is no right to a place."""
+        if len(self._members) < MAX_MEMBERS:
+            return None
+        if self._left:
+            first = next(iter(self._left))
+            del self._left[first]
+            self._forget(first)
+            return None
+        first = next((one for one in islice(self._quiet, LOOKED_AT) if not self.is_live(one, now)), None)
+        if first is not None:
+            del self._quiet[first]
+            self._forget(first)
+        return first
+
+    def _forget(self, address: Address) -> None:
+        del self._members[address]
+        self._spoken.pop(address, None)
 
     def remove(self, address: Address, how: MemberState) -> None:
         """The chain says that it left or was evicted. Eviction is final."""
@@ -88,23 +120,32 @@ class Members:
         if member and member.gone is not MemberState.EVICTED:
             member.gone = how
             self._left.pop(address, None)
+            self._quiet.pop(address, None)
             if how is MemberState.LEFT:
                 self._left[address] = None
+            while len(self._left) > MAX_LEFT:
+                first = next(iter(self._left))
+                del self._left[first]
+                self._forget(first)
 
     def pardon(self, address: Address) -> None:
         """The chain took an eviction back (a replaced block)."""
         member = self._members.get(address)
         if member and member.gone is MemberState.EVICTED:
             member.gone = None
+            self._quiet[address] = None
 
     def beat(self, address: Address, beat: Heartbeat, now: float) -> bool:
-        """Take a heartbeat; False if the author is no member, or it is older than the last one."""
+        """Take a heartbeat; False if the author is no member, or it is no newer than the last one."""
         member = self._members.get(address)
         if member is None or member.gone is not None:
             return False
-        if member.beat is not None and beat.sequence <= member.beat.sequence:
+        if member.beat is not None and beat.number <= member.beat.number:
             return False
         member.heard(beat, now)
+        self._spoken[address] = member
+        self._quiet.pop(address, None)
+        self._quiet[address] = None
         return True
 
     def __contains__(self, address: object) -> bool:
@@ -112,7 +153,7 @@ class Members:
         return member is not None and member.gone is None
 
     def all(self) -> list[Member]:
-        """Every member ever admitted, those that are gone too."""
+        """Every member, and those lately gone."""
         return list(self._members.values())
 
     def get(self, address: Address) -> Member | None:
@@ -131,6 +172,6 @@ class Members:
         """Addresses of the healthy and unhealthy members, of one role if given."""
         return [
             member.address
-            for member in self._members.values()
+            for member in self._spoken.values()
             if member.is_live(now) and member.beat and role in (None, member.beat.role)
         ]

@@ -17,6 +17,7 @@ from protocol.identity import Address, address_bytes
 SECRET_BYTES = 32
 MAX_GROUPS = 65_536
 _LOT = "intellect-node lot v1"
+_FILE = "intellect-node file lot v1"
 _OF_WINDOW = "intellect-node lot secret v1"
 _PLEDGE = "intellect-node lot pledge v1"
 
@@ -54,6 +55,12 @@ def drawn_groups(secret: bytes, work: bytes, groups: int, rate: int) -> tuple[in
     words = blake3(secret + work, derive_key_context=_LOT).digest(8 * groups)
     limit = rate * (2**64 // RATE_ONE)
     return tuple(g for g in range(groups) if int.from_bytes(words[8 * g : 8 * g + 8], "little") < limit)
+
+
+def draws_file(secret: bytes, work: bytes, share: float) -> bool:
+    """Whether the validator with this secret looks at a file at all. work: its id; share: of all files, 0 to 1."""
+    word = blake3(secret + work, derive_key_context=_FILE).digest(8)
+    return share >= 1.0 or int.from_bytes(word, "little") < share * 2**64
 
 
 def pack_groups(chosen: Iterable[int], groups: int) -> bytes:

@@ -12,12 +12,22 @@ from blake3 import blake3
 
 from protocol.audit import RATE_ONE
 from protocol.codec import decode_msgpack
+from protocol.engines import MAX_CLASS
 from protocol.errors import ProtocolError
-from protocol.identity import Address, NodeKey, recover
+from protocol.identity import Address, NodeKey, address_bytes, recover
 from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
-from protocol.statements import Domain, EpochVerdict, Statement, Verdict, WorkCommitment, struct_hash
+from protocol.statements import (
+    Accepted,
+    Domain,
+    Earnings,
+    Rechecked,
+    Statement,
+    Verdict,
+    WorkCommitment,
+    sign,
+    struct_hash,
+)
 from protocol.tasks import MAX_SHARDS, MAX_SPEC_BYTES
-from protocol.work import EpochFault
 
 MAX_MESSAGE_BYTES = 16 * 1024
 MAX_CONTACT = 160
@@ -28,12 +38,18 @@ MAX_DETAIL = 300
 MAX_PLEDGES = 4
 MAX_VERDICT_BYTES = MAX_MESSAGE_BYTES // 2 - 256
 """An envelope of a verdict: two of them fit one dispute."""
-MAX_VALUES = 768
+DIGEST = 16
+"""Bytes of a group's reward digest: four were matched with other rewards in 39 seconds of trying."""
+MAX_VALUES = 352
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
-"""Of a task's result that is no rollout file."""
+MAX_SEALS = 64
+MAX_CERTIFICATES = 32
+"""In one message: each is a signature to check, on the event loop."""
+SALT_BYTES = 16
 _CONTEXT = "intellect-node message v1"
 _WHAT = "malformed message"
-_EPOCH_FAULTS = {(int(fault), int(fault.outcome)) for fault in EpochFault}
+_SEAL = "intellect-node verdict seal v1"
+_VALUES = "intellect-node verdict values v1"
 
 
 class MalformedMessage(ProtocolError):
@@ -45,20 +61,31 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
     pool: int
 
+    def fault(self) -> str | None:
+        """Why the message is out of bounds, None if it is not. Strangers write every field."""
+        return None
+
+    def said_at(self) -> int | None:
+        """Unix milliseconds at which its author says to have sent it; None where it does not say."""
+        return None
+
 
 class Heartbeat(_Message, frozen=True, omit_defaults=True):
     """A node says what it is, where it is and how it does.
 
     contact: the multiaddr by which it is best reached; also: further ones, in the order in which they are worth a try.
 
-    sequence: strictly rising per node (unix milliseconds at sending); interval: seconds until the next one;
+    boot, count: its number. `boot` rises with every start of the node and `count` with every heartbeat since: no clock
+    is asked which of two is newer. at: unix milliseconds at sending; interval: seconds until the next one;
     policy_step: newest policy it holds, -1 for none; rate: tokens per second;
     finished: the run is over (trainer only); reward: the mean of the last held-back evaluations (trainer only);
     gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
     pledges for this window and the next ones.
     """
 
-    sequence: int
+    boot: int
+    count: int
+    at: int
     role: str
     state: str
     contact: str
@@ -72,11 +99,35 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     lots: tuple[LotPledge, ...] = ()
     also: tuple[str, ...] = ()
 
+    @property
+    def number(self) -> tuple[int, int]:
+        """Of two heartbeats of one node, the one with the higher number is newer."""
+        return self.boot, self.count
+
+    def said_at(self) -> int:
+        return self.at
+
+    def fault(self) -> str | None:
+        if not all(0 <= each < 2**63 for each in (self.boot, self.count, self.at)):
+            return "a number is out of range"
+        if len(self.lots) > MAX_PLEDGES or not all(pledge.well_formed() for pledge in self.lots):
+            return "the pledges are too many or not in form"
+        if len(self.also) >= MAX_CONTACTS_EACH or any(len(each) > MAX_CONTACT for each in self.also):
+            return "the contacts are too many or too long"
+        if not (math.isfinite(self.rate) and math.isfinite(self.reward or 0.0)):
+            return "the rate or the reward is no number"
+        if max(len(self.state), len(self.role)) > 64 or len(self.engine) > MAX_CLASS:
+            return "a text is too long"
+        if len(self.contact) > MAX_CONTACT or len(self.gateway) > MAX_GATEWAY:
+            return "a text is too long"
+        return None if 0.1 <= self.interval <= 3600 else "the interval is out of bounds"
+
 
 class PolicyAnnounced(_Message, frozen=True):
     """The trainer published the policy of `step`. policy_root, manifest_root: 32 bytes; manifest_size: bytes.
 
-    manifest: the manifest itself, where it is small enough to save a round trip; empty otherwise.
+    manifest: the manifest itself, where it is small enough to save a round trip; empty otherwise; epoch: the pool's, in
+    which the policy counts for the trainer's pay.
     """
 
     step: int
@@ -84,6 +135,12 @@ class PolicyAnnounced(_Message, frozen=True):
     manifest_root: bytes
     manifest_size: int
     manifest: bytes = b""
+    epoch: int = 0
+
+    def fault(self) -> str | None:
+        if len(self.policy_root) != 32 or len(self.manifest_root) != 32 or self.step < 0 or not 0 <= self.epoch < 2**63:
+            return "a root is not 32 bytes, or a number is out of range"
+        return None
 
 
 class RolloutCommitted(_Message, frozen=True):
@@ -93,18 +150,21 @@ class RolloutCommitted(_Message, frozen=True):
     signature: bytes
     size: int
 
+    def fault(self) -> str | None:
+        if self.commitment.pool != self.pool or self.size <= 0:
+            return "the commitment is for another pool, or the size is not positive"
+        return _statement_fault(self.commitment)
 
-class VerdictIssued(_Message, frozen=True):
-    """A validator judged a file. report_root (32 bytes), report_size: the recomputed values of an accepted one.
 
-    What makes verdicts comparable: window, rate: of the lot; checked: bitmap of the groups that went through the
-    model; rewards: per group 4 bytes of BLAKE3 over its recomputed rewards (4 zero bytes: scoring took too long);
+class Judgement(_Message, frozen=True):
+    """What a validator found in a file: a verdict, or a second look. report_root (32 bytes), report_size: the
+    recomputed values of an accepted one.
+
+    What makes judgements comparable: window, rate: of the lot; checked: bitmap of the groups that went through the
+    model; rewards: per group DIGEST bytes of BLAKE3 over its recomputed rewards (zeros: scoring took too long);
     logprobs: per checked group the mean log-probability of its output tokens, float32 little-endian; group: where
-    the fault lies, -1 for the whole file; recheck: judged again after a dispute, every group; standing: what the
-    author thinks of the worker by now (decision.Level); verifier: the class of engine that it looks with.
-
-    signature: over the verdict, EIP-712, for the contract; b"" where it takes the own first verdict back, and where
-    it accepts a file of which it did not recompute every group.
+    the fault lies, -1 for the whole file; standing: what the author thinks of the worker by now (decision.Level);
+    verifier: the class of engine that it looks with. signature: over the verdict, EIP-712, for the contract.
     """
 
     verdict: Verdict
@@ -118,9 +178,99 @@ class VerdictIssued(_Message, frozen=True):
     rewards: bytes = b""
     logprobs: bytes = b""
     group: int = -1
-    recheck: bool = False
     standing: int = 0
     verifier: str = ""
+
+    def fault(self) -> str | None:
+        if len(self.report_root) not in (0, 32) or len(self.detail) > MAX_DETAIL or self.verdict.pool != self.pool:
+            return "a root or text has the wrong length"
+        if self.verdict.values != values_hash(self):
+            return "its values are not those that its verdict signs"
+        return _statement_fault(self.verdict) or _values_fault(self)
+
+
+class VerdictIssued(Judgement, frozen=True):
+    """A validator's one word about a work, for ever. salt: opens its seal (`VerdictSealed`), 16 bytes."""
+
+    salt: bytes = bytes(SALT_BYTES)
+
+    def fault(self) -> str | None:
+        return "the salt has the wrong length" if len(self.salt) != SALT_BYTES else Judgement.fault(self)
+
+
+class VerdictRechecked(Judgement, frozen=True):
+    """What a validator found when it looked at every group again, for an open dispute about the work."""
+
+    verdict: Rechecked
+
+
+class VerdictSealed(_Message, frozen=True):
+    """A validator has its verdicts on these works, and shows them once others cannot copy them. works: ids, 32 bytes
+    each; seals: `seal_of` each verdict, in the same order."""
+
+    works: tuple[bytes, ...]
+    seals: tuple[bytes, ...]
+
+    def fault(self) -> str | None:
+        if not 0 < len(self.works) <= MAX_SEALS or len(self.works) != len(self.seals):
+            return "the seals are too many, none, or not one for each work"
+        if any(len(one) != 32 for one in (*self.works, *self.seals)) or len(set(self.works)) != len(self.works):
+            return "a work or a seal is not 32 bytes, or a work stands twice"
+        return None
+
+
+class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One work that counts (`statements.Accepted`, of the message's pool), with its signature by the author."""
+
+    node: Address
+    epoch: int
+    work: bytes
+    units: int
+    signature: bytes
+
+    def statement(self, pool: int) -> Accepted:
+        return Accepted(pool, self.node, self.epoch, self.work, self.units)
+
+
+class WorkAccepted(_Message, frozen=True):
+    """A validator certifies works, several at once."""
+
+    certificates: tuple[Certificate, ...]
+
+    def fault(self) -> str | None:
+        if not 0 < len(self.certificates) <= MAX_CERTIFICATES:
+            return "the certificates are too many, or none"
+        if any(not one.units or len(one.signature) != 65 for one in self.certificates):
+            return "a certificate is of no units, or its signature not 65 bytes"
+        return next((why for one in self.certificates if (why := _statement_fault(one.statement(self.pool)))), None)
+
+
+class CertificatesShown(_Message, frozen=True):
+    """A node shows what it holds of an epoch. root (32 bytes), size: of the blob (`earnings.encode_certificates`)."""
+
+    epoch: int
+    root: bytes
+    size: int
+
+    def fault(self) -> str | None:
+        if len(self.root) != 32 or not 0 <= self.epoch < 2**63 or self.size <= 0:
+            return "a root is not 32 bytes, or a number is out of range"
+        return None
+
+
+class EarningsSigned(_Message, frozen=True):
+    """A validator signs the table of what all nodes have earned. table (32 bytes), size: the table as a blob
+    (`earnings.encode_table`); signature: over the earnings, EIP-712, for the contract."""
+
+    earnings: Earnings
+    table: bytes
+    size: int
+    signature: bytes
+
+    def fault(self) -> str | None:
+        if self.earnings.pool != self.pool or len(self.table) != 32 or self.size <= 0:
+            return "the earnings are another pool's, or a root is not 32 bytes"
+        return _statement_fault(self.earnings)
 
 
 class LotsRevealed(_Message, frozen=True):
@@ -129,6 +279,10 @@ class LotsRevealed(_Message, frozen=True):
     window: int
     secret: bytes
 
+    def fault(self) -> str | None:
+        fine = self.window >= 0 and len(self.secret) == SECRET_BYTES
+        return None if fine else "the window is negative or the secret not 32 bytes"
+
 
 class DisputeRaised(_Message, frozen=True):
     """Two validators contradict each other about one file. first, second: the envelopes of their verdicts."""
@@ -136,20 +290,14 @@ class DisputeRaised(_Message, frozen=True):
     first: bytes
     second: bytes
 
+    def fault(self) -> str | None:
+        return "a verdict in it is too long" if max(len(self.first), len(self.second)) > MAX_VERDICT_BYTES else None
+
 
 class CheckRequested(_Message, frozen=True):
     """The trainer asks every validator for its verdict on a file that waits too long. commitment: its envelope."""
 
     commitment: bytes
-
-
-class EpochJudged(_Message, frozen=True):
-    """A validator refuses what a node put on chain for a whole epoch. signature: over the verdict, EIP-712, for the
-    contract; detail: for people."""
-
-    verdict: EpochVerdict
-    signature: bytes
-    detail: str = ""
 
 
 class TaskOffered(_Message, frozen=True):
@@ -165,6 +313,14 @@ class TaskOffered(_Message, frozen=True):
     done: bytes = b""
     open: bool = True
 
+    def said_at(self) -> int:
+        return self.sequence
+
+    def fault(self) -> str | None:
+        if not 0 < len(self.spec) <= MAX_SPEC_BYTES or len(self.done) > MAX_SHARDS // 8 or self.sequence < 0:
+            return "the task is too long, or a number is out of range"
+        return None
+
 
 class TaskClaimed(_Message, frozen=True):
     """A node takes a shard. task: 32 bytes; sequence: unix milliseconds, so that a later claim is another message."""
@@ -173,35 +329,35 @@ class TaskClaimed(_Message, frozen=True):
     shard: int
     sequence: int
 
+    def said_at(self) -> int:
+        return self.sequence
 
-class WorkPublished(_Message, frozen=True):
-    """A worker shows the files behind the root that it put on chain for an epoch.
-
-    root: 32 bytes, as on chain; leaves_root, leaves_size: the blob with (file root, units) of every leaf.
-    """
-
-    epoch: int
-    root: bytes
-    leaves_root: bytes
-    leaves_size: int
+    def fault(self) -> str | None:
+        if len(self.task) != 32 or not 0 <= self.shard < MAX_SHARDS or self.sequence < 0:
+            return "a root is not 32 bytes, or a number is out of range"
+        return None
 
 
 Message = (
     Heartbeat
     | PolicyAnnounced
     | RolloutCommitted
+    | VerdictSealed
     | VerdictIssued
+    | VerdictRechecked
     | LotsRevealed
     | DisputeRaised
     | CheckRequested
-    | WorkPublished
-    | EpochJudged
+    | WorkAccepted
+    | CertificatesShown
+    | EarningsSigned
     | TaskOffered
     | TaskClaimed
 )
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+J = TypeVar("J", bound=Judgement)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
 
 
@@ -259,7 +415,7 @@ def parse_envelope(pool: int, raw: bytes) -> Parsed:
     """
     envelope = _decode(raw, Envelope)
     message = _decode(envelope.payload, _ANY_MESSAGE)
-    problem = _fault(message, pool)
+    problem = "it is for another pool" if message.pool != pool else message.fault()
     if msgspec.msgpack.encode(envelope) != raw:
         problem = "the envelope is not encoded in the shortest way"
     if problem:
@@ -287,65 +443,6 @@ def of_kind(signed: Signed[Message], kind: type[M]) -> Signed[M]:
     return cast(Signed[M], signed)
 
 
-def _fault(message: Message, pool: int) -> str | None:
-    if message.pool != pool:
-        return "it is for another pool"
-    match message:
-        case Heartbeat(lots=lots) if len(lots) > MAX_PLEDGES or not all(pledge.well_formed() for pledge in lots):
-            return "the pledges are too many or not in form"
-        case Heartbeat(also=also) if len(also) >= MAX_CONTACTS_EACH or any(len(each) > MAX_CONTACT for each in also):
-            return "the contacts are too many or too long"
-        case Heartbeat(rate=rate, reward=reward) if not (math.isfinite(rate) and math.isfinite(reward or 0.0)):
-            return "the rate or the reward is no number"
-        case Heartbeat(contact=contact, state=state, role=role, engine=engine, interval=interval, gateway=gateway):
-            if len(contact) > MAX_CONTACT or len(gateway) > MAX_GATEWAY or max(len(state), len(role), len(engine)) > 64:
-                return "a text is too long"
-            if not 0.1 <= interval <= 3600:
-                return "the interval is out of bounds"
-        case PolicyAnnounced(policy_root=root, manifest_root=manifest, step=step):
-            if len(root) != 32 or len(manifest) != 32 or step < 0:
-                return "a root is not 32 bytes, or the step is negative"
-        case RolloutCommitted(commitment=commitment, size=size):
-            if commitment.pool != pool or size <= 0:
-                return "the commitment is for another pool, or the size is not positive"
-            return _statement_fault(commitment)
-        case VerdictIssued(verdict=verdict, detail=detail, report_root=root):
-            if len(root) not in (0, 32) or len(detail) > MAX_DETAIL or verdict.pool != pool:
-                return "a root or text has the wrong length"
-            return _statement_fault(verdict) or _values_fault(message)
-        case LotsRevealed(window=window, secret=secret):
-            if window < 0 or len(secret) != SECRET_BYTES:
-                return "the window is negative or the secret not 32 bytes"
-        case DisputeRaised(first=first, second=second):
-            if max(len(first), len(second)) > MAX_VERDICT_BYTES:
-                return "a verdict in it is too long"
-        case EpochJudged(verdict=verdict, detail=detail):
-            if verdict.pool != pool or len(detail) > MAX_DETAIL:
-                return "the verdict is for another pool, or the text is too long"
-            if (verdict.reason, verdict.outcome) not in _EPOCH_FAULTS:
-                return "the reason is none for an epoch, or costs something else"
-            return _statement_fault(verdict)
-        case WorkPublished(epoch=epoch, root=root, leaves_root=leaves, leaves_size=size):
-            if len(root) != 32 or len(leaves) != 32 or epoch < 0 or size <= 0:
-                return "a root is not 32 bytes, or a number is out of range"
-        case TaskOffered() | TaskClaimed():
-            return _task_fault(message)
-        case CheckRequested():
-            return None
-    return None
-
-
-def _task_fault(message: TaskOffered | TaskClaimed) -> str | None:
-    match message:
-        case TaskOffered(spec=spec, done=done, sequence=sequence):
-            if not 0 < len(spec) <= MAX_SPEC_BYTES or len(done) > MAX_SHARDS // 8 or sequence < 0:
-                return "the task is too long, or a number is out of range"
-        case TaskClaimed(task=task, shard=shard, sequence=sequence):
-            if len(task) != 32 or not 0 <= shard < MAX_SHARDS or sequence < 0:
-                return "a root is not 32 bytes, or a number is out of range"
-    return None
-
-
 def _statement_fault(statement: Statement) -> str | None:
     """Why no contract could be shown this statement: a root of another length, a number or address out of range."""
     try:
@@ -355,15 +452,40 @@ def _statement_fault(statement: Statement) -> str | None:
     return None
 
 
-def _values_fault(message: VerdictIssued) -> str | None:
+def values_hash(message: Judgement) -> bytes:
+    """32 bytes over everything that a judgement says beside its statement: what `Verdict.values` binds, so that two of
+    one validator on one work that differ in anything are two statements."""
+    said = [getattr(message, name) for name in _VALUES_OF]
+    return blake3(msgspec.msgpack.encode(said), derive_key_context=_VALUES).digest()
+
+
+_VALUES_OF = (
+    *("detail", "report_root", "report_size", "window", "rate", "checked", "rewards", "logprobs", "group"),
+    *("standing", "verifier"),
+)
+
+
+def signed(draft: J, key: NodeKey, domain: Domain) -> J:
+    """A judgement whose statement binds all that it says, signed."""
+    verdict = msgspec.structs.replace(draft.verdict, values=values_hash(draft))
+    return msgspec.structs.replace(draft, verdict=verdict, signature=sign(key, domain, verdict))
+
+
+def seal_of(message: VerdictIssued, author: Address) -> bytes:
+    """What is told of a verdict before it is shown. It binds the author, so that nobody can repeat another's seal."""
+    said = struct_hash(message.verdict) + message.salt + address_bytes(author)
+    return blake3(said, derive_key_context=_SEAL).digest()
+
+
+def _values_fault(message: Judgement) -> str | None:
     """What is wrong with the comparable values of a verdict, by themselves."""
     checked = sum(byte.bit_count() for byte in message.checked)
-    groups = len(message.rewards) // 4
-    if len(message.verifier) > 64 or not 0 <= message.standing <= 16:
+    groups = len(message.rewards) // DIGEST
+    if len(message.verifier) > MAX_CLASS or not 0 <= message.standing <= 16:
         return "the verifier or the standing is not in form"
     if not 0 <= message.rate <= RATE_ONE or not -1 <= message.group < MAX_GROUPS:
         return "the rate or the group is out of range"
-    if len(message.checked) > MAX_GROUPS // 8 or len(message.rewards) % 4 or groups > MAX_VALUES:
+    if len(message.checked) > MAX_GROUPS // 8 or len(message.rewards) % DIGEST or groups > MAX_VALUES:
         return "the recomputed values are too many"
     if len(message.logprobs) not in (0, 4 * checked) or checked > MAX_VALUES and message.logprobs:
         return "the recomputed values do not belong to the groups"

@@ -6,28 +6,29 @@ directory, data set) are assets: paths and blob roots.
 """
 
 import re
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 
 from protocol.audit import AuditSpec
 from protocol.codec import decode_json
-from protocol.cuts import Cuts, strictest
+from protocol.cuts import Cuts
 from protocol.decision import MAX_TABLES, DecisionError, DecisionSpec
 from protocol.engines import (
     MAX_PATTERNS,
+    arithmetic,
     classes,
     is_engine_class,
     is_engine_pattern,
     is_pair,
-    kind,
     missing_pairs,
-    overlap,
+    pair,
     permits,
-    standing_for,
+    with_arithmetic,
 )
 from protocol.errors import ProtocolError
 from protocol.own_code import DESK_ENVIRONMENTS, is_import_path
+from protocol.pretraining import Diloco, Pretraining, kind_rules
 from protocol.recipe import Recipe
 from protocol.sections import (
     Alarms,
@@ -148,9 +149,8 @@ class VerificationSpec(Cuts, frozen=True):
     "worker's class>verifier's class", the section's own for other pairs that have tables;
     decision: bounds and calibrated tables of the sequential test over a worker's history.
 
-    A run that has tables (or at least cuts) of pairs is calibrated. Then it admits only classes of which it knows
-    something, whatever `engines` permits, and those whose very pair was not measured are judged by the strictest of
-    what stands for it.
+    A run that has tables (or at least cuts) of pairs is calibrated. Then it admits only classes that were measured,
+    whatever `engines` permits: no class vouches for another.
     """
 
     toploc_k: int = 128
@@ -167,33 +167,47 @@ class VerificationSpec(Cuts, frozen=True):
 
     @property
     def admitted(self) -> tuple[str, ...]:
-        """Patterns of the classes that workers may compute with: those permitted and, in a calibrated run, known."""
+        """What workers may compute with: the patterns permitted or, in a calibrated run, the known classes of them."""
         if not self.known_pairs:
             return self.engines
-        known = sorted({kind(classes(name)[0]) for name in self.known_pairs})
-        both = (overlap(permitted, one) for permitted in self.engines for one in known)
-        return tuple(dict.fromkeys(pattern for pattern in both if pattern))
+        return tuple(name for name in sorted({classes(name)[0] for name in self.known_pairs}) if self._permits(name))
+
+    def _permits(self, engine: str) -> bool:
+        return is_engine_class(engine) and permits(self.engines, engine)
 
     def admits(self, engine: str) -> bool:
         """Whether workers may compute with this class: files of any other are malformed."""
-        return is_engine_class(engine) and permits(self.admitted, engine)
+        return self._permits(engine) and (not self.known_pairs or engine in self.admitted)
 
     def objection(self, engine: str) -> str:
         """Why a class is not admitted, in words; empty if it is."""
         if self.admits(engine):
             return ""
-        permitted = is_engine_class(engine) and permits(self.engines, engine)
-        return "the run was not calibrated for it" if permitted else "the run does not permit it"
+        return "the run was not calibrated for it" if self._permits(engine) else "the run does not permit it"
+
+    def at_a_desk(self) -> Self:
+        """Where one machine makes and looks at everything, and nothing is at stake: any engine of a permitted type, by
+        the loosest cuts."""
+        types = dict.fromkeys(f"*/{pattern.split('/')[1]}/*" for pattern in self.engines)
+        bounds = msgspec.structs.replace(self.decision, honest={}, cheating={}, crossed={})
+        return msgspec.structs.replace(self, engines=tuple(types), pairs={}, decision=bounds)
+
+    def blind(self, engine: str) -> str:
+        """Why no validator's engine of this class, nor a sibling of it that computes in another way, can judge any
+        work; empty if one can."""
+        seeing = {classes(name)[1] for name in self.known_pairs}
+        if not seeing or (is_engine_class(engine) and any(_sees(engine, other) for other in seeing)):
+            return ""
+        return "no work was calibrated in its eyes"
 
     def judges(self, worker: str, verifier: str) -> bool:
         """Whether something is known of work by one class in the eyes of another; of an uncalibrated run: yes."""
-        return not self.known_pairs or bool(standing_for(self.known_pairs, worker, verifier))
+        return not self.known_pairs or pair(worker, verifier) in self.known_pairs
 
     def cuts(self, worker: str, verifier: str) -> Cuts:
-        """The cuts for a file of one class of engine in the eyes of another: of this pair or, if it was not measured,
-        the strictest of those that stand for it. The section's own, a calibrated run's loosest, where nothing does."""
-        known = standing_for(self.known_pairs, worker, verifier)
-        return strictest([self.pairs.get(name, self) for name in known]) if known else self
+        """The cuts for a file of one class of engine in the eyes of another. The section's own, a calibrated run's
+        loosest, where the pair has none."""
+        return self.pairs.get(pair(worker, verifier), self)
 
     def rules(self) -> list[Rule]:
         tables = (("pairs", self.pairs), ("decision.honest", self.decision.honest))
@@ -206,7 +220,7 @@ class VerificationSpec(Cuts, frozen=True):
             (
                 "verification.engines",
                 all(map(is_engine_pattern, self.engines)),
-                "must be classes like cpu-avx2/float32/sdpa, any part may be *",
+                "must be classes like cpu-avx2/float32/sdpa, any part may be *, and those behind these three are free",
             ),
             ("verification.pairs", len(self.pairs) <= MAX_TABLES, f"at most {MAX_TABLES}"),
             *((f"verification.{table}", all(map(is_pair, names)), named) for table, names in tables),
@@ -223,6 +237,11 @@ class VerificationSpec(Cuts, frozen=True):
             ("verification.engines", bool(self.admitted), "permits no class that the run was calibrated for"),
             ("verification.quorum", 1 <= self.quorum <= 16, "must be 1 to 16"),
         ]
+
+
+def _sees(engine: str, other: str) -> bool:
+    """Whether an engine can compute as another of the same device and build does."""
+    return with_arithmetic(engine, arithmetic(other)) == other
 
 
 class WeightsSpec(Section, frozen=True):
@@ -252,9 +271,13 @@ class RunSections(Section, frozen=True, kw_only=True):
     audit: AuditSpec = AuditSpec()
     weights: WeightsSpec = WeightsSpec()
     pay: Pay = Pay()
+    pretraining: Pretraining | None = None
+    diloco: Diloco | None = None
 
     def sections(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in RunSections.__struct_fields__}
+        """By name; without those that are not there."""
+        named = {name: getattr(self, name) for name in RunSections.__struct_fields__}
+        return {name: section for name, section in named.items() if section is not None}
 
 
 YOUNGER: dict[str, Any] = {
@@ -266,12 +289,14 @@ YOUNGER: dict[str, Any] = {
     "rollout.max_environment_tokens": RolloutSpec().max_environment_tokens,
     "recipe.lora": None,
     "audit.judges": False,
+    "pretraining": None,
+    "diloco": None,
 }
 """What the first pools did not have: path -> the value that says nothing. A path goes through lists."""
 
 
 class RunSpec(RunSections, frozen=True):
-    """One training run."""
+    """One training run: of kind "rl", or of kind "pretrain" if it has [pretraining] (protocol.pretraining)."""
 
     name: str
     environment: EnvironmentSpec
@@ -284,9 +309,8 @@ class RunSpec(RunSections, frozen=True):
         A swarm's run has none: whoever trains from the pool's bytes would run a stranger's code without a sandbox, and
         a worker's reward and a validator's could differ.
         """
-        for field, good, rule in self._rules():
-            if not good:
-                raise RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
+        for fault in self.faults():
+            raise fault
         for asset in self.assets:
             check_asset_path(asset.path)
         if not desk:
@@ -295,6 +319,14 @@ class RunSpec(RunSections, frozen=True):
             self.verification.decision.check()
         except DecisionError as error:
             raise RunError(f"unusable run: {error.what}", error.why, error.remedy) from None
+
+    def faults(self) -> "list[RunError]":
+        """Every field that makes no sense by itself or beside another."""
+        return [
+            RunError(f"unusable run: {field}", rule, f"change {field} in the run file")
+            for field, good, rule in self._rules()
+            if not good
+        ]
 
     def desk_environments(self) -> list[str]:
         """The environments in it that only a desk has."""
@@ -309,6 +341,12 @@ class RunSpec(RunSections, frozen=True):
         return self.recipe.own_code() | self.environment.own_rewards() | rewards
 
     def _check_for_a_swarm(self) -> None:
+        if self.pretraining is not None:
+            raise RunError(
+                "this run can be trained at a desk only",
+                "it pre-trains ([pretraining]), and rounds of a swarm's members are not built yet",
+                "intellect-node train --run FILE --peers N",
+            )
         for name in self.desk_environments():
             raise RunError(
                 "this run can be trained at a desk only",
@@ -331,6 +369,7 @@ class RunSpec(RunSections, frozen=True):
             *(rule for section in self.sections().values() for rule in section.rules()),
             *parts_rules(self.environment.parts, self.environment.name),
             *evaluation_rules(self.evaluation.environments, self.environment.titles),
+            *kind_rules(self, RunSections()),
             *((setting, is_import_path(path), "must be MODULE:FUNCTION") for setting, path in self.own_code().items()),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),
         ]

@@ -164,8 +164,9 @@ class Alarms(Section, frozen=True):
     """When a run's numbers look like trouble; 0 switches one off. All compare means over `window` steps.
 
     entropy_rise: entropy has grown by this factor over its lowest mean; mismatch: KL between sampler and trainer,
-    nats per token; grad_norm: times the run's median; reward_drop: share of the best mean reward that is lost;
-    no_signal: steps in a row in which no group had unequal rewards. stop: end the run when one rings.
+    nats per token, four times as much in a single step; grad_norm: times the run's median; reward_drop: share of the
+    best mean reward that is lost; no_signal: steps in a row in which no group had unequal rewards. stop: end the run
+    when one rings.
     """
 
     window: int = 10

@@ -42,7 +42,8 @@ class Domain(msgspec.Struct, frozen=True):
 class WorkCommitment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A worker's promise: submission `index` for this policy is exactly this file.
 
-    policy_root, file_root: 32 bytes; units: output tokens.
+    policy_root, file_root: 32 bytes; units: output tokens; epoch: the pool's, in which it counts: since the commitment
+    names it, a work counts in exactly one epoch, and nobody needs a memory for that.
     """
 
     pool: int
@@ -51,12 +52,14 @@ class WorkCommitment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: int
     file_root: bytes
     units: int
+    epoch: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A validator's judgement of one commitment, all of whose fields it repeats.
+    """A validator's one word about a commitment, all of whose fields it repeats; a contract sees the work's id only.
 
-    outcome: Outcome; reason: checks.Reason.
+    outcome: Outcome; reason: checks.Reason; values: 32 bytes, the hash of everything else that the verdict says
+    (`messages.values_hash`), so that two verdicts which differ in anything are two statements.
     """
 
     pool: int
@@ -67,6 +70,41 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     units: int
     outcome: int
     reason: int
+    epoch: int = 0
+    values: bytes = bytes(32)
+
+    @property
+    def work(self) -> bytes:
+        """The judged work's id, 32 bytes."""
+        return work_id(self)
+
+
+class Rechecked(Verdict, frozen=True):
+    """What a validator found when it looked again inside an open dispute. It may differ from its verdict: a type of its
+    own, so that nobody can show the two as a contradiction."""
+
+
+class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The certificate of one work: a validator says for ever that these units of the node count in this epoch.
+
+    work: 32 bytes; units: what is paid. Beside a rejection of the same work by the same key it costs the stake.
+    """
+
+    pool: int
+    node: Address
+    epoch: int
+    work: bytes
+    units: int
+
+
+class Earnings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The table of what every node has earned through `epoch`. root: of its Merkle tree (`earnings.py`); total: of all
+    nodes, in units, since the pool began."""
+
+    pool: int
+    epoch: int
+    root: bytes
+    total: int
 
 
 class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,22 +137,16 @@ class Attestation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: int
 
 
-class EpochVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A validator refuses a whole epoch's commitment. root: the first 20 bytes of the committed root.
+Statement = WorkCommitment | Verdict | Rechecked | Accepted | Earnings | NodeRegistration | Invitation | Attestation
+S = TypeVar("S", WorkCommitment, Verdict, Rechecked, Accepted, Earnings, NodeRegistration, Invitation, Attestation)
 
-    outcome: Outcome, not ACCEPT; reason: work.EpochFault.
-    """
-
-    pool: int
-    node: Address
-    epoch: int
-    root: bytes
-    outcome: int
-    reason: int
-
-
-Statement = WorkCommitment | Verdict | NodeRegistration | Invitation | Attestation | EpochVerdict
-S = TypeVar("S", WorkCommitment, Verdict, NodeRegistration, Invitation, Attestation, EpochVerdict)
+_JUDGEMENT = [
+    ("pool", "pool", "uint256"),
+    ("work", "work", "bytes32"),
+    ("outcome", "outcome", "uint8"),
+    ("reason", "reason", "uint8"),
+    ("values", "values", "bytes32"),
+]
 
 # field name here -> (name in Solidity, type); the order is the order of the type string
 _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
@@ -125,16 +157,22 @@ _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
         ("index", "index", "uint64"),
         ("file_root", "fileRoot", "bytes32"),
         ("units", "units", "uint32"),
+        ("epoch", "epoch", "uint64"),
     ],
-    Verdict: [
+    Verdict: _JUDGEMENT,
+    Rechecked: _JUDGEMENT,
+    Accepted: [
         ("pool", "pool", "uint256"),
         ("node", "node", "address"),
-        ("policy_root", "policyRoot", "bytes32"),
-        ("index", "index", "uint64"),
-        ("file_root", "fileRoot", "bytes32"),
+        ("epoch", "epoch", "uint64"),
+        ("work", "work", "bytes32"),
         ("units", "units", "uint32"),
-        ("outcome", "outcome", "uint8"),
-        ("reason", "reason", "uint8"),
+    ],
+    Earnings: [
+        ("pool", "pool", "uint256"),
+        ("epoch", "epoch", "uint64"),
+        ("root", "root", "bytes32"),
+        ("total", "total", "uint64"),
     ],
     NodeRegistration: [
         ("provider", "provider", "address"),
@@ -154,14 +192,6 @@ _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
         ("units", "units", "uint32"),
         ("made_at", "madeAt", "uint64"),
         ("until", "until", "uint64"),
-    ],
-    EpochVerdict: [
-        ("pool", "pool", "uint256"),
-        ("node", "node", "address"),
-        ("epoch", "epoch", "uint64"),
-        ("root", "root", "bytes20"),
-        ("outcome", "outcome", "uint8"),
-        ("reason", "reason", "uint8"),
     ],
 }
 
@@ -242,7 +272,6 @@ _WORDS: dict[str, Callable[[str, Any], bytes]] = {
     "uint32": partial(_uint, 4),
     "uint8": partial(_uint, 1),
     "bytes32": partial(_bytes, 32),
-    "bytes20": partial(_bytes, 20),
     "address": _address,
 }
 _ENCODERS = {kind: [(name, _WORDS[abi]) for name, _, abi in fields] for kind, fields in _FIELDS.items()}

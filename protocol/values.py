@@ -1,6 +1,6 @@
 """Recomputed values in a form that fits a verdict, so that validators can be compared without fetching reports.
 
-Rewards are exact: per group 4 bytes of a hash. Log-probabilities are floating point: per group their mean. What a
+Rewards are exact: per group 16 bytes of a hash. Log-probabilities are floating point: per group their mean. What a
 verdict says must be what its report holds; the trainer checks that before it believes either.
 """
 
@@ -10,18 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from blake3 import blake3
 
-from protocol.disputes import UNDECIDED, group_means
+from protocol.disputes import UNDECIDED, Conflict, Finding, group_means
 from protocol.lots import unpack_groups
-from protocol.messages import MAX_VALUES, VerdictIssued
-from protocol.rollout import Report
+from protocol.messages import DIGEST, MAX_VALUES, Judgement
+from protocol.rollout import Report, ReportRow
 
-_REWARDS = "intellect-node group rewards v1"
+_REWARDS = "intellect-node group rewards v2"
 
 
 def reward_tag(rewards: Sequence[float]) -> bytes:
-    """4 bytes over the rewards of one group, float32; never those that mean 'undecided'."""
-    tag = blake3(np.asarray(rewards, dtype="<f4").tobytes(), derive_key_context=_REWARDS).digest(4)
-    return tag if tag != UNDECIDED else b"\x01\0\0\0"
+    """DIGEST bytes over the rewards of one group, float32."""
+    return blake3(np.asarray(rewards, dtype="<f4").tobytes(), derive_key_context=_REWARDS).digest(DIGEST)
 
 
 def reward_tags(rewards: Sequence[float], group_size: int, undecided: Collection[int]) -> bytes:
@@ -49,7 +48,7 @@ def _tag(rewards: Sequence[float]) -> bytes:
     return UNDECIDED if all(math.isnan(reward) for reward in rewards) else reward_tag(rewards)
 
 
-def report_fault(report: Report, message: VerdictIssued, groups: int, group_size: int) -> str | None:
+def report_fault(report: Report, message: Judgement, groups: int, group_size: int) -> str | None:
     """Why a report cannot be what the verdict speaks of, None if it is."""
     drawn = unpack_groups(message.checked, groups)
     present = sorted({row.group for row in report.rows})
@@ -57,14 +56,37 @@ def report_fault(report: Report, message: VerdictIssued, groups: int, group_size
         return "it holds groups that the verdict does not"
     if len(report.rows) != len(present) * group_size:
         return "it holds groups that are not whole"
-    if len(message.rewards) != 4 * groups:
+    if len(message.rewards) != DIGEST * groups:
         return None if groups > MAX_VALUES else "the verdict carries no rewards"
     means = group_means(message, groups)
     for group in present:
         rows = [row for row in report.rows if row.group == group]
-        if _tag([row.reward for row in rows]) != message.rewards[4 * group : 4 * group + 4]:
+        if _tag([row.reward for row in rows]) != message.rewards[DIGEST * group : DIGEST * (group + 1)]:
             return f"its rewards of group {group} are not those of the verdict"
         mean = np.frombuffer(mean_logprobs({group: [np.asarray(r.logprobs, dtype=np.float32) for r in rows]}), "<f4")
         if group in means and not abs(float(mean[0]) - means[group]) <= 1e-4:
             return f"its log-probabilities of group {group} are not those of the verdict"
+    return None
+
+
+TOKEN_FACTOR = 20.0
+"""How far one token may lie apart, in tolerances of a group's mean: bf16 kernels differ by up to 0.6 nats in single
+tokens of 0.05 on average. A mean alone hides one token at -17 among 31 at 0."""
+
+
+def rows_differ(ours: Sequence[ReportRow], theirs: Sequence[ReportRow], tolerance: float) -> Finding | None:
+    """How two reports of one group contradict each other, token by token; None if both can be right.
+
+    tolerance: nats per token between means, as in `AuditSpec.logprob_tolerance`. Both in the order of the samples.
+    """
+    rewards = [np.asarray([row.reward for row in rows], dtype="<f4") for rows in (ours, theirs)]
+    if not np.array_equal(*rewards, equal_nan=True):
+        return Finding(Conflict.CONTRADICTION, "the rewards are others", objective=True)
+    if [len(row.logprobs) for row in ours] != [len(row.logprobs) for row in theirs]:
+        return Finding(Conflict.CONTRADICTION, "the samples have other lengths", objective=True)
+    values = [np.concatenate([np.asarray(row.logprobs, np.float64) for row in rows]) for rows in (ours, theirs)]
+    gap = np.abs(values[0] - values[1])
+    if gap.size and not (gap.max() <= TOKEN_FACTOR * tolerance and gap.mean() <= tolerance):
+        what = f"log-probabilities differ by {gap.max():.3g} nats in one token, {gap.mean():.3g} on average"
+        return Finding(Conflict.CONTRADICTION, what)
     return None

@@ -8,7 +8,7 @@ from protocol.checks import Reason
 from protocol.disputes import UNDECIDED, Conflict, Ruling, compare, group_means, resolve, values_complete
 from protocol.identity import NodeKey
 from protocol.lots import pack_groups
-from protocol.messages import VerdictIssued
+from protocol.messages import DIGEST, VerdictIssued
 from protocol.rollout import Report, ReportHeader, ReportRow
 from protocol.statements import Outcome, Verdict
 from protocol.values import mean_logprobs, report_fault, reward_tag, reward_tags
@@ -145,7 +145,7 @@ def test_an_acceptance_must_say_what_it_recomputed() -> None:
 
 def test_tags_tell_rewards_apart_and_never_look_undecided() -> None:
     assert reward_tag([1.0, 0.0]) != reward_tag([0.0, 1.0])
-    assert reward_tags(REWARDS, SIZE, {2})[8:12] == UNDECIDED
+    assert reward_tags(REWARDS, SIZE, {2})[2 * DIGEST : 3 * DIGEST] == UNDECIDED
     assert reward_tags([0.0] * 2000, 1, ()) == b""
     assert group_means(said(groups=(1, 3)), GROUPS) == {1: -2.0, 3: -4.0}
 

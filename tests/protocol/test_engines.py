@@ -8,33 +8,43 @@ from protocol.engines import (
     is_pair,
     kind,
     missing_pairs,
-    overlap,
     pair,
     permits,
-    standing_for,
+    with_arithmetic,
 )
 from protocol.run import EnvironmentSpec, RunError, RunSpec, VerificationSpec
 
+FULL = "x86_64-avx512/float32/sdpa/ieee/tp1/torch-2.13.0+cpu"
 
-def test_a_class_has_three_plain_parts() -> None:
+
+def test_a_class_has_three_to_six_plain_parts() -> None:
     assert is_engine_class("x86_64-avx512/float32/sdpa") and is_engine_class("cuda-sm90/bfloat16/flash-2.6")
+    assert is_engine_class(FULL) and is_engine_class("cuda-sm90/float32/vllm/tf32/tp8/vllm-0.32.0")
     for wrong in (
         "",
         "cpu",
         "cpu/float32",
         "cpu//sdpa",
         "CPU/float32/sdpa",
-        "cpu/float32/sdpa/x",
+        f"{FULL}/x",
+        f"{FULL}/",
         "cpu/*/sdpa",
         "a>b/c/d",
+        "/".join(["a" * 32] * 6),
     ):
         assert not is_engine_class(wrong), wrong
     assert not is_engine_class("a" * 40 + "/float32/sdpa")
 
 
 def test_a_pattern_may_leave_parts_open() -> None:
-    assert is_engine_pattern("*/float32/*") and is_engine_pattern("cpu/float32/sdpa")
-    assert not is_engine_pattern("*") and not is_engine_pattern("*/fl*/sdpa")
+    assert is_engine_pattern("*/float32/*") and is_engine_pattern("cpu/float32/sdpa") and is_engine_pattern(FULL)
+    assert not is_engine_pattern("*") and not is_engine_pattern("*/fl*/sdpa") and not is_engine_pattern(f"{FULL}/*")
+
+
+def test_parts_that_a_pattern_leaves_away_may_be_any() -> None:
+    assert permits(["*/float32/*"], FULL) and permits(["*/*/*/ieee"], FULL) and permits([FULL], FULL)
+    assert not permits(["*/*/*/tf32"], FULL) and not permits(["*/*/*/*/tp2"], FULL)
+    assert not permits(["*/*/*/ieee"], "x86/float32/sdpa")  # it does not say how it multiplies
 
 
 @pytest.mark.parametrize(
@@ -64,35 +74,17 @@ def test_what_a_run_knows_of_two_classes_is_named_by_both() -> None:
         RunSpec(name="x", environment=EnvironmentSpec(name="sort"), verification=rules).check()
 
 
-def test_float32_stands_for_itself_on_all_hardware_and_nothing_else_does() -> None:
-    assert kind("x86/float32/sdpa") == kind("arm/float32/sdpa") != kind("x86/float32/eager")
-    assert kind("x86/bfloat16/sdpa") == "x86/bfloat16/sdpa"
+def test_an_engine_can_change_its_type_and_kernel_and_nothing_else() -> None:
+    assert with_arithmetic(FULL, ("bfloat16", "eager")) == "x86_64-avx512/bfloat16/eager/ieee/tp1/torch-2.13.0+cpu"
+
+
+def test_two_kinds_differ_in_hardware_or_type() -> None:
+    """What a kernel or a build does to a worker's numbers, every look on the same hardware in the same type may see."""
+    other_kernel, other_build = FULL.replace("sdpa", "eager"), FULL.replace("2.13", "2.12")
+    assert kind(FULL) == kind(other_kernel) == kind(other_build) == kind("x86_64-avx512/float32/sdpa")
+    assert kind(FULL) != kind(FULL.replace("float32", "bfloat16"))
+    assert kind("x86/float32/sdpa") != kind("cuda-sm90/float32/sdpa")
     assert kind("an engine (cpu, float32)") == "an engine (cpu, float32)"
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [
-        ("*/*/*", "*/float32/sdpa", "*/float32/sdpa"),
-        ("arm/*/*", "*/float32/sdpa", "arm/float32/sdpa"),
-        ("*/bfloat16/*", "*/float32/sdpa", None),
-        ("*/bfloat16/*", "arm/bfloat16/sdpa", "arm/bfloat16/sdpa"),
-        ("*", "*/float32/sdpa", None),
-    ],
-)
-def test_two_patterns_overlap_where_both_match(one: str, other: str, both: str | None) -> None:
-    assert overlap(one, other) == overlap(other, one) == both
-
-
-def test_a_measured_pair_stands_for_itself_and_others_of_its_kinds_for_what_was_not_measured() -> None:
-    exact, arm = "x86/float32/sdpa", "arm/float32/sdpa"
-    rough = "x86/bfloat16/sdpa"
-    known = [pair(exact, exact), pair(arm, exact), pair(rough, rough), pair(exact, rough)]
-    assert standing_for(known, arm, exact) == [pair(arm, exact)]
-    assert standing_for(known, "zz/float32/sdpa", "zz/float32/sdpa") == known[:2]
-    assert standing_for(known, "zz/float32/sdpa", rough) == [pair(exact, rough)]
-    for worker, verifier in (("zz/bfloat16/sdpa", rough), (rough, "zz/bfloat16/sdpa"), ("zz/float32/zz", exact)):
-        assert standing_for(known, worker, verifier) == []
 
 
 def test_every_worker_must_have_been_seen_by_every_verifier() -> None:

@@ -7,7 +7,9 @@ from protocol.liveness import Members, MemberState, heartbeat_interval
 from protocol.messages import Heartbeat
 
 A, B = NodeKey(b"\x05" * 32).address, NodeKey(b"\x06" * 32).address
-BEAT = Heartbeat(pool=1, sequence=10, role="worker", state="working", contact="", policy_step=0, interval=2.0)
+BEAT = Heartbeat(
+    pool=1, boot=0, count=10, at=10, role="worker", state="working", contact="", policy_step=0, interval=2.0
+)
 
 
 def table() -> Members:
@@ -34,7 +36,7 @@ def test_a_dead_member_comes_back_with_a_beat() -> None:
     members = table()
     members.beat(A, BEAT, 0.0)
     assert members.live(1000.0) == []
-    assert members.beat(A, msgspec.structs.replace(BEAT, sequence=11), 1000.0)
+    assert members.beat(A, msgspec.structs.replace(BEAT, count=11), 1000.0)
     assert members.live(1000.0, "worker") == [A]
     assert members.live(1000.0, "validator") == []
 
@@ -43,7 +45,7 @@ def test_old_and_foreign_beats_are_ignored() -> None:
     members = table()
     assert members.beat(A, BEAT, 0.0)
     assert not members.beat(A, BEAT, 1.0)
-    assert not members.beat(A, msgspec.structs.replace(BEAT, sequence=9), 1.0)
+    assert not members.beat(A, msgspec.structs.replace(BEAT, count=9), 1.0)
     assert not members.beat(B, BEAT, 1.0)
 
 
@@ -72,7 +74,7 @@ def test_a_member_lives_from_its_first_beat_until_it_has_missed_too_many() -> No
     assert not members.is_live(A, 116.0) and members.live(116.0) == []
 
 
-def test_where_the_table_is_full_a_newcomer_takes_the_place_of_who_left_first_and_of_nobody_else(
+def test_where_the_table_is_full_a_newcomer_takes_the_place_of_who_left_first_or_of_a_ghost_and_of_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(liveness, "MAX_MEMBERS", 4)
@@ -83,7 +85,12 @@ def test_where_the_table_is_full_a_newcomer_takes_the_place_of_who_left_first_an
     for address, how in ((back, "left"), (first, "left"), (evicted, "evicted")):
         members.remove(address, MemberState(how))
     members.admit(back)
-    members.admit(newcomer)
+    assert members.admit(newcomer) is None
     assert members.get(first) is None and all(each in members for each in (back, stays, newcomer))
-    members.admit(last)
-    assert last not in members and evicted not in members and members.get(evicted) is not None
+    for living in (stays, newcomer):
+        members.beat(living, BEAT, 100.0)
+    assert members.admit(last, 101.0) == back and last in members
+    members.beat(last, BEAT, 101.0)
+    assert members.admit(first, 102.0) is None and first not in members
+    assert evicted not in members and members.get(evicted) is not None
+    assert members.admit(first, 101.0 + 8 * BEAT.interval) == stays  # it has been dead for a second

@@ -8,31 +8,42 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.messages import (
+    MAX_CERTIFICATES,
     MAX_MESSAGE_BYTES,
+    SALT_BYTES,
+    Certificate,
+    CertificatesShown,
+    EarningsSigned,
     Envelope,
-    EpochJudged,
     Heartbeat,
     MalformedMessage,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
     VerdictIssued,
+    VerdictRechecked,
+    VerdictSealed,
+    WorkAccepted,
     open_envelope,
     seal,
+    seal_of,
+    signed,
 )
-from protocol.statements import Domain, EpochVerdict, Verdict, WorkCommitment, work_id
+from protocol.statements import Domain, Earnings, Rechecked, Verdict, WorkCommitment, work_id
 
 KEY, OTHER = NodeKey(b"\x05" * 32), NodeKey(b"\x06" * 32)
 DOMAIN = Domain(31337, KEY.address)
 BEAT = Heartbeat(
-    pool=1, sequence=5, role="worker", state="working", contact="/ip4/1.2.3.4", policy_step=3, interval=1.0
+    pool=1, boot=0, count=5, at=5, role="worker", state="working", contact="/ip4/1.2.3.4", policy_step=3, interval=1.0
 )
 
 WORK = WorkCommitment(1, KEY.address, bytes(32), 0, bytes(32), 1)
 COMMITTED = RolloutCommitted(pool=1, commitment=WORK, signature=bytes(65), size=9)
 JUDGED = Verdict(1, OTHER.address, bytes(32), 0, bytes(32), 1, 0, 0)
-REFUSED = EpochVerdict(1, OTHER.address, 0, bytes(20), 2, 20)
-ISSUED = VerdictIssued(pool=1, verdict=JUDGED, signature=b"")
+ISSUED = signed(VerdictIssued(pool=1, verdict=JUDGED, signature=b""), KEY, DOMAIN)
+LOOKED_AGAIN = Rechecked(*msgspec.structs.astuple(JUDGED))
+CERTIFICATE = Certificate(OTHER.address, 3, bytes(32), 640, bytes(65))
+EARNED = EarningsSigned(pool=1, earnings=Earnings(1, 3, bytes(32), 9), table=bytes(32), size=9, signature=bytes(65))
 
 
 def test_a_sealed_message_names_its_author() -> None:
@@ -76,9 +87,41 @@ def test_a_tampered_payload_is_not_its_authors() -> None:
         pass
 
 
-def test_a_verdict_over_an_epoch_travels() -> None:
-    message = EpochJudged(pool=1, verdict=REFUSED, signature=bytes(65), detail="leaf 0 of 3 was accepted by nobody")
-    assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, message)).message == message
+def test_what_pay_rests_on_travels() -> None:
+    accepted = WorkAccepted(pool=1, certificates=(CERTIFICATE,))
+    shown = CertificatesShown(pool=1, epoch=3, root=bytes(32), size=9)
+    sealed = VerdictSealed(pool=1, works=(bytes(32),), seals=(bytes(32),))
+    again = signed(VerdictRechecked(pool=1, verdict=LOOKED_AGAIN, signature=b""), KEY, DOMAIN)
+    for message in (accepted, shown, sealed, again, EARNED):
+        assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, message)).message == message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rewards": bytes(16)},
+        {"detail": "x"},
+        {"report_root": bytes(32)},
+        {"standing": 1},
+        {"verifier": "x"},
+        {"rate": 1},
+    ],
+    ids=str,
+)
+def test_a_verdict_signs_everything_that_it_says(change: dict[str, object]) -> None:
+    """Two verdicts of one key on one work that differ in anything are two statements that a contract can compare."""
+    with pytest.raises(MalformedMessage, match="not those that its verdict signs"):
+        open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, msgspec.structs.replace(ISSUED, **change)))
+    other = signed(msgspec.structs.replace(ISSUED, **change), KEY, DOMAIN)
+    assert other.verdict != ISSUED.verdict and work_id(other.verdict) == work_id(ISSUED.verdict)
+
+
+def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
+    seal_ = seal_of(ISSUED, KEY.address)
+    assert seal_ != seal_of(ISSUED, OTHER.address)
+    assert seal_ != seal_of(msgspec.structs.replace(ISSUED, salt=b"\x01" * SALT_BYTES), KEY.address)
+    other = signed(msgspec.structs.replace(ISSUED, detail="x"), KEY, DOMAIN)
+    assert seal_ != seal_of(other, KEY.address)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +129,9 @@ def test_a_verdict_over_an_epoch_travels() -> None:
     [
         msgspec.structs.replace(BEAT, contact="x" * 500),
         msgspec.structs.replace(BEAT, interval=0.0),
+        msgspec.structs.replace(BEAT, boot=2**63),
+        msgspec.structs.replace(BEAT, count=-1),
+        msgspec.structs.replace(BEAT, at=-1),
         msgspec.structs.replace(BEAT, interval=float("nan")),
         PolicyAnnounced(pool=1, step=-1, policy_root=bytes(32), manifest_root=bytes(32), manifest_size=1),
         PolicyAnnounced(pool=1, step=1, policy_root=bytes(31), manifest_root=bytes(32), manifest_size=1),
@@ -95,12 +141,20 @@ def test_a_verdict_over_an_epoch_travels() -> None:
         RolloutCommitted(
             pool=1, commitment=WorkCommitment(1, KEY.address, bytes(3), 0, bytes(32), 1), signature=bytes(65), size=9
         ),
-        EpochJudged(pool=1, verdict=EpochVerdict(2, OTHER.address, 0, bytes(20), 2, 20), signature=bytes(65)),
-        EpochJudged(pool=1, verdict=EpochVerdict(1, OTHER.address, 0, bytes(32), 2, 20), signature=bytes(65)),
-        EpochJudged(pool=1, verdict=EpochVerdict(1, OTHER.address, -1, bytes(20), 2, 20), signature=bytes(65)),
-        EpochJudged(pool=1, verdict=EpochVerdict(1, OTHER.address, 0, bytes(20), 2, 23), signature=bytes(65)),
-        EpochJudged(pool=1, verdict=EpochVerdict(1, OTHER.address, 0, bytes(20), 2, 5), signature=bytes(65)),
-        EpochJudged(pool=1, verdict=REFUSED, signature=bytes(65), detail="x" * 301),
+        VerdictSealed(pool=1, works=(), seals=()),
+        VerdictSealed(pool=1, works=(bytes(32),), seals=(bytes(31),)),
+        VerdictSealed(pool=1, works=(bytes(32),) * 2, seals=(bytes(32),) * 2),
+        VerdictSealed(pool=1, works=tuple(bytes([n]) * 32 for n in range(65)), seals=(bytes(32),) * 65),
+        WorkAccepted(pool=1, certificates=()),
+        WorkAccepted(pool=1, certificates=(CERTIFICATE,) * (MAX_CERTIFICATES + 1)),
+        WorkAccepted(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, units=0),)),
+        WorkAccepted(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, work=bytes(31)),)),
+        WorkAccepted(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, epoch=-1),)),
+        CertificatesShown(pool=1, epoch=-1, root=bytes(32), size=9),
+        CertificatesShown(pool=1, epoch=3, root=bytes(32), size=0),
+        msgspec.structs.replace(EARNED, earnings=Earnings(2, 3, bytes(32), 9)),
+        msgspec.structs.replace(EARNED, table=bytes(31)),
+        msgspec.structs.replace(ISSUED, salt=b""),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -136,7 +190,7 @@ def test_a_statement_that_no_contract_could_read_is_refused(change: dict[str, ob
 @pytest.mark.parametrize(("index", "units"), [(0, 0), (2**64 - 1, 2**32 - 1)])
 def test_the_widest_numbers_that_a_contract_can_read_pass(index: int, units: int) -> None:
     for message, field in ((COMMITTED, "commitment"), (ISSUED, "verdict")):
-        statement = msgspec.structs.replace(getattr(message, field), index=index, units=units)
+        statement = msgspec.structs.replace(getattr(message, field), index=index, units=units, epoch=index)
         raw = seal(KEY, DOMAIN, msgspec.structs.replace(message, **{field: statement}))
         assert len(work_id(getattr(open_envelope(DOMAIN, 1, raw).message, field))) == 32
 

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_from_bytes
 from protocol.statements import (
+    _FIELDS,
+    Accepted,
     Attestation,
     Domain,
-    EpochVerdict,
+    Earnings,
     Invitation,
     NodeRegistration,
+    Rechecked,
     Statement,
     Verdict,
     WorkCommitment,
@@ -29,12 +32,14 @@ from protocol.statements import (
 KEY = NodeKey(b"\x05" * 32)
 DOMAIN = Domain(84532, KEY.address)
 STATEMENTS: list[Statement] = [
-    WorkCommitment(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640),
-    Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 2, 5),
+    WorkCommitment(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 41),
+    Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 2, 5, 41, b"\x03" * 32),
+    Rechecked(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 0, 0, 41, b"\x03" * 32),
+    Accepted(3, KEY.address, 41, b"\x04" * 32, 640),
+    Earnings(3, 41, b"\x05" * 32, 12_345),
     NodeRegistration(KEY.address, KEY.address, 4, 1, 1_800_000_000),
     Invitation(3, KEY.address, 1_800_000_000),
     Attestation(3, KEY.address, 4, 1_799_000_000, 1_800_000_000),
-    EpochVerdict(3, KEY.address, 41, b"\x03" * 20, 2, 20),
 ]
 ADDRESSES = st.binary(min_size=20, max_size=20).map(address_from_bytes)
 ROOTS = st.binary(min_size=32, max_size=32)
@@ -52,18 +57,24 @@ COMMITMENTS = st.builds(
     index=numbers(64),
     file_root=ROOTS,
     units=numbers(32),
+    epoch=numbers(64),
 )
 
 
 def judged(c: WorkCommitment, outcome: int, reason: int) -> Verdict:
-    return Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, outcome, reason)
+    return Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, outcome, reason, c.epoch)
+
+
+def values_of(statement: Statement) -> list[object]:
+    """What is signed, in the order of the type string."""
+    return [getattr(statement, name) for name, _, _ in _FIELDS[type(statement)]]
 
 
 def abi_hash(statement: Statement) -> bytes:
     """The struct hash by eth-abi, from the type string alone."""
     kind = type_string(type(statement))
     types = [field.split(" ")[0] for field in kind.partition("(")[2][:-1].split(",")]
-    values = [getattr(statement, name) for name in statement.__struct_fields__]
+    values = values_of(statement)
     return keccak(abi_encode(["bytes32", *types], [keccak(kind.encode()), *values]))
 
 
@@ -71,7 +82,7 @@ def abi_hash(statement: Statement) -> bytes:
 def test_wallets_sign_the_same_bytes(statement: Statement) -> None:
     name, _, fields = type_string(type(statement)).partition("(")
     members = [field.split(" ") for field in fields[:-1].split(",")]
-    values = [getattr(statement, field) for field in statement.__struct_fields__]
+    values = values_of(statement)
     message = encode_typed_data(
         full_message={
             "domain": {
@@ -117,7 +128,10 @@ def test_a_statement_means_nothing_on_another_chain_or_contract() -> None:
         WorkCommitment(3, Address(KEY.address.lower()), b"\x01" * 32, 7, b"\x02" * 32, 640),
         Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, -1, 2, 5),
         Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 256, 5),
-        EpochVerdict(3, KEY.address, 41, b"\x03" * 32, 2, 20),
+        Verdict(3, KEY.address, b"\x01" * 32, 7, b"\x02" * 32, 640, 2, 5, 41, b"\x03" * 31),
+        Accepted(3, KEY.address, -1, b"\x04" * 32, 640),
+        Accepted(3, KEY.address, 41, b"\x04" * 33, 640),
+        Earnings(3, 41, b"\x05" * 32, 2**64),
     ],
 )
 def test_fields_out_of_range_cannot_be_signed(statement: Statement) -> None:
@@ -146,3 +160,11 @@ def test_works_that_differ_in_anything_signed_have_different_names(
 ) -> None:
     changed = msgspec.structs.replace(c, **{field: getattr(other, field)})
     assert (work_id(changed) == work_id(c)) == (changed == c)
+
+
+def test_a_second_look_and_a_certificate_cannot_pass_for_a_verdict() -> None:
+    """The same values under another type are another statement: none is evidence against the other."""
+    verdict, again = STATEMENTS[1], STATEMENTS[2]
+    assert isinstance(verdict, Verdict) and isinstance(again, Rechecked)
+    same = Verdict(*msgspec.structs.astuple(again))
+    assert struct_hash(same) != struct_hash(again) and work_id(same) == work_id(again) == work_id(verdict)
