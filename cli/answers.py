@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from cli.daemon_status import AlarmPart, AuditPart, DaemonStatus, PayPart
 from cli.output import date, duration, ether
+from protocol.liveness import AHEAD
 
 QUESTIONS = ("am I in", "doing", "accepted", "earned", "wrong")
 OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
@@ -14,6 +15,9 @@ OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
 TROUBLE_LASTS = 600.0
 """Seconds for which trouble that is over is still told."""
 MOST_COMMANDS = 6
+CLOCK_SLACK = 15.0
+"""Seconds that a clock may be off without a word."""
+CLOCK_REMEDY = "timedatectl set-ntp true"
 NOTHING_WRONG = "nothing that this node knows of"
 
 Lines = list[str]
@@ -195,16 +199,17 @@ def earnings(status: DaemonStatus) -> Lines:
     if pay is None:
         return ["nothing is known of its pay yet"]
     lines = _amounts(pay) if int(pay.earned_wei) else ["nothing yet"]
-    if int(pay.voided_wei):
-        lines.append(f"{ether(int(pay.voided_wei))} tokens voided by a slash")
+    if pay.escrow_epochs is not None:
+        lines.append(f"the pool's escrow lasts for {pay.escrow_epochs:g} more epochs like the last ones")
     return [*lines, f"goes to {pay.provider}"] if pay.provider else lines
 
 
 def _amounts(pay: PayPart) -> Lines:
-    until = f", the next of it until {date(pay.waiting_until)}" if pay.waiting_until else ""
+    until = f", claimable from {date(pay.waiting_until)} on" if pay.waiting_until else ""
+    claimed, tabled = ether(int(pay.paid_wei)), ether(int(pay.due_wei))
     return [
-        f"{ether(int(pay.earned_wei))} tokens: {ether(int(pay.paid_wei))} paid, {ether(int(pay.due_wei))} due",
-        f"{ether(int(pay.waiting_wei))} waiting{until}",
+        f"{ether(int(pay.earned_wei))} tokens: {claimed} claimed, {tabled} in the table",
+        f"{ether(int(pay.waiting_wei))} certified{until}",
     ]
 
 
@@ -219,6 +224,7 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
         lines += [f"{error.what}: {error.why}", f"do: {error.remedy}"]
     if is_member(status) and not status.network.rpc_ok:
         lines.append("the chain's RPC does not answer")
+    lines += _clock(status)
     audit = status.audit
     if audit and not audit.trainer.trusted:
         lines.append(
@@ -237,6 +243,14 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
         if event.name == "trouble" and now - event.at < TROUBLE_LASTS
     ][-3:]
     return lines
+
+
+def _clock(status: DaemonStatus) -> Iterator[str]:
+    clock = status.node.clock
+    if clock and clock.ahead_seconds is not None and abs(clock.ahead_seconds) > CLOCK_SLACK:
+        off, way = abs(clock.ahead_seconds), "ahead of" if clock.ahead_seconds > 0 else "behind"
+        unheard = ", who do not believe what it says" if clock.ahead_seconds > AHEAD else ""
+        yield f"this clock is {duration(off)} {way} most of {_count(clock.peers, 'peer')}{unheard}: {CLOCK_REMEDY}"
 
 
 def _alarms(status: DaemonStatus) -> list[AlarmPart]:

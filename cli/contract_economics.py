@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from protocol.run import RunSpec
 
 TOKEN, GWEI = 10**18, 10**9
-BASE_STAKE, STAKE_PER_NODE = 10.0, 10.0
+BASE_STAKE, STAKE_PER_NODE = 0.0, 100.0
 """Tokens, as `contract deploy` sets them where nobody says otherwise; what a network asks: `contract params`."""
 EXAMPLE = (
     "Examples:  intellect-node contract economics --run run.toml   |   "
@@ -30,7 +30,7 @@ def economics(
     bonded: Annotated[
         float | None, typer.Option(min=0, help="Tokens that the provider has bonded; default: the least for its nodes.")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of that provider: they share its stake.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of that provider: each bonds as much as a slash takes.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Workers that share the run's steps.")] = 3,
     tokens: Annotated[float | None, typer.Option(min=1, help="Output tokens per sample; default: the most.")] = None,
     checked: Annotated[
@@ -38,15 +38,17 @@ def economics(
     ] = None,
     saving: Annotated[float, typer.Option(min=0, max=1, help="Share of a group's cost that cheating saves.")] = 1.0,
     validators: Annotated[int, typer.Option(min=1, help="Validators of the pool.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the pool in a day.")] = 24,
+    epochs: Annotated[int, typer.Option(min=0, help="Tables of earnings that it carries to the chain in a day.")] = 0,
     fee: Annotated[float, typer.Option(min=0, help="Gwei per gas; default: Base's least.")] = 0.005,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q.
 
-    A slash takes no more than is bonded, and a provider's nodes share one bond. Below it: what judging and training
-    earn beside the workers, and the gas of a day, which everybody pays for itself.
+    A slash takes no more than each of a provider's nodes bonds for itself, and a wrong one costs the judges who
+    signed it. Below it: what judging and training earn beside the workers, and the gas of a day (a lease, a claim, and
+    --epochs tables), which everybody pays for itself.
     """
+    from cli.demo.cast import quorum_of
     from cli.demo.runs import OWN_RUN
     from node.run.file import load_run_file
     from protocol.audit import needed_share
@@ -65,12 +67,18 @@ def economics(
     earned = posts(spec, workers * terms.units_per_window, share, validators)
     gas = daily_gas(epochs)
     gas_wei = round(gas * fee * GWEI)
+    wrong = terms.slash // quorum_of(validators)  # the arbiter overturns it: they pay in equal parts
     if as_json:
-        both = {"stake_at_risk_wei": str(terms.slash)} | _posts_as_dict(earned, terms, gas, gas_wei)
+        both = {"stake_at_risk_wei": str(terms.slash), "wrong_slash_wei": str(wrong)}
+        both |= _posts_as_dict(earned, terms, gas, gas_wei)
         print_json(as_dict(terms, result, only_pay, spec) | both)
     else:
         _show(terms, result, only_pay, spec)
-        _show_posts(earned, terms, validators, gas, gas_wei)
+        quorum = quorum_of(validators)
+        console().print(
+            f"  [dim]a wrong slash costs each of the {quorum} validators who signed it {ether(wrong)} tokens[/]"
+        )
+        _show_posts(earned, terms, validators, epochs, gas, gas_wei)
 
 
 def terms_of(
@@ -158,7 +166,7 @@ def _posts_as_dict(earned: "Posts", terms: "Terms", gas: int, gas_wei: int) -> d
     }
 
 
-def _show_posts(earned: "Posts", terms: "Terms", validators: int, gas: int, gas_wei: int) -> None:
+def _show_posts(earned: "Posts", terms: "Terms", validators: int, tables: int, gas: int, gas_wei: int) -> None:
     out = console()
     rate = terms.reward_per_unit
     out.print(
@@ -166,4 +174,6 @@ def _show_posts(earned: "Posts", terms: "Terms", validators: int, gas: int, gas_
         f"{ether(earned.judging * rate)}, the trainer {ether(earned.training * rate)}; "
         f"a worker's unit costs the pool {earned.pool:.2f} units"
     )
-    out.print(f"gas of a day, for each of them: {gas:,} ({ether(gas_wei)} ETH), out of its own pocket")
+    carried = f", {tables} tables of earnings" if tables else ""
+    cost = f"{gas_wei / GWEI:,.0f} gwei of coin"
+    out.print(f"gas of a day, for each of them: {gas:,} ({cost}), a lease, a claim{carried}, out of its own pocket")

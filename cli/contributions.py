@@ -1,6 +1,6 @@
 """`intellect-node contributions`: what a node did for its pool, file by file, and what became of it.
 
-From the node's own journal, so that it answers without the daemon, too; what the chain made of each epoch is the
+From the node's own journal, so that it answers without the daemon, too; what became of each epoch's pay is the
 daemon's to say.
 """
 
@@ -17,7 +17,7 @@ from cli.output import clean, console, date, print_json
 from cli.places import StateDir, chosen_directory
 
 if TYPE_CHECKING:
-    from cli.daemon_status import PayPart
+    from cli.daemon_status import EpochPart, PayPart
     from node.state.journal import FileRecord
 
 EXAMPLES = (
@@ -63,6 +63,7 @@ def command(
 
 def row_of(record: "FileRecord", pay: "PayPart | None", groups: int | None) -> dict[str, Any]:
     """One contribution, JSON-ready. pay: what the daemon says, None if it does not run."""
+    state, known = pay_state(record, pay), _epoch_of(record, pay)
     return {
         "root": record.root.hex(),
         "policy": record.policy.hex(),
@@ -74,22 +75,29 @@ def row_of(record: "FileRecord", pay: "PayPart | None", groups: int | None) -> d
         "verdict": record.state,
         "reason": record.why,
         "epoch": record.epoch,
-        "pay": pay_state(record, pay),
+        "pay": state,
+        "claimable_at": known.claimable_at if known and state == "certified" else None,
     }
 
 
 def pay_state(record: "FileRecord", pay: "PayPart | None") -> str:
-    """Where the pay of a contribution is: none, waiting for a verdict, an epoch or the window; due; paid ..."""
+    """Where the pay of a contribution is: none, waiting, certified, in the table or claimed."""
     if record.state == "rejected":
         return "none"
     if record.state == "pending":
         return "waits for verdicts"
     if record.epoch is None:
-        return "too late" if pay and record.made_at < pay.claimable_from else "waits for its epoch"
-    known = next((epoch for epoch in pay.epochs if epoch.epoch == record.epoch), None) if pay else None
-    if known is None:
-        return "on chain"
-    return "in its window" if known.state == "waiting" else known.state
+        return "of an older program"
+    if pay is None:
+        return "ask the daemon"
+    if pay.table_epoch is not None and record.epoch <= pay.table_epoch:
+        return "in the table" if int(pay.due_wei) else "claimed"
+    known = _epoch_of(record, pay)
+    return known.state if known else "waits for certificates"
+
+
+def _epoch_of(record: "FileRecord", pay: "PayPart | None") -> "EpochPart | None":
+    return next((one for one in pay.epochs if one.epoch == record.epoch), None) if pay else None
 
 
 def _pay(directory: Path) -> "PayPart | None":
@@ -112,6 +120,7 @@ def _table(rows: list[dict[str, Any]]) -> Table | Text:
         verdict = f"{row['verdict']}: {row['reason']}" if row["reason"] else row["verdict"]
         step = "-" if row["step"] is None else str(row["step"])
         when = date(int(row["made_at"]))[5:16]
-        cells = (when, row["root"][:12], step, f"{row['units']:,}", verdict, row["pay"])
+        pay = f"claimable {date(row['claimable_at'])[5:16]}" if row["claimable_at"] else row["pay"]
+        cells = (when, row["root"][:12], step, f"{row['units']:,}", verdict, pay)
         table.add_row(*[Text(clean(cell, 120)) for cell in cells])
     return table

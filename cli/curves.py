@@ -1,5 +1,6 @@
 """The curves of a training report: which numbers of metrics.jsonl stand in which picture. Draws with matplotlib."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +14,23 @@ StepRecords = Sequence[dict[str, Any]]
 COLOURS = ("#08519c", "#e6550d", "#31a354", "#756bb1", "#636363", "#c51b8a", "#8c6d31", "#17becf")
 FADED = 0.35
 AGES = 9
-LEARNER = ("wait", "load", "pack", "forward_backward", "optimizer", "step", "publish", "checkpoint")
-"""Parts of the learner's step that add up; "step" stands for the three before it where they are not told apart."""
+LEARNER = (
+    "wait", "load", "pack", "forward_backward", "optimizer", "inner", "exchange", "apply", "evaluate", "step",
+    "publish", "checkpoint",
+)  # fmt: skip
+"""Parts of the learner's step that add up; "step" stands for those before it where they are not told apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One number of the record, or all of a table of them. smooth: also its mean over ten steps."""
+    """One number of the record, or all of a table of them. smooth: also its mean over ten steps; error: the number that
+    is its standard error, drawn as a band."""
 
     name: str
     label: str
     smooth: bool = False
     table: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,21 @@ class Panel:
 
 PANELS = (
     Panel(
+        "loss",
+        "Loss",
+        "nats per token",
+        (Curve("loss", "training"), Curve("eval_loss", "held-back text"), Curve("eval_loss_by_data", "", table=True)),
+    ),
+    Panel("perplexity", "Perplexity on held-back text", "", (Curve("perplexity", ""),)),
+    Panel("exchange", "What a peer sends a round", "bits per parameter", (Curve("bits_per_parameter", ""),)),
+    Panel(
         "reward",
         "Reward",
         "mean reward",
-        (Curve("reward_mean", "rollouts", smooth=True), Curve("eval_reward", "held-back problems", smooth=True)),
+        (
+            Curve("reward_mean", "rollouts", smooth=True),
+            Curve("eval_reward", "held-back problems", smooth=True, error="eval_error"),
+        ),
     ),
     Panel(
         "environments",
@@ -156,13 +173,47 @@ def _draw(axes: Any, panel: Panel, runs: Sequence[tuple[str, StepRecords]]) -> b
             text = " ".join(filter(None, [name if len(runs) > 1 else "", label]))
             _line(axes, points, own, style, text, smooth=smooth)
             some = True
+        for place, curve in enumerate(panel.curves):
+            _band(axes, curve, records, COLOURS[(number if len(runs) > 1 else place) % len(COLOURS)])
+    for curve in panel.curves:
+        if curve.error and len(runs) > 1:
+            _mean_of_runs(axes, curve, runs)
     return some
+
+
+def _band(axes: Any, curve: Curve, records: StepRecords, colour: str) -> None:
+    """One standard error to either side of what is drawn thick: what lies within is noise."""
+    errors = dict(points_of(records, curve.error)) if curve.error else {}
+    points = [(step, value, errors[step]) for step, value in points_of(records, curve.name) if step in errors]
+    if len(points) < 2:
+        return
+    window = 10 if curve.smooth and len(points) >= 20 else 1
+    centre = running_mean([(step, value) for step, value, _ in points], window)
+    squares = running_mean([(step, error * error) for step, _, error in points], window)
+    several = [min(i + 1, window) for i in range(len(points))]
+    half = [math.sqrt(square / count) for (_, square), count in zip(squares, several, strict=True)]
+    low = [value - one for (_, value), one in zip(centre, half, strict=True)]
+    high = [value + one for (_, value), one in zip(centre, half, strict=True)]
+    axes.fill_between([step for step, _ in centre], low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _mean_of_runs(axes: Any, curve: Curve, runs: Sequence[tuple[str, StepRecords]]) -> None:
+    """Over the steps that all runs have: of several seeds the mean tells more than any."""
+    each = [dict(points_of(records, curve.name)) for _, records in runs]
+    common = sorted(set.intersection(*(set(points) for points in each)))
+    if len(common) < 2:
+        return
+    values = [(step, sum(points[step] for points in each) / len(each)) for step in common]
+    mean = running_mean(values, 10) if curve.smooth and len(values) >= 20 else values
+    text = f"mean of {len(each)} runs, {curve.label}"
+    axes.plot([x for x, _ in mean], [y for _, y in mean], color="black", linewidth=2.2, label=text)
 
 
 def _line(axes: Any, points: list[tuple[float, float]], colour: str, style: str, label: str, *, smooth: bool) -> None:
     steps, values = [x for x, _ in points], [y for _, y in points]
     if not smooth or len(points) < 20:
-        axes.plot(steps, values, color=colour, linestyle=style, linewidth=1.4, label=label or None)
+        marker = "." if len(points) < 20 else ""  # few points: what lies between them was not measured
+        axes.plot(steps, values, color=colour, linestyle=style, linewidth=1.4, marker=marker, label=label or None)
         return
     axes.plot(steps, values, color=colour, linestyle=style, linewidth=0.8, alpha=FADED)
     mean = running_mean(points, 10)
@@ -194,7 +245,7 @@ def _stack(axes: Any, panel: Panel, records: StepRecords) -> bool:
     found = {name for row in rows for name in row[key]}
     if panel.kind == "seconds":
         parts = [name for name in LEARNER if name in found]
-        names = [name for name in parts if name != "step" or "forward_backward" not in found]
+        names = [name for name in parts if name != "step" or found.isdisjoint(("forward_backward", "inner"))]
     else:
         names = sorted(found, key=lambda n: (len(n), n))[:AGES]
     totals = [sum(row[key].values()) if panel.kind == "shares" else 1.0 for row in rows]

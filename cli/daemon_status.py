@@ -51,6 +51,13 @@ class ReachPart(msgspec.Struct, frozen=True):
     unpunched: int = 0
 
 
+class ClockPart(msgspec.Struct, frozen=True):
+    """How far this clock is ahead of the median of so many peers; None: too few are heard."""
+
+    ahead_seconds: float | None = None
+    peers: int = 0
+
+
 class NodePart(msgspec.Struct, frozen=True):
     address: str = ""
     peer_id: str = ""
@@ -64,6 +71,7 @@ class NodePart(msgspec.Struct, frozen=True):
     state_dir: str = ""
     phase: PhasePart | None = None
     reach: ReachPart | None = None
+    clock: ClockPart | None = None
     lan: int = 0
     phases: list[FinishedPart] = []
 
@@ -93,18 +101,20 @@ class StakePart(msgspec.Struct, frozen=True):
 
 
 class EpochPart(msgspec.Struct, frozen=True):
-    """What one epoch of this node's work comes to. state: paid, due, waiting, voided, invalidated or unfunded."""
+    """What a quorum certified of one epoch of this node's work. state: certified, in the table, or claimed;
+    claimable_at: when a table may first have it, by the chain."""
 
     epoch: int
     state: str = ""
     wei: str = "0"
     units: int = 0
-    matures_at: int = 0
+    claimable_at: int = 0
 
 
 class PayPart(msgspec.Struct, frozen=True):
-    """What this node's work comes to, in wei. provider: to whom it goes; waiting_until: the chain's time, or 0;
-    claimable_from: what was made before (Unix seconds) and is not on chain never will be."""
+    """What this node's work comes to, in wei. due: in the posted table; waiting: certified, and in no table yet;
+    provider: to whom it goes; waiting_until: the chain's time, or 0; table_epoch: the last one that is tabled;
+    escrow_epochs: for how many epochs like the last ones the escrow lasts."""
 
     provider: str = ""
     earned_wei: str = "0"
@@ -112,11 +122,20 @@ class PayPart(msgspec.Struct, frozen=True):
     due_wei: str = "0"
     waiting_wei: str = "0"
     waiting_until: int = 0
-    voided_wei: str = "0"
-    unfunded_units: int = 0
+    table_epoch: int | None = None
+    escrow_epochs: float | None = None
     warnings: list[str] = []
-    claimable_from: float = 0.0
     epochs: list[EpochPart] = []
+
+
+class PathPart(msgspec.Struct, frozen=True):
+    """What a daemon's system says of its direct connections with a member."""
+
+    connections: int = 1
+    congestion: str = ""
+    rtt_ms: float = 0.0
+    least_rtt_ms: float = 0.0
+    loss: float = 0.0
 
 
 class MemberPart(msgspec.Struct, frozen=True):
@@ -130,6 +149,7 @@ class MemberPart(msgspec.Struct, frozen=True):
     tokens_per_second: float | None = None
     connected: bool = False
     way: str = ""
+    path: PathPart | None = None
     contacts: list[str] = []
     clock_ahead_seconds: float | None = None
     doing: str = ""

@@ -105,12 +105,12 @@ def _read_notes(notes: Path, root: str, samples: int) -> dict[str, float]:
 
 def _write(data: Path, out: Path, rates: dict[str, float], column: str) -> list[float]:
     """The rows of `data` with their rates; rows that the environment leaves out get none and are left out here too."""
-    from node.environments.dataset import read_rows
+    from node.environments.dataset import read_problems
 
     written: list[float] = []
     with whole_file(out) as file:
-        for _, row in read_rows(data):
-            rate = rates.get(str(row.get("problem_id")))
+        for row, published in read_problems(data):
+            rate = rates.get(published.problem_id)
             if rate is not None:
                 file.write((json.dumps({**row, column: rate}, default=str) + "\n").encode())
                 written.append(rate)

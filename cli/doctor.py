@@ -101,6 +101,8 @@ def ask_daemon(config: "NodeConfig") -> "list[Finding]":
         punched=reach.punched if reach else 0,
         unpunched=reach.unpunched if reach else 0,
         offsets=tuple(one.clock_ahead_seconds for one in others if one.clock_ahead_seconds is not None),
+        ahead=node.clock.ahead_seconds if node.clock else None,
+        peers=node.clock.peers if node.clock else 0,
         troubles=[event.text for event in status.events if event.name == "trouble"][-3:],
     )
     return check_running(daemon)

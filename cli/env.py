@@ -14,7 +14,7 @@ from cli.output import clean, console, print_facts, print_json, quiet_logs
 from cli.places import complete_directories
 
 if TYPE_CHECKING:
-    from node.environments.package.check import Report
+    from node.environments.package.check import Finding, Report
     from node.run.packages import Known
 
 SHOWN = 20
@@ -62,24 +62,31 @@ def new(
 )
 def check(
     package: Package,
-    rows: Annotated[int, typer.Option(min=1, help="Most rows to play, at even distances.")] = 200,
+    rows: Annotated[int, typer.Option(min=1, help="Most rows to play; which ones is drawn.")] = 200,
+    seed: Annotated[
+        str, typer.Option(help="Draw as a check before did: the seed that it printed. Default: anew.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Play every row in fresh processes that differ in what must not matter; exit code 6 names what is wrong.
+    """Play rows in fresh processes that differ in what must not matter; exit code 6 names what is wrong.
 
-    The golden answer must get 1; nothing, garbage, and answers that attack the grader must get 0.
+    The golden answer must get 1; nothing, garbage, and answers that attack the grader must get 0. Every row is asked
+    about nothing and drawn garbage.
     """
+    import secrets
+
     from node.environments.package.check import check_package
     from node.environments.package.source import read_source
     from node.environments.package.ways import all_ways
 
+    seed = seed or secrets.token_hex(8)
     known = _kept(package)
     with quiet_logs(), _progress(quiet=as_json) as progress:
-        report = check_package(read_source(known.path), all_ways(), rows, progress)
+        report = check_package(read_source(known.path), all_ways(), rows, progress, seed.encode())
     if as_json:
-        print_json(_as_json(known, report))
+        print_json(_as_json(known, report, seed))
     else:
-        _show(known, report)
+        _show(known, report, seed)
     if report.findings:
         first = report.findings[0]
         what = f"{known.manifest.name} is not fit for a run: {len(report.findings)} findings"
@@ -213,34 +220,52 @@ def _facts(known: "Known") -> dict[str, Any]:
     }
 
 
-def _as_json(known: "Known", report: "Report") -> dict[str, Any]:
-    findings = [{"row": one.row, "what": clean(one.what, 500), "remedy": one.remedy} for one in report.findings]
+def _as_json(known: "Known", report: "Report", seed: str) -> dict[str, Any]:
+    import msgspec
+
+    def told(findings: "list[Finding]") -> list[dict[str, Any]]:
+        return [{"row": one.row, "what": clean(one.what, 500), "remedy": one.remedy} for one in findings]
+
     return _facts(known) | {
         "good": report.good,
         "rows": report.rows,
         "checked": report.checked,
         "ways": list(report.ways),
-        "findings": findings,
+        "seed": seed,
+        "swept": report.swept,
+        "findings": told(report.findings),
+        "warnings": told(report.warnings),
+        "fuel": msgspec.to_builtins(report.fuel),
+        "seconds": msgspec.to_builtins(report.seconds),
         "undecided": report.undecided,
         "faults": report.faults,
     }
 
 
-def _show(known: "Known", report: "Report") -> None:
+def _show(known: "Known", report: "Report", seed: str) -> None:
     out = console()
+    fuel, seconds = report.fuel, report.seconds
     print_facts(
         [
             ("environment", known.manifest.name),
             ("class", known.manifest.determinism),
             ("turns", known.manifest.turns),
             ("root", known.root),
-            ("rows", f"{report.checked:,} of {report.rows:,} played"),
+            ("rows", f"{report.checked:,} of {report.rows:,} played, drawn with --seed {seed}"),
+            ("all rows", f"{report.swept:,} asked about nothing and drawn garbage"),
+            (
+                "golden answers",
+                f"instructions: median {fuel.median:.3g}, 95 % below {fuel.p95:.3g}, most {fuel.most:.3g} (row "
+                f"{fuel.row}); ms: {1000 * seconds.median:.0f}, {1000 * seconds.p95:.0f}, {1000 * seconds.most:.0f}",
+            ),
             ("processes", "; ".join(report.ways)),
             ("scorer failed", f"{report.faults} times, which is the floor" if report.faults else "never"),
         ]
     )
     for one in report.findings[:SHOWN]:
         out.print(f"[red]row {one.row}:[/] {escape(clean(one.what, 500))}; {escape(one.remedy)}", soft_wrap=True)
+    for one in report.warnings:
+        out.print(f"[yellow]row {one.row}:[/] {escape(clean(one.what, 500))}; {escape(one.remedy)}", soft_wrap=True)
     if len(report.findings) > SHOWN:
         out.print(f"and {len(report.findings) - SHOWN} more (--json shows them)")
     if report.good:

@@ -7,8 +7,8 @@ from cli.output import date, ether, short
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
 
-CONTRADICTING_VERDICTS = 200
-"""The Court's REASON_DOUBLE_VERDICT."""
+VALIDATORS_FAULTS = {200: "contradicting_verdicts", 201: "false_certificate"}
+"""The Court's REASON_DOUBLE_VERDICT and REASON_FALSE_CERTIFICATE."""
 _TIMES = ("lease_until", "made_at", "until", "from", "withdrawable_at", "final_at")
 _AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "compensation")
 
@@ -50,10 +50,7 @@ def describe_event(row: dict[str, Any]) -> str:
 
 
 def fault_name(reason: int) -> str:
-    """Why somebody lost pay or stake, whatever number the chain holds: of a file, of an epoch, of a validator."""
+    """Why somebody lost pay or stake, whatever number the chain holds: of a file, of a validator."""
     from protocol.checks import reason_name
-    from protocol.work import EpochFault
 
-    if reason == CONTRADICTING_VERDICTS:
-        return "contradicting_verdicts"
-    return EpochFault(reason).name.lower() if reason in EpochFault.__members__.values() else reason_name(reason)
+    return VALIDATORS_FAULTS.get(reason) or reason_name(reason)

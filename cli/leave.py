@@ -24,8 +24,6 @@ EXAMPLES = (
 OWN_PROVIDER = "provider-key.json"
 """Where a node that set itself up on a devnet keeps its provider's key."""
 
-NO_EPOCH = -1
-
 
 def command(
     state_dir: StateDir = None,
@@ -48,7 +46,7 @@ def command(
     key = _node_key(directory, password_file)  # before anything is stopped: without it nothing can be told the chain
     unclaimed = _unclaimed(directory)
     if unclaimed:
-        say(f"{unclaimed:,} units were accepted and are not on chain yet: they are paid only if it joins again in time")
+        say(f"{unclaimed:,} units were accepted and are in no table yet: only if it joins again are they paid")
     stopped, pool = None, 0
     if pid_of(directory) is not None:
         pool = _pool_now(directory)
@@ -66,8 +64,7 @@ def command(
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a node stands on chain after it has left. free: wei that can be unbonded once the node is removed; period:
-    seconds of unbonding; now: the chain's; key: how the provider's key is named; owed: wei of pay that is not settled,
-    the last of it due at owed_until."""
+    seconds of unbonding; now: the chain's; key: how the provider's key is named."""
 
     node: "NodeInfo"
     pool_left: int
@@ -76,8 +73,6 @@ class Outcome:
     period: int
     now: int
     key: str
-    owed: int
-    owed_until: int
 
     def facts(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -89,7 +84,6 @@ class Outcome:
         }
         if stake is None:
             return facts | {"steps": []}
-        facts |= {"owed_wei": str(self.owed), "owed_until": self.owed_until or None}
         facts |= {"bonded_wei": str(stake.bonded), "unbonding_wei": str(stake.unbonding), "free_wei": str(self.free)}
         return facts | {"withdrawable_at": self._withdrawable(), "steps": self.steps()}
 
@@ -99,7 +93,6 @@ class Outcome:
         lines = [f"{self.node.node}: {left}"]
         if self.stake is None or self.node.owner is None:
             return [*lines, "no provider stakes for it: there is nothing to unbond"]
-        lines += self._pay(network)
         bonded, unbonding = ether(self.stake.bonded), ether(self.stake.unbonding)
         lines.append(f"provider {self.node.owner}: {bonded} tokens bonded, {unbonding} unbonding")
         if not self.steps():
@@ -109,16 +102,6 @@ class Outcome:
             f"  {number}. {step} --network {network} --key {self.key}" for number, step in enumerate(self.steps(), 1)
         ]
         return [*lines, *steps, f"the last one from {date(self._withdrawable())} on ({self._when()})"]
-
-    def _pay(self, network: str) -> list[str]:
-        """Pay that this daemon will not settle any more; anybody may do it."""
-        if not self.owed:
-            return []
-        command = f"intellect-node contract rewards {self.node.owner} --collect --network {network} --key {self.key}"
-        return [
-            f"{ether(self.owed)} tokens of pay are not settled, all of them due {date(self.owed_until)}:",
-            f"  {command}",
-        ]
 
     def steps(self) -> list[str]:
         """Commands, in their order."""
@@ -139,10 +122,10 @@ class Outcome:
 
 
 def _unclaimed(directory: Path) -> int:
-    """Units that nobody but this node's daemon can put on chain, once their epoch is over."""
+    """Units for which nobody but this node's daemon can show certificates until a table has them."""
     from node.state.reader import StateFiles
 
-    return StateFiles(directory).units_for(NO_EPOCH)
+    return StateFiles(directory).untabled_units()
 
 
 def _pool_now(directory: Path) -> int:
@@ -187,19 +170,15 @@ async def _tell_chain(chain: "ChainClient", node: "Address") -> int:
 
 
 async def _look(chain: "ChainClient", address: "Address", left: int, directory: Path) -> Outcome:
-    from cli.contract.work import entries_of
-
     node, now = await chain.node_info(address), (await chain.block()).timestamp
     period = await chain.ask("read a parameter", lambda c: c.vault.functions.unbondingPeriod().call())
     key = str(directory / OWN_PROVIDER) if (directory / OWN_PROVIDER).exists() else "PROVIDER"
     if node.owner is None:
-        return Outcome(node, left, None, 0, period, now, key, 0, 0)
+        return Outcome(node, left, None, 0, period, now, key)
     stake = await chain.stake_of(node.owner)
     less = -node.units if node.registered else 0
     free = max(stake.bonded - await chain.required_stake(node.owner, less), 0)
-    owed = [one for one in await entries_of(chain, address, None) if one["state"] in ("due", "in its window")]
-    until = max((one["matures_at"] for one in owed), default=0)
-    return Outcome(node, left, stake, free, period, now, key, sum(int(one["amount_wei"]) for one in owed), until)
+    return Outcome(node, left, stake, free, period, now, key)
 
 
 def _last_network(directory: Path) -> str:

@@ -29,6 +29,7 @@ from cli import (
     peers,
     report,
     run,
+    samples,
     sandbox,
     service,
     size,
@@ -97,6 +98,7 @@ app.command("logs", epilog=logs.EXAMPLES)(logs.command)
 app.add_typer(service.app, name="service")
 app.command("update", epilog=update.EXAMPLES)(update.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
+app.command("answers", epilog=samples.EXAMPLES)(samples.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 app.add_typer(trainer.app, name="trainer")
 run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
@@ -105,7 +107,7 @@ app.add_typer(run.app, name="run")
 app.add_typer(env.app, name="env")
 app.add_typer(task.app, name="task")
 app.command("audit", epilog=audit.EXAMPLES)(audit.command)
-app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.command)
+app.add_typer(calibrate.app, name="calibrate", epilog=calibrate.EXAMPLES)
 app.add_typer(devnet.app, name="devnet")
 app.add_typer(contract.app, name="contract")
 contract.app.command("economics", epilog=contract_economics.EXAMPLE)(contract_economics.economics)

@@ -31,6 +31,7 @@ def command(
     """Show who else is in the pool: role, state, step, speed, when heard last, and how it is connected.
 
     direct; relayed: another member carries it; punched: directly, though neither can be dialled.
+    With --json, "path" tells of direct connections: how many, congestion control, round trips in ms, share lost.
     Members do not say which version they run.
     """
     import msgspec

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LEASE_SECONDS = 24 * 3600
 COIN = 10**18
 ABOUT_BYTES = 200
+UNITS_PER_EPOCH = 10**9
+"""What a pool pays for at most per epoch, all nodes together: what a thousand GPUs make in an hour at 270 tokens/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class PoolTerms:
     reward_per_unit: int = 10**15
     fund: int = 1000 * 10**18
     slash: int = 100 * 10**18
+    units_per_epoch: int = UNITS_PER_EPOCH
     epoch_seconds: int = 60
     window: int = 120
     about: str = ""
@@ -45,6 +48,7 @@ async def open_pool(chain: "ChainClient", terms: PoolTerms, key: "NodeKey") -> i
         window=terms.window,
         epoch_seconds=terms.epoch_seconds,
         lease_seconds=LEASE_SECONDS,
+        units_per_epoch=terms.units_per_epoch,
         slash_amount=terms.slash,
         validators=terms.validators,
         threshold=terms.threshold,
@@ -64,11 +68,6 @@ def about_run(spec: "RunSpec") -> str:
     engines = ", ".join(spec.verification.admitted)
     text = f"{spec.name}: {spec.environment.name}, model of {weights / 1e6:,.1f} MB; workers: {machine}, {engines}"
     return text.encode()[:ABOUT_BYTES].decode(errors="ignore")
-
-
-async def pool_cost(chain: "ChainClient", terms: PoolTerms) -> int:
-    """Token wei that `open_pool` takes from its signer: bond and rewards."""
-    return terms.fund + await chain.ask("read a parameter", lambda c: c.pool_bond())
 
 
 async def signer_for(chain: "ChainClient", key: "NodeKey | None", tokens: int = 0) -> "NodeKey":

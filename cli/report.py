@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from cli import pretraining
 from cli.curves import Panel, StepRecords, draw_panels, points_of
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
+from cli.samples import numbers, read, recorded
 from node.metrics.ends import ends_of
 from node.state.files import write_whole
 
@@ -57,6 +59,8 @@ def command(
     for summary in summaries:
         reward = summary["reward_last"]
         last = f", reward {reward:.3f} (mean of the last {summary['reward_window']})" if reward is not None else ""
+        loss = summary.get("loss_last")
+        last = f", loss {loss:.3f} on held-back text" if loss is not None else last
         console().print(f"{summary['name']}: {summary['steps']} steps{last}")
     console().print(f"report: {target / 'report.html'}", soft_wrap=True)
 
@@ -68,7 +72,7 @@ def write_report(runs: Sequence[Path], target: Path) -> list[dict[str, Any]]:
     target.mkdir(parents=True, exist_ok=True)
     drawn = draw_panels(named, target)
     summaries = [summarise(name, records) for name, records in named]
-    text = page(summaries, drawn)
+    text = page(summaries, drawn, [(name, recorded(path)) for (name, _), path in zip(named, runs, strict=True)])
     write_whole(target / "report.html", text.encode())
     return summaries
 
@@ -101,6 +105,7 @@ def summarise(name: str, records: StepRecords) -> dict[str, Any]:
     nothing was evaluated."""
     values = [y for _, y in points_of(records, "eval_reward") or points_of(records, "reward_mean")]
     last, ends = records[-1], ends_of(values)
+    learnt = pretraining.summarise(records) if "outer_root" in last else {}
     return {
         "name": name,
         "steps": int(last["step"]),
@@ -112,6 +117,7 @@ def summarise(name: str, records: StepRecords) -> dict[str, Any]:
         "entropy": last.get("entropy"),
         "length_mean": last.get("length_mean"),
         "tokens": int(sum(y for _, y in points_of(records, "output_tokens"))),
+        **learnt,
         "alarms": [
             {"step": record["step"], "name": str(alarm.get("name")), "text": str(alarm.get("text"))}
             for record in records
@@ -121,8 +127,12 @@ def summarise(name: str, records: StepRecords) -> dict[str, Any]:
     }
 
 
-def page(summaries: Sequence[dict[str, Any]], drawn: Sequence[tuple[Panel, Path]]) -> str:
-    """One HTML file with the pictures in it; nothing is loaded from anywhere."""
+def page(
+    summaries: Sequence[dict[str, Any]],
+    drawn: Sequence[tuple[Panel, Path]],
+    answers: Sequence[tuple[str, dict[int, Path]]] = (),
+) -> str:
+    """One HTML file with the pictures in it; nothing is loaded from anywhere. answers: files of each run, by step."""
     title = " and ".join(summary["name"] for summary in summaries)
     figures = "\n".join(
         f'<figure><img alt="{html.escape(panel.title)}" src="data:image/png;base64,{_encoded(path)}"></figure>'
@@ -131,18 +141,55 @@ def page(summaries: Sequence[dict[str, Any]], drawn: Sequence[tuple[Panel, Path]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
-        f"<h1>{html.escape(title)}</h1>\n{_table(summaries)}\n{_alarms(summaries)}\n{figures}\n</body></html>\n"
+        f"<h1>{html.escape(title)}</h1>\n{_table(summaries)}\n{_alarms(summaries)}\n{figures}\n"
+        f"{''.join(_answers(name, steps) for name, steps in answers if steps)}\n</body></html>\n"
     )
 
 
+def _answers(name: str, steps: dict[int, Path]) -> str:
+    """Before and after: some answers of the first and of the last evaluation."""
+    text = f"<h2>Answers: {html.escape(name)}</h2>"
+    for step in dict.fromkeys((min(steps), max(steps))):
+        rows = "".join(
+            f"<tr><td>{html.escape(str(one.get('prompt')))}</td><td>{html.escape(str(one.get('answer')))}</td>"
+            f'<td class="n">{html.escape(numbers(one))}</td></tr>'
+            for one in read(steps[step])
+        )
+        text += f"<h3>step {step}</h3><table><tr><th>prompt</th><th>answer</th><th></th></tr>{rows}</table>"
+    return text
+
+
 def _table(summaries: Sequence[dict[str, Any]]) -> str:
+    """Runs on rollouts and runs on text have a table each."""
+    kinds = [[s for s in summaries if ("loss_last" in s) == text] for text in (False, True)]
+    return "".join(make(some) for make, some in zip((_table_of_rollouts, _table_of_text), kinds, strict=True) if some)
+
+
+def _table_of_text(summaries: Sequence[dict[str, Any]]) -> str:
+    head = ("run", "rounds", "time", "loss, first", "last", "best", "perplexity", "bits/parameter", "tokens")
+    return _rows(
+        head,
+        [
+            (
+                s["name"],
+                str(s["steps"]),
+                duration(s["seconds"]) if s["seconds"] else "-",
+                *(_number(s[key]) for key in ("loss_first", "loss_last", "loss_best", "perplexity")),
+                _number(s["bits_per_parameter"]),
+                f"{s['tokens']:,}",
+            )
+            for s in summaries
+        ],
+    )
+
+
+def _table_of_rollouts(summaries: Sequence[dict[str, Any]]) -> str:
     head = ("run", "steps", "time", "reward, first", "last", "mean of", "best", "entropy", "length", "tokens")
-    rows = "".join(
-        "<tr>"
-        + f"<td>{html.escape(s['name'])}</td>"
-        + "".join(
-            f'<td class="n">{html.escape(cell)}</td>'
-            for cell in (
+    return _rows(
+        head,
+        [
+            (
+                s["name"],
                 str(s["steps"]),
                 duration(s["seconds"]) if s["seconds"] else "-",
                 *(_number(s[key]) for key in ("reward_first", "reward_last")),
@@ -150,11 +197,20 @@ def _table(summaries: Sequence[dict[str, Any]]) -> str:
                 *(_number(s[key]) for key in ("reward_best", "entropy", "length_mean")),
                 f"{s['tokens']:,}",
             )
-        )
-        + "</tr>"
-        for s in summaries
+            for s in summaries
+        ],
     )
-    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{rows}</table>"
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is text, and whose others are numbers."""
+    body = "".join(
+        f"<tr><td>{html.escape(name)}</td>"
+        + "".join(f'<td class="n">{html.escape(cell)}</td>' for cell in cells)
+        + "</tr>"
+        for name, *cells in rows
+    )
+    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{body}</table>"
 
 
 def _alarms(summaries: Sequence[dict[str, Any]]) -> str:

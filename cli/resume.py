@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cli.errors import USAGE, CommandError
+from cli.pretraining import check_peers
 from cli.run_directory import RunDirectory
 from cli.runtext import settings_of, with_real_paths
 
 if TYPE_CHECKING:
     from node.run.file import CompiledRun, RunFile
+    from protocol.pretraining import Pretraining
 
 DEFAULT_LEVEL = 1
 MOST_NAMED = 3
@@ -28,6 +30,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     async_level: int | None = None
     recipe: str | None = None
+    peers: int | None = None
 
 
 def must_hold_a_run(home: RunDirectory) -> None:
@@ -40,7 +43,8 @@ def must_hold_a_run(home: RunDirectory) -> None:
 def begin(
     home: RunDirectory, original: "RunFile", file: Path, wishes: Wishes, *, fresh: bool
 ) -> "tuple[CompiledRun, int]":
-    """(the run, its async level), put into a directory that is empty or may be cleared.
+    """(the run, its async level, or of a run that pre-trains its peers), put into a directory that is empty or may be
+    cleared.
 
     original: the contents of `file`. `run.toml` is written last: with it, the run can be resumed.
     """
@@ -49,6 +53,10 @@ def begin(
     level = wishes.async_level
     if level is None:
         level = min(DEFAULT_LEVEL, compiled.spec.recipe.max_staleness)
+    check_peers(compiled.spec, wishes.peers or 1)
+    if run.pretraining is not None:
+        _refuse_words_of_rollouts(wishes)
+        level = wishes.peers or 1
     home.claim(fresh=fresh)
     home.place_assets(compiled)
     home.write_level(level)
@@ -58,7 +66,7 @@ def begin(
 
 
 def go_on(home: RunDirectory, named: "RunFile | None", file: Path | None, wishes: Wishes) -> "tuple[CompiledRun, int]":
-    """(the run that the directory holds, its async level). Raises CommandError for what would change its past.
+    """(the run that the directory holds, its async level or peers). Raises CommandError for what would change its past.
 
     named: the contents of `file`, which the command line names besides; the run must have been begun with them.
     """
@@ -94,11 +102,12 @@ def with_overrides(run: "RunFile", wishes: Wishes) -> "RunFile":
 
 def compile_checked(run: "RunFile", base: Path) -> "CompiledRun":
     """base: the file that the run's paths are relative to."""
+    from cli.run import note_what_is_odd
     from node.run.file import compile_run
     from node.run.problems import check_run
 
     compiled = compile_run(base, run, desk=True)
-    check_run(compiled)
+    note_what_is_odd(compiled, check_run(compiled))
     return compiled
 
 
@@ -115,6 +124,11 @@ def _placed(run: "RunFile", file: Path) -> "RunFile":
 def _refuse_another_past(run: "RunFile", level: int, wishes: Wishes) -> None:
     alone = {"seed": Wishes(seed=wishes.seed), "recipe": Wishes(recipe=wishes.recipe)}
     changed = [f"--{name}" for name, wish in alone.items() if with_overrides(run, wish) != run]
+    if run.pretraining is not None:
+        _refuse_words_of_rollouts(wishes)
+        changed += [f"--peers (there are {level})"] * (wishes.peers not in (None, level))
+    elif wishes.peers is not None:
+        changed.append("--peers (it learns from rollouts)")
     if wishes.async_level not in (None, level):
         changed.append(f"--async-level (it is {level})")
     if changed:
@@ -122,6 +136,17 @@ def _refuse_another_past(run: "RunFile", level: int, wishes: Wishes) -> None:
             f"a resumed run cannot change {', '.join(changed)}",
             "it would not be the run that was begun",
             "resume without them, or start a run in another --dir",
+            USAGE,
+        )
+
+
+def _refuse_words_of_rollouts(wishes: Wishes) -> None:
+    given = {"--async-level": wishes.async_level, "--recipe": wishes.recipe}
+    if words := [name for name, value in given.items() if value is not None]:
+        raise CommandError(
+            f"{' and '.join(words)} say how rollouts are learnt from",
+            "this run pre-trains on text",
+            "leave them out; [pretraining] and [diloco] of the run file say how it learns",
             USAGE,
         )
 
@@ -156,6 +181,9 @@ def _refuse_a_length(home: RunDirectory, run: "RunFile", steps: int) -> None:
         raise CommandError(
             f"the run cannot end at step {steps}", f"it has done {done} already", f"give --steps {done} or more", USAGE
         )
+    if run.pretraining is not None and run.diloco is not None:
+        _refuse_another_schedule(run.pretraining, run.diloco.inner_steps, done, (run.recipe.steps, steps))
+        return
     decay = run.recipe.decay_steps
     if decay and steps > max(decay, run.recipe.steps):
         raise CommandError(
@@ -164,5 +192,18 @@ def _refuse_a_length(home: RunDirectory, run: "RunFile", steps: int) -> None:
             "steps that are done",
             f"start a run with a schedule of its own from the trained model: model = {str(home.model)!r}; runs with "
             "decay_steps = 0 can go on for ever",
+            USAGE,
+        )
+
+
+def _refuse_another_schedule(text: "Pretraining", inner_steps: int, done: int, rounds: tuple[int, int]) -> None:
+    """rounds: of the run before and now. What is done must lie before the decay of both."""
+    first = min(text.decays_from(total * inner_steps) for total in rounds)
+    if done * inner_steps > first:
+        raise CommandError(
+            f"the run cannot end at round {rounds[1]}",
+            f"{done * inner_steps} inner steps are done, and with {rounds[0]} or {rounds[1]} rounds the learning rate "
+            f"falls from step {first} on (pretraining.decay_from): another end would change the steps that are done",
+            "start a run whose model is the trained one, with a schedule of its own",
             USAGE,
         )

@@ -1,5 +1,6 @@
 """`intellect-node run`: write a run file, look at what it means, and find its mistakes before anybody else does."""
 
+import sys
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,11 +10,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cli.errors import USAGE, CommandError
-from cli.output import console, print_json
+from cli.errors import RUN, USAGE, CommandError
+from cli.output import clean, console, print_json
 from cli.runtext import leaves, toml_value
 
 if TYPE_CHECKING:
+    from node.errors import Findings
     from node.hardware import Hardware
     from node.run.file import CompiledRun
     from node.run.problems import PartFacts, RunFacts
@@ -31,6 +33,13 @@ class Kind(StrEnum):
     intellect2 = "intellect2"
 
 
+class Learning(StrEnum):
+    """What a run learns from."""
+
+    rl = "rl"
+    pretrain = "pretrain"
+
+
 @app.command(
     "validate",
     epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json",
@@ -41,17 +50,18 @@ def validate(
 ) -> None:
     """Check a run file and everything that it names, exactly as its members will; warn of what is legal but odd.
 
-    Exit code 6 names the first mistake: an unknown key with the nearest right one, a value out of bounds with its
-    bounds, a row of the data set with its line.
+    Exit code 6 tells all mistakes: unknown keys with the nearest right ones, values out of bounds with their bounds,
+    rows of the data set with their lines; the first 20 whole, the others counted. Rows are counted by published form.
     """
     from node.hardware import inspect_hardware
     from node.run.architecture import check_architecture, check_functions
-    from node.run.file import compile_run
-    from node.run.problems import check_run
+    from node.run.survey import survey
 
-    compiled = compile_run(file, desk=True)
-    facts = check_run(compiled)
-    warnings = warnings_about(compiled.spec, facts)
+    found = survey(file)
+    compiled, facts = found.compiled, found.facts
+    if compiled is None or facts is None:
+        raise _told(file, found.findings, as_json=as_json)
+    warnings = _warnings(compiled, facts)
     if can_train():
         check_architecture(compiled)
         check_functions(compiled)
@@ -65,6 +75,22 @@ def validate(
     for warning in warnings:
         console().print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
     console().print(f"[green]{escape(str(file))} can be run[/]", soft_wrap=True)
+
+
+def _told(file: Path, found: "Findings", *, as_json: bool) -> CommandError:
+    """Shows every finding; returns what to end with."""
+    import msgspec
+
+    if as_json:
+        print_json({"mistakes": found.total, "findings": msgspec.to_builtins(found.first), "more": found.rest()})
+    elif found.total > 1:
+        for one in found.first:
+            console().print(f"[red]{escape(clean(one.place, 300))}[/]: {escape(clean(one.what, 600))}", soft_wrap=True)
+            console().print(f"    do: {escape(clean(one.remedy, 300))}", soft_wrap=True)
+        for kind, count in found.rest().items():
+            console().print(f"and {count} more: {escape(clean(kind, 200))}", soft_wrap=True)
+    first, several = found.first[0], f" ({found.total} mistakes, all above)" if found.total > 1 else ""
+    return CommandError(f"{file} cannot be run{several}", f"{first.place}: {first.what}", first.remedy, RUN)
 
 
 @app.command("show", epilog="Example:  intellect-node run show my-run.toml")
@@ -88,7 +114,8 @@ def show(
     "new",
     epilog="Examples:  intellect-node run new my-run.toml --model models/qwen --dataset train.jsonl   |   "
     "intellect-node run new mine.toml --model models/qwen --package my_env.py   |   "
-    "intellect-node run new big.toml --like intellect2 --model models/qwq --dataset math.parquet",
+    "intellect-node run new big.toml --like intellect2 --model models/qwq --dataset math.parquet   |   "
+    "intellect-node run new text.toml --kind pretrain --model models/byte --dataset books.jsonl",
 )
 def new(
     file: Annotated[Path, typer.Argument(help="The run file to write.")],
@@ -100,40 +127,57 @@ def new(
     package: Annotated[
         str | None, typer.Option(help="An environment package instead: its path, relative to the file, or its root.")
     ] = None,
+    kind: Annotated[
+        Learning, typer.Option(help="What it learns from: rollouts (rl), or text in rounds of peers (pretrain).")
+    ] = Learning.rl,
     like: Annotated[Kind, typer.Option(help="Sizes and recipe to start from.")] = Kind.small,
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a complete run file with a comment at every setting."""
-    from cli.run_template import template
+    from cli.run_template import pretraining_template, template
     from node.environments.builtin import BUILTIN
     from node.inference.chat_template import has_chat_template
+    from node.run.problems import parameters_in
     from protocol.recipe import PRESETS
 
     if recipe is not None and recipe not in PRESETS:
         raise CommandError(f"there is no preset {recipe!r}", _nearest(recipe, PRESETS), "choose one of them", USAGE)
     if file.exists() and not force:
         raise CommandError(f"{file} is there already", "it may hold work of yours", "name another, or add --force")
-    kind = "dataset" if dataset else environment
-    if kind not in BUILTIN:
-        raise CommandError(f"there is no environment {kind!r}", _nearest(kind, BUILTIN), "choose one of them", USAGE)
+    if kind is Learning.pretrain:
+        if package or recipe:
+            why = "--package and --recipe are about rollouts"
+            raise CommandError("text or rollouts?", why, "leave them out, or --kind pretrain", USAGE)
+        _write(file, pretraining_template(file=file.name, name=name or file.stem, model=model, text=dataset))
+        return
+    source = "dataset" if dataset else environment
+    if source not in BUILTIN:
+        raise CommandError(
+            f"there is no environment {source!r}", _nearest(source, BUILTIN), "choose one of them", USAGE
+        )
     if dataset and package:
         raise CommandError("data or a package?", "a package has its own problems", "give one of the two", USAGE)
-    if BUILTIN[kind].data and not dataset:
-        raise CommandError("which data?", f"the environment {kind!r} reads a file", "give --dataset FILE", USAGE)
+    if BUILTIN[source].data and not dataset:
+        raise CommandError("which data?", f"the environment {source!r} reads a file", "give --dataset FILE", USAGE)
     start = file.parent / model
     text = template(
         like.value,
         file=file.name,
         name=name or file.stem,
         model=model,
-        environment=kind,
+        environment=source,
         dataset=dataset,
         recipe=recipe,
         package=package,
         chat=not start.is_dir() or has_chat_template(start),
+        parameters=sum(map(parameters_in, start.glob("*.safetensors"))),
     )
+    _write(file, text)
+
+
+def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     console().print(f"wrote {file}; next: intellect-node run validate {file}", soft_wrap=True)
@@ -172,6 +216,8 @@ def effective(file: Path) -> list[tuple[str, Any, str]]:
     rows: list[tuple[str, Any, str]] = []
     for path, value in leaves(msgspec.to_builtins(run)):
         section, _, field = path.rpartition(".")
+        if run.pretraining is not None and not _read_by_pretraining(section, field):
+            continue
         if path in written:
             rows.append((path, value, "file"))
         elif section == "recipe" and field in Objective.__struct_fields__:
@@ -181,8 +227,31 @@ def effective(file: Path) -> list[tuple[str, Any, str]]:
     return rows
 
 
+def _read_by_pretraining(section: str, field: str) -> bool:
+    from protocol.pretraining import READ_OF_RECIPE, UNREAD
+
+    if section == "recipe":
+        return field in READ_OF_RECIPE
+    if section == "evaluation":
+        return field == "every"
+    return section.partition(".")[0] not in UNREAD
+
+
+def _warnings(compiled: "CompiledRun", facts: "RunFacts") -> list[str]:
+    import json
+
+    from cli import pretraining
+
+    if compiled.spec.pretraining is None:
+        return warnings_about(compiled.spec, facts)
+    context = json.loads(compiled.files["model/config.json"].read_bytes()).get("max_position_embeddings")
+    return pretraining.warnings_about(compiled.spec, facts, context if isinstance(context, int) else None)
+
+
 def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
     """What is legal and probably not meant."""
+    from cli.run_template import rate_for
+
     rollout, recipe, found = run.rollout, run.recipe, []
     if rollout.prompts_per_step % rollout.prompts_per_file:
         found.append(
@@ -197,8 +266,12 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
         found.append(f"decay_steps = {recipe.decay_steps}: the learning rate is 0 for the rest of {recipe.steps} steps")
     if recipe.updates_per_step > rollout.prompts_per_step:
         found.append("updates_per_step is larger than prompts_per_step: some updates would have no group")
-    if facts.parameters > 50_000_000 and recipe.learning_rate > (1e-3 if recipe.lora else 1e-5):
-        found.append(f"learning_rate = {recipe.learning_rate:g} is high for {_count(facts.parameters)} parameters")
+    usual = rate_for(facts.parameters) * (10 if recipe.lora else 1)
+    if facts.parameters > 50_000_000 and recipe.learning_rate > 2 * usual:
+        found.append(
+            f"learning_rate = {recipe.learning_rate:g} is high for {count_of(facts.parameters)} parameters: begin with "
+            f"{usual:g}"
+        )
     if run.length_budget.targets and run.length_budget.targets[-1] >= rollout.max_output_tokens:
         found.append("the longest length budget leaves no room below rollout.max_output_tokens")
     if own := run.own_code():
@@ -226,6 +299,12 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
     return found
 
 
+def note_what_is_odd(compiled: "CompiledRun", facts: "RunFacts") -> None:
+    """The notes of `run validate`, on standard error: who trains without it must see them, too."""
+    for note in _warnings(compiled, facts):
+        print(f"note: {note}", file=sys.stderr)
+
+
 def fitting(run: "RunSpec", hardware: "Hardware") -> dict[str, list[str]]:
     """What this machine lacks for each role."""
     from node.config import ROLES
@@ -239,23 +318,38 @@ def _as_json(
 ) -> dict[str, Any]:
     import msgspec
 
+    run = compiled.spec
+    how: dict[str, Any] = {"objective": msgspec.to_builtins(run.recipe.objective())}
+    engines: dict[str, Any] = {"engines": run.verification.admitted}
+    if run.pretraining is not None:
+        how, engines = {name: msgspec.to_builtins(getattr(run, name)) for name in ("pretraining", "diloco")}, {}
     return {
         "name": compiled.spec.name,
         "run_root": compiled.root.hex(),
         "facts": msgspec.to_builtins(facts),
-        "objective": msgspec.to_builtins(compiled.spec.recipe.objective()),
+        **how,
         "warnings": warnings,
-        "engines": compiled.spec.verification.admitted,
+        **engines,
         "this_machine_lacks": fits,
     }
 
 
 def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, list[str]]) -> None:
-    run, rollout = compiled.spec, compiled.spec.rollout
+    from cli import pretraining
+
+    lacking = [("this machine", f"{role}: {'; '.join(lacks) or 'enough'}") for role, lacks in fits.items()]
+    told = _rows_of_rollouts if compiled.spec.pretraining is None else pretraining.fact_rows
     table = Table.grid(padding=(0, 2))
-    rows = [
+    for name, text in (*told(compiled, facts), *lacking):
+        table.add_row(f"[dim]{name}[/]", escape(text))
+    console().print(table)
+
+
+def _rows_of_rollouts(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str]]:
+    run, rollout = compiled.spec, compiled.spec.rollout
+    return [
         ("run", f"{run.name}  ({compiled.root.hex()})"),
-        ("model", f"{_count(facts.parameters)} parameters, {len(compiled.files)} files"),
+        ("model", f"{count_of(facts.parameters)} parameters, {len(compiled.files)} files"),
         *(
             (
                 "environment",
@@ -263,6 +357,11 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
                 + (f", {part.left_out:,} filtered out" if part.left_out else ""),
             )
             for part in facts.parts
+        ),
+        *(
+            ("rows", f"{part.label}: {count:,} {name}")
+            for part in (*facts.parts, *facts.evaluated)
+            for name, count in _rows(part)
         ),
         *(("verdicts", f"{part.label}: {_dependence(part)}") for part in facts.parts),
         *(
@@ -284,11 +383,14 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
         ("filters", _filters(run)),
         ("lengths", f"targets {list(run.length_budget.targets)}" if run.length_budget.targets else "no budgets"),
         ("engines", ", ".join(run.verification.admitted)),
-        *(("this machine", f"{role}: {'; '.join(lacks) or 'enough'}") for role, lacks in fits.items()),
     ]
-    for name, text in rows:
-        table.add_row(f"[dim]{name}[/]", escape(text))
-    console().print(table)
+
+
+def _rows(part: "PartFacts") -> list[tuple[str, int]]:
+    """(form or fault, rows) of a data set's rows."""
+    taken = [(f"taken: {shape}", count) for shape, count in part.shapes.items()]
+    skipped = [(f"skipped: {kind}", count) for kind, count in part.skipped.items()]
+    return [*taken, *skipped, *([("further responses to a problem", part.repeats)] if part.repeats else [])]
 
 
 _DEPENDENCE = {
@@ -321,7 +423,7 @@ def _nearest(name: str, known: Any) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
 
 
-def _count(number: int) -> str:
+def count_of(number: int) -> str:
     """'594 k', '1.5 B'."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from node.metrics.observer import Observer
     from node.run.file import CompiledRun, RunFile
     from node.services.local import Doing, LocalRun, Told
+    from node.services.pretraining import LocalPretraining
     from node.training.settings import TrainerSettings
 
 MARKER = ".intellect-node-train"
@@ -210,9 +211,8 @@ def assemble(
 
     Raises ConfigError for a sink that cannot be opened.
     """
-    import trio
+    import msgspec
 
-    from node.api.metrics import FLAG, WHAT, metrics_routes
     from node.forkserver.client import ForkServer
     from node.forkserver.launch import ENGINE, LEARNER, launch
     from node.inference.client import EngineProcess
@@ -220,10 +220,10 @@ def assemble(
     from node.services.local import LocalRun
     from node.training.client import EvaluatorProcess, TrainerProcess
     from node.training.spool import Spool
-    from node.web.address import bind
-    from node.web.listener import Listener
+    from protocol.run import encode_run
 
     observer = open_observer(compiled.spec, home.directory, means.sinks)
+    own = msgspec.structs.replace(compiled.spec, verification=compiled.spec.verification.at_a_desk())
     children = ForkServer(launch((*ENGINE, *LEARNER)))
     spool = Spool(home.spool)
     local = LocalRun(
@@ -231,7 +231,7 @@ def assemble(
         compiled.encoded,
         home.directory,
         home.assets,
-        engine=EngineProcess(means.engine_command, compiled.encoded, home.assets, starter=children),
+        engine=EngineProcess(means.engine_command, encode_run(own), home.assets, starter=children),
         learner=TrainerProcess(spool, settings=means.settings, starter=children),
         evaluator=EvaluatorProcess(spool, compiled.spec, means.settings, children),
         spool=spool,
@@ -240,16 +240,63 @@ def assemble(
         told=told,
         doing=doing,
     )
+    return local, observer, _served(local, children.run, means)
+
+
+def assemble_pretraining(
+    home: RunDirectory, compiled: "CompiledRun", peers: int, means: Means, told: "Told", doing: "Doing"
+) -> "tuple[LocalPretraining, Observer, Callable[[], Awaitable[None]]]":
+    """The same for a run that pre-trains: no engine, and a learner that is all of its peers."""
+    from node.forkserver.client import ForkServer
+    from node.forkserver.launch import LEARNER, launch
+    from node.metrics.observer import open_observer
+    from node.services.pretraining import LocalPretraining
+    from node.training.client import TrainerProcess
+    from node.training.spool import Spool
+
+    if means.settings.nodes > 1:
+        raise CommandError(
+            "one peer is one machine here",
+            "--nnodes shares out a learner among machines, which runs with [pretraining] do not do yet",
+            "leave --nnodes out; --trainer world_size=N takes the GPUs of this machine",
+            USAGE,
+        )
+    observer = open_observer(compiled.spec, home.directory, means.sinks)
+    children, spool = ForkServer(launch(LEARNER)), Spool(home.spool)
+    local = LocalPretraining(
+        compiled.spec,
+        compiled.encoded,
+        home.assets,
+        peers=peers,
+        learner=TrainerProcess(spool, settings=means.settings, starter=children),
+        spool=spool,
+        observer=observer,
+        told=told,
+        doing=doing,
+    )
+    return local, observer, _served(local, children.run, means)
+
+
+def _served(
+    local: "LocalRun | LocalPretraining", forking: "Callable[..., Awaitable[None]]", means: Means
+) -> "Callable[[], Awaitable[None]]":
+    """All of the work: training, with /metrics where that was asked for."""
+    import trio
+
+    from node.api.metrics import FLAG, WHAT, metrics_routes
+    from node.web.address import bind
+    from node.web.listener import Listener
+
     listener = Listener(bind(means.metrics_address, WHAT, FLAG)) if means.metrics_address else None
     if listener:
         listener.mount(metrics_routes(local.status))
 
     async def served() -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(children.run)
+            await nursery.start(forking)
             if listener:
                 nursery.start_soon(listener.run)
             await local.run()
             nursery.cancel_scope.cancel()
 
-    return local, observer, served
+    return served

@@ -111,6 +111,17 @@ no_signal = 10
 stop = false                    # true: end the run when one rings
 """
 
+LEAST_RATE, MOST_RATE, OF_PARAMETERS, FALL = 1e-7, 3e-4, 6e5, 0.55
+
+
+def rate_for(parameters: int) -> float:
+    """A learning rate that suits a model of this size, to one digit: 3e-4 for the demo's 0.6 million, which learns with
+    it; 2e-5 for 135 million (SmolLM2: 0.33 -> 0.51 in ten steps, and at 3e-4 -> 0.11 in four); 2e-6 for 7 billion, as
+    published recipes have. A power law between; LoRA takes ten times as much."""
+    rate = MOST_RATE * (OF_PARAMETERS / max(parameters, 1)) ** FALL
+    return float(f"{min(MOST_RATE, max(LEAST_RATE, rate)):.0e}")
+
+
 SMALL: dict[str, object] = {
     "group_size": 8, "prompts_per_step": 48, "prompts_per_file": 24, "max_prompt_tokens": 32, "max_output_tokens": 16,
     "temperature": 1.0, "steps": 150, "learning_rate": 3e-4, "warmup_steps": 0, "decay_steps": 150, "grad_clip": 1.0,
@@ -146,6 +157,65 @@ ARGUMENTS = {
 """By environment; the others sort digits or are packages."""
 TEMPLATED = ("reasoning_gym", "package")
 """Whose arguments say how the model is asked."""
+PRETRAINING = """# A run of intellect-node that pre-trains. Check it:  intellect-node run validate {file}
+# Train it at this desk, with four peers:             intellect-node train --run {file} --peers 4
+# Every setting and where it comes from:              intellect-node run show {file}
+# Paths are relative to this file.
+
+name = {name}
+model = {model}        # a directory in Hugging Face form: config.json, tokenizer.json, *.safetensors
+
+[pretraining]
+sequence = 1024                 # tokens of a row
+held_back = 64                  # rows of each data set that are evaluated and never trained on
+optimizer = "adamw"             # or "muon": the layers' matrices with Muon, the rest with AdamW
+learning_rate = 3e-4            # its peak: linear warm-up, constant, then 1 - sqrt(progress) to 0
+warmup_steps = 100              # inner steps
+decay_from = 0.8                # share of all inner steps, from which the rate falls and `annealing` is the mix
+z_loss = 1e-4                   # weight of log(Z)^2
+
+[[pretraining.data]]            # a mix by weight: 55, 20, 20, 5 of each hundred rows
+name = "text"
+file = {text}      # .txt, .jsonl with "text", .parquet with a column "text", or .tokens
+weight = 55
+# [[pretraining.data]]
+# name = "code"
+# file = "code.jsonl"
+# weight = 45
+# annealing = 20                # weight while the learning rate falls; left out: as before
+
+[diloco]
+inner_steps = 30                # H: steps of a peer between two meetings
+batch_tokens = 65536            # of one peer and inner step; a multiple of sequence
+exchange = "int4"               # 4.1 bits a parameter and round; or "int8", "float32", "sparse" (0.23, for long runs)
+outer_rate = 1.0                # 1 and 0 average; 0.7 and 0.9 (Nesterov) are for hundreds of rounds
+outer_momentum = 0.0
+inner_state = "kept"            # or "reset": the optimiser's moments begin anew each round
+max_contributions = 24          # of a round; also the number of seats that share out the rows
+
+[recipe]
+steps = 100                     # rounds
+weight_decay = 0.1
+beta1 = 0.9
+beta2 = 0.95
+grad_clip = 1.0
+seed = 0
+
+[evaluation]
+every = 1                       # rounds
+
+[budget]                        # the run ends when one is used up; 0: no limit
+hours = 0
+tokens = 0
+"""
+
+
+def pretraining_template(*, file: str, name: str, model: str, text: str | None) -> str:
+    """The text of a new run file that pre-trains. text: its first data set."""
+    quoted = {"name": toml_value(name), "model": toml_value(model), "text": toml_value(text or "text.jsonl")}
+    return PRETRAINING.format(file=file, **quoted)
+
+
 KINDS = {"small": SMALL, "large": LARGE, "intellect2": INTELLECT2}
 
 
@@ -160,10 +230,13 @@ def template(
     recipe: str | None,
     package: str | None = None,
     chat: bool = True,
+    parameters: int = 0,
 ) -> str:
     """The text of a new run file. kind: a key of KINDS; package: an environment's, instead of its name; chat: whether
-    the model's tokenizer has a chat template."""
+    the model's tokenizer has a chat template; parameters: of the model, 0 where it is not there yet."""
     values = KINDS[kind] | ({"recipe": recipe} if recipe else {})
+    if parameters and kind != "intellect2":  # whose rate is published
+        values = values | {"learning_rate": rate_for(parameters)}
     filled = {key: value if key in ("targets", "extra") else toml_value(value) for key, value in values.items()}
     place = {"name": toml_value(name), "model": toml_value(model), "dataset": toml_value(dataset)}
     problems = DATASET if environment == "dataset" else TASK

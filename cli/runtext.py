@@ -33,6 +33,10 @@ def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
     def environments(several: Any) -> Any:
         return tuple(environment(one) for one in several)
 
+    text = run.pretraining
+    if text is not None:
+        data = tuple(msgspec.structs.replace(part, file=str(base / part.file)) for part in text.data)
+        text = msgspec.structs.replace(text, data=data)
     recipe, evaluation = run.recipe, run.evaluation
     own = {name: placed(getattr(recipe, name), base) for name in ("loss", "advantage") if getattr(recipe, name)}
     return msgspec.structs.replace(
@@ -41,6 +45,7 @@ def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
         dataset=str(base / run.dataset) if run.dataset is not None else None,
         environment=environment(run.environment) if run.environment else None,
         environments=environments(run.environments),
+        pretraining=text,
         recipe=msgspec.structs.replace(recipe, **own),
         evaluation=msgspec.structs.replace(evaluation, environments=environments(evaluation.environments)),
     )

@@ -42,10 +42,33 @@ def command(
         raise CommandError("a run or a model?", "a run file names its model", "give one of the two", USAGE)
     settings = trainer_settings(trainer or [])
     rows = [_row(name, shape, settings, gpu_gib, lora, kl) for name, shape, lora, kl in _asked(file, model)]
+    sent = _sent(file, rows[0]["parameters"])
     if as_json:
-        print_json({"gpu_gib": gpu_gib, "micro_batch_tokens": settings.micro_batch_tokens, "models": rows})
+        more = {"exchange": sent} if sent else {}
+        print_json({"gpu_gib": gpu_gib, "micro_batch_tokens": settings.micro_batch_tokens, "models": rows, **more})
         return
     _print(rows, settings, gpu_gib)
+    _print_sent(sent)
+
+
+def _sent(file: Path | None, parameters: int) -> list[dict[str, Any]]:
+    """What a peer of a run that pre-trains sends each round, by form; empty for other runs."""
+    from cli import pretraining
+    from node.run.file import load_run_file
+
+    run = load_run_file(file) if file is not None else None
+    return pretraining.traffic(run, parameters) if run is not None and run.pretraining is not None else []
+
+
+def _print_sent(sent: list[dict[str, Any]]) -> None:
+    from cli.output import console
+
+    for one in sent:
+        chosen = " (this run)" if one["chosen"] else ""
+        bits, size = one["bits_per_parameter"], one["bytes"] / 1e6
+        console().print(
+            f"exchange {one['exchange']}: {bits:.3g} bits a parameter, {size:,.3g} MB a peer and round{chosen}"
+        )
 
 
 def _asked(file: Path | None, model: Path | None) -> "list[tuple[str, Shape, Lora | None, bool]]":

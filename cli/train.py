@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from cli.run_directory import Means, RunDirectory
     from node.run.file import CompiledRun
     from node.services.local import LocalRun
+    from node.services.pretraining import LocalPretraining
 
 EXAMPLES = (
     "Examples:  intellect-node train --run my-run.toml   |   "
     "intellect-node train --run my-run.toml --steps 20 --json   |   "
     "intellect-node train --run my-run.toml --recipe dppo --async-level 4 --dir runs/dppo-4   |   "
-    "intellect-node train --dir runs/dppo-4 --resume --steps 300"
+    "intellect-node train --dir runs/dppo-4 --resume --steps 300   |   "
+    "intellect-node train --run examples/pretrain.toml --peers 4"
 )
 HIGHEST_LEVEL = 8
 SILENCE = 20.0
@@ -33,7 +35,7 @@ def command(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Rollout steps instead of recipe.steps; with --resume: train on to this one."),
+        typer.Option(min=1, help="Steps (or rounds) instead of recipe.steps; with --resume: train on to this one."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of recipe.seed.")] = None,
     async_level: Annotated[
@@ -47,6 +49,10 @@ def command(
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="Another preset instead of recipe.name, with its own loss.")
+    ] = None,
+    peers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a run with [pretraining]: peers that meet once a round. Default: 1."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir, exactly.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run in --dir.")] = False,
@@ -87,10 +93,11 @@ def command(
         bool, typer.Option("--json", help="One JSON object per step on standard output, a summary as the last.")
     ] = False,
 ) -> None:
-    """Train at this desk: learner and one engine, no chain, no peers. Ctrl-C is safe: --resume goes on exactly.
+    """Train at this desk: learner and one engine, no chain, no swarm. Ctrl-C is safe: --resume goes on exactly.
 
     The directory holds metrics.jsonl, the report with its curves, the trained model, and all that resuming needs.
-    The same run file and seed give the same curve.
+    The same run file and seed give the same curve. A run file with [pretraining] learns from text instead: --peers of
+    them train by themselves and meet once a round.
     """
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
     from cli.run_directory import Means, RunDirectory, quiet_children
@@ -101,7 +108,7 @@ def command(
     _check_parts()
     program = build_config(engine=engine, engine_command=engine_command).engine_argv
     means = Means.of(program, log_to, [*(trainer or []), *words_of(nodes, endpoint)], metrics_address)
-    wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe)
+    wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe, peers=peers)
     run_file = load_run_file(run) if run else None
     home = RunDirectory((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())
     if resume:
@@ -129,13 +136,14 @@ def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Mea
     """Run until the end or Ctrl-C; returns the summary."""
     import trio
 
-    from cli.run_directory import assemble
+    from cli.run_directory import assemble, assemble_pretraining
     from cli.signals import until_signalled
     from node.logs import set_up_logging
 
     home.log.parent.mkdir(parents=True, exist_ok=True)
     set_up_logging(home.log.parent, "info")
-    local, observer, served = assemble(home, compiled, level, means, view.step, view.doing)
+    assembled = assemble if compiled.spec.pretraining is None else assemble_pretraining
+    local, observer, served = assembled(home, compiled, level, means, view.step, view.doing)
     try:
         with view:
             trio.run(until_signalled, served)
@@ -163,25 +171,33 @@ def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any
         write_report([home.directory], home.report)
 
 
-def summarise(compiled: "CompiledRun", local: "LocalRun", home: "RunDirectory", level: int) -> dict[str, Any]:
-    """Rewards: means of the first and last `reward_window` evaluations."""
+def summarise(
+    compiled: "CompiledRun", local: "LocalRun | LocalPretraining", home: "RunDirectory", level: int
+) -> dict[str, Any]:
+    """Rewards: means of the first and last `reward_window` evaluations; losses instead where a run pre-trains."""
+    from cli import pretraining
     from node.metrics.ends import ends_of
     from node.metrics.journal import read_records
 
     records = list(read_records(home.directory / "metrics.jsonl"))
     rewards = [r["eval_reward"] for r in records if isinstance(r.get("eval_reward"), float)]
     last, ends = records[-1] if records else {}, ends_of(rewards)
-    return {
-        "run": compiled.spec.name,
-        "recipe": compiled.spec.recipe.name,
-        "seed": compiled.spec.recipe.seed,
-        "async_level": level,
-        "steps": last.get("step", -1),
-        "seconds": last.get("elapsed"),
+    how: dict[str, Any] = {"recipe": compiled.spec.recipe.name, "seed": compiled.spec.recipe.seed, "async_level": level}
+    learnt: dict[str, Any] = {
         "reward_first": _rounded(ends.first),
         "reward_last": _rounded(ends.last),
         "reward_window": ends.window,
         "reward_best": max(rewards, default=None),
+    }
+    if compiled.spec.pretraining is not None:
+        how = {"kind": "pretrain", "seed": compiled.spec.recipe.seed, "peers": level}
+        learnt = pretraining.summarise(records)
+    return {
+        "run": compiled.spec.name,
+        **how,
+        "steps": last.get("step", -1),
+        "seconds": last.get("elapsed"),
+        **learnt,
         "ended_by": local.ended_by or "its last step",
         "alarms": [{"name": alarm.name, "step": alarm.step, "text": alarm.text} for alarm in local.rung],
         "directory": str(home.directory),
@@ -270,6 +286,10 @@ class ProgressView(View):
 
 def numbers_of(record: dict[str, Any]) -> str:
     """'reward 0.42  eval 0.40  entropy 0.31  grad 0.8  stale 1.0  5,100 tok/s'"""
+    if "outer_root" in record:
+        from cli import pretraining
+
+        return pretraining.numbers_of(record)
     parts: list[str] = []
     for name, label, form in (
         ("reward_mean", "reward", ".3f"),
@@ -294,6 +314,11 @@ def say_goodbye(summary: dict[str, Any], home: "RunDirectory", *, as_json: bool)
 
     if as_json:
         print_json({"summary": summary})
+        return
+    if summary.get("kind") == "pretrain":
+        from cli import pretraining
+
+        pretraining.say_goodbye(summary, home)
         return
     out = console()
     ends = Ends(summary["reward_first"], summary["reward_last"], summary["reward_window"])

@@ -7,6 +7,7 @@ learn who else is there, obtain the run, play the role. SIGTERM or Ctrl-C drains
 import gc
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
@@ -35,7 +36,7 @@ from node.member import Member, open_member
 from node.memory import give_back
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
-from node.preflight.admission import Applicant, admit
+from node.preflight.admission import Applicant, admit, check_calibrated
 from node.preflight.listening import announced, choose_listen, remember_port
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
@@ -43,9 +44,10 @@ from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import CompiledRun, compile_run
 from node.services.base import Crew, Service
+from node.services.certifying import Certifying
 from node.services.claiming import Claiming
 from node.services.clearing import Clearing
-from node.services.court.auditing import Auditing
+from node.services.court.tabling import Tabling
 from node.services.ending import Ending
 from node.services.engine import Engine
 from node.services.gateway import Serving
@@ -65,7 +67,7 @@ from node.services.membership.stake import Stake
 from node.services.paying import Paying
 from node.services.policies import Following
 from node.services.settling import Settling
-from node.services.station import take_station
+from node.services.station import PoolTime, take_station
 from node.services.tallying import Tallying
 from node.services.tasking.offering import Offering
 from node.services.tasking.working import TaskWork
@@ -91,7 +93,7 @@ Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending, Claiming)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Paying, Settling),
+    "validator": (*EVERYBODY, Engine, Following, Judging, Certifying, Tabling, Paying, Settling),
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
@@ -236,12 +238,14 @@ class Daemon:
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
         if self.config.preflight and answered:
             await self._admit(chain, pool, role, hardware, listen, state.path)
+            await check_calibrated(chain, pool, key.address, self.config, role)
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
         if answered:
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
-        async with self._open_member(key, domain, pool, listen, state.path / "blobs", profile) as member:
+        boot = await journal.do(journal.booted, int(time.time()))
+        async with self._open_member(key, domain, pool, listen, state.path / "blobs", profile, boot) as member:
             self.status.connect(member)
             contact = member.network.contacts()[0]
             await trio.to_thread.run_sync(remember_port, state.path, member.network.listening()[0])
@@ -260,7 +264,9 @@ class Daemon:
                         await self.crew.start(returning, nursery)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     check_requirements(run.spec, role, hardware)
-                    station = take_station(member, run, pool.threshold, journal, self.progress, pool.reward_per_unit)
+                    pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
+                    shared = (journal, self.progress, pool.reward_per_unit)
+                    station = take_station(member, run, pool.threshold, *shared, time=pool_time)
                     self.status.work_for(station)
                     own = (self.config, role, hardware, chain, member, station)
                     doors = (front.web, self.children, front.control)
@@ -302,7 +308,14 @@ class Daemon:
             self.progress.trouble(f"{finding.what}; {finding.remedy}")
 
     def _open_member(
-        self, key: NodeKey, domain: Domain, pool: PoolInfo, listen: Sequence[str], blobs: Path, profile: NetworkProfile
+        self,
+        key: NodeKey,
+        domain: Domain,
+        pool: PoolInfo,
+        listen: Sequence[str],
+        blobs: Path,
+        profile: NetworkProfile,
+        boot: int,
     ) -> AbstractAsyncContextManager[Member]:
         config = self.config
         announce = announced((), config.announce) if config.announce else ()
@@ -311,7 +324,7 @@ class Daemon:
             key,
             domain,
             pool,
-            Libp2pNetwork(key, listen, announce=announce, relay=relay, private=self._dials_private(profile)),
+            Libp2pNetwork(key, listen, announce=announce, relay=relay, private=self._dials_private(profile), boot=boot),
             blobs,
             quota=config.store_quota,
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),

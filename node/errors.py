@@ -1,6 +1,58 @@
 """The daemon's own failures; the packages below have their own trees under the same root."""
 
+import re
+from collections import Counter
+
+import msgspec
+
 from protocol.errors import IntellectError
+
+_PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d.]*")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A mistake. place: where it stands, a file and line or a setting; what: is wrong; remedy: what to do about it."""
+
+    place: str
+    what: str
+    remedy: str
+
+    @property
+    def kind(self) -> str:
+        """What is wrong without what is particular to this one, to count it by."""
+        return _PARTICULAR.sub("...", self.what.partition(";")[0])[:120]
+
+
+class Findings:
+    """All mistakes of something: the first MOST of them whole, the rest counted by kind."""
+
+    MOST = 20
+
+    def __init__(self) -> None:
+        self.first: list[Finding] = []
+        self.kinds: Counter[str] = Counter()
+
+    def add(self, finding: Finding) -> None:
+        if len(self.first) < self.MOST:
+            self.first.append(finding)
+        self.kinds[finding.kind if finding.kind in self.kinds or len(self.kinds) < 1000 else "others"] += 1
+
+    def take(self, error: IntellectError, place: str) -> None:
+        """What an error says; of one that has findings of its own, each of them."""
+        found = getattr(error, "findings", None)
+        if not isinstance(found, Findings):
+            return self.add(Finding(place, f"{error.what}: {error.why}", error.remedy))
+        self.first += found.first[: self.MOST - len(self.first)]
+        self.kinds += found.kinds
+        return None
+
+    @property
+    def total(self) -> int:
+        return self.kinds.total()
+
+    def rest(self) -> dict[str, int]:
+        """kind -> how many there are beside the first ones."""
+        return dict(self.kinds - Counter(one.kind for one in self.first))
 
 
 class NodeError(IntellectError):

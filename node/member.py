@@ -4,6 +4,7 @@ A daemon, a visitor and a test's seat are made of the same parts. Knows how they
 what; leaves what is done with them to those who have them.
 """
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.blobs.transfer import Report
+from node.clock import Seconds
 from node.network.contacts import parse_bootnode
 from node.network.errors import BadContact
 from node.network.interface import Network
@@ -48,7 +50,14 @@ class Member:
     """One participant: speaks once `network` runs, hears the pool while `listen` runs. pool: its number on chain."""
 
     def __init__(
-        self, key: NodeKey, domain: Domain, pool: int, network: Network, membership: Membership, stock: Stock
+        self,
+        key: NodeKey,
+        domain: Domain,
+        pool: int,
+        network: Network,
+        membership: Membership,
+        stock: Stock,
+        wall: Seconds = time.time,
     ) -> None:
         self.key = key
         self.domain = domain
@@ -56,7 +65,7 @@ class Member:
         self.network = network
         self.membership = membership
         self.stock = stock
-        self.board = Board(network, key, domain, pool, membership)
+        self.board = Board(network, key, domain, pool, membership, wall=wall)
         self.dialback = DialBack(network, membership.contacts_of)
         self.claims = Claims(network, membership.may_challenge)
 
@@ -70,6 +79,7 @@ class Member:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.board.run)
             nursery.start_soon(self.membership.follow, self.board)
+            nursery.start_soon(self.membership.tend)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import trio
 
 from node.chain.profile import NetworkProfile
 from node.member import Member
-from node.network.interface import Network
+from node.network.interface import Network, TcpPath
 from node.services.base import Crew
 from node.services.station import Station
 from node.swarm.membership import Membership
@@ -144,10 +144,13 @@ class StatusPage:
     def _swarm(self) -> list[dict[str, Any]]:
         if self._member is None:
             return []
-        now, table, ways = trio.current_time(), self._member.membership.table, _ways(self._member.network)
-        return [self._row(member, now, ways.get(member.address, "")) for member in table.all()]
+        now, table, network = trio.current_time(), self._member.membership.table, self._member.network
+        ways, paths = _ways(network), network.paths()
+        return [
+            self._row(member, now, ways.get(member.address, ""), paths.get(member.address)) for member in table.all()
+        ]
 
-    def _row(self, member: liveness.Member, now: float, way: str) -> dict[str, Any]:
+    def _row(self, member: liveness.Member, now: float, way: str, path: TcpPath | None) -> dict[str, Any]:
         beat = member.beat
         own = self._key is not None and member.address == self._key.address
         return {
@@ -162,6 +165,7 @@ class StatusPage:
             "tokens_per_second": beat.rate if beat else 0.0,
             "connected": bool(way) or own,
             "way": "" if own else way,
+            "path": None if path is None else msgspec.to_builtins(path),
             "hardware": beat.engine.partition("/")[0] if beat else "",
             "counts_as": self._counts_as(member) if beat and not own else "",
             "clock_ahead_seconds": None if own else _clock_ahead(member, now),
@@ -207,7 +211,7 @@ def _clock_ahead(member: liveness.Member, now: float) -> float | None:
     """This machine's clock minus the member's when it was heard last, seconds: a heartbeat bears its author's time."""
     if member.beat is None or member.seen_at is None:
         return None
-    return round(time.time() - (now - member.seen_at) - member.beat.sequence / 1000, 1)
+    return round(time.time() - (now - member.seen_at) - member.beat.at / 1000, 1)
 
 
 def _no_work(rate: float) -> dict[str, Any]:

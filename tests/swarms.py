@@ -135,12 +135,12 @@ def _training(step: int) -> dict[str, Any]:
 
 
 def _pay() -> dict[str, Any]:
-    amounts = {"earned": 12.5, "paid": 8.0, "due": 1.5, "waiting": 3.0, "voided": 0.0, "escrow": 940.0}
+    amounts = {"earned": 12.5, "paid": 8.0, "due": 1.5, "waiting": 3.0, "escrow": 940.0}
     return {f"{name}_wei": str(int(amount * 10**18)) for name, amount in amounts.items()} | {
         "provider": address(1000000),
         "reward_per_unit_wei": str(10**15),
         "waiting_until": 1790000000,
-        "unfunded_units": 0,
+        "escrow_epochs": 12.5,
         "warnings": [],
     }
 

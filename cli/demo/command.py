@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import console, duration
+from cli.output import console, duration, ether
 
 if TYPE_CHECKING:
     from cli.demo.view import View
@@ -139,12 +139,15 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
         f" {duration(summary['seconds_total'])} in all; {summary['verdicts']['accepted']} rollout files accepted,"
         f" {summary['verdicts']['rejected']} rejected"
     )
+    if summary["ended_by"]:
+        say(f"the run ended: {summary['ended_by']}")
     names = {member["address"]: member["name"] for member in summary["members"]}
     if summary["validators"] > 1:
         say(
             f"{summary['quorum']} of {summary['validators']} validators decided;"
             f" {summary['disputes'].get('raised', 0)} disputes between them"
         )
+    say(_paid(summary))
     for address, why in summary["quarantined"].items():
         say(f"{names.get(address, 'a validator')} {address} is not believed any more: {why}")
     for address, transaction in summary["slashed"].items():
@@ -158,6 +161,19 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
         "  intellect-node demo --run my-run.toml          your model, your data\n"
         "  intellect-node devnet up                       build the swarm yourself, node by node (README)"
     )
+
+
+def _paid(summary: dict[str, Any]) -> str:
+    """Who was paid how much, by how many tables of earnings."""
+    pay = summary["pay"]
+    got = [(member["name"], int(member["paid_wei"])) for member in summary["members"]]
+    shares = ", ".join(f"{name} {ether(wei)}" for name, wei in got if wei)
+    if not shares:
+        return "nobody was paid yet: an epoch is paid when its window is over"
+    posted = f"{pay['tables']} table{'s' if pay['tables'] > 1 else ''} of earnings posted"
+    owed = sum(int(member["owed_wei"]) for member in summary["members"])
+    rest = f"; {ether(owed)} more were certified, and their window was not over" if owed else ""
+    return f"{posted}, {ether(int(pay['paid_wei']))} tokens claimed: {shares}{rest}"
 
 
 def _can_draw() -> bool:

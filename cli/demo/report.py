@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
@@ -21,10 +21,12 @@ from node.weights.export import CONFIG_NAME, as_bf16
 SCHEMA_VERSION = 1
 
 
-def summarise(snapshot: Snapshot, *, seed: int | None, report: Path | None) -> dict[str, Any]:
+def summarise(
+    snapshot: Snapshot, *, seed: int | None, report: Path | None, events: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """The object that `--json` prints and summary.json holds. Rewards: means over the first and last `reward_window`
-    evaluations, which share none."""
-    ends = snapshot.ends
+    evaluations, which share none. Pay: of the chain's events, not what members say."""
+    ends, pay = snapshot.ends, _pay(events, snapshot.pool)
     return {
         "schema_version": SCHEMA_VERSION,
         "run": snapshot.run_name,
@@ -36,6 +38,7 @@ def summarise(snapshot: Snapshot, *, seed: int | None, report: Path | None) -> d
         "steps": snapshot.step,
         "seconds": round(snapshot.training_seconds, 2),
         "seconds_total": round(snapshot.elapsed, 2),
+        "ended_by": (snapshot.training.ended_by if snapshot.training else None) or "",
         "nodes": len(snapshot.rows),
         "members": [
             {
@@ -46,6 +49,8 @@ def summarise(snapshot: Snapshot, *, seed: int | None, report: Path | None) -> d
                 "files_accepted": row.files_accepted,
                 "files_rejected": row.files_rejected,
                 "restarts": row.process.restarts,
+                "paid_wei": str(pay.by_node.get(row.participant.address.lower(), 0)),
+                "owed_wei": str(row.owed_wei),
             }
             for row in snapshot.rows
         ],
@@ -53,6 +58,7 @@ def summarise(snapshot: Snapshot, *, seed: int | None, report: Path | None) -> d
         "quorum": snapshot.quorum,
         "disputes": dict(snapshot.disputes),
         "quarantined": {one.validator: one.why for one in snapshot.quarantined},
+        "pay": {"tables": pay.tables, "claims": pay.claims, "paid_wei": str(sum(pay.by_node.values()))},
         "slashed": {slash.node: slash.transaction for slash in snapshot.slashed},
         "verdicts": {
             "accepted": snapshot.verdicts.accepted,
@@ -65,6 +71,24 @@ def summarise(snapshot: Snapshot, *, seed: int | None, report: Path | None) -> d
     }
 
 
+class Pay(NamedTuple):
+    """What the chain says of a pool's money. by_node: addresses, in lower case -> wei."""
+
+    tables: int
+    claims: int
+    by_node: dict[str, int]
+
+
+def _pay(events: Iterable[Mapping[str, Any]], pool: int | None) -> Pay:
+    mine = [event for event in events if event.get("pool") == pool]
+    claims = [event for event in mine if event["event"] == "Claimed"]
+    by_node: dict[str, int] = {}
+    for claim in claims:
+        node = claim["node"].lower()
+        by_node[node] = by_node.get(node, 0) + int(claim["amount_wei"])
+    return Pay(sum(event["event"] == "EarningsPosted" for event in mine), len(claims), by_node)
+
+
 def write_report(
     directory: Path,
     snapshot: Snapshot,
@@ -75,14 +99,14 @@ def write_report(
 ) -> dict[str, Any]:
     """Fill `directory`; returns the summary. spool: the trainer's, None where it is not on this machine."""
     directory.mkdir(parents=True, exist_ok=True)
-    metrics = read_metrics(spool) if spool else []
+    metrics, events = read_metrics(spool) if spool else [], list(events)
     write_lines(directory / "metrics.jsonl", metrics or metrics_of(snapshot))
     write_lines(directory / "events.jsonl", events)
     if snapshot.rewards:
         draw_curve(directory, snapshot)
     if spool:
         copy_model(spool, directory / "model")
-    summary = summarise(snapshot, seed=seed, report=directory)
+    summary = summarise(snapshot, seed=seed, report=directory, events=events)
     write_whole(directory / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     return summary
 

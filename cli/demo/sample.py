@@ -21,6 +21,7 @@ def sample_snapshot(step: int = 96, steps: int = 150) -> Snapshot:
     ]
     states = ("working", "working", "working", "working", "evicted")
     speeds = (9400.0, 2210.0, 2150.0, None, None)
+    paid = (19, 97, 95, 24, 0)
     rows = tuple(
         Row(
             person,
@@ -30,6 +31,7 @@ def sample_snapshot(step: int = 96, steps: int = 150) -> Snapshot:
             speeds[i],
             190 if i in (1, 2) else 0,
             1 if person.cheat else 0,
+            paid_wei=paid[i] * 10**17,
         )
         for i, person in enumerate(people)
     )

@@ -33,7 +33,8 @@ class ProcessState:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the swarm table. files_accepted, files_rejected: of a worker, by the pool's quorum; of a validator,
-    as it judged; reasons: for which a worker's files were refused."""
+    as it judged; reasons: for which a worker's files were refused; paid_wei: what was claimed for it; owed_wei: what is
+    certified or in the table, and not claimed yet."""
 
     participant: Participant
     process: ProcessState
@@ -44,6 +45,8 @@ class Row:
     files_rejected: int = 0
     error: str | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)
+    paid_wei: int = 0
+    owed_wei: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,18 @@ class Snapshot:
     @property
     def tokens_per_second(self) -> float:
         return sum(row.tokens_per_second or 0.0 for row in self.rows if row.participant.role == "worker")
+
+    @property
+    def paid_wei(self) -> int:
+        """Of all members together."""
+        return sum(row.paid_wei for row in self.rows)
+
+    @property
+    def all_paid(self) -> bool:
+        """Whether every honest member that has earned anything was paid once, and somebody was."""
+        return self.paid_wei > 0 and all(
+            row.paid_wei or not row.owed_wei for row in self.rows if not row.participant.cheat
+        )
 
     @property
     def ends(self) -> Ends:
@@ -227,7 +242,7 @@ class Tracker:
         status = self._latest.get(participant.name)
         if status is None:
             return Row(participant, process, process.state)
-        work, training, verdicts = status.work, status.training, status.verdicts
+        work, training, verdicts, pay = status.work, status.training, status.verdicts, status.pay
         files = (work.files_accepted, work.files_rejected) if work else (0, 0)
         if participant.role == "validator" and verdicts:
             files = (verdicts.accepted, verdicts.rejected)
@@ -244,6 +259,8 @@ class Tracker:
             files_rejected=files[1],
             error=status.last_error.what if status.last_error else None,
             reasons=dict(work.rejected_by_reason) if work else {},
+            paid_wei=int(pay.paid_wei) if pay else 0,
+            owed_wei=int(pay.due_wei) + int(pay.waiting_wei) if pay else 0,
         )
 
 

@@ -33,6 +33,7 @@ DRAW = 0.5  # seconds between pictures
 STALL = 600.0  # seconds without a new step after which something must be wrong
 REPORT_SECONDS = 30.0  # that the report of an interrupted demo may take
 FATE = 20.0  # seconds that a cheat's case may still take after the last step
+PAY = 45.0  # seconds after it in which the first pay is waited for: an epoch, its window, a table, a claim
 
 
 async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
@@ -151,8 +152,8 @@ async def _listen(one: Participant, scene: Scene, tracker: Tracker) -> None:
 
 
 async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
-    """Show the state of things until the run is done and every cheat has met its fate."""
-    newest, moved, done_at = -1, trio.current_time(), None
+    """Show the state of things until the run is done, every cheat has met its fate, and the others were paid."""
+    newest, moved, done_at, told = -1, trio.current_time(), None, False
     while True:
         snapshot = now("training" if newest >= 0 else "starting")
         view.show(snapshot)
@@ -161,8 +162,12 @@ async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
             newest, moved = snapshot.rewards[-1][0], clock
         if snapshot.done:
             done_at = clock if done_at is None else done_at
-            if _fates_are_sealed(snapshot) or clock - done_at > FATE:
+            late = clock - done_at
+            if (_fates_are_sealed(snapshot) or late > FATE) and (snapshot.all_paid or late > PAY):
                 return
+            if late > FATE and not told:
+                told = True
+                view.say("the run is over; waiting for the first pay, which is claimed when an epoch's window is over")
         elif clock - moved > STALL:
             raise CommandError(
                 "training stands still",

@@ -49,6 +49,7 @@ _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
     ("tokens/s", "right"),
     ("accepted", "right"),
     ("rejected", "right"),
+    ("paid", "right"),
     ("restarts", "right"),
 )
 _NARROW = ("node", "state", "step", "tokens/s", "accepted", "rejected")
@@ -116,6 +117,11 @@ class PlainView:
             if slash.node not in self._told:
                 self._told.add(slash.node)
                 self._write(plain_slash(snapshot, slash.node))
+        for row in snapshot.rows:
+            name = row.participant.name
+            if row.paid_wei and name not in self._told:
+                self._told.add(name)
+                self._write(f"- {name} is paid: {ether(row.paid_wei)} tokens for what a table of earnings says")
         for one in snapshot.quarantined:
             if one.validator not in self._told:
                 self._told.add(one.validator)
@@ -151,6 +157,7 @@ def plain_line(snapshot: Snapshot) -> str:
         f"  reward {reward} (mean of 10: {mean})  {running}/{len(snapshot.rows)} nodes"
         f"  {snapshot.tokens_per_second:,.0f} tok/s"
         f"  verdicts {snapshot.verdicts.accepted} ok, {snapshot.verdicts.rejected} rejected"
+        f"  paid {snapshot.paid_wei / 10**18:,.1f} tokens"
         f"  block {snapshot.block if snapshot.block is not None else '-'}"
     )
 
@@ -287,6 +294,7 @@ def _cells(row: Row, snapshot: Snapshot) -> dict[str, RenderableType]:
         "tokens/s": "" if not row.tokens_per_second else f"{row.tokens_per_second:,.0f}",
         "accepted": str(row.files_accepted) if counted else "",
         "rejected": str(row.files_rejected) if counted else "",
+        "paid": f"{row.paid_wei / 10**18:,.1f}" if row.paid_wei else "",
         "restarts": str(row.process.restarts) if row.process.restarts else "",
     }
 

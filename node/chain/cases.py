@@ -5,7 +5,7 @@ or whoever is handed the file. Knows the form only; the contract decides.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,13 +13,11 @@ from node.chain.errors import ChainError
 from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.identity import parse_address
-from protocol.statements import Verdict, WorkCommitment
-from protocol.work import Leaf, proof, tree_of
+from protocol.statements import Accepted, Verdict, WorkCommitment
 
-MAX_CASE_BYTES = 8 * 1024 * 1024
+MAX_CASE_BYTES = 256 * 1024
 Word = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{64}$")]
 Signature = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{130}$")]
-Signatures = Annotated[tuple[Signature, ...], msgspec.Meta(max_length=64)]
 U8 = Annotated[int, msgspec.Meta(ge=0, le=255)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -38,92 +36,105 @@ class Commitment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     index: U63
     file_root: Word
     units: U32
+    epoch: U63
 
     def statement(self) -> WorkCommitment:
-        node = parse_address(self.node)
-        return WorkCommitment(self.pool, node, unhex(self.policy_root), self.index, unhex(self.file_root), self.units)
+        node, words = parse_address(self.node), (unhex(self.policy_root), self.index, unhex(self.file_root))
+        return WorkCommitment(self.pool, node, *words, self.units, self.epoch)
 
 
-class Judgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Judgement(Commitment, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A verdict in JSON."""
 
-    pool: U63
-    node: str
-    policy_root: Word
-    index: U63
-    file_root: Word
-    units: U32
     outcome: U8
     reason: U8
+    values: Word
 
     def statement(self) -> Verdict:
-        node, words = parse_address(self.node), (unhex(self.policy_root), self.index, unhex(self.file_root))
-        return Verdict(self.pool, node, *words, self.units, self.outcome, self.reason)
+        c = Commitment.statement(self)
+        said = (self.outcome, self.reason, c.epoch, unhex(self.values))
+        return Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, *said)
 
 
-class FileCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="file"):
-    """A quorum's verdicts over one file. signature: of the node over the commitment (for `slash`); epoch, and
-    either proof or files (policy root, index, file root and units of all in that epoch, in order): for `invalidate`.
-    """
-
-    commitment: Commitment
-    reason: U8
-    verdicts: Signatures
-    signature: Signature | None = None
-    epoch: U63 | None = None
-    proof: Annotated[tuple[Word, ...], msgspec.Meta(max_length=64)] | None = None
-    files: Annotated[tuple[tuple[Word, U63, Word, U32], ...], msgspec.Meta(max_length=50_000)] | None = None
-
-    def path(self) -> tuple[bytes, ...]:
-        """The Merkle proof of the file in its epoch. Raises CaseError."""
-        if self.proof is not None:
-            return tuple(unhex(word) for word in self.proof)
-        c = self.commitment.statement()
-        wanted = Leaf(c.policy_root, c.index, c.file_root, c.units)
-        leaves = [Leaf(unhex(policy), index, unhex(root), units) for policy, index, root, units in self.files or ()]
-        if wanted not in leaves:
-            raise CaseError(
-                "the file is not in the case's epoch",
-                "neither a proof nor a list of files that contains it is given",
-                "add proof, or files with what each leaf of the tree says, in its order",
-            )
-        return proof(tree_of(c.pool, c.node, leaves), leaves.index(wanted))
-
-
-class CommitmentContradiction(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="commitments"
-):
-    """Two commitments of one node for the same place: evidence by itself."""
-
-    first: Commitment
-    first_signature: Signature
-    second: Commitment
-    second_signature: Signature
-
-
-class VerdictContradiction(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="verdicts"
-):
-    """Two verdicts of one validator over the same commitment: evidence by itself."""
-
-    first: Judgement
-    first_signature: Signature
-    second: Judgement
-    second_signature: Signature
-
-
-class EpochCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="epoch"):
-    """A quorum's verdicts over everything that a node committed for one epoch. outcome: Outcome, not ACCEPT."""
+class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A validator's certificate of a work, in JSON."""
 
     pool: U63
     node: str
     epoch: U63
-    outcome: U8
+    work: Word
+    units: U32
+
+    def statement(self) -> Accepted:
+        return Accepted(self.pool, parse_address(self.node), self.epoch, unhex(self.work), self.units)
+
+
+class Vote(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One validator's part of a quorum. values: what it found besides; rechecked: it is of a Rechecked."""
+
+    signature: Signature
+    values: Word
+    rechecked: bool = False
+
+
+class FileCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="file"):
+    """A quorum's verdicts, with outcome 2 and this reason, over one file. signature: the node's, of the commitment."""
+
+    commitment: Commitment
+    signature: Signature
     reason: U8
-    verdicts: Signatures
+    votes: Annotated[tuple[Vote, ...], msgspec.Meta(max_length=16)]
+
+    @property
+    def signatures(self) -> list[bytes]:
+        return [unhex(vote.signature) for vote in self.votes]
+
+    @property
+    def values(self) -> list[bytes]:
+        return [unhex(vote.values) for vote in self.votes]
+
+    @property
+    def rechecked(self) -> int:
+        """Bit i: vote i is of a Rechecked."""
+        return sum(1 << i for i, vote in enumerate(self.votes) if vote.rechecked)
 
 
-Case = FileCase | CommitmentContradiction | VerdictContradiction | EpochCase
+class _Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+    """Two statements by one key: evidence by itself."""
+
+    first_signature: Signature
+    second_signature: Signature
+
+
+class CommitmentContradiction(_Contradiction, frozen=True, kw_only=True, tag="commitments"):
+    """Two commitments of one node for the same place."""
+
+    first: Commitment
+    second: Commitment
+
+
+class VerdictContradiction(_Contradiction, frozen=True, kw_only=True, tag="verdicts"):
+    """Two verdicts of one validator on one work."""
+
+    first: Judgement
+    second: Judgement
+
+
+class CertificateContradiction(_Contradiction, frozen=True, kw_only=True, tag="certificates"):
+    """Two certificates of one work by one validator."""
+
+    first: Certificate
+    second: Certificate
+
+
+class FalseCertificate(_Contradiction, frozen=True, kw_only=True, tag="certificate and verdict"):
+    """A certificate of one work, and a verdict against it by the same validator."""
+
+    first: Certificate
+    second: Judgement
+
+
+Case = FileCase | CommitmentContradiction | VerdictContradiction | CertificateContradiction | FalseCertificate
 
 
 def unhex(text: str) -> bytes:
@@ -131,10 +142,26 @@ def unhex(text: str) -> bytes:
     return bytes.fromhex(text.removeprefix("0x"))
 
 
-def commitment_in_json(c: WorkCommitment) -> Commitment:
+def to_hex(word: bytes) -> str:
     """The other way round."""
-    root, file = "0x" + c.policy_root.hex(), "0x" + c.file_root.hex()
-    return Commitment(pool=c.pool, node=c.node, policy_root=root, index=c.index, file_root=file, units=c.units)
+    return "0x" + word.hex()
+
+
+def commitment_in_json(c: WorkCommitment) -> Commitment:
+    return Commitment(**_fields(c))
+
+
+def verdict_in_json(v: Verdict) -> Judgement:
+    return Judgement(**_fields(v), outcome=v.outcome, reason=v.reason, values=to_hex(v.values))
+
+
+def certificate_in_json(a: Accepted) -> Certificate:
+    return Certificate(pool=a.pool, node=a.node, epoch=a.epoch, work=to_hex(a.work), units=a.units)
+
+
+def _fields(c: WorkCommitment | Verdict) -> dict[str, Any]:
+    roots = {"policy_root": to_hex(c.policy_root), "file_root": to_hex(c.file_root)}
+    return {"pool": c.pool, "node": c.node, "index": c.index, "units": c.units, "epoch": c.epoch, **roots}
 
 
 def read_case(path: Path) -> Case:

@@ -25,13 +25,14 @@ from contracts.bindings import (
     Event,
     Joined,
     Member,
+    MemberState,
     NodeInfo,
     PoolCreated,
     PoolInfo,
     PoolParams,
+    PostedEarnings,
     RawLog,
     Stake,
-    WorkInfo,
     parse_log,
     pool_topic,
     raw_log,
@@ -46,13 +47,11 @@ from node.chain.simulate import Simulation, Step, simulate
 from node.chain.span import Span
 from node.chain.translate import EXPECTED, translate
 from protocol.identity import Address, NodeKey, parse_address
-from protocol.statements import Domain, NodeRegistration, WorkCommitment, sign
+from protocol.statements import Accepted, Domain, NodeRegistration, Verdict, WorkCommitment, sign
 
 T = TypeVar("T")
 logger = structlog.get_logger()
 THREADS = 8
-RESCAN = 64
-"""Blocks looked at again at each scan for contacts, because the newest ones may be replaced."""
 MEMBER_BATCH = 256
 GET_LOGS = RPCEndpoint("eth_getLogs")
 REGISTRATION_SECONDS = 3600
@@ -126,8 +125,7 @@ class ChainClient:
         self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}")
         self._checked = False
         self._span = Span()
-        self._contacts: dict[int, dict[Address, str]] = {}
-        self._scanned: dict[int, int] = {}
+        self._contacts: dict[tuple[int, Address], tuple[int, str]] = {}
         self._sender = Sender(
             self._web3,
             profile.chain_id,
@@ -216,8 +214,13 @@ class ChainClient:
         """Token wei that the provider must have bonded, with `more_units` on top of its present nodes."""
         return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units))
 
-    async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo:
-        return await self._read("read committed work", lambda: self._contracts.work(pool, node, epoch))
+    async def earnings(self, pool: int) -> PostedEarnings:
+        """The newest table of earnings that a quorum had posted."""
+        return await self._read(f"read the earnings of pool {pool}", lambda: self._contracts.earnings(pool))
+
+    async def claimed(self, pool: int, node: Address) -> int:
+        """Units of the node that were paid, or went back to the pool, since the pool began."""
+        return await self._read(f"read what {node} was paid", lambda: self._contracts.claimed(pool, node))
 
     async def case(self, case: int) -> CaseInfo:
         """A slash that judges ordered, by the vault's number."""
@@ -252,9 +255,9 @@ class ChainClient:
         return min(deep, int(final["number"]))
 
     async def logs(self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False) -> list[RawLog]:
-        """Logs of the Swarm contract in blocks first..last; everything: the vault's and the court's too."""
+        """Logs of the Swarm contract and the court in blocks first..last; everything: the vault's too."""
         c = self.profile.contracts
-        places = [c.swarm, c.court, c.vault] if everything else [c.swarm]
+        places = [c.swarm, c.court, c.vault] if everything else [c.swarm, c.court]
         return await self._read("read logs", lambda: self._logs(first, last, topics, places))
 
     # ---- writes
@@ -289,9 +292,7 @@ class ChainClient:
         return until, sign(node_key, self.domain, statement)
 
     async def create_pool(self, params: PoolParams, *, key: NodeKey | None = None) -> int:
-        """Open a pool; returns its number. The key pays the pool's bond."""
-        bond = await self._read("read a parameter", self._contracts.pool_bond)
-        await self._approve(self.profile.contracts.swarm, bond, key)
+        """Open a pool; returns its number."""
         receipt = await self._write("open a pool", self._contracts.create_pool(params), key)
         for event in receipt.events:
             if isinstance(event, PoolCreated):
@@ -313,71 +314,49 @@ class ChainClient:
     async def leave(self, pool: int, *, key: NodeKey | None = None) -> Receipt:
         return await self._write(f"leave pool {pool}", self._contracts.leave(pool), key)
 
-    async def commit_work(
-        self, pool: int, epoch: int, root: bytes, units: int, *, key: NodeKey | None = None
+    async def post_earnings(
+        self,
+        pool: int,
+        epoch: int,
+        root: bytes,
+        total: int,
+        signatures: Sequence[bytes],
+        *,
+        key: NodeKey | None = None,
     ) -> Receipt:
-        call = self._contracts.commit_work(pool, epoch, root, units)
-        return await self._write(f"commit the work of epoch {epoch}", call, key)
+        """Put a table of earnings on chain. signatures: of a quorum of validators, of this Earnings."""
+        call = self._contracts.post_earnings(pool, epoch, root, total, signatures)
+        return await self._write(f"post the earnings of epoch {epoch}", call, key)
 
-    async def top_up(self, pool: int, node: Address, epoch: int, *, key: NodeKey | None = None) -> Receipt:
-        """Reserve pay for committed work that got none, or too little, as far as the escrow has it by now."""
-        return await self._write(f"top up epoch {epoch}", self._contracts.top_up(pool, node, epoch), key)
+    async def claim(
+        self, pool: int, node: Address, units: int, proof: Sequence[bytes], *, key: NodeKey | None = None
+    ) -> Receipt:
+        """Pay the node's provider what its line of the newest table says and was not paid yet; of an evicted node, give
+        it back to the pool. Anybody may."""
+        return await self._write(f"claim the pay of {node}", self._contracts.claim(pool, node, units, proof), key)
 
-    async def settle(self, pool: int, node: Address, epochs: Sequence[int], *, key: NodeKey | None = None) -> Receipt:
-        """Pay the node's provider for epochs that are mature, all of them or none."""
-        call = self._contracts.settle(pool, node, epochs)
-        return await self._write(f"settle {len(epochs)} epoch(s)", call, key)
-
-    async def release(self, pool: int, node: Address, epoch: int, *, key: NodeKey | None = None) -> Receipt:
-        """Give the money of voided work back to the pool, once the slash is final."""
-        call = self._contracts.release(pool, node, epoch)
-        return await self._write(f"release epoch {epoch} of {node}", call, key)
+    async def expel(self, node: Address, *, key: NodeKey | None = None) -> Receipt:
+        """End the membership of a node whose provider's stake no longer covers its nodes."""
+        return await self._write(f"expel {node}", self._contracts.expel(node), key)
 
     async def finalize(self, case: int, *, key: NodeKey | None = None) -> Receipt:
         """End a case whose time for an appeal is over."""
         return await self._write(f"finalize case {case}", self._contracts.finalize(case), key)
-
-    async def invalidate(
-        self,
-        commitment: WorkCommitment,
-        epoch: int,
-        proof: Sequence[bytes],
-        outcome: int,
-        reason: int,
-        verdicts: Sequence[bytes],
-        *,
-        key: NodeKey | None = None,
-    ) -> Receipt:
-        """Take a rejected file out of an unmatured epoch. verdicts: validators' signatures with this outcome."""
-        call = self._contracts.invalidate(commitment, epoch, proof, outcome, reason, verdicts)
-        return await self._write("invalidate a file", call, key)
-
-    async def invalidate_epoch(
-        self,
-        pool: int,
-        node: Address,
-        epoch: int,
-        outcome: int,
-        reason: int,
-        verdicts: Sequence[bytes],
-        *,
-        key: NodeKey | None = None,
-    ) -> Receipt:
-        """Refuse all that a node committed for an unmatured epoch. verdicts: with this outcome and reason."""
-        call = self._contracts.invalidate_epoch(pool, node, epoch, outcome, reason, verdicts)
-        return await self._write(f"invalidate epoch {epoch} of {node}", call, key)
 
     async def slash(
         self,
         commitment: WorkCommitment,
         node_signature: bytes,
         reason: int,
-        verdicts: Sequence[bytes],
+        signatures: Sequence[bytes],
+        values: Sequence[bytes],
+        rechecked: int,
         *,
         key: NodeKey | None = None,
     ) -> Receipt:
-        """Punish an objective fault. verdicts: validators' signatures with outcome 2 and this reason."""
-        call = self._contracts.slash(commitment, node_signature, reason, verdicts)
+        """Punish an objective fault. signatures: validators', with outcome 2 and this reason; values: what each of them
+        found besides, in the same order; bit i of rechecked: signature i is of a Rechecked, not of a Verdict."""
+        call = self._contracts.slash(commitment, node_signature, reason, signatures, values, rechecked)
         return await self._write(f"slash {commitment.node}", call, key)
 
     async def evidence(
@@ -392,6 +371,34 @@ class ChainClient:
         """Punish a node by two commitments of its own that contradict each other."""
         call = self._contracts.evidence(first, first_signature, second, second_signature)
         return await self._write(f"slash {first.node} by its own signatures", call, key)
+
+    async def verdict_evidence(
+        self,
+        pool: int,
+        work: bytes,
+        first: Verdict,
+        first_signature: bytes,
+        second: Verdict,
+        second_signature: bytes,
+        *,
+        key: NodeKey | None = None,
+    ) -> Receipt:
+        """Punish a validator by two verdicts of its own on one work that differ in anything."""
+        call = self._contracts.verdict_evidence(pool, work, first, first_signature, second, second_signature)
+        return await self._write("slash a validator by its own verdicts", call, key)
+
+    async def accepted_evidence(
+        self,
+        first: Accepted,
+        first_signature: bytes,
+        second: Accepted | Verdict,
+        second_signature: bytes,
+        *,
+        key: NodeKey | None = None,
+    ) -> Receipt:
+        """Punish a validator by its certificate, and another one of the same work or its own verdict against it."""
+        call = self._contracts.accepted_evidence(first, first_signature, second, second_signature)
+        return await self._write("slash a validator by its own certificate", call, key)
 
     # ---- inside
 
@@ -488,33 +495,34 @@ class ChainClient:
         return [raw_log(entry) for entry in self._web3.manager.request_blocking(GET_LOGS, [asked])]
 
     def _members(self, pool: int) -> list[Member]:
-        contacts = self._scan_contacts(pool)
-        nodes = list(contacts)
-        members: list[Member] = []
-        for start in range(0, len(nodes), MEMBER_BATCH):
-            for state in self._contracts.member_states(pool, nodes[start : start + MEMBER_BATCH]):
-                if state.provider is not None:
-                    contact = contacts[state.node]
-                    members.append(
-                        Member(state.node, state.provider, contact, state.evicted, state.left, state.lease_until)
-                    )
-        return members
+        count, states = self._contracts.member_count(pool), list[MemberState]()
+        for first in range(0, count, MEMBER_BATCH):
+            states += self._contracts.members(pool, first, MEMBER_BATCH)
+        self._read_contacts(pool, states)
+        return [
+            Member(s.node, s.provider, self._contacts.get((pool, s.node), (0, ""))[1], s.evicted, s.left, s.lease_until)
+            for s in states
+            if s.provider is not None
+        ]
 
-    def _scan_contacts(self, pool: int) -> dict[Address, str]:
-        head = int(self._web3.eth.block_number)
-        first = min(self._scanned.get(pool, self.profile.deployed_block + RESCAN), head) - RESCAN
+    def _read_contacts(self, pool: int, states: Sequence[MemberState]) -> None:
+        """Contacts are in logs only, at the blocks that the contract remembers: those that we do not know yet."""
+        wanted = {s.node: s.joined_block for s in states}
+        blocks = sorted(
+            block for node, block in wanted.items() if self._contacts.get((pool, node), (None, ""))[0] != block
+        )
         topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(pool).hex()]
-        known = dict(self._contacts.get(pool, {}))
-        for log in self._logs(max(first, self.profile.deployed_block), head, topics):
-            try:
-                event = parse_log(log, self.profile.contracts)
-            except ContractError as error:
-                logger.warning("chain.bad_log", why=error.why)
-                continue
-            if isinstance(event, Joined):
-                known[event.node] = event.contact
-        self._contacts[pool], self._scanned[pool] = known, head
-        return known
+        while blocks:
+            near = [block for block in blocks if block < blocks[0] + self.log_blocks]
+            blocks = blocks[len(near) :]
+            for log in self._logs(near[0], near[-1], topics):
+                try:
+                    event = parse_log(log, self.profile.contracts)
+                except ContractError as error:
+                    logger.warning("chain.bad_log", why=error.why)
+                    continue
+                if isinstance(event, Joined) and wanted.get(event.node) == event.block:
+                    self._contacts[pool, event.node] = (event.block, event.contact)
 
 
 def default_limits(profile: NetworkProfile) -> SendLimits:

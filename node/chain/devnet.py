@@ -57,7 +57,7 @@ class DevnetOptions(msgspec.Struct, frozen=True, kw_only=True):
     block_time: int = 1
     port: int = 0
     window_seconds: int = 60
-    deployment: DeployParams = DeployParams(unbonding_seconds=3600, appeal_seconds=60)
+    deployment: DeployParams = DeployParams(unbonding_seconds=3600, appeal_seconds=60, min_window=1)
 
 
 class DevnetStatus(msgspec.Struct, frozen=True):

@@ -131,10 +131,7 @@ def tokens(wei: int) -> str:
     return text or "0"
 
 
-_TIMES = (
-    *("from", "until", "deadline", "madeAt", "closedAt", "matureAt", "finalAt"),
-    *("withdrawableAt", "leaseUntil", "freeFrom"),
-)
+_TIMES = (*("from", "until", "deadline", "madeAt", "matureAt", "finalAt", "withdrawableAt"),)
 """Arguments of the contracts' errors that are points in time, in unix seconds."""
 
 
@@ -165,46 +162,51 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     # pools
     "PoolUnknown": ("there is no such pool", "check the pool's number: intellect-node contract pool list"),
     "PoolOver": ("the pool has ended", "choose another pool"),
-    "PoolStillOpen": ("the pool's last epoch is not over", "wait until its window is over"),
+    "PoolStillOpen": ("a last table of earnings may still come", "wait until then"),
     "PoolIsPaused": ("the pool is paused", "wait, or choose another pool"),
     "PoolNotPaused": ("the pool is not paused", "nothing to do"),
     "OnlyManager": ("only the pool's manager may do that", "use the manager's key"),
-    "RunAlreadyWorkedOn": ("work was already committed to the run", "open a new pool for another run"),
+    "RunAlreadyJoined": ("a node has joined the run already", "open a new pool for another run"),
+    "PoolWithoutPay": ("the pool pays nothing, so it holds no money", "open one with a --reward"),
     "TextTooLong": ("a text is too long", "shorten it"),
-    "BadTimes": ("the pool's times do not fit together", "window <= 48 epochs, lease >= epoch, none zero"),
+    "BadTimes": ("the pool's times do not fit together", "lease >= epoch, none zero, none above 194 days"),
+    "WindowTooShort": (
+        "the window is too short for these contracts",
+        "give a longer --window; see: contract params",
+    ),
     "WindowExceedsUnbonding": ("stakes could leave before the window is over", "shorten the window or the epochs"),
     "BadQuorum": ("threshold and validators do not fit together", "1 <= threshold <= validators <= 16"),
     "BadValidator": ("a validator is listed twice, or is nobody", "correct the list of validators"),
     "NoProposal": ("no validators were proposed", "propose some: intellect-node contract pool validators"),
     "TooEarly": ("it is too early", "wait until then"),
-    "BondTooLarge": ("the pool cannot hold that much as its bond", "fund it with less"),
-    "BondTooLow": ("the pool could not pay a bond to whom it slashed wrongly", "fund the pool, or finalize its cases"),
     "EscrowTooLarge": ("the pool cannot hold that much", "fund it with less"),
-    "EmptyRoot": ("a root of zeros stands for no work", "commit the epoch's Merkle root"),
-    "SlashTooHigh": ("a slash may not take that much", "give a smaller --slash; see: contract params"),
+    "SlashTooHigh": (
+        "a slash takes no more than a unit of a node bonds",
+        "give a smaller --slash; see: contract params",
+    ),
     # members
     "NotMember": ("the node is not a member of the pool", "join the pool first"),
     "NotInvited": ("the pool takes invited nodes only", "ask its manager for an invitation"),
     "NodeEvicted": ("the node was evicted from the pool", "join another pool; or appeal, if it was wrong"),
-    "LeaseLapsed": ("the membership has lapsed", "join the pool again"),
     "ProposalLapsed": ("the proposal of these validators has lapsed", "have the manager propose them again"),
     "NotItsJudges": ("the node left before these validators took office", "nothing to do: they do not reach it"),
-    "CapacityUsed": ("the node was paid in another pool for a part of this time", "commit the next epoch"),
     "BadAttestation": ("the attestation is too old, too long, or older than the last one", "attest again"),
-    # work
-    "EpochNotStarted": ("the epoch has not begun", "wait for it"),
-    "CommitTooLate": ("the epoch no longer takes work", "nothing to do: commit within half a window after its end"),
-    "AlreadyCommitted": ("work of this epoch is already committed", "nothing to do"),
-    "NothingCommitted": ("nothing is due for this epoch", "nothing to do: it was never committed, paid or voided"),
-    "NotMature": ("the epoch's window is not over", "settle it later"),
-    "AlreadyMature": ("the epoch's window is over", "nothing to do: mature work stands"),
-    "WorkIsVoided": ("a slash voided the epoch", "give its money back to the pool: contract release"),
-    "NotVoided": ("the epoch is not voided", "nothing to do"),
+    # earnings
+    "EpochNotLater": ("a table of this epoch or a later one is posted", "nothing to do: post the next one"),
+    "NotMature": ("the epoch's window is not over", "post it later"),
+    "TotalFalls": ("a later table never says less than an earlier one", "compute the table anew"),
+    "EscrowTooSmall": ("the pool has too little money for this table", "fund the pool, then post it again"),
+    "TooMuchForEpochs": ("the table says more than the pool pays in so many epochs", "compute the table anew"),
+    "NothingToClaim": ("all of it was paid", "nothing to do: wait for the next table"),
+    "CapacityUsed": ("the node was paid all that its size allows until now", "claim the rest in later epochs"),
+    "CaseNotFinal": ("the node was slashed, and that may still be overturned", "finalize its case first, or wait"),
     # judging
-    "BadProof": ("the file is not in the committed tree", "check epoch, file and proof"),
-    "AlreadyInvalidated": ("the file was already taken out", "nothing to do"),
+    "BadProof": (
+        "this is no line of the pool's newest table",
+        "take units and proof from the newest table",
+    ),
     "AlreadyJudged": ("the file was already judged", "nothing to do"),
-    "BadOutcome": ("that outcome cannot be executed", "give reject (1) or slash (2)"),
+    "BadValues": ("there must be values for each signature", "give as many values as signatures"),
     "NotAValidator": ("a verdict is not by a validator of the pool, or not about this work", "leave that verdict out"),
     "ValidatorUnfit": (
         "a validator is not registered, was evicted here, or its stake is gone",
@@ -215,6 +217,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "NoContradiction": ("the two statements do not contradict each other", "nothing to do"),
     "NotSlashed": ("the node was not slashed in this pool", "check node and pool"),
     # stake and its cases
+    "ArbiterIsTreasury": ("the arbiter and the treasury must be two", "name another arbiter or treasury"),
     "ZeroAmount": ("the amount is zero", "give an amount"),
     "AmountTooLarge": ("the amount is too large", "give a smaller amount"),
     "StakeTooSmall": ("less than that is there", "give a smaller amount"),

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import ContractError, Event, RawLog, parse_log, pool_topic
+from contracts.bindings import ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
 from node.chain.client import Block, ChainClient
 from node.chain.errors import ChainError
 from protocol.errors import IntellectError
@@ -30,6 +30,8 @@ KEPT_BLOCKS = 256
 MAX_BACKOFF = 30.0
 LAG_PATIENCE = 20.0
 """Seconds for which a shorter chain is taken for an endpoint that lags, before it is believed."""
+GRACE = 60.0
+"""Seconds of the chain's time after the end of a lease in which its renewal may still come."""
 log = structlog.get_logger()
 
 _SCHEMA = """
@@ -37,6 +39,7 @@ CREATE TABLE IF NOT EXISTS chain_blocks (number INTEGER PRIMARY KEY, hash BLOB N
 CREATE TABLE IF NOT EXISTS chain_events (
     block INTEGER NOT NULL, log_index INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (block, log_index));
 CREATE TABLE IF NOT EXISTS chain_source (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL);
 """
 
 
@@ -66,6 +69,7 @@ class EventStore:
             if row is not None and row[0] != source:
                 self._db.execute("DELETE FROM chain_events")
                 self._db.execute("DELETE FROM chain_blocks")
+                self._db.execute("DELETE FROM chain_time")
             self._db.execute("INSERT OR REPLACE INTO chain_source VALUES (0, ?)", (source,))
 
     def blocks(self) -> list[tuple[int, bytes]]:
@@ -79,11 +83,30 @@ class EventStore:
             query = "SELECT body FROM chain_events WHERE block > ? ORDER BY block, log_index"
             return [_unpack(body) for (body,) in self._db.execute(query, (above,))]
 
+    def time(self) -> int:
+        """Of the last block that was read, unix seconds; 0 before the first."""
+        with self._lock:
+            row = self._db.execute("SELECT at FROM chain_time").fetchone()
+        return row[0] if row else 0
+
+    def compact(self) -> list[RawLog]:
+        """Forget renewals of leases that later ones made worthless, and members that are long gone: else each start
+        would read all that ever joined. What a reorganisation could undo stays. Returns what is left, in order."""
+        blocks, now, logs = self.blocks(), self.time(), self.events()
+        settled = [log for log in logs if blocks and log.block <= blocks[0][0] - KEPT_BLOCKS]
+        useless = _outdated(settled, now)
+        with self._lock, self._db:
+            keys = [(log.block, log.log_index) for log in useless]
+            self._db.executemany("DELETE FROM chain_events WHERE block = ? AND log_index = ?", keys)
+        gone = {(log.block, log.log_index) for log in useless}
+        return [log for log in logs if (log.block, log.log_index) not in gone]
+
     def advance(self, cursor: Block, logs: Sequence[RawLog]) -> None:
         rows = [(entry.block, entry.log_index, _pack(entry)) for entry in logs]
         with self._lock, self._db:
             self._db.executemany("INSERT OR REPLACE INTO chain_events VALUES (?, ?, ?)", rows)
             self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
+            self._db.execute("INSERT OR REPLACE INTO chain_time VALUES (0, ?)", (cursor.timestamp,))
             keep = "SELECT number FROM chain_blocks ORDER BY number DESC LIMIT ?"
             self._db.execute(f"DELETE FROM chain_blocks WHERE number NOT IN ({keep})", (KEPT_BLOCKS,))  # noqa: S608
 
@@ -99,11 +122,12 @@ class EventStore:
 
 class EventFollower:
     """A service. `healthy` is false while the chain cannot be reached; `block` is the last one read;
-    `unanswered`: the chain was asked, and did not answer since.
+    `unanswered`: the chain was asked, and did not answer since; `now`: the chain's time as far as it is known, unix
+    seconds, and `read_until`: that up to which its events were delivered. Both stand still while the chain is silent.
 
     path: a SQLite file, which may be shared with others' tables. Deliveries come from `events`, a bounded
     channel: a slow consumer slows the reading. pool: None follows everything that our contracts tell, else the
-    Swarm's events of that pool. poll: seconds between looks; patience: see LAG_PATIENCE.
+    Swarm's and the court's events of that pool. poll: seconds between looks; patience: see LAG_PATIENCE.
     """
 
     def __init__(
@@ -119,6 +143,7 @@ class EventFollower:
         self.healthy = False
         self.block: Block | None = None
         self.unanswered = False
+        self.now = self.read_until = 0
         self._client = client
         self._pool = pool
         self._path = path
@@ -132,9 +157,11 @@ class EventFollower:
         store = await trio.to_thread.run_sync(EventStore, self._path)
         try:
             profile = self._client.profile
-            source = f"{profile.chain_id}:{profile.contracts.swarm}:{self._pool or 'all'}"
+            places = f"{profile.contracts.swarm}:{profile.contracts.court}"
+            source = f"{profile.chain_id}:{places}:{self._pool or 'all'}"
             await trio.to_thread.run_sync(store.bind, source)
-            history = await trio.to_thread.run_sync(store.events)
+            history = await trio.to_thread.run_sync(store.compact)
+            self.now = await trio.to_thread.run_sync(store.time)
             task_status.started()
             await self._deliver(history)
             await self._follow(store)
@@ -187,13 +214,14 @@ class EventFollower:
         await trio.to_thread.run_sync(store.advance, end, logs)
         self._reached(latest)
         await self._deliver(logs)
+        self.read_until = end.timestamp
         return True
 
     def _reached(self, latest: Block) -> None:
         """The chain answered; said before its events are delivered, so that who hears of them can rely on it."""
         if not self.healthy:
             log.info("chain.followed", pool=self._pool, block=latest.number)
-        self.healthy, self.unanswered, self.block = True, False, latest
+        self.healthy, self.unanswered, self.block, self.now = True, False, latest, latest.timestamp
 
     async def _undo_replaced(self, store: EventStore, latest: Block) -> bool:
         """Take back what a reorganisation took out; false while the endpoint only seems to lag."""
@@ -244,6 +272,24 @@ class EventFollower:
         except IntellectError as error:
             log.warning("chain.bad_log", why=error.why)
             return None
+
+
+def _outdated(logs: Sequence[RawLog], now: int) -> list[RawLog]:
+    """Of what members did, all between the first and the last renewal of each, and everything of one that has left, or
+    whose lease has run out by `now`."""
+    of: dict[bytes, list[RawLog]] = {}
+    for log in logs:
+        if log.topics and log.topics[0] in _COMINGS and len(log.topics) > 2:
+            of.setdefault(log.topics[2], []).append(log)
+    useless: list[RawLog] = []
+    for told in of.values():
+        last = told[-1]
+        gone = last.topics[0] != _COMINGS[0] or int.from_bytes(last.data[32:64]) + GRACE < now
+        useless += told if gone else told[1:-1]
+    return useless
+
+
+_COMINGS = (topic_of(Joined), topic_of(Left))
 
 
 def _pack(entry: RawLog) -> str:

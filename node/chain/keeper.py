@@ -10,60 +10,52 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.chain.cases import Case, CommitmentContradiction, EpochCase, FileCase, commitment_in_json, write_case
+from node.chain.cases import (
+    Case,
+    CertificateContradiction,
+    CommitmentContradiction,
+    FalseCertificate,
+    FileCase,
+    VerdictContradiction,
+    Vote,
+    certificate_in_json,
+    commitment_in_json,
+    to_hex,
+    verdict_in_json,
+    write_case,
+)
 from node.chain.client import ChainClient, Receipt
-from protocol.identity import Address
-from protocol.statements import Outcome, WorkCommitment
+from protocol.statements import Accepted, Verdict, WorkCommitment
 
 log = structlog.get_logger()
 
 
 class CaseKeeper:
-    """A chain client's way to slash, with the cases in `folder` as NODE-FILE.json or NODE-epoch-NUMBER.json."""
+    """A chain client's way to slash, with the cases in `folder` as NODE-FILE.json, or by the work's id."""
 
     def __init__(self, chain: ChainClient, folder: Path) -> None:
         self._chain = chain
         self._folder = folder
 
     async def slash(
-        self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]
-    ) -> Receipt:
-        """As ChainClient.slash."""
-        case = FileCase(
-            commitment=commitment_in_json(commitment),
-            reason=reason,
-            verdicts=_in_hex(verdicts),
-            signature="0x" + node_signature.hex(),
-        )
-        await self._keep(_name(commitment), case)
-        return await self._chain.slash(commitment, node_signature, reason, verdicts)
-
-    async def invalidate(
         self,
         commitment: WorkCommitment,
-        epoch: int,
-        proof: Sequence[bytes],
+        node_signature: bytes,
         reason: int,
-        verdicts: Sequence[bytes],
+        signatures: Sequence[bytes],
+        values: Sequence[bytes],
+        rechecked: int,
     ) -> Receipt:
-        """Take a rejected file out of an epoch that is not mature; verdicts: with the outcome 'reject'."""
-        case = FileCase(
-            commitment=commitment_in_json(commitment),
-            reason=reason,
-            verdicts=_in_hex(verdicts),
-            epoch=epoch,
-            proof=_in_hex(proof),
+        """As ChainClient.slash."""
+        pairs = enumerate(zip(signatures, values, strict=True))
+        votes = tuple(
+            Vote(signature=to_hex(signature), values=to_hex(found), rechecked=bool(rechecked >> i & 1))
+            for i, (signature, found) in pairs
         )
-        await self._keep(_name(commitment) + "-pay", case)
-        return await self._chain.invalidate(commitment, epoch, proof, Outcome.REJECT, reason, verdicts)
-
-    async def invalidate_epoch(
-        self, pool: int, node: Address, epoch: int, outcome: int, reason: int, verdicts: Sequence[bytes]
-    ) -> Receipt:
-        """As ChainClient.invalidate_epoch."""
-        case = EpochCase(pool=pool, node=node, epoch=epoch, outcome=outcome, reason=reason, verdicts=_in_hex(verdicts))
-        await self._keep(f"{node.lower()}-epoch-{epoch}", case)
-        return await self._chain.invalidate_epoch(pool, node, epoch, outcome, reason, verdicts)
+        kept = commitment_in_json(commitment)
+        case = FileCase(commitment=kept, signature=to_hex(node_signature), reason=reason, votes=votes)
+        await self._keep(_name(commitment), case)
+        return await self._chain.slash(commitment, node_signature, reason, signatures, values, rechecked)
 
     async def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
@@ -71,12 +63,38 @@ class CaseKeeper:
         """As ChainClient.evidence."""
         case = CommitmentContradiction(
             first=commitment_in_json(first),
-            first_signature="0x" + first_signature.hex(),
+            first_signature=to_hex(first_signature),
             second=commitment_in_json(second),
-            second_signature="0x" + second_signature.hex(),
+            second_signature=to_hex(second_signature),
         )
         await self._keep(_name(first), case)
         return await self._chain.evidence(first, first_signature, second, second_signature)
+
+    async def verdict_evidence(
+        self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
+    ) -> Receipt:
+        """As ChainClient.verdict_evidence."""
+        case = VerdictContradiction(
+            first=verdict_in_json(first),
+            first_signature=to_hex(first_signature),
+            second=verdict_in_json(second),
+            second_signature=to_hex(second_signature),
+        )
+        await self._keep(f"verdicts-{work.hex()[:16]}-{first_signature.hex()[:8]}", case)
+        return await self._chain.verdict_evidence(pool, work, first, first_signature, second, second_signature)
+
+    async def accepted_evidence(
+        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
+    ) -> Receipt:
+        """As ChainClient.accepted_evidence."""
+        one = certificate_in_json(first)
+        signatures = {"first_signature": to_hex(first_signature), "second_signature": to_hex(second_signature)}
+        if isinstance(second, Accepted):
+            case: Case = CertificateContradiction(first=one, second=certificate_in_json(second), **signatures)
+        else:
+            case = FalseCertificate(first=one, second=verdict_in_json(second), **signatures)
+        await self._keep(f"certificate-{first.work.hex()[:16]}-{first_signature.hex()[:8]}", case)
+        return await self._chain.accepted_evidence(first, first_signature, second, second_signature)
 
     async def _keep(self, name: str, case: Case) -> None:
         path = self._folder / f"{name}.json"
@@ -88,7 +106,3 @@ class CaseKeeper:
 
 def _name(commitment: WorkCommitment) -> str:
     return f"{commitment.node.lower()}-{commitment.file_root.hex()[:16]}"
-
-
-def _in_hex(words: Sequence[bytes]) -> tuple[str, ...]:
-    return tuple("0x" + word.hex() for word in words)

@@ -1,113 +1,121 @@
-"""A pool's books: what became of every epoch of work that was committed in it, from the chain's events.
+"""A pool's books, from the chain's events: tables of earnings that were posted, what nodes were paid, whom a slash hit.
 
 Fed by the service that follows the events, which delivers the whole history at every start; takes back what a replaced
 block took out. Knows no clock and asks nobody: whoever spends money on what stands here asks the chain once more.
 """
 
-from collections import OrderedDict
+from collections import deque
 
 import msgspec
 
 from contracts.bindings import (
-    EpochInvalidated,
+    Claimed,
+    EarningsPosted,
     Event,
+    GivenBack,
     Joined,
-    Settled,
     Slashed,
     SlashOverturned,
-    WorkCommitted,
-    WorkInvalidated,
-    WorkReleased,
-    WorkToppedUp,
+    ValidatorsSet,
 )
 from protocol.identity import Address
 
-MOST_OF_OTHERS = 65_536
-"""Epochs of other nodes that are remembered, the newest."""
+MOST_TABLES = 1_024
+"""Tables that are remembered, the newest: six weeks of hourly ones."""
 
-WorkEvent = WorkCommitted | WorkToppedUp | WorkInvalidated | EpochInvalidated | WorkReleased | Settled
-Place = tuple[Address, int]
-"""(node, epoch)"""
+MOST_BENCHES = 16
+"""Benches that are remembered, the newest: a new one takes office a window after it was named, at the soonest."""
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One node's work of one epoch. root: 32 bytes; claimed, units: as committed, and what still counts of them;
-    reserved: how much of that the escrow had money for; block: of the commitment; paid: wei, None while it is not
-    settled; closed: nothing of it is due any more.
-    """
+class Account(msgspec.Struct, frozen=True):
+    """What became of one node's earnings. paid, given_back: units; amount: token wei that its provider got; block: of
+    the last pay."""
 
-    node: Address
-    epoch: int
-    root: bytes
-    claimed: int
-    units: int
-    reserved: int
-    block: int
-    paid: int | None = None
-    closed: bool = False
+    paid: int = 0
+    given_back: int = 0
+    amount: int = 0
+    block: int = 0
 
     @property
-    def is_short(self) -> bool:
-        """Whether a part of it waits for money in the pool."""
-        return self.reserved < self.units
+    def claimed(self) -> int:
+        """Units of the node's line that nobody can claim any more."""
+        return self.paid + self.given_back
 
 
 class Ledger:
-    """The books of one pool. own: whose epochs are never forgotten."""
+    """The books of one pool. own: the node whose pay is remembered one by one."""
 
     def __init__(self, own: Address) -> None:
         self._own = own
-        self._events: OrderedDict[Place, list[WorkEvent]] = OrderedDict()
-        self._entries: dict[Place, Entry] = {}
-        self._of: dict[Address, dict[int, None]] = {}
-        self._in: dict[int, dict[Address, None]] = {}
+        self._accounts: dict[Address, Account] = {}
         self._joined: dict[Address, int] = {}
-        self.slashed: dict[Address, Slashed] = {}
-        """By node: its slash, unless that was overturned."""
+        self._slashes: dict[Address, list[Slashed]] = {}
+        self._overturned: set[int] = set()
+        self.tables: deque[EarningsPosted] = deque(maxlen=MOST_TABLES)
+        """As they were posted, the newest last."""
+        self.benches: deque[ValidatorsSet] = deque(maxlen=MOST_BENCHES)
+        """Who took office, the newest last."""
+        self.claims: list[Claimed] = []
+        """What our own node was paid, the newest last."""
 
     # from the chain
 
     def apply(self, event: Event) -> None:
-        if isinstance(event, WorkEvent):
-            place = (event.node, event.epoch)
-            self._events.setdefault(place, []).append(event)
-            self._book(place)
-            self._forget_beyond()
-            return
         match event:
+            case EarningsPosted():
+                self.tables.append(event)
+            case ValidatorsSet():
+                self.benches.append(event)
+            case Claimed() | GivenBack():
+                self._book(event, 1)
             case Joined(node=node, block=block):
                 self._joined.setdefault(node, block)
             case Slashed(node=node):
-                self.slashed[node] = event
-            case SlashOverturned(node=node):
-                self.slashed.pop(node, None)
+                self._slashes.setdefault(node, []).append(event)
+            case SlashOverturned(case_id=case):
+                self._overturned.add(case)
 
     def undo(self, event: Event) -> None:
         """A replaced block took an event back."""
-        if isinstance(event, WorkEvent):
-            place = (event.node, event.epoch)
-            self._events[place] = [known for known in self._events.get(place, ()) if known != event]
-            self._book(place)
-            return
         match event:
+            case EarningsPosted() if event in self.tables:
+                self.tables.remove(event)
+            case ValidatorsSet() if event in self.benches:
+                self.benches.remove(event)
+            case Claimed() | GivenBack():
+                self._book(event, -1)
             case Joined(node=node, block=block) if self._joined.get(node) == block:
                 del self._joined[node]
-            case Slashed(node=node) if self.slashed.get(node) == event:
-                del self.slashed[node]
+            case Slashed(node=node):
+                self._slashes[node] = [known for known in self._slashes.get(node, ()) if known != event]
+            case SlashOverturned(case_id=case):
+                self._overturned.discard(case)
 
     # what is known
 
-    def entry(self, node: Address, epoch: int) -> Entry | None:
-        return self._entries.get((node, epoch))
+    @property
+    def newest(self) -> EarningsPosted | None:
+        """The table that counts."""
+        return self.tables[-1] if self.tables else None
 
-    def of(self, node: Address) -> list[Entry]:
-        """A node's epochs, in the order in which they were committed."""
-        return [self._entries[node, epoch] for epoch in self._of.get(node, ())]
+    def of(self, node: Address) -> Account:
+        """What the node was paid, since the pool began."""
+        return self._accounts.get(node, Account())
 
-    def since(self, epoch: int) -> list[Entry]:
-        """Everybody's work of this epoch and later ones, for the price of a comparison per epoch that is kept."""
-        later = [one for one in self._in if one >= epoch]
-        return [self._entries[node, one] for one in later for node in self._in[one]]
+    @property
+    def slashed(self) -> dict[Address, Slashed]:
+        """By node: its slash, unless that was overturned."""
+        left = {
+            node: [slash for slash in slashes if not slash.case_id or slash.case_id not in self._overturned]
+            for node, slashes in self._slashes.items()
+        }
+        return {node: slashes[-1] for node, slashes in left.items() if slashes}
+
+    @property
+    def cases(self) -> list[int]:
+        """The vault's cases of all slashes that were not overturned; a node may have one beside a later conviction."""
+        found = {slash.case_id for slashes in self._slashes.values() for slash in slashes}
+        return sorted(found - self._overturned - {0})
 
     def joined_at(self, node: Address) -> int | None:
         """The block in which a node joined the pool for the first time."""
@@ -115,56 +123,16 @@ class Ledger:
 
     # inside
 
-    def _book(self, place: Place) -> None:
-        entry = _fold(self._events[place])
-        if entry is not None:
-            self._entries[place] = entry
-            self._of.setdefault(place[0], {})[place[1]] = None
-            self._in.setdefault(place[1], {})[place[0]] = None
-            return
-        self._unbook(place)
-        if not self._events[place]:
-            del self._events[place]
-
-    def _forget_beyond(self) -> None:
-        while len(self._events) - len(self._of.get(self._own, ())) > MOST_OF_OTHERS:
-            place = next(place for place in self._events if place[0] != self._own)
-            del self._events[place]
-            self._unbook(place)
-
-    def _unbook(self, place: Place) -> None:
-        node, epoch = place
-        if self._entries.pop(place, None) is None:
-            return
-        del self._of[node][epoch], self._in[epoch][node]
-        if not self._of[node]:
-            del self._of[node]
-        if not self._in[epoch]:
-            del self._in[epoch]
-
-
-def _fold(events: list[WorkEvent]) -> Entry | None:
-    """What the events of one epoch amount to; None before there is a commitment. The contract does the same sums."""
-    entry: Entry | None = None
-    for event in events:
-        if isinstance(event, WorkCommitted):
-            given = (event.node, event.epoch, event.root, event.units, event.units, event.reserved_units, event.block)
-            entry = Entry(*given, closed=event.reserved_units == 0)
-        elif entry is not None:
-            entry = _after(entry, event)
-    return entry
-
-
-def _after(entry: Entry, event: WorkEvent) -> Entry:
-    match event:
-        case WorkToppedUp(units=units):
-            return msgspec.structs.replace(entry, reserved=entry.reserved + units, closed=False)
-        case WorkInvalidated(units=units):
-            left = max(entry.units - units, 0)
-            reserved = min(entry.reserved, left)
-            return msgspec.structs.replace(entry, units=left, reserved=reserved, closed=reserved == 0)
-        case EpochInvalidated():
-            return msgspec.structs.replace(entry, units=0, reserved=0, closed=True)
-        case Settled(amount=amount):
-            return msgspec.structs.replace(entry, paid=amount, closed=True)
-    return msgspec.structs.replace(entry, closed=True)
+    def _book(self, event: Claimed | GivenBack, sign: int) -> None:
+        known = self.of(event.node)
+        if isinstance(event, GivenBack):
+            changed = msgspec.structs.replace(known, given_back=known.given_back + sign * event.units)
+        else:
+            paid, amount = known.paid + sign * event.units, known.amount + sign * event.amount
+            block = event.block if sign > 0 else known.block
+            changed = msgspec.structs.replace(known, paid=paid, amount=amount, block=block)
+            if event.node == self._own and sign > 0:
+                self.claims.append(event)
+            elif event in self.claims:
+                self.claims.remove(event)
+        self._accounts[event.node] = changed

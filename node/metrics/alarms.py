@@ -16,6 +16,8 @@ from protocol.sections import Alarms
 
 MEMORY = 1000
 """Steps that the gradient norm's median is over."""
+GROSS = 4.0
+"""Times the limit of a mismatch at which one step is enough: then samples are of another policy, or the step was."""
 NOTICEABLE = 0.05
 """A best mean reward below this cannot collapse."""
 
@@ -53,7 +55,7 @@ class AlarmBook:
     def _check(self, step: int, record: Mapping[str, Any]) -> list[Alarm | None]:
         return [
             self._entropy(step, self._mean("entropy", record)),
-            self._mismatch(step, self._mean("mismatch_kl", record)),
+            self._mismatch(step, self._mean("mismatch_kl", record), record.get("mismatch_kl")),
             self._gradient(step, self._mean("grad_norm", record), record.get("grad_norm")),
             self._reward(step, self._mean("reward_mean", record)),
             self._signal(step, record.get("informative_share")),
@@ -77,8 +79,11 @@ class AlarmBook:
         text = f"entropy {mean:.3g} is more than {limit:g} times its lowest, {self._lowest_entropy:.3g}"
         return Alarm("entropy_rise", step, mean, limit * self._lowest_entropy, text)
 
-    def _mismatch(self, step: int, mean: float | None) -> Alarm | None:
+    def _mismatch(self, step: int, mean: float | None, value: float | None) -> Alarm | None:
         limit = self._settings.mismatch
+        if limit and value is not None and value > GROSS * limit:
+            text = f"sampler and trainer differ by {value:.3g} nats per token in one step: lower the learning rate"
+            return Alarm("mismatch", step, value, GROSS * limit, text)
         if mean is None or not limit or mean <= limit:
             return None
         text = f"sampler and trainer differ by {mean:.3g} nats per token, more than {limit:g}"

@@ -208,7 +208,7 @@ def _money(status: Status, _: Ago) -> dict[str, Any]:
     told: dict[str, Any] = {"bonded": _tokens(stake.get("bonded_wei")), "slashed": _tokens(stake.get("slashed_wei"))}
     if not pay:
         return told | {"known": False}
-    amounts = {name: _tokens(pay.get(f"{name}_wei")) for name in ("earned", "paid", "due", "waiting", "voided")}
+    amounts = {name: _tokens(pay.get(f"{name}_wei")) for name in ("earned", "paid", "due", "waiting")}
     pool = {"escrow": _tokens(pay.get("escrow_wei")), "per_unit": _tokens(pay.get("reward_per_unit_wei"))}
     return {
         **told,
@@ -217,7 +217,7 @@ def _money(status: Status, _: Ago) -> dict[str, Any]:
         "known": True,
         "provider": words(pay.get("provider"), 42),
         "until": number(pay.get("waiting_until")),
-        "unfunded": number(pay.get("unfunded_units")),
+        "lasts": number(pay.get("escrow_epochs")),
         "warnings": [words(one) for one in (pay.get("warnings") or [])[:RECENT]],
     }
 

@@ -3,6 +3,7 @@
 The stake is not among it: that is waited for (node.services.membership.participant).
 """
 
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,15 +12,19 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.chain.client import ChainClient
-from node.config import Role
+from node.chain.faucet import is_devnet
+from node.config import NodeConfig, Role
 from node.hardware import Hardware
 from node.preflight.clock import against_chain
 from node.preflight.disk import check_disk
+from node.preflight.engines import check_class
 from node.preflight.finding import Finding, PreflightFailed, worst
 from node.preflight.gpu import check_gpu
 from node.preflight.memory import check_memory, weights_of
+from node.preflight.peers import ask_for_spec
 from node.preflight.ports import check_all_announced, check_listen, is_public
 from node.preflight.stake import check_pool
+from protocol.identity import Address
 from protocol.run import RunSpec
 
 
@@ -62,3 +67,24 @@ async def admit(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> lis
     if worst(found) == "failure":
         raise PreflightFailed(found)
     return [finding for finding in found if finding.level == "warning"]
+
+
+async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, config: NodeConfig, role: Role) -> None:
+    """Before a stake is put up for a node: raise PreflightFailed where the pool's run, if its members tell it, was not
+    calibrated for how this machine computes. Raises ChainError.
+
+    Who is registered has a stake, and hears it from the engine; on a devnet it is play money.
+    """
+    own = bool(config.engine_command)
+    if role == "trainer" or own or (await chain.node_info(node)).provider or _given(chain, config):
+        return
+    with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
+        spec = await ask_for_spec(chain, pool, Path(folder))
+    if spec is not None:
+        finding = await check_class(spec.verification, role, config.engine_options)
+        if finding.level == "failure":
+            raise PreflightFailed([finding])
+
+
+def _given(chain: ChainClient, config: NodeConfig) -> bool:
+    return config.auto_setup and is_devnet(chain.profile)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from node.preflight.finding import Finding, failure, ok, warning
+from protocol.liveness import AHEAD
 
 SLACK = 15.0
 """Seconds that a clock may be off: blocks come in steps, and messages take a moment."""
@@ -33,7 +34,10 @@ def against_peers(offsets: Sequence[float]) -> Finding | None:
         return None
     off = median(offsets)
     data = {"peers": len(offsets), "median_seconds_ahead": round(off, 1)}
+    way = "ahead of" if off > 0 else "behind"
+    what = f"this clock is {abs(off):.0f} s {way} most of {len(offsets)} peers'"
+    if off > AHEAD:
+        return failure("clock", f"{what}: they do not believe what it says", REMEDY, **data)
     if abs(off) > SLACK:
-        way = "ahead of" if off > 0 else "behind"
-        return warning("clock", f"this clock is {abs(off):.0f} s {way} most of {len(offsets)} peers'", REMEDY, **data)
+        return warning("clock", what, REMEDY, **data)
     return ok("clock", f"agrees with {len(offsets)} peers' within {abs(off):.1f} s", **data)

@@ -1,23 +1,29 @@
 """The pool's members as this machine reaches them, and the run that they hand out: looked at without joining."""
 
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import trio
 
+from contracts.bindings import Member as MemberInfo
 from contracts.bindings import PoolInfo
 from node.chain.client import ChainClient
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
 from node.preflight.finding import Finding, ok, warning
-from node.run.assets import Run, obtain_run
+from node.run.assets import Run, obtain_run, obtain_spec
 from protocol.identity import NodeKey
+from protocol.run import RunSpec
 from protocol.statements import Domain
 
 DIAL_SECONDS = 15.0
 RUN_SECONDS = 120.0
 QUOTA = 64 * 2**30
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+T = TypeVar("T")
 
 
 class Visit(msgspec.Struct, frozen=True):
@@ -34,22 +40,41 @@ async def visit(chain: ChainClient, pool: PoolInfo, directory: Path) -> Visit:
         return Visit(
             warning("peers", f"nobody is in pool {pool.id} now", "wait for its trainer, or choose another"), None
         )
+    async with _visitor(chain, pool, members, directory) as member:
+        run = await _in_time(
+            member, lambda: obtain_run(pool.run_root, member.blobs, member.membership.addresses, directory / "run")
+        )
+        return Visit(_judge(len(member.network.connected()), len(members), run), run)
+
+
+async def ask_for_spec(chain: ChainClient, pool: PoolInfo, directory: Path) -> RunSpec | None:
+    """What a pool's run says, asked of its members without joining; None where nobody is reached. Raises ChainError."""
+    members = [one for one in await chain.members(pool.id) if not (one.evicted or one.left)]
+    if not members:
+        return None
+    async with _visitor(chain, pool, members, directory) as member:
+        return await _in_time(member, lambda: obtain_spec(pool.run_root, member.blobs, member.membership.addresses))
+
+
+@asynccontextmanager
+async def _visitor(
+    chain: ChainClient, pool: PoolInfo, members: Sequence[MemberInfo], directory: Path
+) -> AsyncIterator[Member]:
     key, profile = NodeKey.generate(), chain.profile
     domain = Domain(profile.chain_id, profile.contracts.swarm)
     network = Libp2pNetwork(key, LOOPBACK, private=profile.lan)
     async with open_member(key, domain, pool, network, directory / "blobs", quota=QUOTA) as member:
         for one in members:
             member.membership.joined(one.node, one.contact)
-        run = await _fetch_run(member, pool.run_root, directory / "run")
-        return Visit(_judge(len(network.connected()), len(members), run), run)
+        yield member
 
 
-async def _fetch_run(member: Member, root: bytes, directory: Path) -> Run | None:
+async def _in_time(member: Member, obtain: Callable[[], Awaitable[T]]) -> T | None:
     with trio.move_on_after(DIAL_SECONDS):
         while not member.network.connected():  # noqa: ASYNC110 - the network has no event for it
             await trio.sleep(0.1)
     with trio.move_on_after(RUN_SECONDS if member.network.connected() else 0):
-        return await obtain_run(root, member.blobs, member.membership.addresses, directory)
+        return await obtain()
     return None
 
 

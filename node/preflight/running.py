@@ -13,7 +13,8 @@ class Running(msgspec.Struct, frozen=True):
     """phase, text: where it is; others: members besides it, and how many of them it is connected with; tried, reached:
     members that dialled it, and that got through; way: direct, relayed, none or empty; seen: where they see it;
     relays: members that carry it; punched, unpunched: members that it reaches directly though neither can be dialled,
-    and with whom that failed; offsets: its clock minus each peer's, seconds."""
+    and with whom that failed; offsets: its clock minus each peer's, seconds; ahead: the same as the peers it heard
+    last see it, of whom there are `peers`."""
 
     phase: str
     text: str
@@ -27,12 +28,14 @@ class Running(msgspec.Struct, frozen=True):
     punched: int = 0
     unpunched: int = 0
     offsets: tuple[float, ...] = ()
+    ahead: float | None = None
+    peers: int = 0
     troubles: Sequence[str] = ()
 
 
 def check_running(daemon: Running) -> list[Finding]:
     found = [ok("daemon", f"it runs: {daemon.phase}, {daemon.text}"), _connections(daemon), _reach(daemon)]
-    clock = against_peers(daemon.offsets)
+    clock = against_peers(daemon.offsets if daemon.ahead is None else (daemon.ahead,) * daemon.peers)
     troubles = [warning("trouble", text, "its log says more: intellect-node logs") for text in daemon.troubles]
     return [*found, *([clock] if clock else []), *troubles]
 

@@ -5,12 +5,12 @@ What is missing comes with the commands that mend it, to be copied as they are.
 
 import msgspec
 
-from contracts.bindings import NOBODY, PoolInfo
+from contracts.bindings import NOBODY, Contracts, PoolInfo
 from node.chain.client import ChainClient
 from node.chain.errors import tokens
 from node.preflight.finding import Finding, failure, ok, warning
 from protocol.economics import daily_gas
-from protocol.identity import Address
+from protocol.identity import Address, parse_address
 
 DAY = 86_400
 JOIN_GAS = 500_000
@@ -101,6 +101,42 @@ def check_pool(pool: PoolInfo) -> Finding:
         return warning("pool", f"pool {pool.id} has no money for new work", "ask its owner: contract pool fund", **data)
     paid = f"pays {tokens(pool.reward_per_unit * 1000)} tokens per 1000 units, {tokens(pool.escrow)} in escrow"
     return ok("pool", f"pool {pool.id} {paid}", **data)
+
+
+class Powers(msgspec.Struct, frozen=True):
+    """Who stands above every pool of a deployment. burn_bps: of what a slash takes, in 10,000; min_window: seconds."""
+
+    arbiter: Address
+    treasury: Address
+    burn_bps: int
+    appeal_seconds: int
+    min_window: int
+
+
+def read_powers(contracts: Contracts) -> Powers:
+    """Blocks on the network."""
+    vault = contracts.vault.functions
+    arbiter, treasury = parse_address(vault.arbiter().call()), parse_address(vault.treasury().call())
+    return Powers(arbiter, treasury, vault.burnBps().call(), vault.appealSeconds().call(), contracts.min_window())
+
+
+def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
+    """For whoever is about to stake something here: who can take it, and who can take it back."""
+    quorum, slash = f"{pool.threshold} of {len(pool.validators)} validators", tokens(pool.slash_amount)
+    return [
+        f"{quorum} say what everybody has earned, and can take {slash} tokens of a member's stake",
+        f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; then those who "
+        "signed pay as much to whom they wronged",
+        f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",
+        f"the manager {pool.manager} pauses and ends the pool; it names other validators {_time(pool.window)} ahead",
+        f"the opener {pool.opener} ends it, too, and gets what nobody has earned",
+        f"no pool here pays sooner than {_time(powers.min_window)} after an epoch",
+    ]
+
+
+def _time(seconds: int) -> str:
+    hours = seconds / 3600
+    return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} h" if hours >= 1 else f"{seconds} s"
 
 
 def gas_step(standing: Standing) -> str:

@@ -23,7 +23,7 @@ from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.preflight.clock import against_chain
 from node.preflight.disk import check_disk
 from node.preflight.engine import check_engine
-from node.preflight.engines import check_engines
+from node.preflight.engines import check_class, check_engines
 from node.preflight.finding import Finding, failure, ok
 from node.preflight.gpu import check_gpu
 from node.preflight.keys import check_keys
@@ -37,7 +37,7 @@ from node.preflight.provider import look
 from node.preflight.rpc import check_rpc
 from node.preflight.sandbox import check_sandbox
 from node.preflight.settings import check_settings
-from node.preflight.stake import check_gas, check_pool, check_stake
+from node.preflight.stake import check_gas, check_pool, check_stake, read_powers, who_takes_what
 from node.preflight.versions import check_versions
 from node.recipe.speed import measured, recall
 from node.run.assets import Run
@@ -54,6 +54,7 @@ CODES = {
     "memory": 3,
     "engine": 6,
     "engines": 6,
+    "class": 6,
     "peers": 5,
 }
 """The program's exit code for a failed check; 3 for the others."""
@@ -143,6 +144,8 @@ class Survey:
         role = self._role(pool)
         if role is None:
             return
+        powers = await chain.ask("read the parameters", read_powers)
+        self._add(ok("powers", "; ".join(who_takes_what(pool, powers))))
         await self._look_at_stake(chain, pool)
         await self._thread(lambda: self._look_at_port(chain.profile, role))
         await self._look_at_run(chain, pool, role)
@@ -196,6 +199,8 @@ class Survey:
             image = 2 * weights_of(spec) if spec else 0
             await self._thread(lambda: [check_disk(self._directory, self._config.store_quota, image)])
             self._add(check_memory(spec, role, self._hardware))
+            if spec is not None and role != "trainer" and not self._config.engine_command:
+                self._add(await check_class(spec.verification, role, self._config.engine_options))
             if run is not None and self._scope.engine and role != "trainer":
                 self._add(await check_engine(self._config.engine_argv, run.spec, run.assets))
 

@@ -36,13 +36,18 @@ class Run(msgspec.Struct, frozen=True):
 
 async def obtain_run(root: bytes, blobs: Blobs, sources: Sources, directory: Path) -> Run:
     """Fetch run `root` and its assets into `directory`, asking the members again until they have it."""
-    path = await _insist(blobs, root, sources, MAX_RUN_BYTES, 0)
-    spec = decode_run(await trio.to_thread.run_sync(path.read_bytes))
+    spec = await obtain_spec(root, blobs, sources)
     assets = directory / root.hex()[:16]
     for asset in spec.assets:
         await place_asset(asset, blobs, sources, assets)
     log.info("run.obtained", name=spec.name, root=root.hex()[:16], files=len(spec.assets))
     return Run(spec, root, encode_run(spec), assets)
+
+
+async def obtain_spec(root: bytes, blobs: Blobs, sources: Sources) -> RunSpec:
+    """What the run says, without its files."""
+    path = await _insist(blobs, root, sources, MAX_RUN_BYTES, 0)
+    return decode_run(await trio.to_thread.run_sync(path.read_bytes))
 
 
 async def offer_run(compiled: CompiledRun, pool_root: bytes, blobs: Blobs, directory: Path) -> Run:

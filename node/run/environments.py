@@ -124,8 +124,13 @@ def _with_data(
         return dict(args)
     if dataset is None:
         raise RunFileError("no data set", f"{path} has no `dataset` for the environment {name!r}", "name the file")
-    named = {BUILTIN[name].data: _place_data(dataset, "dataset", path, files)}
+    named: Arguments = {BUILTIN[name].data: _place_data(dataset, "dataset", path, files)}
     more = {key: args[key] for key in BUILTIN[name].more if args.get(key)}
+    if args.get("on_bad_row") == "skip":
+        from node.environments.dataset import count_bad_rows
+
+        # Members that skip other rows number the problems otherwise: the count is part of what they agree on.
+        named["bad_rows"] = count_bad_rows(path.parent / dataset, args)
     return {**args, **named, **{key: _place_data(str(file), key, path, files) for key, file in more.items()}}
 
 

@@ -24,16 +24,19 @@ from node.run.keys import unknown_keys
 from node.run.own_code import compiled
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.recipe import Recipe
-from protocol.run import Asset, RunError, RunSections, RunSpec, encode_run
+from protocol.run import Asset, EnvironmentSpec, RunError, RunSections, RunSpec, encode_run
 from protocol.toploc import most_points
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
 MAX_RUN_FILE = 256 * 1024
+TEXT = "text"
+"""Stands for the environment in a run that has none: it pre-trains."""
 
 
 class RunFile(RunSections, frozen=True, kw_only=True):
-    """The run file as written. model: directory; dataset: JSONL or parquet file; environment or environments."""
+    """The run file as written. model: directory; dataset: JSONL or parquet file; environment or environments, or
+    [pretraining] instead of both."""
 
     evaluation: EvaluationTable = EvaluationTable()
 
@@ -73,18 +76,30 @@ def load_run_file(path: Path) -> RunFile:
         run_file = msgspec.convert(data, RunFile)
     except msgspec.ValidationError as error:
         raise RunFileError(f"unusable run file {path}", str(error), "correct the value") from error
-    if "toploc_k" not in data.get("verification", {}):
-        run_file = _with_fitting_proofs(run_file, path)
-    if (run_file.environment is None) == (not run_file.environments):
+    check_kind(run_file, path)
+    if run_file.pretraining is None and "toploc_k" not in data.get("verification", {}):
+        run_file = with_fitting_proofs(run_file, path)
+    return run_file
+
+
+def check_kind(run_file: RunFile, path: Path) -> None:
+    """Raise RunFileError unless the run learns either from problems or from text."""
+    if run_file.pretraining is not None:
+        if run_file.environment is not None or run_file.environments or run_file.dataset is not None:
+            raise RunFileError(
+                f"unusable run file {path}",
+                "it has [pretraining], which learns from text, and an environment or a `dataset` with problems",
+                "leave one of the two out; the text of [pretraining] is named by [[pretraining.data]]",
+            )
+    elif (run_file.environment is None) == (not run_file.environments):
         raise RunFileError(
             f"unusable run file {path}",
             "it must name its problems: [environment] or [[environments]], one of the two",
             "see `intellect-node run new --help` for a file to start from",
         )
-    return run_file
 
 
-def _with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
+def with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
     """As many points per proof as the model's rows are good for, where the file does not say how many.
 
     A model that cannot be read is somebody else's to complain about.
@@ -107,12 +122,16 @@ def compile_run(path: Path, run_file: RunFile | None = None, *, desk: bool = Fal
     relative to `path`. desk: whether the run is for a desk, and may bring code of its own. Raises RunFileError for a
     missing or incomplete model directory, data set or function.
     """
+    from node.run.text import compile_text  # tokenizers: not every daemon's business
+
     run_file = run_file or load_run_file(path)
-    files = _model_files(path.parent / run_file.model)
-    environment = compile_environment(run_file, path, files)
+    files = model_files(path.parent / run_file.model)
+    pretrains = run_file.pretraining is not None
+    environment = EnvironmentSpec(name=TEXT) if pretrains else compile_environment(run_file, path, files)
     sections = run_file.sections() | {
         "recipe": _recipe(run_file.recipe, path, files),
         "evaluation": compile_evaluation(run_file, path, files),
+        **compile_text(run_file, path, files),
     }
     spec = RunSpec(name=run_file.name, environment=environment, assets=tuple(_assets(files)), **sections)
     try:
@@ -142,7 +161,8 @@ def describe_file(path: Path) -> BlobInfo:
     return describe_pieces(size, piece_size, pieces())
 
 
-def _model_files(directory: Path) -> dict[str, Path]:
+def model_files(directory: Path) -> dict[str, Path]:
+    """Asset path -> file of a model's directory. Raises RunFileError for one that is not complete."""
     if not directory.is_dir():
         raise RunFileError(
             f"no model directory at {directory}",

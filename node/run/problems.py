@@ -8,28 +8,39 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from safetensors import SafetensorError, safe_open
 
 from node.environments.base import Determinism, Environment, Problem
+from node.environments.dataset import Rows
+from node.environments.mix import MixEnvironment
 from node.environments.package.source import asset_name
 from node.environments.registry import check_prompt, check_prompts, load_environment
-from node.errors import RunFileError
+from node.errors import Finding, Findings, RunFileError
 from node.inference.tokenizer import LocalTokenizer
 from node.run.file import CompiledRun
+from node.run.text import TextTokenizer, check_stream
 from protocol.budgets import told
+from protocol.errors import IntellectError
+from protocol.pretraining import Pretraining, shares
 from protocol.run import RunSpec
 from protocol.sections import EvaluationEnvironment
 from protocol.toploc import most_points
 
+T = TypeVar("T")
+
 
 class PartFacts(msgspec.Struct, frozen=True):
     """One environment. problems, held_back: how many; left_out: rows that filters kept out; share: of the draws;
-    determinism: what verdicts on it depend on; turns: most answers of a rollout; package: its root, if it is one."""
+    determinism: what verdicts on it depend on; turns: most answers of a rollout; package: its root, if it is one;
+    shapes: published form -> rows taken; skipped: fault -> rows skipped for it; repeats: further responses to a
+    problem."""
 
     label: str
     problems: int
@@ -39,6 +50,17 @@ class PartFacts(msgspec.Struct, frozen=True):
     determinism: Determinism = "exact"
     turns: int = 1
     package: str = ""
+    shapes: dict[str, int] = {}
+    skipped: dict[str, int] = {}
+    repeats: int = 0
+
+
+class TextFacts(PartFacts, frozen=True, kw_only=True):
+    """A data set of a run that pre-trains; problems are its rows. annealing: its share of the rows from where the
+    learning rate decays."""
+
+    tokens: int
+    annealing: float
 
 
 class RunFacts(msgspec.Struct, frozen=True):
@@ -53,15 +75,65 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 def check_run(run: CompiledRun) -> RunFacts:
     """Raise RunFileError, ModelError or DatasetError (file and line) if the run's files cannot be worked with."""
-    parameters = _check_model(run)
+    facts, errors = look_at(run)
+    if facts is None:
+        raise errors[0]
+    return facts
+
+
+def look_at(run: CompiledRun) -> tuple[RunFacts | None, list[IntellectError]]:
+    """What is there, and everything that is wrong: no mistake hides another. None: something is wrong."""
+    look = _Look()
+    if run.spec.pretraining is not None:
+        learnt = _text_looked_at(run, run.spec.pretraining, look)
+        return (None if look.errors else learnt), look.errors
     with tempfile.TemporaryDirectory(prefix="intellect-run-") as folder:
         assets = Path(folder)
         place_files(run, assets)
+        facts = _looked_at(run, assets, look)
+        errors = [_with_real_paths(error, run, assets) for error in look.errors]
+    return (None if errors else facts), errors
+
+
+class _Look:
+    """Collects what fails."""
+
+    def __init__(self) -> None:
+        self.errors: list[IntellectError] = []
+
+    def at(self, function: Callable[..., T], *arguments: Any) -> T | None:
         try:
-            facts = _check_problems(run, assets, parameters)
-        except Exception as error:
-            raise _with_real_paths(error, run, assets) from error
-    return facts
+            return function(*arguments)
+        except IntellectError as error:
+            self.errors.append(error)
+            return None
+
+
+def _text_looked_at(run: CompiledRun, text: Pretraining, look: _Look) -> RunFacts | None:
+    """Streams one by one, where they lie: text is too long to be laid out for a look. None also where a rule of
+    [pretraining] is broken."""
+    parameters, tokenizer = _model_looked_at(run, None, look)
+    if tokenizer is None:
+        return None
+    naming = TextTokenizer(run.files["model/tokenizer.json"], tokenizer)
+    paths = [(part, run.files[part.asset]) for part in text.data if part.asset in run.files]
+    streams = [one for part, path in paths if (one := look.at(check_stream, part, text, path, naming))]
+    if look.errors or parameters is None or not all(good for _, good, _ in text.rules()):
+        return None
+    mixes = (shares(text.weights(annealing=annealing)) for annealing in (False, True))
+    parts = (
+        TextFacts(
+            label=one.name,
+            problems=one.rows,
+            held_back=one.held_back,
+            left_out=0,
+            share=share,
+            tokens=one.tokens,
+            annealing=annealing,
+        )
+        for one, share, annealing in zip(streams, *mixes, strict=True)
+    )
+    return RunFacts(parameters, text.sequence, tuple(parts))
 
 
 def place_files(run: CompiledRun, assets: Path) -> None:
@@ -79,19 +151,43 @@ def _place(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def _check_problems(run: CompiledRun, assets: Path, parameters: int) -> RunFacts:
-    """parameters: of the model."""
-    tokenizer = LocalTokenizer(assets / "model")
-    _check_vocabulary(run, tokenizer)
-    with closing(load_environment(run.spec.environment, assets, tokenizer)) as environment:
-        longest = _longest_prompt(run.spec, environment)
-        parts = tuple(_facts(run.spec, environment))
-    evaluated = tuple(_evaluated(run.spec, one, assets, tokenizer) for one in run.spec.evaluation.environments)
-    return RunFacts(parameters, longest, parts, evaluated)
+def _looked_at(run: CompiledRun, assets: Path, look: _Look) -> RunFacts | None:
+    """Parts of a mix one by one, so that each is looked at."""
+    parameters, tokenizer = _model_looked_at(run, assets / "model", look)
+    if tokenizer is None:
+        return None
+    spec = run.spec.environment
+    total = sum(part.weight for part in spec.parts)
+    shares: list[tuple[str, Any, float]] = [(part.title, part, part.weight / total) for part in spec.parts]
+    if spec.name != MixEnvironment.name:
+        shares = [(spec.name, spec, 1.0)]
+    looked = [look.at(_trained_on, run.spec, *one, assets, tokenizer) for one in shares]
+    evaluated = [look.at(_evaluated, run.spec, one, assets, tokenizer) for one in run.spec.evaluation.environments]
+    if look.errors or parameters is None:
+        return None
+    parts = [one for one in looked if one]
+    longest = max((tokens for tokens, _ in parts), default=0)
+    return RunFacts(parameters, longest, tuple(fact for _, fact in parts), tuple(one for one in evaluated if one))
 
 
-def _longest_prompt(run: RunSpec, environment: Environment) -> int:
-    return check_prompts(environment, run.rollout.max_prompt_tokens, lambda one: _asked(run, one))
+def _model_looked_at(run: CompiledRun, model: Path | None, look: _Look) -> tuple[int | None, LocalTokenizer | None]:
+    """(number of parameters, tokenizer). model: where its files were laid out; None: where they lie."""
+    if "model/config.json" not in run.files or "model/tokenizer.json" not in run.files:
+        return None, None
+    parameters = look.at(_check_model, run)
+    tokenizer = look.at(LocalTokenizer, model or run.files["model/tokenizer.json"].parent)
+    if tokenizer is not None:
+        look.at(_check_vocabulary, run, tokenizer)
+    return parameters, tokenizer
+
+
+def _trained_on(
+    run: RunSpec, label: str, settings: Any, share: float, assets: Path, tokenizer: LocalTokenizer
+) -> tuple[int, PartFacts]:
+    """(tokens of the longest prompt, facts)."""
+    with closing(load_environment(settings, assets, tokenizer)) as environment:
+        longest = check_prompts(environment, run.rollout.max_prompt_tokens, lambda one: _asked(run, one))
+        return longest, _fact(run, label, settings.name, environment, share)
 
 
 def _evaluated(run: RunSpec, settings: EvaluationEnvironment, assets: Path, tokenizer: LocalTokenizer) -> PartFacts:
@@ -110,19 +206,8 @@ def _asked(run: RunSpec, problem: Problem) -> Problem:
     return replace(problem, prompt=told(run.length_budget, problem.prompt, targets[-1]))
 
 
-def _facts(run: RunSpec, environment: Environment) -> list[PartFacts]:
-    parts: dict[str, Environment] = getattr(environment, "parts", {environment.name: environment})
-    named = {part.title: part for part in run.environment.parts}
-    total = sum(part.weight for part in named.values())
-    return [
-        _fact(run, label, named[label].name, one, named[label].weight / total)
-        if named
-        else _fact(run, label, run.environment.name, one, 1.0)
-        for label, one in parts.items()
-    ]
-
-
 def _fact(run: RunSpec, label: str, name: str, environment: Environment, share: float) -> PartFacts:
+    rows: Rows | None = getattr(environment, "rows", None)
     return PartFacts(
         label=label,
         problems=environment.size,
@@ -132,6 +217,9 @@ def _fact(run: RunSpec, label: str, name: str, environment: Environment, share: 
         determinism=environment.determinism,
         turns=environment.turns,
         package=next((asset.root for asset in run.assets if asset.path == asset_name(name)), ""),
+        shapes=dict(rows.shapes) if rows else {},
+        skipped=dict(rows.skipped.kinds) if rows else {},
+        repeats=rows.repeats if rows else 0,
     )
 
 
@@ -147,15 +235,19 @@ def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:
         )
 
 
-def _with_real_paths(error: Exception, run: CompiledRun, assets: Path) -> Exception:
+def _with_real_paths(error: IntellectError, run: CompiledRun, assets: Path) -> IntellectError:
     """The same error with the user's own file names in it."""
+
+    def real(text: str) -> str:
+        for name, file in run.files.items():
+            text = text.replace(str(assets / name), str(file))
+        return text.replace(str(assets / "model"), str(run.files["model/config.json"].parent))
+
     for part in ("what", "why", "remedy"):
-        text = getattr(error, part, None)
-        if isinstance(text, str):
-            for name, file in run.files.items():
-                text = text.replace(str(assets / name), str(file))
-            text = text.replace(str(assets / "model"), str(run.files["model/config.json"].parent))
-            setattr(error, part, text)
+        setattr(error, part, real(getattr(error, part)))
+    found = getattr(error, "findings", None)
+    if isinstance(found, Findings):
+        found.first = [Finding(real(one.place), real(one.what), real(one.remedy)) for one in found.first]
     return error
 
 
@@ -168,7 +260,7 @@ def _check_model(run: CompiledRun) -> int:
         raise RunFileError(
             f"cannot read {config}", f"no hidden_size in it: {error}", "export the model in Hugging Face format"
         ) from error
-    k = run.spec.verification.toploc_k
+    k = 1 if run.spec.pretraining else run.spec.verification.toploc_k
     if not isinstance(hidden, int) or most_points(hidden) < k:
         raise RunFileError(
             "the activation proofs do not fit the model",
@@ -177,7 +269,7 @@ def _check_model(run: CompiledRun) -> int:
             f"set toploc_k to at most {most_points(hidden) if isinstance(hidden, int) else 1} in [verification]",
         )
     _check_shards(run)
-    return sum(_check_weights(file) for name, file in run.files.items() if name.endswith(".safetensors"))
+    return sum(parameters_in(file) for name, file in run.files.items() if name.endswith(".safetensors"))
 
 
 def _check_shards(run: CompiledRun) -> None:
@@ -200,7 +292,7 @@ def _check_shards(run: CompiledRun) -> None:
         )
 
 
-def _check_weights(file: Path) -> int:
+def parameters_in(file: Path) -> int:
     """How many numbers the file's tensors hold."""
     try:
         with safe_open(file, framework="np") as weights:

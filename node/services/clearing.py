@@ -1,108 +1,128 @@
-"""The pool's housekeeping: what a slash voided goes back to the escrow, once the slash cannot be undone any more; what
-is left of a pool that is over goes to who opened it.
+"""The pool's housekeeping: cases past their time are made final, nodes without their stake expelled, what convicted
+nodes had earned goes back to the pool, and what is left of a pool that is over to who opened it.
 
 A slashed node's own daemon has ended, so somebody else does this: the trainer, whose pool it is. Anybody may.
 """
 
+from collections.abc import Awaitable, Sequence
 from typing import Protocol, Self
 
 import structlog
 import trio
 
-from contracts.bindings import CaseInfo, CaseState, PoolInfo, WorkInfo
+from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, PostedEarnings, Stake
 from node.chain.client import Block
-from node.chain.errors import Reverted
 from node.chain.ledger import Ledger
 from node.services.base import Service
+from node.services.station import Station
+from node.services.tables import Tables
 from node.services.workplace import Workplace
+from protocol.earnings import Table
 from protocol.errors import IntellectError
 from protocol.identity import Address
 
 log = structlog.get_logger()
 EVERY = 60.0
+LOOKED_AT = 16
+"""Members whose stake is asked about in one look: their turn comes round."""
 
 
 class Clearer(Protocol):
-    """The part of node.chain that ends cases and gives reserved money back."""
+    """The part of node.chain that ends cases and memberships, and gives money back."""
 
     async def pool(self, pool: int) -> PoolInfo: ...
     async def block(self) -> Block: ...
     async def case(self, case: int) -> CaseInfo: ...
-    async def work(self, pool: int, node: Address, epoch: int) -> WorkInfo: ...
-    async def appeal_seconds(self) -> int: ...
+    async def earnings(self, pool: int) -> PostedEarnings: ...
+    async def claimed(self, pool: int, node: Address) -> int: ...
+    async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> object: ...
+    async def node_info(self, node: Address) -> NodeInfo: ...
+    async def stake_of(self, provider: Address) -> Stake: ...
+    async def required_stake(self, provider: Address, more_units: int = 0) -> int: ...
     async def finalize(self, case: int) -> object: ...
-    async def release(self, pool: int, node: Address, epoch: int) -> object: ...
+    async def expel(self, node: Address) -> object: ...
     async def sweep(self, pool: int) -> object: ...
 
 
 class Clearing(Service):
     name = "clearing"
 
-    def __init__(self, pool: int, chain: Clearer, ledger: Ledger) -> None:
-        self._pool = pool
+    def __init__(self, station: Station, chain: Clearer, ledger: Ledger, tables: Tables) -> None:
+        self._pool = station.pool
+        self._membership = station.membership
         self._chain = chain
         self._ledger = ledger
-        self.released = 0
+        self._tables = tables
+        self._next = 0
+        self._final: set[int] = set()
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station.pool, place.chain, place.ledger)
+        return cls(place.station, place.chain, place.ledger, place.tables)
 
     async def run(self) -> None:
         while True:
             await trio.sleep(EVERY)
-            try:
-                for node, slash in list(self._ledger.slashed.items()):
-                    await self.clear(node, slash.case_id)
-                await self.sweep()
-            except IntellectError as error:
-                log.info("work.not_released", why=error.why)
+            for work in (self.end_cases, self.expel, self.give_back, self.sweep):
+                try:
+                    await work()
+                except IntellectError as error:
+                    log.info("pool.not_cleared", why=error.why)
 
-    async def clear(self, node: Address, case: int) -> None:
-        """Release what a node's slash voided, if that is final or can be made so."""
-        waiting = [entry.epoch for entry in self._ledger.of(node) if not entry.closed]
-        if not waiting or not await self._is_final(case):
-            return
-        for epoch in waiting:
-            if not (await self._chain.work(self._pool, node, epoch)).voided:
+    async def end_cases(self) -> None:
+        """Every case of the pool whose time is over, whatever its node has earned."""
+        now = (await self._chain.block()).timestamp
+        for number in self._ledger.cases:
+            if number in self._final:
                 continue
-            try:
-                await self._chain.release(self._pool, node, epoch)
-            except Reverted as error:
-                log.info("work.not_released", node=node, epoch=epoch, why=error.why)
+            case = await self._chain.case(number)
+            if case.state is CaseState.FROZEN and now >= case.final_at:
+                await self._try(self._chain.finalize(case.id), "case.final", case=case.id)
+            elif case.state is not CaseState.FROZEN:
+                self._final.add(case.id)
+
+    async def expel(self) -> None:
+        """Members whose provider's stake, after a slash, no longer covers its nodes."""
+        members = sorted(self._membership.addresses())
+        turn = [members[(self._next + i) % len(members)] for i in range(min(LOOKED_AT, len(members)))]
+        self._next += LOOKED_AT
+        for node in turn:
+            info = await self._chain.node_info(node)
+            if info.provider is None or info.pool != self._pool:
                 continue
-            self.released += 1
-            log.info("work.released", node=node, epoch=epoch)
+            stake = await self._chain.stake_of(info.provider)
+            if stake.bonded + stake.frozen < await self._chain.required_stake(info.provider):
+                await self._try(self._chain.expel(node), "member.expelled", node=node)
+
+    async def give_back(self) -> None:
+        """What convicted nodes had earned, once nothing can undo that."""
+        slashed = self._ledger.slashed
+        table = await self._table() if slashed else None
+        for node, slash in list(slashed.items()) if table else ():
+            if slash.case_id and slash.case_id not in self._final:
+                continue
+            units = table.units_of(node) if table else 0
+            if table and units > await self._chain.claimed(self._pool, node):
+                await self._try(
+                    self._chain.claim(self._pool, node, units, table.proof(node)), "pay.given_back", node=node
+                )
 
     async def sweep(self) -> None:
-        """Once the pool's last epoch is mature: pay out what no work has a claim on, and when no slash can be
-        overturned any more, the bond. Until then work without a reserve comes first: its node may still top it up."""
+        """What no table promised of a pool that is over, a window after its last epoch can be tabled."""
         pool = await self._chain.pool(self._pool)
-        if not pool.ended or not (pool.escrow or pool.bond):
+        if not pool.ended or not pool.escrow:
             return
-        over = pool.maturity(pool.epoch_at(pool.stopped_at))
-        now = (await self._chain.block()).timestamp
-        if now < over:
-            return
-        if now < over + 2 * await self._chain.appeal_seconds():
-            wanted = any(entry.is_short and entry.paid is None for entry in self._ledger.since(0))
-            if wanted or not pool.escrow:
-                return
-        try:
-            await self._chain.sweep(self._pool)
-        except Reverted as error:
-            log.info("pool.not_swept", pool=self._pool, why=error.why)
-            return
-        log.info("pool.swept", pool=self._pool, opener=pool.opener, escrow=str(pool.escrow))
+        if (await self._chain.block()).timestamp >= pool.maturity(pool.epoch_at(pool.stopped_at)) + pool.window:
+            await self._try(self._chain.sweep(self._pool), "pool.swept", pool=self._pool, escrow=str(pool.escrow))
 
-    async def _is_final(self, case: int) -> bool:
-        if not case:
-            return True
-        info = await self._chain.case(case)
-        if info.state is CaseState.FROZEN and (await self._chain.block()).timestamp >= info.final_at:
-            try:
-                await self._chain.finalize(case)
-            except Reverted as error:  # somebody else did, or the arbiter was faster
-                log.info("case.not_finalized", case=case, why=error.why)
-            info = await self._chain.case(case)
-        return info.state is CaseState.FINAL
+    async def _table(self) -> Table | None:
+        posted = await self._chain.earnings(self._pool)
+        return await self._tables.of(posted) if posted.total else None
+
+    async def _try(self, call: Awaitable[object], done: str, **facts: object) -> None:
+        try:
+            await call
+        except IntellectError as error:  # somebody else did, the arbiter was faster, or nobody answers: the next one
+            log.info(f"not.{done}", why=error.why, **facts)
+        else:
+            log.info(done, **facts)

@@ -38,11 +38,12 @@ async def commit(station: Station, root: bytes, index: int, made: MadeFile, step
     path = Path(made.path)
     info = await station.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
-    commitment = WorkCommitment(station.pool, station.key.address, root, index, info.root, made.units)
+    epoch = station.time.epoch()
+    commitment = WorkCommitment(station.pool, station.key.address, root, index, info.root, made.units, epoch)
     signature = sign(station.key, station.domain, commitment)
     message = RolloutCommitted(pool=station.pool, commitment=commitment, signature=signature, size=info.size)
     raw = station.board.sealed(message)
     place, file = (slot_name(root, index), raw), (info.root, root, index, made.units, station.clock.wall())
-    await station.journal.do(station.journal.commit_file, *place, *file, station.run.root, step)
+    await station.journal.do(station.journal.commit_file, *place, *file, station.run.root, step, epoch)
     await station.board.post_raw(raw)
     return commitment

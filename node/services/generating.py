@@ -29,9 +29,9 @@ from node.swarm.makers import Makers
 from node.swarm.register import Work, WorkId
 from node.weights.keeper import HeldPolicy
 from protocol.checks import reason_name
+from protocol.earnings import most_files
 from protocol.errors import IntellectError
 from protocol.messages import Heartbeat
-from protocol.work import most_files
 
 log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
@@ -106,9 +106,7 @@ class Generating(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        """Once the engine is ready: raises EngineError if the run does not permit it."""
         run = place.station.run
-        place.engine.check_permitted(run.spec.verification)
         machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
         gauge = CapacityGauge(run.spec, machine, await _expected_speed(place), lambda: place.member.claims.believed)
         return cls(place.station, place.engine, place.scratch, gauge)
@@ -338,7 +336,6 @@ class Generating(Service):
     async def _note_verdict(self, work: Work, accepted: bool) -> None:
         root = work.commitment.file_root
         if not accepted:
-            await self._journal.do(self._journal.revoke_file, root)
             await self._note_reasons(work)
         await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
         await self._count()

@@ -145,7 +145,8 @@ class LocalRun:
         learner = self._spool.record(step)
         entry = self._batch_log.read(step - 1) if step > 0 else None
         batch, seconds = (entry.metrics, entry.seconds) if entry else ({}, {})
-        elapsed = round(self._before + time.monotonic() - self._began, 3)
+        done = self._before + time.monotonic() - self._began - self._spool.age(step)
+        elapsed = round(max(done, float(self._observer.latest.get("elapsed") or 0.0)), 3)
         self._observer.observe(learner, {**batch, "elapsed": elapsed}, seconds)
         self._tokens += int(batch.get("output_tokens", 0))
         return self._observer.latest

@@ -1,6 +1,7 @@
 """What a node's services are given: the run that they work for, and the doors to everybody else."""
 
 from collections import deque
+from time import time as unix_time
 
 import msgspec
 import trio
@@ -19,13 +20,53 @@ from protocol.identity import NodeKey
 from protocol.statements import Domain
 
 KEPT_POLICIES_EXTRA = 3
+SHOWN_EVERY = (2.0, 3600.0)
+"""Seconds between two times that certificates of one epoch are shown: a sixteenth of the window, within these."""
+
+
+class PoolTime:
+    """Which epoch of its pool it is, by the chain's clock: this machine's, corrected by the newest block that was
+    looked at. started_at: of the pool, unix seconds; window: of its earnings, seconds."""
+
+    def __init__(
+        self, started_at: int = 0, epoch_seconds: int = 2**40, window: int = 2**40, wall: Seconds = unix_time
+    ) -> None:
+        self._started_at = started_at
+        self._epoch_seconds = epoch_seconds
+        self._window = window
+        self._wall = wall
+        self._ahead = 0.0
+
+    def saw(self, timestamp: int) -> None:
+        """The newest block's time. A chain without work makes no block, so it may be ahead, never behind."""
+        self._ahead = max(0.0, timestamp - self._wall())
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._wall() + self._ahead
+
+    def epoch(self) -> int:
+        return int(max(0.0, self.now() - self._started_at)) // self._epoch_seconds
+
+    @property
+    def shown_every(self) -> float:
+        """Seconds between two times that a node shows what it has of one epoch."""
+        shortest, longest = SHOWN_EVERY
+        return min(max(self._window / 16, shortest), longest)
+
+    def may_certify(self, epoch: int, found_at: float | None = None) -> bool:
+        """Whether work of this epoch that was found good then (None: now) may be certified: found no later than half of
+        the window after its end, so that others have the time to find otherwise, and its node to show that; and no
+        earlier than the epoch before, since clocks differ."""
+        end = self._started_at + (epoch + 1) * self._epoch_seconds
+        return epoch <= self.epoch() + 1 and (self.now() if found_at is None else found_at) <= end + self._window / 2
 
 
 class Station(msgspec.Struct):
     """A node's place in the swarm: who it is, what it holds, whom it can talk to.
 
     progress: where services say how far they are and what happened; price: wei for a unit of work, 0 if
-    unknown; clock: what time it is.
+    unknown; clock: what time it is; time: which epoch of the pool.
     """
 
     key: NodeKey
@@ -42,6 +83,7 @@ class Station(msgspec.Struct):
     progress: ProgressRecord = msgspec.field(default_factory=ProgressRecord)
     price: int = 0
     clock: Clock = Clock()
+    time: PoolTime = msgspec.field(default_factory=PoolTime)
 
 
 def take_station(
@@ -52,15 +94,19 @@ def take_station(
     progress: ProgressRecord | None = None,
     price: int = 0,
     clock: Clock | None = None,
+    time: PoolTime | None = None,
 ) -> Station:
-    """A member's place in a run. quorum: validators that must agree; clock: this machine's, unless another is given."""
+    """A member's place in a run. quorum: validators that must agree; clock: this machine's, unless another is given;
+    time: of the pool; without it, everything counts in its epoch 0."""
     clock = clock or Clock()
     keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
     shelf = PolicyShelf(keep, member.stock.store)
     jury = Jury(member.board, member.membership, run.spec, member.pool, quorum, journal, clock.monotonic)
     own = (member.key, member.domain, member.pool)
     shared = (member.board, member.blobs, journal, member.membership)
-    return Station(*own, run, *shared, shelf, quorum, jury, progress or ProgressRecord(), price, clock)
+    return Station(
+        *own, run, *shared, shelf, quorum, jury, progress or ProgressRecord(), price, clock, time or PoolTime()
+    )
 
 
 class Rate:

@@ -22,9 +22,9 @@ from node.member import Member
 from node.recipe.docket import Docket
 from node.run.assets import image_limit
 from node.services.base import Crew
-from node.services.duties import Duties
-from node.services.leaves import Leaves
+from node.services.certifying import Certifying
 from node.services.station import Station
+from node.services.tables import Tables
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
 from node.web.host import HttpHost
@@ -107,14 +107,14 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return Docket(self.station.run.spec)
 
     @cached_property
-    def leaves(self) -> Leaves:
-        """What workers show of their epochs; run by whoever judges."""
-        return Leaves(self.station)
+    def certifying(self) -> Certifying:
+        """What this validator certifies; asked by what reads what nodes show."""
+        return Certifying(self.station)
 
     @cached_property
-    def duties(self) -> Duties:
-        """What counts for pay; run by what pays whoever judges or trains."""
-        return Duties(self.station)
+    def tables(self) -> Tables:
+        """Posted tables of earnings."""
+        return Tables(self.station)
 
     @cached_property
     def tally(self) -> Tally:

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, also after a power cut. Blocking: call from a thread."""
 
+import mmap
 import os
 import secrets
 from collections.abc import Iterator
@@ -36,6 +37,14 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
     finally:
         partial.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, paged in as they are looked at; the mapping ends with the last view of it."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def sync_directory(path: Path) -> None:

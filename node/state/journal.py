@@ -15,15 +15,20 @@ import msgspec
 import trio
 
 from node.errors import StateError
-from protocol.work import Leaf
+from protocol.identity import Address
+from protocol.statements import Accepted
 
 T = TypeVar("T")
-CHUNK = 500
-"""Names in one query."""
+MOST_SAID, FORGET_EVERY = 200_000, 1024
+"""Messages after which own verdicts are forgotten: 150 MB. A work that old is of a policy that no register takes work
+for any more, so nobody can ask for a second word."""
+TABLE = "posted_table"
+"""The fact under which the newest posted table of earnings is kept."""
+BOOT = "boot"
 RUNS_COUNTED = 16
 """Runs whose counters are kept, the newest."""
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, PRIMARY KEY (kind, slot));
+CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, at REAL, PRIMARY KEY (kind, slot));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER,
@@ -32,26 +37,32 @@ CREATE TABLE IF NOT EXISTS files (
 CREATE TABLE IF NOT EXISTS tallies (run BLOB, part TEXT, name TEXT, count INTEGER, PRIMARY KEY (run, part, name));
 CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS consumed_at ON consumed (step);
-CREATE TABLE IF NOT EXISTS heard (
-    work BLOB PRIMARY KEY, node TEXT, units INTEGER, at INTEGER, accepted INTEGER
+CREATE TABLE IF NOT EXISTS certificates (
+    work BLOB, validator TEXT, epoch INTEGER, node TEXT, units INTEGER, signature BLOB, PRIMARY KEY (work, validator)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS heard_of ON heard (node, accepted, at);
-CREATE TABLE IF NOT EXISTS claimed (
-    work BLOB, epoch INTEGER, root BLOB, at INTEGER, PRIMARY KEY (work, epoch, root)
+CREATE INDEX IF NOT EXISTS certificates_of ON certificates (validator, epoch);
+CREATE INDEX IF NOT EXISTS certificates_for ON certificates (node, epoch);
+CREATE TABLE IF NOT EXISTS earned (
+    epoch INTEGER, work BLOB, node TEXT, units INTEGER, PRIMARY KEY (epoch, work, units)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS shown (
-    node TEXT, epoch INTEGER, root BLOB, at INTEGER, PRIMARY KEY (node, epoch, root)
+CREATE TABLE IF NOT EXISTS sources (
+    epoch INTEGER, node TEXT, root BLOB, size INTEGER, PRIMARY KEY (epoch, node, root)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refused (work BLOB PRIMARY KEY, epoch INTEGER, proof BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS invalidated (root BLOB PRIMARY KEY, step INTEGER, why TEXT) WITHOUT ROWID;
+DROP TABLE IF EXISTS heard;
+DROP TABLE IF EXISTS claimed;
+DROP TABLE IF EXISTS shown;
 """
-_LATER = {"run": "BLOB", "step": "INTEGER", "why": "TEXT"}
-"""Columns of `files` that journals of before do not have."""
+"""The tables that go at the end are those of programs that reserved pay by leaves."""
+_LATER = {"files": {"run": "BLOB", "step": "INTEGER", "why": "TEXT"}, "said": {"at": "REAL"}}
+"""Columns that journals of before do not have."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What became of one file (or of what else is paid): made_at in Unix seconds; state: pending, accepted, rejected;
-    epoch: under which it went on chain, or None; step: of its policy, or None where an older program wrote the record;
-    why: what validators said of a refused one.
+    """What became of one file: made_at in Unix seconds; state: pending, accepted, rejected; epoch: the pool's, in which
+    it counts, or None where an older program wrote the record; step: of its policy, likewise; why: what validators said
+    of a refused one.
     """
 
     root: bytes
@@ -102,10 +113,11 @@ class Journal:
 
     def _widen(self) -> None:
         """Give a journal of before the columns that it lacks."""
-        there = {row[1] for row in self._db.execute("PRAGMA table_info(files)")}
-        for name, kind in _LATER.items():
-            if name not in there:
-                self._db.execute(f"ALTER TABLE files ADD COLUMN {name} {kind}")
+        for table, columns in _LATER.items():
+            there = {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
+            for name, kind in columns.items():
+                if name not in there:
+                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
     async def do(self, work: Callable[..., T], *args: object) -> T:
         """Run one of the methods below in the journal's thread."""
@@ -128,20 +140,28 @@ class Journal:
         made_at: float,
         run: bytes = b"",
         step: int | None = None,
+        epoch: int | None = None,
     ) -> None:
-        """A worker's commitment and its file, together or not at all. run: root of the run that it is for."""
+        """A worker's commitment and its file, together or not at all. run: root of the run that it is for; epoch: in
+        which it counts."""
         self._db.execute("BEGIN")
         try:
             self.say("commitment", slot, raw)
-            self.add_file(root, policy, index, units, made_at, run, step)
+            self.add_file(root, policy, index, units, made_at, run, step, epoch)
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
-    def say(self, kind: str, slot: bytes, raw: bytes) -> None:
-        """Record a signed message before it leaves; raises StateError if the slot holds another one."""
-        self._db.execute("INSERT OR IGNORE INTO said VALUES (?, ?, ?)", (kind, slot, raw))
+    def say(self, kind: str, slot: bytes, raw: bytes, at: float | None = None) -> None:
+        """Record a signed message before it leaves; raises StateError if the slot holds another one. at: unix seconds,
+        where it matters later when that was."""
+        row = (kind, slot, raw, at)
+        cursor = self._db.execute("INSERT OR IGNORE INTO said (kind, slot, raw, at) VALUES (?, ?, ?, ?)", row)
+        if cursor.lastrowid and cursor.lastrowid % FORGET_EVERY == 0:
+            self._db.execute(
+                "DELETE FROM said WHERE kind IN ('verdict', 'recheck') AND rowid < ?", (cursor.lastrowid - MOST_SAID,)
+            )
         if self.said(kind, slot) != raw:
             raise StateError(
                 "will not sign twice for one slot",
@@ -152,6 +172,11 @@ class Journal:
     def said(self, kind: str, slot: bytes) -> bytes | None:
         """The message recorded for a slot."""
         row = self._db.execute("SELECT raw FROM said WHERE kind = ? AND slot = ?", (kind, slot)).fetchone()
+        return row[0] if row else None
+
+    def said_at(self, kind: str, slot: bytes) -> float | None:
+        """When that was, if it was noted."""
+        row = self._db.execute("SELECT at FROM said WHERE kind = ? AND slot = ?", (kind, slot)).fetchone()
         return row[0] if row else None
 
     def last_said(self, kind: str, last: int) -> list[bytes]:
@@ -167,6 +192,17 @@ class Journal:
     def remember(self, name: str, value: bytes) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
+    def booted(self, now: int) -> int:
+        """Count a start: higher than all before, and by the clock (Unix seconds) where the journal is new, since its
+        node may have had another one."""
+        boot = max(self.boots() + 1, now)
+        self.remember(BOOT, boot.to_bytes(8))
+        return boot
+
+    def boots(self) -> int:
+        """What `booted` said last; 0 where it never did."""
+        return int.from_bytes(self.recall(BOOT) or b"")
+
     def recall(self, name: str) -> bytes | None:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
@@ -180,28 +216,17 @@ class Journal:
         made_at: float,
         run: bytes = b"",
         step: int | None = None,
+        epoch: int | None = None,
     ) -> None:
         """A file this worker committed to."""
-        self._add_record(root, policy, index, units, made_at, "pending", run, step)
-
-    def earn(self, leaf: Leaf, made_at: float, run: bytes = b"", step: int | None = None) -> None:
-        """Something else than a file that this node is paid for (`Leaf`), known to count. Once per root."""
-        leaf_of = (leaf.file_root, leaf.policy_root, leaf.index, leaf.units)
-        self._add_record(*leaf_of, made_at, "accepted", run, step)
-
-    def _add_record(self, *values: bytes | float | str | None) -> None:
-        names = "root, policy, idx, units, made_at, state, run, step"
-        self._db.execute(f"INSERT OR IGNORE INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608 - ours
+        values = (root, policy, index, units, made_at, run, step, epoch)
+        names = "root, policy, idx, units, made_at, run, step, epoch, state"
+        self._db.execute(f"INSERT OR IGNORE INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending')", values)  # noqa: S608 - ours
 
     def judge_file(self, root: bytes, state: str) -> None:
-        """state: accepted or rejected."""
-        self._db.execute("UPDATE files SET state = ? WHERE root = ? AND state = 'pending'", (state, root))
-
-    def revoke_file(self, root: bytes) -> None:
-        """A file that was accepted and is rejected after all, before it went on chain."""
-        self._db.execute(
-            "UPDATE files SET state = 'rejected' WHERE root = ? AND state = 'accepted' AND epoch IS NULL", (root,)
-        )
+        """state: accepted or rejected; what was accepted may be rejected after all."""
+        query = "UPDATE files SET state = ? WHERE root = ? AND state != 'rejected'"
+        self._db.execute(query, (state, root))
 
     def note_reasons(self, root: bytes, why: str) -> None:
         """What validators said of a file that is refused."""
@@ -217,29 +242,6 @@ class Journal:
     def records(self, most: int, since: float = 0.0) -> list[FileRecord]:
         """The newest `most` records made at `since` or later, newest first."""
         return read_records(self._db, most, since)
-
-    def unpaid_files(self, before: float, after: float = -1.0) -> list[Leaf]:
-        """The accepted files made after one time and before another, not yet committed on chain."""
-        return self._leaves("state = 'accepted' AND epoch IS NULL AND made_at < ? AND made_at > ?", before, after)
-
-    def assign_epoch(self, roots: list[bytes], epoch: int) -> None:
-        """The files go on chain under this epoch: recorded before the transaction is sent."""
-        self._db.execute("BEGIN")
-        self._db.executemany("UPDATE files SET epoch = ? WHERE root = ?", [(epoch, root) for root in roots])
-        self._db.execute("COMMIT")
-
-    def free_epoch(self, epoch: int) -> None:
-        """The files were not committed under this epoch, and never will be."""
-        self._db.execute("UPDATE files SET epoch = NULL WHERE epoch = ?", (epoch,))
-
-    def epochs_from(self, first: int) -> list[int]:
-        """Epochs that files went, or were to go, on chain under, from `first` on."""
-        query = "SELECT DISTINCT epoch FROM files WHERE epoch >= ? ORDER BY epoch"
-        return [row[0] for row in self._db.execute(query, (first,))]
-
-    def files_of_epoch(self, epoch: int) -> list[Leaf]:
-        """The files that went, or were to go, on chain under this epoch, in the order of its tree."""
-        return self._leaves("epoch = ?", epoch)
 
     def file_counts(self, run: bytes) -> dict[str, int]:
         """state -> number of this worker's files in a run."""
@@ -293,69 +295,120 @@ class Journal:
         query = "SELECT substr(root, 1, 32) AS file FROM consumed GROUP BY file ORDER BY max(step) DESC LIMIT ?"
         return [row[0] for row in self._db.execute(query, (most,))]
 
-    # what a validator has seen of others' work; times are those of the chain
+    # certificates, and what validators make of them; epochs are the pool's
 
-    def note_heard(self, rows: list[tuple[bytes, str, int, int, bool]], most: int) -> None:
-        """(work, node, units, at, whether the pool accepted it) of works; of each node `most` are kept, accepted ones
-        and new ones first."""
-        insert = (
-            "INSERT INTO heard VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (work) DO UPDATE SET at = excluded.at, accepted = max(accepted, excluded.accepted)"
-        )
-        forget = (
-            "DELETE FROM heard WHERE work IN "
-            "(SELECT work FROM heard WHERE node = ? ORDER BY accepted DESC, at DESC LIMIT -1 OFFSET ?)"
+    def certify(self, validator: Address, statement: Accepted, signature: bytes) -> bytes | None:
+        """Keep a validator's certificate; returns the signature that is kept, None where the validator has certified
+        the work otherwise before."""
+        row = (statement.work, validator, statement.epoch, statement.node, statement.units, signature)
+        self._db.execute("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", row)
+        kept = self.certificate(validator, statement.pool, statement.work)
+        return kept[1] if kept and kept[0] == statement else None
+
+    def certificate(self, validator: Address, pool: int, work: bytes) -> tuple[Accepted, bytes] | None:
+        """What a validator certified of a work, with its signature."""
+        query = "SELECT node, epoch, units, signature FROM certificates WHERE work = ? AND validator = ?"
+        row = self._db.execute(query, (work, validator)).fetchone()
+        return (Accepted(pool, row[0], row[1], work, row[2]), row[3]) if row else None
+
+    def take_certificates(self, rows: list[tuple[Address, Accepted, bytes]], most: int) -> None:
+        """Keep others' certificates; of each validator `most`: it crowds out its own, those of the oldest epochs."""
+        said = [(a.work, validator, a.epoch, a.node, a.units, signature) for validator, a, signature in rows]
+        beyond = (
+            "DELETE FROM certificates WHERE validator = ? AND work IN "
+            "(SELECT work FROM certificates WHERE validator = ? ORDER BY epoch DESC LIMIT -1 OFFSET ?)"
         )
         self._db.execute("BEGIN")
-        self._db.executemany(insert, rows)
-        self._db.executemany(forget, [(node, most) for node in {row[1] for row in rows}])
+        self._db.executemany("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", said)
+        for validator in {row[0] for row in rows}:
+            count = "SELECT count(*) FROM certificates WHERE validator = ?"
+            if self._db.execute(count, (validator,)).fetchone()[0] > most:
+                self._db.execute(beyond, (validator, validator, most))
         self._db.execute("COMMIT")
 
-    def heard_of(self, node: str) -> dict[bytes, int]:
-        """work -> units of everything that was heard of a node, as far back as is remembered."""
-        return dict(self._db.execute("SELECT work, units FROM heard WHERE node = ?", (node,)).fetchall())
-
-    def units_heard(self) -> int:
-        """The units of everything that is remembered, whoever did it."""
-        return self._db.execute("SELECT coalesce(sum(units), 0) FROM heard").fetchone()[0]
-
-    def was_heard(self, work: bytes) -> bool:
-        return self._db.execute("SELECT 1 FROM heard WHERE work = ?", (work,)).fetchone() is not None
-
-    def note_shown(self, node: str, epoch: int, root: bytes, works: list[bytes], at: int) -> list[bytes]:
-        """A node showed what stands behind a root: remember that, and where its accepted works stand; returns those
-        that are not known to be accepted."""
-        self._db.execute("BEGIN")
-        self._db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?, ?)", (node, epoch, root, at))
-        known = {work for start in range(0, len(works), CHUNK) for work in self._accepted(works[start : start + CHUNK])}
-        rows = [(work, epoch, root, at) for work in works if work in known]
-        self._db.executemany("INSERT OR IGNORE INTO claimed VALUES (?, ?, ?, ?)", rows)
-        self._db.execute("COMMIT")
-        return [work for work in works if work not in known]
-
-    def _accepted(self, works: list[bytes]) -> list[bytes]:
-        marks = ", ".join("?" * len(works))
-        query = f"SELECT work FROM heard WHERE accepted = 1 AND work IN ({marks})"  # noqa: S608 - marks only
-        return [row[0] for row in self._db.execute(query, works)]
-
-    def was_shown(self, node: str, epoch: int, root: bytes) -> bool:
-        query = "SELECT 1 FROM shown WHERE node = ? AND epoch = ? AND root = ?"
-        return self._db.execute(query, (node, epoch, root)).fetchone() is not None
-
-    def claims_elsewhere(self, epoch: int, root: bytes) -> list[tuple[int, bytes]]:
-        """Other epochs (epoch, root) in which a work of this one stands, too."""
+    def certificates(self, node: Address, epoch: int) -> dict[tuple[bytes, int], list[tuple[Address, bytes]]]:
+        """(work, units) -> who certified it for the node, with the signatures."""
         query = (
-            "SELECT DISTINCT other.epoch, other.root FROM claimed AS own "
-            "JOIN claimed AS other ON other.work = own.work "
-            "WHERE own.epoch = ? AND own.root = ? AND other.epoch != own.epoch LIMIT 64"
+            "SELECT work, units, validator, signature FROM certificates WHERE node = ? AND epoch = ? ORDER BY validator"
         )
-        return self._db.execute(query, (epoch, root)).fetchall()
+        found: dict[tuple[bytes, int], list[tuple[Address, bytes]]] = {}
+        for work, units, validator, signature in self._db.execute(query, (node, epoch)):
+            found.setdefault((work, units), []).append((validator, signature))
+        return found
 
-    def forget_work(self, before: int) -> None:
-        """What a validator saw before a time can be in no epoch any more that is open."""
-        for table in ("heard", "claimed", "shown"):
-            self._db.execute(f"DELETE FROM {table} WHERE at < ?", (before,))  # noqa: S608 - constants
+    def certified_units(self, node: Address, least: int) -> dict[int, int]:
+        """epoch -> units of the node's works that at least so many validators certified alike."""
+        works = "SELECT epoch, units FROM certificates WHERE node = ? GROUP BY epoch, work, units HAVING count(*) >= ?"
+        query = f"SELECT epoch, sum(units) FROM ({works}) GROUP BY epoch"  # noqa: S608 - constants
+        return dict(self._db.execute(query, (node, least)).fetchall())
 
-    def _leaves(self, condition: str, *values: float) -> list[Leaf]:
-        query = f"SELECT policy, idx, root, units FROM files WHERE {condition} ORDER BY root"  # noqa: S608 - ours
-        return [Leaf(*row) for row in self._db.execute(query, values)]
+    def own_works(self, epoch: int) -> list[tuple[bytes, int, bytes, int]]:
+        """(policy root, index, file root, units) of this worker's files of an epoch that are not refused."""
+        query = "SELECT policy, idx, root, units FROM files WHERE epoch = ? AND state != 'rejected'"
+        return self._db.execute(query, (epoch,)).fetchall()
+
+    def own_epochs(self, node: Address, first: int) -> list[int]:
+        """Epochs from `first` on of which this node has files or certificates."""
+        query = (
+            "SELECT DISTINCT epoch FROM files WHERE epoch >= ?1 AND state != 'rejected' "
+            "UNION SELECT DISTINCT epoch FROM certificates WHERE node = ?2 AND epoch >= ?1 ORDER BY 1"
+        )
+        return [row[0] for row in self._db.execute(query, (first, node))]
+
+    def note_earned(
+        self, epoch: int, node: Address, works: list[tuple[bytes, int]], source: tuple[bytes, int], most: int
+    ) -> bool:
+        """(work, units) of a node that a quorum certified, from a blob of (root, size); whether any of it is news. Of a
+        node and epoch at most `most` works and as many blobs as have brought something."""
+        known = self.earned_works(epoch, node)
+        fresh = [(epoch, one[0], node, one[1]) for one in works if one not in known][: max(most - len(known), 0)]
+        if not fresh:
+            return False
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR IGNORE INTO earned VALUES (?, ?, ?, ?)", fresh)
+        if known <= set(works):
+            self._db.execute("DELETE FROM sources WHERE epoch = ? AND node = ?", (epoch, node))
+        self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?, ?, ?)", (epoch, node, *source))
+        self._db.execute("COMMIT")
+        return True
+
+    def earned_works(self, epoch: int, node: Address) -> set[tuple[bytes, int]]:
+        """(work, units) of a node that a quorum certified, as far as this one was shown."""
+        query = "SELECT work, units FROM earned WHERE epoch = ? AND node = ?"
+        return set(self._db.execute(query, (epoch, node)).fetchall())
+
+    def earned_between(self, first: int, last: int) -> list[tuple[int, Address, int]]:
+        """(epoch, node, units) of what quorums certified and none refused; of a work that two quorums certified
+        otherwise, the less."""
+        works = (
+            "SELECT epoch, node, min(units) AS units FROM earned WHERE epoch BETWEEN ? AND ? "
+            "AND work NOT IN (SELECT work FROM refused) GROUP BY epoch, node, work"
+        )
+        query = f"SELECT epoch, node, sum(units) FROM ({works}) GROUP BY epoch, node"  # noqa: S608 - constants
+        return self._db.execute(query, (first, last)).fetchall()
+
+    def sources(self, first: int, last: int) -> list[tuple[int, Address, bytes, int]]:
+        """(epoch, node, root, size) of the blobs that it stands in."""
+        query = "SELECT epoch, node, root, size FROM sources WHERE epoch BETWEEN ? AND ?"
+        return self._db.execute(query, (first, last)).fetchall()
+
+    def refuse(self, work: bytes, epoch: int, proof: bytes) -> bool:
+        """A quorum refused a work, with the proof; whether that is news."""
+        return self._db.execute("INSERT OR IGNORE INTO refused VALUES (?, ?, ?)", (work, epoch, proof)).rowcount > 0
+
+    def is_refused(self, work: bytes) -> bool:
+        return self._db.execute("SELECT 1 FROM refused WHERE work = ?", (work,)).fetchone() is not None
+
+    def refusals(self, first: int, last: int) -> list[bytes]:
+        """Proofs against works that somebody showed certificates of."""
+        query = (
+            "SELECT proof FROM refused WHERE epoch BETWEEN ? AND ? AND work IN (SELECT work FROM earned) ORDER BY work"
+        )
+        return [row[0] for row in self._db.execute(query, (first, last))]
+
+    def forget_epochs(self, through: int) -> None:
+        """What a posted table covers counts no more, and nobody certifies it any more."""
+        self._db.execute("BEGIN")
+        for table in ("certificates", "earned", "sources", "refused"):
+            self._db.execute(f"DELETE FROM {table} WHERE epoch <= ?", (through,))  # noqa: S608 - constants
+        self._db.execute("COMMIT")

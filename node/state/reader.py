@@ -9,9 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from node.errors import StateError
-from node.state.journal import FileRecord, read_records
+from node.state.journal import TABLE, FileRecord, read_records
 from protocol.blobs import describe
+from protocol.earnings import Table
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
@@ -53,10 +56,12 @@ class StateFiles:
             "name its image: --policy FILE",
         )
 
-    def units_for(self, epoch: int) -> int:
-        """Units of this node's accepted files that may go on chain under an epoch: in no other one yet."""
-        query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND (epoch IS NULL OR epoch = ?)"
-        return self._journal(lambda journal: int(journal.execute(query, (epoch,)).fetchone()[0]))
+    def untabled_units(self) -> int:
+        """Units of this node's accepted files that no posted table has, as far as its daemon knew."""
+        kept = self.fact(TABLE)
+        posted = msgspec.msgpack.decode(kept, type=Table).epoch if kept else -1
+        query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND epoch > ?"
+        return self._journal(lambda journal: int(journal.execute(query, (posted,)).fetchone()[0]))
 
     def contributions(self, most: int, since: float) -> list[FileRecord]:
         """The newest of what this node did, newest first. since: Unix seconds."""

@@ -4,39 +4,11 @@ Everything else is what others wrote, what was said before, and what is not wort
 published it, never to who wrote it. Pure; time is an argument.
 """
 
-from collections.abc import Mapping
-
 from node.network.budget import Budgets
+from node.swarm.rules import RULES
 from protocol.identity import Address
-from protocol.messages import (
-    CheckRequested,
-    DisputeRaised,
-    EpochJudged,
-    Heartbeat,
-    LotsRevealed,
-    Message,
-    PolicyAnnounced,
-    RolloutCommitted,
-    TaskClaimed,
-    TaskOffered,
-    VerdictIssued,
-    WorkPublished,
-)
+from protocol.messages import Message
 
-OWN: Mapping[type[Message], tuple[float, float]] = {
-    Heartbeat: (4.0, 40.0),  # one in two seconds, fewer in a large pool
-    PolicyAnnounced: (1.0, 64.0),  # one a step, of seconds to minutes; a restart says the newest again
-    RolloutCommitted: (2.0, 128.0),  # a few dozen in 240 s; a restart says the last 16 again
-    VerdictIssued: (15.0, 512.0),  # everybody's files: of a hundred workers twelve a second
-    LotsRevealed: (0.5, 16.0),  # one a window
-    DisputeRaised: (0.5, 32.0),  # one per file that a liar judged; costs six signatures
-    CheckRequested: (4.0, 256.0),  # one per file that waits; all at once where a validator fell
-    WorkPublished: (0.5, 16.0),  # one an epoch, and each again now and then until it is mature
-    EpochJudged: (0.5, 64.0),  # one per epoch that is not what was accepted, and again once a minute
-    TaskOffered: (2.0, 64.0),  # each open task about once in twenty seconds
-    TaskClaimed: (2.0, 64.0),  # one a shard, of seconds at least
-}
-"""Messages per second, and in a burst, of one member by itself."""
 ELSE = (2.0, 128.0)
 """Of what is not its own news. A follower says the newest policies again when it starts: a few."""
 HANDED = (50.0, 4096.0)
@@ -50,7 +22,7 @@ class Allowance:
     """The budgets of every member."""
 
     def __init__(self) -> None:
-        self._own = {kind: Budgets(*budget) for kind, budget in OWN.items()}
+        self._own = {kind: Budgets(rule.per_second, rule.burst) for kind, rule in RULES.items()}
         self._else = Budgets(*ELSE)
         self._handed = Budgets(*HANDED)
         self._patience = Budgets(*PATIENCE)

@@ -2,11 +2,13 @@
 
 Every member counts the same signed verdicts by the same pure rules (protocol.disputes), so that trainer, workers and
 validators come to one result. A verdict counts for the one commitment that it names, and only once this node has heard
-of that (`register.py`). Work is accepted or rejected by the quorum; a conflict between two validators
-opens a dispute, which all re-check; whoever contradicted the majority is quarantined: its verdicts count no more,
-and the envelopes that show it are kept as evidence. Knows nothing of engines, lots or chains.
+of that (`register.py`). A validator has one word about a work, for ever. Work is accepted or rejected by the quorum; a
+conflict between two validators opens a dispute, which all re-check; re-checks count inside a dispute and nowhere else.
+Whoever contradicted the majority is quarantined: its verdicts count no more, and the envelopes that show it are kept as
+evidence. Knows nothing of engines, lots or chains.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from itertools import combinations
@@ -14,9 +16,11 @@ from itertools import combinations
 import msgspec
 
 from node.swarm.register import Register, Work, WorkId
-from protocol.disputes import Finding, Resolution, Ruling, compare, hearsay, resolve, values_complete
+from protocol.audit import share_of_files
+from protocol.disputes import Conflict, Finding, Resolution, Ruling, compare, hearsay, resolve, values_complete
 from protocol.identity import Address
-from protocol.messages import MAX_VALUES, Signed, VerdictIssued
+from protocol.lots import unpack_groups
+from protocol.messages import MAX_VALUES, Judgement, Signed, VerdictIssued, VerdictRechecked
 from protocol.run import RunSpec
 from protocol.statements import Outcome, work_id
 
@@ -56,17 +60,20 @@ class Dispute(msgspec.Struct, frozen=True):
 
 
 class _Case(msgspec.Struct):
-    """One work. votes, rechecks: by validator; opened: when it was disputed; heard: first verdict; ruled: result;
-    overdue: those who had not spoken in time were noted."""
+    """One work. votes, rechecks: by validator; opened: when it was disputed; heard: first verdict; ruled, winner: the
+    dispute's result, and one re-check of the side that won; overdue: those who had not spoken in time were noted;
+    unsealed: validators that may have seen another's verdict before they sealed their own."""
 
     work: Work
     heard: float
     votes: dict[Address, Signed[VerdictIssued]] = {}
-    rechecks: dict[Address, Signed[VerdictIssued]] = {}
+    rechecks: dict[Address, Signed[VerdictRechecked]] = {}
     disputed: bool = False
     opened: float = 0.0
     ruled: Ruling | None = None
+    winner: Judgement | None = None
     overdue: bool = False
+    unsealed: set[Address] = set()
 
 
 class Ballots:
@@ -94,32 +101,55 @@ class Ballots:
         self.quarantined: dict[Address, Quarantined] = {}
         self.on_quarantine: Callable[[Quarantined], None] = lambda one: None
         """Told of everyone who is not believed any more, however that came about."""
+        self.on_contradiction: Callable[[Signed[VerdictIssued], Signed[VerdictIssued]], None] = lambda one, other: None
+        """Told of two different verdicts of one validator on one work: evidence that a contract can be shown."""
         self.disputes_raised = 0
         self.disputes_resolved = 0
 
     # what is said
 
-    def add(self, signed: Signed[VerdictIssued]) -> list[Dispute]:
+    def add(self, signed: Signed[VerdictIssued], *, sealed: bool = True) -> list[Dispute]:
         """Count a verdict; returns the conflicts that it opens, none for a work that is disputed already.
 
-        Raises KeyError for a work that the register does not know.
+        sealed: its author had it before anybody else's was shown. Raises KeyError for a work that the register does not
+        know.
         """
-        message = signed.message
+        message, author = signed.message, signed.author
         case = self._case(work_id(message.verdict))
-        side = case.rechecks if message.recheck else case.votes
-        if signed.author in side:
-            return self._second_word(case, side[signed.author], signed)
+        if author in case.votes:
+            self._second_word(case, case.votes[author], signed)
+            return []
         if not values_complete(message, case.work.groups, MAX_VALUES):
-            self._quarantine(
-                signed.author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw)
-            )
+            self._quarantine(author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw))
             return []
-        side[signed.author] = signed
-        self._missed[signed.author] = 0
-        if message.recheck:
-            self._settle(case)
-            return []
+        case.votes[author] = signed
+        self._missed[author] = 0
+        if not sealed:
+            case.unsealed.add(author)
+        if case.winner is not None and author not in self.quarantined:  # too late to be looked at again by all
+            self._punish(case, author, compare(message, case.winner, case.work.groups, self._audit.logprob_tolerance))
         return self._conflicts(case, signed)
+
+    def recheck(self, signed: Signed[VerdictRechecked]) -> None:
+        """Count a second look. It decides only a dispute that is open here, or opens later: outside of one nobody looks
+        again. Raises KeyError as `add`."""
+        message, author = signed.message, signed.author
+        case = self._case(work_id(message.verdict))
+        before = case.rechecks.get(author)
+        if before is not None:
+            if before.message.verdict != message.verdict:
+                what = "it said two different things of a second look at one file"
+                self._quarantine(author, what, (*self._shows(case), before.raw, signed.raw))
+            return
+        looked = unpack_groups(message.checked, case.work.groups) or ()
+        accepts = message.verdict.outcome == Outcome.ACCEPT
+        whole = not accepts or case.work.is_review or len(looked) == case.work.groups > 0
+        if not whole or not values_complete(message, case.work.groups, MAX_VALUES):
+            what = "it accepts what it was to look at again without having looked at all of it"
+            self._quarantine(author, what, (*self._shows(case), signed.raw))
+            return
+        case.rechecks[author] = signed
+        self._settle(case)
 
     def heed(self, dispute: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> bool:
         """Take a dispute that somebody else raised; whether the verdicts really conflict. Raises KeyError as `add`."""
@@ -159,20 +189,35 @@ class Ballots:
             return FileState.ACCEPTED
         return FileState.REJECTED if len(rejecting) >= self._needed(case, {}) else FileState.OPEN
 
-    def accepting(self, id: WorkId) -> dict[Address, VerdictIssued]:
-        """The believed verdicts that accept a work, re-checks first where there are any."""
+    def accepting(self, id: WorkId) -> dict[Address, Judgement]:
+        """What accepts a work, by believed validator: verdicts, or what won its dispute."""
         case = self._cases.get(id)
-        return {author: one.message for author, one in self._side(case, True).items()} if case else {}
+        return self._side(case, True) if case else {}
 
-    def rejecting(self, id: WorkId) -> dict[Address, VerdictIssued]:
-        """The believed verdicts that reject a work, with or without its worker's stake."""
+    def rejecting(self, id: WorkId) -> dict[Address, Judgement]:
+        """What rejects a work, with or without its worker's stake; otherwise as `accepting`."""
         case = self._cases.get(id)
-        return {author: one.message for author, one in self._side(case, False).items()} if case else {}
+        return self._side(case, False) if case else {}
 
-    def accusations(self, id: WorkId, reason: int) -> dict[Address, VerdictIssued]:
-        """The believed verdicts that would take the stake for `reason`, of those that a contract can be shown."""
-        votes = {author: vote for author, vote in self.rejecting(id).items() if vote.signature}
+    def accusations(self, id: WorkId, reason: int) -> dict[Address, Judgement]:
+        """What would take the stake for `reason`, verdicts and re-checks."""
+        votes = self.rejecting(id)
         return {a: v for a, v in votes.items() if v.verdict.outcome == Outcome.SLASH and v.verdict.reason == reason}
+
+    def verdict_of(self, id: WorkId, validator: Address) -> Signed[VerdictIssued] | None:
+        """A validator's one word about a work, believed or not."""
+        case = self._cases.get(id)
+        return case.votes.get(validator) if case else None
+
+    def has_spoken(self, id: WorkId) -> set[Address]:
+        """Who has shown a verdict on a work."""
+        case = self._cases.get(id)
+        return set(case.votes) if case else set()
+
+    def was_sealed(self, id: WorkId, validator: Address) -> bool:
+        """Whether a validator had its verdict before anybody else's was shown: who had not may have copied it."""
+        case = self._cases.get(id)
+        return case is None or validator not in case.unsealed
 
     def undisputed(self, id: WorkId) -> bool:
         """Whether every living, believed validator has spoken of a work, or the time for that is over; and no dispute
@@ -184,12 +229,12 @@ class Ballots:
         waited = self._clock() - case.heard >= self._audit.verdict_seconds
         return waited or all(validator in said for validator in self.electorate())
 
-    def _needed(self, case: _Case, rejecting: Mapping[Address, Signed[VerdictIssued]]) -> int:
+    def _needed(self, case: _Case, rejecting: Mapping[Address, Judgement]) -> int:
         """How many verdicts decide a file: the quorum; once silent validators have been waited for, as many as are
         alive, at least one. Who rejects by hearsay then counts as if it had not spoken."""
         if self._clock() - case.heard < self._audit.verdict_seconds:
             return self._quorum
-        abstaining = {author for author, one in rejecting.items() if hearsay(one.message)}
+        abstaining = {author for author, one in rejecting.items() if hearsay(one)}
         return max(1, min(self._quorum, len(set(self.electorate()) - abstaining)))
 
     def electorate(self) -> list[Address]:
@@ -197,8 +242,10 @@ class Ballots:
         return [one for one in self._live() if one not in self.quarantined and not self.is_silent(one)]
 
     def is_silent(self, validator: Address) -> bool:
-        """Whether it let the last files pass without a verdict, alive or not."""
-        return self._missed.get(validator, 0) >= SILENT_AFTER
+        """Whether it let the last files pass without a verdict, alive or not. Where validators share files out, nobody
+        is expected to speak of each: twice as many as would be its share must pass."""
+        share = share_of_files(len(self._live()), self._quorum)
+        return self._missed.get(validator, 0) >= (SILENT_AFTER if share >= 1 else math.ceil(2 * SILENT_AFTER / share))
 
     def open_disputes(self) -> list[WorkId]:
         """What waits for re-checks; disputes whose time is over are closed by asking."""
@@ -236,13 +283,19 @@ class Ballots:
         self._cases.pop(id, None)
         self._open.pop(id, None)
 
-    def _side(self, case: _Case, accept: bool) -> dict[Address, Signed[VerdictIssued]]:
-        """Per believed validator its last word, if it is of this kind."""
-        last = {**case.votes, **case.rechecks}
+    def _side(self, case: _Case, accept: bool) -> dict[Address, Judgement]:
+        """What believed validators say of a work, if it is of this kind: their verdicts; once a dispute about it is
+        decided, what agrees with the side that won."""
+        if case.winner is None:
+            said: dict[Address, Judgement] = {author: one.message for author, one in case.votes.items()}
+        else:
+            tolerance, groups, winner = self._audit.logprob_tolerance, case.work.groups, case.winner
+            both = [*case.votes.items(), *case.rechecks.items()]
+            said = {a: one.message for a, one in both if compare(one.message, winner, groups, tolerance) is None}
         return {
             author: one
-            for author, one in last.items()
-            if author not in self.quarantined and (one.message.verdict.outcome == Outcome.ACCEPT) == accept
+            for author, one in said.items()
+            if author not in self.quarantined and (one.verdict.outcome == Outcome.ACCEPT) == accept
         }
 
     def _conflicts(self, case: _Case, signed: Signed[VerdictIssued]) -> list[Dispute]:
@@ -266,18 +319,14 @@ class Ballots:
             self._open[case.work.id] = case
             self.disputes_raised += 1
 
-    def _second_word(self, case: _Case, before: Signed[VerdictIssued], signed: Signed[VerdictIssued]) -> list[Dispute]:
-        """The same again is a repetition; something else about the same work is a contradiction in itself."""
-        old, new = before.message, signed.message
-        same = (old.verdict, old.checked, old.rewards) == (new.verdict, new.checked, new.rewards)
-        if before.raw != signed.raw and not same:
-            self._quarantine(
-                signed.author,
-                "it signed two different verdicts on one file",
-                (*self._shows(case), before.raw, signed.raw),
-            )
-            self._settle(case)
-        return []
+    def _second_word(self, case: _Case, before: Signed[VerdictIssued], signed: Signed[VerdictIssued]) -> None:
+        """The same again is a repetition; anything else about the same work is a contradiction in itself."""
+        if before.message.verdict == signed.message.verdict:
+            return
+        what = "it signed two different verdicts on one file"
+        self._quarantine(signed.author, what, (*self._shows(case), before.raw, signed.raw))
+        self.on_contradiction(before, signed)
+        self._settle(case)
 
     def _settle(self, case: _Case) -> None:
         """Decide a dispute as soon as the re-checks do, or when their time is over."""
@@ -294,15 +343,21 @@ class Ballots:
             self._conclude(case, result)
 
     def _conclude(self, case: _Case, result: Resolution) -> None:
-        case.ruled = result.ruling
+        case.ruled, case.winner = result.ruling, result.winner
         self._open.pop(case.work.id, None)
         self.disputes_resolved += 1
         for validator, finding in result.wrong.items():
-            self._strikes[validator] = self._strikes.get(validator, 0) + 1
-            shown = self._shown.setdefault(validator, [])  # of all strikes: others must come to the same count
-            shown += [*self._shows(case), *(one.raw for one in (*case.votes.values(), *case.rechecks.values()))]
-            if finding.objective or self._strikes[validator] >= STRIKES:
-                self._quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
+            self._punish(case, validator, finding)
+
+    def _punish(self, case: _Case, validator: Address, finding: Finding | None) -> None:
+        """Hold against a validator what it got wrong in a decided dispute."""
+        if finding is None or finding.kind is not Conflict.CONTRADICTION:
+            return
+        self._strikes[validator] = self._strikes.get(validator, 0) + 1
+        shown = self._shown.setdefault(validator, [])  # of all strikes: others must come to the same count
+        shown += [*self._shows(case), *(one.raw for one in (*case.votes.values(), *case.rechecks.values()))]
+        if finding.objective or self._strikes[validator] >= STRIKES:
+            self._quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
 
     def _quarantine(self, validator: Address, why: str, evidence: tuple[bytes, ...]) -> None:
         if validator in self.quarantined or len(self.quarantined) >= EVIDENCE:

@@ -5,6 +5,7 @@ to the shelf, what a member may cost to its allowance, and what a message means 
 """
 
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, overload
@@ -14,11 +15,12 @@ import structlog
 import trio
 from blake3 import blake3
 
-from node.clock import Seconds
+from node.clock import Clock, PeerClocks, Seconds
 from node.network.budget import Budgets
 from node.recent import Recent
 from node.swarm.allowance import MUTED, Allowance
 from node.swarm.reader import Reader
+from node.swarm.rules import RULES, By
 from node.swarm.shelf import MAX_MESSAGES, Shelf
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
@@ -27,23 +29,23 @@ from protocol.liveness import MAX_MEMBERS
 from protocol.messages import (
     CheckRequested,
     DisputeRaised,
-    EpochJudged,
-    LotsRevealed,
+    EarningsSigned,
+    Heartbeat,
     M,
     MalformedMessage,
     Message,
-    PolicyAnnounced,
     RolloutCommitted,
     Signed,
-    TaskOffered,
     VerdictIssued,
+    VerdictRechecked,
+    WorkAccepted,
     authenticate,
     open_envelope,
     parse_envelope,
     seal,
     topic,
 )
-from protocol.statements import Domain, Outcome, signer_of
+from protocol.statements import Domain, signer_of
 
 log = structlog.get_logger()
 
@@ -99,7 +101,7 @@ class CatchUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Board:
-    """Post, receive and remember the messages of one pool. clock: monotonic seconds."""
+    """Post, receive and remember the messages of one pool. clock: monotonic seconds; wall: unix seconds."""
 
     def __init__(
         self,
@@ -109,6 +111,7 @@ class Board:
         pool: int,
         authority: Authority,
         clock: Seconds = trio.current_time,
+        wall: Seconds = time.time,
     ) -> None:
         self._wire = wire
         self._key = key
@@ -116,6 +119,7 @@ class Board:
         self._pool = pool
         self._authority = authority
         self._clock = clock
+        self.clocks = PeerClocks(Clock(clock, wall))
         self._shelf = Shelf()
         self._allowance = Allowance()
         self._asked = Budgets(*ASKED)
@@ -214,6 +218,8 @@ class Board:
             signed = authenticate(self._domain, parsed)
             if own and signed.author != publisher and not self._spends(publisher, None):
                 return False
+            if self._is_future(signed, publisher):
+                return False
             self._authorise(signed)
         except ProtocolError as error:
             self._refuse(error)
@@ -241,6 +247,18 @@ class Board:
             log.warning("member.muted", node=publisher, seconds=MUTED)
         return False
 
+    def _is_future(self, signed: Signed[Message], publisher: Address | None = None) -> bool:
+        """Whether its author's clock is so far ahead that its word would outlast every later one. Nobody is charged for
+        that: who has a wrong clock is heard again as soon as it is right."""
+        at = signed.message.said_at()
+        if at is None:
+            return False
+        if isinstance(signed.message, Heartbeat) and publisher == signed.author:
+            self.clocks.heard(signed.author, at)
+        ahead = self.clocks.is_future(at)
+        self.counts["future"] += ahead
+        return ahead
+
     def _refuse(self, error: ProtocolError) -> None:
         self.counts["refused"] += 1
         log.debug("message.refused", why=error.why)
@@ -251,14 +269,11 @@ class Board:
         return self._authority.is_member(address) or self._authority.is_trainer(address)
 
     def _may_say(self, author: Address, kind: type[Message]) -> bool:
-        authority = self._authority
-        if kind in (PolicyAnnounced, CheckRequested, TaskOffered):
-            return authority.is_trainer(author)
-        if kind in (VerdictIssued, LotsRevealed, EpochJudged):
-            return authority.is_validator(author)
-        if kind is DisputeRaised:
-            return authority.is_validator(author) or authority.is_trainer(author)
-        return authority.is_member(author)
+        by, authority = RULES[kind].by, self._authority
+        if by is By.MEMBER:
+            return authority.is_member(author)
+        leads = by is not By.VALIDATOR and authority.is_trainer(author)
+        return leads or (by is not By.TRAINER and authority.is_validator(author))
 
     def _authorise(self, signed: Signed[Message]) -> None:
         message, author = signed.message, signed.author
@@ -270,12 +285,14 @@ class Board:
         match message:
             case RolloutCommitted(commitment=commitment, signature=signature):
                 return signer_of(self._domain, commitment, signature) == author
-            case VerdictIssued(verdict=verdict, signature=signature, recheck=recheck):
-                among_us = recheck or verdict.outcome == Outcome.ACCEPT  # may be said to members alone
-                unsigned = among_us and not signature
-                return unsigned or signer_of(self._domain, verdict, signature) == author
-            case EpochJudged(verdict=verdict, signature=signature):
-                return signer_of(self._domain, verdict, signature) == author
+            case VerdictIssued() | VerdictRechecked():
+                return signer_of(self._domain, message.verdict, message.signature) == author
+            case WorkAccepted(certificates=certificates):
+                for one in certificates:
+                    if signer_of(self._domain, one.statement(self._pool), one.signature) != author:
+                        return False
+            case EarningsSigned(earnings=earnings, signature=signature):
+                return signer_of(self._domain, earnings, signature) == author
             case DisputeRaised(first=first, second=second):
                 for raw in (first, second):
                     self.opened(raw, VerdictIssued)
@@ -364,6 +381,9 @@ class Board:
                 self._refuse(error)
                 self._refused[name] = self._clock()
                 refused += 1
+                continue
+            if self._is_future(signed):
+                self._refused[name] = self._clock()
             else:
                 self.counts["caught_up"] += self._take(signed, by=peer)
 

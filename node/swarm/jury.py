@@ -35,6 +35,10 @@ from protocol.messages import (
     TaskClaimed,
     TaskOffered,
     VerdictIssued,
+    VerdictRechecked,
+    VerdictSealed,
+    of_kind,
+    seal_of,
 )
 from protocol.run import RunSpec
 from protocol.statements import work_id
@@ -49,8 +53,20 @@ EARLY = 64
 """Works of which one validator may speak before this node has heard of them."""
 TO_RAISE = 64
 
-Early = Signed[VerdictIssued] | tuple[Signed[VerdictIssued], Signed[VerdictIssued]]
-"""A verdict, or the two of a dispute, about work that is not known yet."""
+WITHHELD = 1024
+"""Windows of validators that are not paid for, the newest."""
+SEALS = 1024
+"""Works that one validator has sealed a verdict on and that are remembered."""
+
+Early = Signed[VerdictIssued] | Signed[VerdictRechecked] | tuple[Signed[VerdictIssued], Signed[VerdictIssued]]
+"""A verdict, a second look, or the two verdicts of a dispute, about work that is not known yet."""
+
+
+class _Seal(msgspec.Struct, frozen=True):
+    """first: nobody else's verdict on the work was shown when it came."""
+
+    seal: bytes
+    first: bool
 
 
 class Jury:
@@ -90,6 +106,8 @@ class Jury:
         self._watchers: list[trio.MemorySendChannel[WorkId]] = []
         self._raised: Recent[WorkId, None] = Recent(REMEMBERED)
         self._early: dict[Address, Recent[WorkId, list[Early]]] = {}
+        self._seals: dict[Address, Recent[WorkId, _Seal]] = {}
+        self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
         self._to_raise_send, self._to_raise = trio.open_memory_channel[Dispute](TO_RAISE)
 
     def validators(self) -> list[Address]:
@@ -114,7 +132,9 @@ class Jury:
             nursery.start_soon(self._follow, self._board.subscribe(Heartbeat, may_validate), self._on_beat)
             nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
             nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
+            nursery.start_soon(self._follow, self._board.subscribe(VerdictSealed), self._on_seals)
             nursery.start_soon(self._follow, self._board.subscribe(VerdictIssued), self._on_verdict)
+            nursery.start_soon(self._follow, self._board.subscribe(VerdictRechecked), self._on_recheck)
             nursery.start_soon(self._raise_disputes)
             nursery.start_soon(self._remember)
 
@@ -177,10 +197,12 @@ class Jury:
             self._results[work.id] = work
         for early in list(self._early.values()):
             for one in early.pop(work.id, ()):
-                if isinstance(one, Signed):
-                    self._count(work, one)
-                else:
+                if isinstance(one, tuple):
                     self._heed(work, one)
+                elif isinstance(one.message, VerdictIssued):
+                    self._count(work, of_kind(one, VerdictIssued))
+                else:
+                    self._count_recheck(work, of_kind(one, VerdictRechecked))
 
     def _wait_for_work(self, author: Address, id: WorkId, early: Early) -> None:
         """Verdicts overtake commitments. Whoever speaks of what nobody committed to fills a small table of its own."""
@@ -198,11 +220,50 @@ class Jury:
         else:
             self._count(work, signed)
 
+    def _on_seals(self, signed: Signed[VerdictSealed]) -> None:
+        """The first seal of a work counts; another one for the same work fits nothing that its author will show."""
+        sealed = self._seals.setdefault(signed.author, Recent(SEALS))
+        for id, seal in zip(signed.message.works, signed.message.seals, strict=True):
+            first = not self.ballots.has_spoken(id) - {signed.author}
+            sealed.setdefault(id, _Seal(seal, first))
+            self._notify(id)
+
+    def sealing(self, id: WorkId) -> set[Address]:
+        """Who has sealed or shown a verdict on a work."""
+        return {author for author, seals in self._seals.items() if id in seals} | self.ballots.has_spoken(id)
+
+    def withhold(self, validator: Address, window: int) -> None:
+        """This node has seen a validator say what is not so: nothing that it judged in this window is paid here."""
+        self._withheld[validator, window] = None
+
+    def is_withheld(self, validator: Address, work: Work) -> bool:
+        return (validator, self.lots.window_of(work)) in self._withheld
+
+    def _was_sealed(self, signed: Signed[VerdictIssued], id: WorkId) -> bool:
+        if self._membership.has_one_validator:
+            return True  # there is nobody to copy from
+        seals = self._seals.get(signed.author)
+        seal = seals.get(id) if seals else None
+        return seal is not None and seal.first and seal_of(signed.message, signed.author) == seal.seal
+
+    def _on_recheck(self, signed: Signed[VerdictRechecked]) -> None:
+        id = work_id(signed.message.verdict)
+        work = self.register.get(id)
+        if work is None:
+            self._wait_for_work(signed.author, id, signed)
+        else:
+            self._count_recheck(work, signed)
+
+    def _count_recheck(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
+        self.ballots.recheck(signed)
+        self.lots.covered(work, signed.message)
+        self._notify(work.id)
+
     def _count(self, work: Work, signed: Signed[VerdictIssued]) -> None:
         if not self.lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
-        disputes = self.ballots.add(signed)
+        disputes = self.ballots.add(signed, sealed=self._was_sealed(signed, work.id))
         self._punish(self.lots.verdict(work, signed))
         if work.id in self._results:
             self.look_at_results()

@@ -12,7 +12,7 @@ from node.swarm.register import Work, WorkId
 from protocol.audit import as_share, detection_power, joint_share, window_of
 from protocol.identity import Address
 from protocol.lots import LotPledge, broken_promise, secret_hash, unpack_groups
-from protocol.messages import Heartbeat, LotsRevealed, Signed, VerdictIssued
+from protocol.messages import Heartbeat, Judgement, LotsRevealed, Signed, VerdictIssued
 from protocol.run import RunSpec
 from protocol.statements import Outcome, work_id
 
@@ -81,15 +81,19 @@ class LotBook:
         window = self._files.setdefault(window_of(work.step, self._audit), {})
         window.setdefault(work.node, {}).setdefault(work.id, 0)
 
+    def window_of(self, work: Work) -> int:
+        """The audit window that a work belongs to."""
+        return window_of(work.step, self._audit)
+
     def is_of_its_window(self, work: Work, message: VerdictIssued) -> bool:
         """Whether an accepting verdict was drawn with the secret of its work's own window. One that was not counts for
         nothing, so choosing among secrets gains nobody anything; and it is no fault, since only the trainer's word
         says which policy belongs to which window. Of a task's file, one that looked at everything."""
+        accepts = message.verdict.outcome == Outcome.ACCEPT
         if work.task is not None:
             looked = unpack_groups(message.checked, work.groups) or ()
-            return message.verdict.outcome != Outcome.ACCEPT or len(looked) == work.groups
-        partial = not message.recheck and message.verdict.outcome == Outcome.ACCEPT
-        return not partial or message.window == window_of(work.step, self._audit)
+            return not accepts or len(looked) == work.groups
+        return not accepts or message.window == window_of(work.step, self._audit)
 
     def beat(self, signed: Signed[Heartbeat]) -> BrokenPromise | None:
         """Note a validator's pledges; two different ones for a window are a broken promise."""
@@ -111,11 +115,8 @@ class LotBook:
             return None
         message = signed.message
         window = window_of(work.step, self._audit)
-        self.committed(work)
-        files = self._files.get(window, {}).get(work.node, {})
-        drawn = sum(1 << group for group in unpack_groups(message.checked, self._groups) or ())
-        files[work.id] = files.get(work.id, 0) | drawn
-        if message.recheck or message.verdict.outcome != Outcome.ACCEPT:
+        self.covered(work, message)
+        if message.verdict.outcome != Outcome.ACCEPT:
             return None
         said = self._verdicts.setdefault((signed.author, window), [])
         if len(said) < KEPT_VERDICTS:
@@ -124,6 +125,15 @@ class LotBook:
         if pledged is not None:
             pledged.used = True
         return self._unrevealed(signed)
+
+    def covered(self, work: Work, message: Judgement) -> None:
+        """Note which groups somebody put through the model."""
+        if work.task is not None:
+            return
+        self.committed(work)
+        files = self._files.get(window_of(work.step, self._audit), {}).get(work.node, {})
+        drawn = sum(1 << group for group in unpack_groups(message.checked, self._groups) or ())
+        files[work.id] = files.get(work.id, 0) | drawn
 
     def _unrevealed(self, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
         """Whether the author keeps its secrets to itself for good."""

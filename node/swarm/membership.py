@@ -4,6 +4,7 @@ Feeds the network with the contacts of the members, so that the chain is the onl
 """
 
 from collections.abc import Mapping, Set
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -20,6 +21,10 @@ from protocol.liveness import Members, MemberState
 from protocol.messages import Heartbeat
 
 log = structlog.get_logger()
+EXPIRED_AT_ONCE = 200
+"""Members whose leases ran out, in one stretch of the event loop."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at who is connected."""
 
 
 class Contacts(Protocol):
@@ -27,6 +32,8 @@ class Contacts(Protocol):
 
     def set_contact(self, member: Address, told: Told | None) -> None: ...
     def stay_with(self, members: Set[Address]) -> None: ...
+    def connected(self) -> frozenset[Address]: ...
+    def failures(self) -> Mapping[Address, int]: ...
 
 
 class SlashRecord(msgspec.Struct, frozen=True):
@@ -71,11 +78,14 @@ class Membership:
         """Contacts as the chain has them."""
         self._near: dict[Address, str] = {}
         """Contacts that somebody in the local network claims."""
-        self._placed_at: dict[Address, int] = {}
-        """The sequence of the heartbeat that told a contact."""
+        self._leases: dict[Address, int] = {}
+        """Until when each is a member, by the chain's time."""
+        self._placed_at: dict[Address, tuple[int, int]] = {}
+        """The number of the heartbeat that told a contact."""
         self._bootnodes = {node: (contact,) for node, contact in (bootnodes or {}).items()}
         self._neighbours = Neighbours(own, trainer, validators)
         self._dialled: Set[Address] = frozenset()
+        self._looked_at = 0.0
         self.evicted = trio.Event()
         for node in self._bootnodes:
             self._dial(node)
@@ -93,6 +103,11 @@ class Membership:
     def is_validator(self, address: Address) -> bool:
         return address in self._validators and address in self.table
 
+    @property
+    def has_one_validator(self) -> bool:
+        """Whether the pool names one validator only, in the pool at this moment or not."""
+        return len(self._validators) == 1
+
     def may_validate(self, address: Address) -> bool:
         """Whether the pool names it a validator, in the pool at this moment or not."""
         return address in self._validators
@@ -100,6 +115,10 @@ class Membership:
     def may_challenge(self, address: Address) -> bool:
         """Whether it may ask members to prove their hardware: what strangers say of it would count as much."""
         return self.is_trainer(address) or self.is_validator(address)
+
+    def must_know(self, address: Address) -> bool:
+        """Whether it counts where this is even without a lease: this node, the trainer, a validator."""
+        return address == self.own or self.is_trainer(address) or self.may_validate(address)
 
     def who_uses_work(self) -> list[Address]:
         """The trainer, and the validators that are in the pool."""
@@ -147,10 +166,15 @@ class Membership:
 
     # from the chain
 
-    def joined(self, node: Address, contact: str) -> None:
-        """A Joined event or a row of the member list."""
+    def joined(self, node: Address, contact: str, lease_until: int = 0) -> None:
+        """A Joined event or a row of the member list. lease_until: unix seconds of the chain's time; 0 if unknown."""
         known = node in self.table and self._registered.get(node) == contact
-        self.table.admit(node)
+        displaced = self.table.admit(node, self._looked_at)
+        if displaced is not None:
+            self._forget(displaced)
+            self._place(displaced)
+        if lease_until:
+            self._leases[node] = lease_until
         if known:
             return  # a lease was renewed, as most events say; and a heartbeat may have told a newer place
         self._registered[node] = contact
@@ -159,9 +183,25 @@ class Membership:
         self._dial(node)
 
     def left(self, node: Address) -> None:
+        self._part(node)
+        self._draw()
+
+    def expire(self, chain_now: float) -> bool:
+        """Part with members whose lease has run out by the chain's time; whether there may be more. While the chain is
+        silent its time stands still, and nobody's lease runs out. This node itself renews its own."""
+        over = (node for node, until in self._leases.items() if until < chain_now and node != self.own)
+        gone = list(islice(over, EXPIRED_AT_ONCE))
+        for node in gone:
+            self._part(node)
+        if gone:
+            log.info("members.leases_over", members=len(gone))
+            self._draw()
+        return len(gone) == EXPIRED_AT_ONCE
+
+    def _part(self, node: Address) -> None:
         self.table.remove(node, MemberState.LEFT)
         self._forget(node)
-        self._dial(node)
+        self._place(node)
 
     def slash(self, record: SlashRecord) -> None:
         """A Slashed event: the node is out for good."""
@@ -185,10 +225,19 @@ class Membership:
         self._dial(node)
 
     def _forget(self, node: Address) -> None:
-        for table in (self._contacts, self._registered, self._near, self._placed_at):
+        """Where the trainer and the validators were stays known: without them there is no pool to come back to."""
+        contacts = self._contacts.get(node)
+        for table in (self._contacts, self._registered, self._near, self._placed_at, self._leases):
             table.pop(node, None)
+        if contacts and not self.is_evicted(node) and self.must_know(node):
+            self._contacts[node] = contacts
 
     def _dial(self, node: Address) -> None:
+        """Tell the network where one member is now, and draw again."""
+        self._place(node)
+        self._draw()
+
+    def _place(self, node: Address) -> None:
         """Tell the network where one member is now, or that it is gone; it costs the same however many there are."""
         if node == self.own:
             return
@@ -196,10 +245,25 @@ class Membership:
         told = (self._near[node], *told) if node in self._near else told
         self._network.set_contact(node, told or None)
         (self._neighbours.add if told else self._neighbours.discard)(node)
-        dialled = self._neighbours.chosen() | self._bootnodes.keys()
+
+    def _draw(self) -> None:
+        dialled = (self._neighbours.chosen() | dict.fromkeys(self._bootnodes)).keys()
         if dialled != self._dialled:
             self._dialled = dialled
             self._network.stay_with(dialled)
+
+    async def tend(self) -> None:
+        """Draw again until cancelled, as dials fail and members are heard."""
+        while True:
+            self.look_after()
+            await trio.sleep(LOOK_EVERY)
+
+    def look_after(self) -> None:
+        """Draw again, by who is connected, who did not answer, and how many are heard."""
+        now = self._looked_at = self._clock()
+        alive = frozenset(self.table.live(now))
+        self._neighbours.note(self._network.connected(), self._network.failures(), alive, now)
+        self._draw()
 
     # heartbeats
 
@@ -212,10 +276,12 @@ class Membership:
 
     def moved(self, node: Address, beat: Heartbeat) -> None:
         """Where a member says that it is, in its own signed words. A word older than the last one changes nothing."""
-        if not self.is_member(node) or beat.sequence <= self._placed_at.get(node, 0):
+        if not self.is_member(node) or beat.number <= self._placed_at.get(node, (-1, 0)):
             return
-        self._placed_at[node] = beat.sequence
+        self._placed_at[node] = beat.number
+        self._neighbours.heard(node)
         told = (beat.contact, *beat.also)
         if beat.contact and self._contacts.get(node) != told:
             self._contacts[node] = told
             self._dial(node)
+            self._neighbours.heard(node)

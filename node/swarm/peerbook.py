@@ -12,13 +12,12 @@ import msgspec
 from node.recent import Recent
 from protocol.errors import ProtocolError
 from protocol.identity import Address
+from protocol.liveness import AHEAD
 from protocol.messages import Heartbeat, Signed, of_kind, open_envelope
 from protocol.statements import Domain
 
 EXPIRES = 24 * 3600.0
 """Seconds after which a record is worth nothing."""
-AHEAD = 300.0
-"""Seconds that an author's clock may be ahead of ours: a record from further on would never be replaced."""
 MAX_RECORDS = 1024
 MAX_TOLD = 48
 MAX_TOLD_BYTES = 64 * 1024
@@ -43,7 +42,7 @@ class PeerBook:
         known = self._records.get(signed.author)
         if signed.author == self._own or not self._is_member(signed.author) or not _fresh(signed, now):
             return False
-        if known is not None and known.message.sequence >= signed.message.sequence:
+        if known is not None and known.message.number >= signed.message.number:
             return False
         self._records[signed.author] = signed
         return True
@@ -80,8 +79,7 @@ class PeerBook:
 
 
 def _fresh(signed: Signed[Heartbeat], now: float) -> bool:
-    said_at = signed.message.sequence / 1000
-    return now - EXPIRES < said_at < now + AHEAD
+    return now - EXPIRES < signed.message.at / 1000 < now + AHEAD  # one from further on would not expire for years
 
 
 def _list(records: list[bytes], room: int) -> bytes:

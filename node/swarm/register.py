@@ -3,7 +3,7 @@
 Anybody can name any file root, any policy and any number of units in a commitment of its own. So a piece of work is
 known by the hash of its whole commitment (`protocol.statements.work_id`), its slot by node, policy and index; nothing
 overwrites an older entry, and one node's entries crowd out its own older ones, never those of others. Votes, disputes,
-lots, intake, slashing and invalidating all name work by its id and ask here.
+lots, intake, slashing and certificates all name work by its id and ask here.
 
 What is committed to a policy that nobody announced is no work: it waits a while for its announcement, and is forgotten.
 A commitment may name a task instead of a policy, and a shard instead of an index (`protocol.tasks`): age and gaps are
@@ -21,13 +21,13 @@ from node.recent import Recent
 from node.swarm.policies import PolicyClock
 from node.swarm.taskbook import Task, TaskBook
 from protocol.checks import Fault, Slot, check_duplicate, check_gap, check_staleness, slot_of
+from protocol.earnings import most_files
 from protocol.identity import Address
 from protocol.messages import RolloutCommitted, Signed
 from protocol.rollout import MAX_FILE_BYTES
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment, work_id
 from protocol.tasks import MAX_REVIEW_BYTES
-from protocol.work import most_files
 
 BACKLOG_SECONDS = 20.0
 """After a start: what is heard in this time may be old news."""

@@ -6,46 +6,17 @@ however much is kept, but for what reads all of it (`messages`, `share`).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from itertools import chain
 
 import msgspec
 
 from node.recent import Recent
+from node.swarm.rules import RULES
 from protocol.identity import Address
 from protocol.liveness import MISSED_DEAD, heartbeat_interval
-from protocol.messages import (
-    CheckRequested,
-    DisputeRaised,
-    EpochJudged,
-    Heartbeat,
-    LotsRevealed,
-    M,
-    Message,
-    PolicyAnnounced,
-    RolloutCommitted,
-    Signed,
-    TaskClaimed,
-    TaskOffered,
-    VerdictIssued,
-    WorkPublished,
-    of_kind,
-)
+from protocol.messages import Heartbeat, M, Message, PolicyAnnounced, Signed, of_kind
 
-MOST: Mapping[type[Message], int] = {
-    Heartbeat: 1,  # the newest
-    PolicyAnnounced: 64,  # KEPT_STEPS, and PER_STEP of each
-    RolloutCommitted: 256,  # a worker makes a few dozen files in MAX_AGE
-    VerdictIssued: 1024,  # a validator judges everybody's files
-    LotsRevealed: 16,  # one a window; a restart may tell a few at once
-    DisputeRaised: 64,  # one per file that a liar judged, and it is believed no more after three
-    CheckRequested: 256,  # one per file that waits too long
-    WorkPublished: 16,  # one an epoch
-    EpochJudged: 64,  # one per epoch that is not what was accepted
-    TaskOffered: 64,  # MOST_TASKS of the task book, each said again and again
-    TaskClaimed: 64,  # one a shard
-}
-"""Messages that are kept of one author."""
 KEPT_STEPS = 32
 PER_STEP = 2
 """Announcements of one step: two show a fork, more would show nothing new."""
@@ -78,7 +49,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     kind: type[Message]
 
 
-_ROWS = {(kind, direct): (kind, direct) for kind in MOST for direct in (False, True)}
+_ROWS = {(kind, direct): (kind, direct) for kind in RULES for direct in (False, True)}
 """The names of an author's rows, each once and not once per author."""
 
 
@@ -223,12 +194,12 @@ class Shelf:
         match message:
             case Heartbeat():
                 before = self._beat_of.get(author)
-                return before is None or _sequence(before) < message.sequence
+                return before is None or _beat_number(before) < message.number
             case PolicyAnnounced():
                 steps = self._policies.get(author, {})
                 old = len(steps) >= KEPT_STEPS and message.step < min(steps)
                 return not old and len(steps.get(message.step, ())) < PER_STEP
-        return kept.direct or self.many(author, type(message)) < MOST[type(message)]
+        return kept.direct or self.many(author, type(message)) < RULES[type(message)].kept
 
     def _trim(self, added: Kept) -> None:
         """Let go what is too much now: of the author, then of whoever holds most."""
@@ -238,7 +209,7 @@ class Shelf:
             for old in list(steps[min(steps)]):
                 self._drop(old)
         held = self._held[author]
-        while held.many(kind) > MOST[kind] and (oldest := held.oldest(kind)):
+        while held.many(kind) > RULES[kind].kept and (oldest := held.oldest(kind)):
             self._drop(oldest)
         while self._ranks.total > MAX_MESSAGES:
             self._drop(self._held[self._ranks.most()].oldest_of_all())
@@ -346,8 +317,8 @@ def _is(kept: Kept, kind: type[Message]) -> bool:
     return isinstance(kept.signed.message, kind)
 
 
-def _sequence(kept: Kept) -> int:
-    return of_kind(kept.signed, Heartbeat).message.sequence
+def _beat_number(kept: Kept) -> tuple[int, int]:
+    return of_kind(kept.signed, Heartbeat).message.number
 
 
 _number: Callable[[Kept], int] = lambda kept: kept.number  # noqa: E731

@@ -17,10 +17,10 @@ from node.run.assets import Run
 from node.services.judging.judge import Validator
 from node.services.station import Station
 from node.swarm.ballots import FileState
+from protocol.earnings import most_files
 from protocol.identity import Address
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed
 from protocol.statements import WorkCommitment, sign
-from protocol.work import most_files
 from tests.attacks.validators.court import (
     DOMAIN,
     OTHER,

@@ -1,12 +1,15 @@
 """Every cheat of the catalogue is found in its first file, for its own reason, and never costs more than it may."""
 
 import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from node.inference import settings
+from node.environments.base import Problem, Transcript
 from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
 from node.inference.produce import produce
@@ -62,8 +65,32 @@ def judge(validator: Session, roots: list[bytes], made: Produced, *, second_look
 def test_honest_work_is_accepted(
     validator: Session, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
 ) -> None:
-    seen = judge(validator, roots, submit(HONEST, run, assets, roots, tmp_path))
+    made = submit(HONEST, run, assets, roots, tmp_path)
+    with scored_by(validator) as scored:
+        seen = judge(validator, roots, made)
     assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "")
+    assert len(scored) == 16, "every answer, as no answer of a cheat is: see found()"
+
+
+@contextmanager
+def scored_by(validator: Session) -> Iterator[list[Problem]]:
+    """The problems whose answers the validator's environment is asked to score."""
+    scored: list[Problem] = []
+    environment = validator.environment
+
+    class Spied:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(environment, name)
+
+        def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+            scored.extend(problems)
+            return environment.score(problems, transcripts)
+
+    validator.environment = Spied()  # type: ignore[assignment]
+    try:
+        yield scored
+    finally:
+        validator.environment = environment
 
 
 def test_honest_bfloat16_is_met_in_bfloat16(
@@ -99,8 +126,11 @@ def test_a_cheat_is_found_in_its_first_file(
 def found(
     cheat: Cheat, validator: Session, run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
 ) -> Inspected:
-    seen = judge(validator, roots, submit(cheat, run, assets, roots, tmp_path))
+    made = submit(cheat, run, assets, roots, tmp_path)
+    with scored_by(validator) as scored:
+        seen = judge(validator, roots, made)
     assert Reason(seen.reason) in cheat.reasons, seen.detail
+    assert not scored, "a forged file is refused before a scorer has read any of it"
     assert seen.outcome == (Outcome.SLASH if seen.reason in OBJECTIVE else Outcome.REJECT)
     assert seen.report_path == "" and not Path(f"{tmp_path}/file.report").exists()
     return seen
@@ -160,9 +190,11 @@ def test_arithmetic_that_no_engine_knows_leaves_nothing_behind(validator: Sessio
     assert validator._siblings == known
 
 
-def calibrated(run: RunSpec, hardware: str) -> RunSpec:
-    """The run as if fp32 and bf16 had been measured on this hardware: equals agree, fp32 seen in bf16 is far off."""
-    classes = [f"{hardware}/{kind}/sdpa" for kind in ("float32", "bfloat16")]
+EXACT, ROUGH = (EngineSettings(dtype=dtype).name for dtype in ("float32", "bfloat16"))
+
+
+def calibrated(run: RunSpec, classes: tuple[str, str] = (EXACT, ROUGH)) -> RunSpec:
+    """The run as if fp32 and bf16 had been measured: equals agree, fp32 seen in bf16 is far off."""
 
     def table(width: int) -> Table:
         return Table(proofs=counts(PROOF_BINS, width), tokens=counts(TOKEN_BINS, width))
@@ -195,38 +227,32 @@ def seen_under(
     return [judge(validator, roots, made, second_look=second) for second in (False, True)]
 
 
-@pytest.mark.parametrize("measured", ["here", "elsewhere"])
 @pytest.mark.parametrize("name", ["int8", "temperature 0.9", "greedy"])
-def test_made_up_hardware_earns_nothing(
-    run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path, name: str, measured: str
+def test_a_cheat_is_met_in_its_own_arithmetic_and_then_in_another_type(
+    run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path, name: str
 ) -> None:
-    """The same cuts, tables and looks as for the truth, also by a validator whose own hardware nobody measured."""
-    hardware = settings.hardware("cpu") if measured == "here" else "elsewhere"
-    validator = open_session(Session, calibrated(run, hardware), assets, roots)
-    looks = {}
-    for says in (f"{hardware}/float32/sdpa", "zz/float32/sdpa"):
-        first, second = seen_under(says, validator, CHEATS[name], assets, roots, tmp_path)
-        looks[says] = [(one.outcome, one.reason, one.evidence, one.verifier) for one in (first, second)]
-    truth, lie = looks.values()
-    assert lie == truth and lie[0][0] == Outcome.REJECT and "/float32/" in lie[0][3]
-    assert set(lie[0][2].log_ratios) == {"int8", ANYTHING}
-    assert ("/bfloat16/" in lie[1][3]) is (measured == "here")
+    validator = open_session(Session, calibrated(run), assets, roots)
+    first, second = seen_under(EXACT, validator, CHEATS[name], assets, roots, tmp_path)
+    assert first.outcome == Outcome.REJECT and first.verifier == EXACT and second.verifier == ROUGH
+    assert set(first.evidence.log_ratios) == set(second.evidence.log_ratios) == {"int8", ANYTHING}
 
 
-def test_lower_precision_under_a_name_that_nobody_calibrated_is_malformed(
-    run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+@pytest.mark.parametrize("says", ["zz/float32/sdpa", "zz/bfloat16/sdpa", "zz/float32/zz", f"{EXACT}.1"])
+def test_a_name_that_nobody_calibrated_is_malformed(
+    run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path, says: str
 ) -> None:
-    validator = open_session(Session, calibrated(run, settings.hardware("cpu")), assets, roots)
-    for says in ("zz/bfloat16/sdpa", "zz/float32/zz", "x86_64-avx512/float16/sdpa"):
-        first, _ = seen_under(says, validator, CHEATS["int8"], assets, roots, tmp_path)
-        assert first.reason == Reason.MALFORMED and "not calibrated" in first.detail
+    validator = open_session(Session, calibrated(run), assets, roots)
+    first, _ = seen_under(says, validator, CHEATS["int8"], assets, roots, tmp_path)
+    assert first.reason == Reason.MALFORMED and "not calibrated" in first.detail
 
 
-def test_honest_bfloat16_of_measured_hardware_is_not_met_in_the_bfloat16_of_another(
-    run: RunSpec, assets: Path, roots: list[bytes], tmp_path: Path
+def test_what_was_measured_elsewhere_only_is_held_against_nobody_here(
+    run: RunSpec, assets: Path, roots: list[bytes]
 ) -> None:
-    """Here it would look like a cheat's; in float32 the run knows how far off it may be."""
-    validator = open_session(Session, calibrated(run, "elsewhere"), assets, roots)
-    for engine_class in ("elsewhere/bfloat16/sdpa", "elsewhere/float32/sdpa", "zz/float32/sdpa"):
-        assert validator.like(engine_class) is validator.engine
-        assert "/float32/" in validator.unlike(engine_class).name
+    """By this machine's numbers honest work of another might look like a cheat's."""
+    hardware = EXACT.partition("/")[0]
+    there = (EXACT.replace(hardware, "elsewhere"), ROUGH.replace(hardware, "elsewhere"))
+    validator = open_session(Session, calibrated(run, there), assets, roots)
+    for engine_class in there:
+        assert validator.like(engine_class) is validator.unlike(engine_class) is validator.engine
+        assert not validator.run.verification.judges(engine_class, validator.engine.name)

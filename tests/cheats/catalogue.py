@@ -22,7 +22,15 @@ from protocol.rollout import decode
 from tests.cheats import sessions, tampering, turns
 from tests.cheats.other_weights import OtherWeights
 from tests.cheats.own_problems import OwnProblems
-from tests.cheats.sessions import BestOfMany, SaysBfloat16, SmallModel, stale, with_sampler, with_weights
+from tests.cheats.sessions import (
+    BestOfMany,
+    HostileAnswers,
+    SaysBfloat16,
+    SmallModel,
+    stale,
+    with_sampler,
+    with_weights,
+)
 from tests.cheats.tampering import Scene, Tamper, proofs_changed
 
 STATISTICAL = frozenset({Reason.ACTIVATIONS, Reason.SAMPLING})
@@ -73,6 +81,7 @@ CHEATS: dict[str, Cheat] = {
     "step k-4": Cheat("the weights of four steps ago", STATISTICAL, stale(4), older=4),
     "small model": Cheat("half of the layers decode, the policy prefills", STATISTICAL, SmallModel),
     "garbage": Cheat("random tokens, the policy prefills", STATISTICAL, with_sampler(alternatives.garbage)),
+    "hostile answer": Cheat("answers that are made to hold up scorers", STATISTICAL, HostileAnswers),
     "changed prompt": Cheat("one prompt token differs", STATISTICAL, with_sampler(sessions.changed_prompt)),
     "best of many": Cheat("four tries, the best reward is handed over", STATISTICAL, BestOfMany),
     "other seed": Cheat("own random numbers", STATISTICAL, with_sampler(alternatives.other_draw)),

@@ -19,9 +19,10 @@ from node.inference.wire import Inspect, Inspected
 from node.state.files import write_whole
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
-from protocol.rollout import Report, ReportHeader, ReportRow, decode, encode_report
+from protocol.messages import DIGEST
+from protocol.rollout import Report, ReportHeader, ReportRow, decode, decode_report, encode_report
 from protocol.statements import Outcome
-from protocol.values import mean_logprobs, reward_tags
+from protocol.values import mean_logprobs, reward_tag, reward_tags
 
 Liar = Callable[[Session, Inspect], Inspected]
 
@@ -62,6 +63,22 @@ def rubber_stamp(session: Session, order: Inspect) -> Inspected:
     )
 
 
+def poisoner(session: Session, order: Inspect) -> Inspected:
+    """Looks honestly, and says the contrary of every reward: what is right teaches the model to be wrong."""
+    found = inspect(session, order)
+    if found.outcome != Outcome.ACCEPT or not found.report_path:
+        return found
+    path, rollout = Path(found.report_path), session.run.rollout
+    report = decode_report(path.read_bytes(), rollout.samples_per_file)
+    rows = tuple(msgspec.structs.replace(row, reward=1.0 - row.reward) for row in report.rows)
+    write_whole(path, encode_report(Report(report.header, rows)))
+    tags = bytearray(found.rewards)
+    for group in {row.group for row in rows}:
+        tag = reward_tag([row.reward for row in rows if row.group == group])
+        tags[DIGEST * group : DIGEST * (group + 1)] = tag
+    return _changed(found, rewards=bytes(tags))
+
+
 def lazy_stamp(session: Session, order: Inspect) -> Inspected:
     """Puts nothing through the model and says so, hoping that nobody looks at its lots."""
     return inspect(session, msgspec.structs.replace(order, groups=()))
@@ -76,6 +93,7 @@ LIARS: dict[str, Liar] = {
     "false accuser": false_accuser,
     "statistical accuser": statistical_accuser,
     "rubber stamp": rubber_stamp,
+    "poisoner": poisoner,
     "lazy stamp": lazy_stamp,
     "silent": silent,
 }

@@ -1,7 +1,7 @@
 """Dishonest sessions: engines that compute something else than the policy, or draw tokens in their own way."""
 
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ from node.calibration.alternatives import Sampler
 from node.environments.base import Problem, one_answer
 from node.inference.engine import MOST_IN_FLIGHT, Completion, Engine, Request, Weights, generate
 from node.inference.session import EngineFactory, Session
+from protocol.audit import MAX_ANSWER_CHARACTERS
+from protocol.engines import arithmetic, with_arithmetic
 from protocol.identity import Address
 from protocol.run import RunSpec
+from tests.cheats.hostile import HOSTILE
 
 
 class AllAtOnce:
@@ -83,8 +86,8 @@ class SaysBfloat16(Session):
 
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
         super().__init__(run, assets, factory)
-        hardware, _, attention = self.engine.name.split("/")
-        self.engine = Renamed(self.engine, f"{hardware}/bfloat16/{attention}")
+        own = self.engine.name
+        self.engine = Renamed(self.engine, with_arithmetic(own, ("bfloat16", arithmetic(own)[1])))
 
     def adjust(self, weights: Weights) -> Weights:
         return alternatives.int8(weights)
@@ -129,6 +132,27 @@ class SmallModel(Session):
         drawn = generate(engine, requests, temperature)
         engine.load(self._right)
         return alternatives.prefilled(engine, requests, [completion.output for completion in drawn], temperature)
+
+
+class HostileAnswers(Session):
+    """Says what is made to hold up scorers instead of what it draws; the whole model prefills, so that the activations
+    are in order."""
+
+    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
+        super().__init__(run, assets, factory)
+        self.engine = Resampling(self.engine, self._say)
+
+    def _say(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        texts = cycle(HOSTILE.values())
+        outputs = [self._tokens(text, len(request.uniforms)) for text, request in zip(texts, requests, strict=False)]
+        return alternatives.prefilled(engine, requests, outputs, temperature)
+
+    def _tokens(self, text: Callable[[int], str], limit: int) -> list[int]:
+        """As long as the run allows, and ended: what is cut off is not scored. The model may know none of it."""
+        eos = self._tokenizer.eos
+        said = [token for token in self._tokenizer.encode(text(MAX_ANSWER_CHARACTERS)) if token not in eos]
+        said = (said or self._tokenizer.encode("9")) * limit
+        return [*said[: limit - 1], min(eos)]
 
 
 def half_of_the_layers(weights: Weights) -> Weights:

@@ -1,7 +1,7 @@
 """The five answers themselves: what is wrong, and for how long that is told."""
 
 from cli.answers import NOTHING_WRONG, answers, is_member, troubles
-from cli.daemon_status import DaemonStatus, EventPart, NetworkPart, NodePart, PhasePart, RunPart
+from cli.daemon_status import ClockPart, DaemonStatus, EventPart, NetworkPart, NodePart, PhasePart, RunPart
 
 WELL = DaemonStatus(node=NodePart(state="working", role="worker"), network=NetworkPart(name="n", pool=1, rpc_ok=True))
 
@@ -13,6 +13,18 @@ def test_trouble_is_told_with_its_age_and_not_for_ever() -> None:
     assert troubles(status, 9999.0) == []
     assert answers(status, 9999.0)[-1] == ("wrong", [NOTHING_WRONG])
     assert answers(status, 9999.0, "the disk is full")[-1] == ("wrong", ["the disk is full"])
+
+
+def test_a_clock_that_peers_see_astray_is_told_with_the_remedy() -> None:
+    def told(ahead: float | None, peers: int = 5) -> list[str]:
+        node = NodePart(state="working", role="worker", clock=ClockPart(ahead, peers))
+        return troubles(DaemonStatus(node=node, network=WELL.network), 0.0)
+
+    assert told(None) == told(3.0) == []
+    assert told(86_400.0) == [
+        "this clock is 24 h 00 min ahead of most of 5 peers, who do not believe what it says: timedatectl set-ntp true"
+    ]
+    assert told(-240.0) == ["this clock is 4 min 00 s behind most of 5 peers: timedatectl set-ntp true"]
 
 
 def test_a_node_that_waits_for_its_stake_is_not_in_and_is_not_blamed_for_a_silent_chain() -> None:

@@ -16,7 +16,6 @@ from node.chain.errors import TransactionUnconfirmed
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.sender import SendLimits
 from node.chain.simulate import Step
-from node.state.journal import Journal
 from node.state.keystore import load_key
 from protocol.identity import NodeKey
 
@@ -141,29 +140,42 @@ def leave_unfinished(scene: Any, amount: int) -> None:
     trio.run(die)
 
 
-def test_more_units_than_a_node_has_earned_are_not_committed(
-    scene: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["earnings", "post"], "{}"),
+        (["earnings", "post"], '{"pool": 1, "epoch": 0, "root": "ab", "total": 1, "signatures": []}'),
+        (["claim", "1", "0x" + "11" * 20], '{"units": -1, "proof": []}'),
+        (["claim", "1", "0x" + "11" * 20], '{"units": 1, "proof": ["0x12"]}'),
+        (["claim", "1", "0x" + "11" * 20], "[" * 200_000),
+    ],
+)
+def test_a_table_or_a_line_that_cannot_be_read_is_named(
+    scene: Any, tmp_path: Path, command: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state, commit = tmp_path / "node", ["contract", "work", "commit", "1", "3", "ab" * 32]
-    scene.cli("keys", "new", "--state-dir", str(state), "--json")
-    common = ["--network", NETWORK, "--dry-run"]
-    assert main([*commit, "10", *common, "--key", "me"]) == 2 and "state-dir" in capsys.readouterr().err
-    common += ["--state-dir", str(state)]
-    assert main([*commit, "10", *common]) == 3 and "no journal" in capsys.readouterr().err
-    journal = Journal(state / "journal.sqlite")
-    for number, epoch in ((1, None), (2, 3), (3, 2)):
-        journal.add_file(bytes([number]), b"", number, 10, 0.0)
-        journal.judge_file(bytes([number]), "accepted")
-        if epoch is not None:
-            journal.assign_epoch([bytes([number])], epoch)
-    journal.close()
-    assert main([*commit, "21", *common]) == 2 and "its journal knows 20" in capsys.readouterr().err
-    for asked in (["20"], ["1000000", "--unchecked"]):
-        assert main([*commit, *asked, *common]) == 4, "as far as the chain, which has no such pool"
+    path = tmp_path / "given.json"
+    path.write_text(text)
+    assert main(["contract", *command, str(path), "--key", "me", "--network", NETWORK, "--yes"]) == 2
+    assert f"{path} cannot be used" in capsys.readouterr().err
+
+
+def test_who_can_take_what_is_told_before_anybody_stakes(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    people = ["--trainer", NodeKey.generate().address, "--validator", NodeKey.generate().address]
+    scene.send("me", "pool", "create", "--run-root", "ab" * 32, *people, "--fund", "50")
+    told = scene.look("pool", "show", "1")["pool"]
+    assert (told["arbiter"], told["min_window"], told["opener"]) == (scene.me, 3600, scene.me)
+    assert (told["posted_epoch"], told["epochs_left"], told["owed_wei"]) == (None, None, "0")
+    assert told["treasury"] != told["arbiter"]
+    capsys.readouterr()
+    assert main(["contract", "pool", "show", "1", "--network", NETWORK]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 of 1 validators say what everybody has earned, and can take 100 tokens of a member's stake" in shown
+    assert f"the arbiter {scene.me} can give that back for 24 h" in shown
+    assert "no pool here pays sooner than 1 h" in shown
 
 
 def test_a_consent_that_is_too_old_is_refused(scene: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scene.send("me", "stake", "50")
+    scene.send("me", "stake", "100")
     state = tmp_path / "node"
     scene.cli("keys", "new", "--state-dir", str(state), "--json")
     consent = ["contract", "node", "consent", scene.me, "--state-dir", str(state), "--network", NETWORK]
@@ -249,9 +261,9 @@ def test_a_stranger_can_choose_among_pools(scene: Any, capsys: pytest.CaptureFix
     told = scene.look("pool", "list")
     (pool,) = told["pools"]
     assert (pool["members"], pool["run_uri"], pool["escrow_wei"]) == (0, line, str(50 * TOKEN))
-    assert int(told["stake_of_one_node_wei"]) == 20 * TOKEN
+    assert int(told["stake_of_one_node_wei"]) == 100 * TOKEN
     capsys.readouterr()
     assert main(["contract", "pool", "list", "--network", NETWORK]) == 0
     shown = capsys.readouterr().out
     assert line in shown and "pays 1 per 1000 units, 50 tokens left" in shown and "by invitation" in shown
-    assert "0 members, 1 of 1 validators decide" in shown and "bonds 20 tokens" in shown
+    assert "0 members, 1 of 1 validators decide" in shown and "bonds 100 tokens" in shown

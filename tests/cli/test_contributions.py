@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from cli.contributions import pay_state
+from cli.contributions import pay_state, row_of
 from cli.daemon_status import EpochPart, PayPart
 from cli.main import main
 from node.state.journal import FileRecord, Journal
@@ -21,9 +21,9 @@ def state(tmp_path: Path, runtime: Path) -> Path:
     journal = Journal(tmp_path / "journal.sqlite")
     now = time.time()
     for number, name in enumerate(("old", "refused", "new")):
-        journal.add_file(name.encode() * 4, b"policy", number, 1000, now - 7200 + 3600 * number, RUN, 7 + number)
+        made_at, epoch = now - 7200 + 3600 * number, 41 + number
+        journal.add_file(name.encode() * 4, b"policy", number, 1000, made_at, RUN, 7 + number, epoch)
     journal.judge_file(b"old" * 4, "accepted")
-    journal.assign_epoch([b"old" * 4], 41)
     journal.judge_file(b"refused" * 4, "rejected")
     journal.note_reasons(b"refused" * 4, "copied, \x1b[31mlate" + "x" * 200)
     journal.close()
@@ -36,9 +36,9 @@ def test_each_file_is_told_with_its_verdict_its_reason_and_where_its_pay_is(
     assert main(["contributions", "--state-dir", str(state), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["contributions"]
     assert [(row["step"], row["verdict"], row["pay"], row["epoch"]) for row in rows] == [
-        (9, "pending", "waits for verdicts", None),
-        (8, "rejected", "none", None),
-        (7, "accepted", "on chain", 41),
+        (9, "pending", "waits for verdicts", 43),
+        (8, "rejected", "none", 42),
+        (7, "accepted", "ask the daemon", 41),
     ]
     assert rows[1]["reason"].startswith("copied") and rows[0]["units"] == 1000
 
@@ -63,12 +63,18 @@ def test_the_table_fits_into_80_columns_and_is_clean(
 
 
 def test_the_pay_of_an_epoch_is_what_the_daemon_says_of_it() -> None:
-    record = FileRecord(b"", b"", 0, 1, 0.0, "accepted", 41, 1, None)
-    told = PayPart(claimable_from=5.0, epochs=[EpochPart(41, "waiting"), EpochPart(42, "paid")])
-    assert pay_state(record, told) == "in its window"
-    assert pay_state(FileRecord(b"", b"", 0, 1, 0.0, "accepted", 42, 1, None), told) == "paid"
-    assert pay_state(FileRecord(b"", b"", 0, 1, 6.0, "accepted", None, 1, None), told) == "waits for its epoch"
-    assert pay_state(FileRecord(b"", b"", 0, 1, 4.0, "accepted", None, 1, None), told) == "too late"
+    def of(epoch: int | None, told: PayPart) -> str:
+        return pay_state(FileRecord(b"", b"", 0, 1, 0.0, "accepted", epoch, 1, None), told)
+
+    told = PayPart(table_epoch=41, due_wei="5", epochs=[EpochPart(42, "certified")])
+    assert (of(41, told), of(42, told), of(43, told)) == ("in the table", "certified", "waits for certificates")
+    assert of(41, PayPart(table_epoch=41)) == "claimed" and of(None, told) == "of an older program"
+
+
+def test_only_what_is_certified_has_a_time_from_which_it_can_be_claimed() -> None:
+    told = PayPart(table_epoch=41, epochs=[EpochPart(n, "certified", claimable_at=1_900_000_000) for n in (41, 42)])
+    rows = [row_of(FileRecord(b"", b"", 0, 1, 0.0, "accepted", n, 1, None), told, None) for n in (41, 42, 43)]
+    assert [row["claimable_at"] for row in rows] == [None, 1_900_000_000, None]
 
 
 def test_a_directory_without_a_journal_is_a_clear_error(

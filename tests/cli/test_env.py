@@ -67,13 +67,30 @@ def test_wrong_words_are_told_the_right_ones(words: list[str], says: str, capsys
     assert says in capsys.readouterr().err
 
 
+def test_a_check_draws_anew_each_time_and_again_the_same_by_the_seed_that_it_printed(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "new", "mine"]) == 0
+    text = (place / "mine.py").read_text()
+    rows = "return [{'id': str(n), 'capital': 'Paris'} for n in range(300)]\n    return [{"
+    (place / "mine.py").write_text(
+        text.replace("return [{", rows).replace('return row["capital"]', 'return "no " + row["id"]')
+    )
+    one, two = (told(capsys, "check", "mine.py", "--rows", "3", code=RUN) for _ in range(2))
+    again = told(capsys, "check", "mine.py", "--rows", "3", "--seed", one["seed"], code=RUN)
+    drawn = [[finding["row"] for finding in report["findings"]] for report in (one, two, again)]
+    assert drawn[0] == drawn[2] != drawn[1] and len(drawn[0]) == 3 and one["swept"] == 300
+    assert main(["env", "check", "mine.py", "--rows", "1", "--seed", "abc"]) == RUN
+    assert "--seed abc" in capsys.readouterr().out
+
+
 def test_an_unfit_environment_ends_with_the_row_and_a_remedy(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "new", "mine"]) == 0
     code = (place / "mine.py").read_text().replace('return row["capital"]', 'return "\\x1b[31m"')
     (place / "mine.py").write_text(code)
     assert main(["env", "check", "mine.py", "--rows", "1"]) == RUN
     seen = capsys.readouterr()
-    assert "row 0" in seen.err and "golden(row)" in seen.err and "\x1b[31m" not in seen.err
+    assert "why: row " in seen.err and "golden(row)" in seen.err and "\x1b[31m" not in seen.err
     (place / "link.py").symlink_to(place / "mine.py")
     for words in (["check", "link.py"], ["publish", "none.py"], ["publish", "0" * 64]):
         assert main(["env", *words]) == RUN

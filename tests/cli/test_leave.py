@@ -14,7 +14,7 @@ from node.state.journal import Journal
 
 NODE, PROVIDER, TOKEN = "0x" + "ab" * 20, "0x" + "cd" * 20, 10**18
 INFO = NodeInfo(NODE, PROVIDER, 1, 0, 0, True, 1)  # type: ignore[arg-type]
-LEFT = Outcome(INFO, 7, Stake(100 * TOKEN, 0, 0, 0), 100 * TOKEN, 3600, 1_000_000, "me", 0, 0)
+LEFT = Outcome(INFO, 7, Stake(100 * TOKEN, 0, 0, 0), 100 * TOKEN, 3600, 1_000_000, "me")
 
 
 def test_the_steps_back_to_the_stake_are_whole_commands_with_the_date_of_the_last() -> None:
@@ -36,12 +36,6 @@ def test_what_is_done_already_is_not_told_again() -> None:
     assert unbonding.facts()["withdrawable_at"] == 1_002_000
     assert removed.steps() == [] and "nothing of its stake is free" in removed.lines("base")[-1]
     assert "nothing to unbond" in replace(LEFT, stake=None).lines("base")[-1]
-
-
-def test_pay_that_nobody_will_settle_is_told_with_its_date() -> None:
-    lines = replace(LEFT, owed=3 * TOKEN, owed_until=1_000_900).lines("base")
-    assert any("3 tokens of pay are not settled" in line for line in lines)
-    assert any(f"rewards {PROVIDER} --collect --network base --key me" in line for line in lines)
 
 
 async def test_a_node_that_is_still_a_member_is_taken_out_of_its_pool() -> None:

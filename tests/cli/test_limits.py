@@ -5,7 +5,18 @@ from typing import Any
 import pytest
 from web3 import Web3
 
-from cli.contract.values import MAX_CASE, MAX_EPOCH, MAX_LENGTH, MAX_POOL, MAX_TOKENS, MAX_UNITS, TOKEN, seconds, wei
+from cli.contract.values import (
+    MAX_CASE,
+    MAX_EPOCH,
+    MAX_LENGTH,
+    MAX_POOL,
+    MAX_TOKENS,
+    MAX_TOTAL,
+    MAX_UNITS,
+    TOKEN,
+    seconds,
+    wei,
+)
 from cli.main import main
 from contracts.bindings import NOBODY, Addresses, Contracts, PoolParams
 from protocol.statements import Attestation
@@ -26,11 +37,9 @@ PEOPLE = ["--run-root", ROOT, "--trainer", NODE, "--validator", NODE]
         ["case", "list", "--pool", str(MAX_POOL + 1)],
         ["events", "--pool", str(2**256)],
         ["rewards", NODE, "--pool", str(2**256)],
-        ["work", "show", "1", NODE, str(MAX_EPOCH + 1)],
-        ["work", "commit", "1", str(2**64), ROOT, "1"],
-        ["work", "commit", "1", "1", ROOT, str(MAX_UNITS + 1)],
-        ["settle", "1", NODE, "4", str(2**64)],
-        ["release", "1", NODE, "-1"],
+        ["earnings", "show", str(MAX_POOL + 1)],
+        ["claim", str(2**256), NODE, "line.json"],
+        ["pool", "create", *PEOPLE, "--units-per-epoch", str(MAX_TOTAL + 1)],
         ["join", str(2**256)],
         ["stake", "-5"],
         ["stake", "1e400"],
@@ -54,10 +63,15 @@ def test_the_largest_values_that_commands_take_fit_into_the_contracts_fields() -
     contracts: Any = Contracts(Web3(), Addresses(*[NOBODY] * 4))
     most, length = wei(str(MAX_TOKENS)), seconds(str(MAX_LENGTH))
     times = {"window": length, "epoch_seconds": length, "lease_seconds": length}
-    money = {"reward_per_unit": most, "slash_amount": most, "max_units_per_epoch": MAX_UNITS}
+    money = {
+        "reward_per_unit": most,
+        "slash_amount": most,
+        "max_units_per_epoch": MAX_UNITS,
+        "units_per_epoch": MAX_TOTAL,
+    }
     contracts.create_pool(PoolParams(manager=NOBODY, validators=(NOBODY,), threshold=16, **times, **money))
-    contracts.commit_work(MAX_POOL, MAX_EPOCH, bytes(32), MAX_UNITS)
-    contracts.settle(MAX_POOL, NOBODY, [MAX_EPOCH])
+    contracts.post_earnings(MAX_POOL, MAX_EPOCH, bytes(32), MAX_TOTAL, [bytes(65)])
+    contracts.claim(MAX_POOL, NOBODY, MAX_TOTAL, [bytes(32)])
     contracts.register_node(NOBODY, MAX_UNITS, 2**63, bytes(65))
     contracts.attest(Attestation(MAX_POOL, NOBODY, MAX_UNITS, 2**63 - 1, 2**63 - 1), [bytes(65)])
     contracts.appeal(MAX_CASE)

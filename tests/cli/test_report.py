@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import curves
 from cli.curves import PANELS, points_of
 from cli.main import main
 from cli.report import find_metrics, summarise
@@ -54,6 +55,16 @@ def test_one_run_becomes_pictures_and_a_page_that_needs_nothing_else(tmp_path: P
     assert 'src="http' not in page and "<script" not in page
 
 
+def test_a_run_on_text_has_a_table_of_losses_and_none_of_rewards(tmp_path: Path, capfd) -> None:
+    learnt = {"outer_root": "00", "tokens": 100, "perplexity": 12.5, "bits_per_parameter": 4.2}
+    rows = [{"step": step, "elapsed": 2.0 * step, "eval_loss": 5.0 - step, **learnt} for step in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "loss 3.000 on held-back text" in capfd.readouterr().out
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "perplexity" in page and "12.5" in page and "reward" not in page.partition("<figure>")[0]
+
+
 def test_several_runs_are_laid_over_each_other(tmp_path: Path, capfd) -> None:
     for name in ("one", "two"):
         write(tmp_path / name / "run" / "metrics.jsonl", steps=3)
@@ -85,3 +96,43 @@ def test_a_short_runs_fall_is_reported_as_a_fall() -> None:
     values = [0.467] * 3 + [0.133] * 3
     summary = summarise("x", [{"step": step, "eval_reward": value} for step, value in enumerate(values)])
     assert (summary["reward_first"], summary["reward_last"], summary["reward_window"]) == (0.467, 0.133, 3)
+
+
+def test_noise_is_drawn_as_a_band_and_several_runs_have_a_mean(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    records = [{"step": step, "eval_reward": 0.5, "eval_error": 0.1} for step in range(5)]
+    panel = next(one for one in PANELS if one.name == "reward")
+    figure, axes = pyplot.subplots()
+    try:
+        assert curves._draw(axes, panel, [("a", records), ("b", [{**one, "eval_reward": 0.7} for one in records])])
+        heights = [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
+        assert [(round(float(one.min()), 3), round(float(one.max()), 3)) for one in heights] == [(0.4, 0.6), (0.6, 0.8)]
+        (mean,) = [line for line in axes.get_lines() if str(line.get_label()).startswith("mean of 2 runs")]
+        assert list(mean.get_ydata()) == pytest.approx([0.6] * 5)
+        assert all(line.get_marker() == "." for line in axes.get_lines() if line is not mean)
+    finally:
+        pyplot.close(figure)
+
+
+def test_answers_stand_in_the_report_before_and_after(tmp_path: Path, capfd) -> None:
+    write(tmp_path / "metrics.jsonl", steps=3)
+    folder = tmp_path / "spool" / "eval"
+    folder.mkdir(parents=True)
+    for step, answer in ((0, "<b>four</b>\x1b[31m"), (2, "4")):
+        row = {"prompt": "2 + 2", "answer": answer, "reward": step / 2, "length": 3, "target": 8, "finished": step > 0}
+        (folder / f"answers-{step:06d}.json").write_text(json.dumps([row]))
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "step 0" in page and "&lt;b&gt;four" in page and "reward 1, 3 tokens of 8 asked for<" in page
+    capfd.readouterr()
+    assert main(["answers", str(tmp_path), "--step", "0"]) == 0
+    shown = capfd.readouterr().out
+    assert "answer: <b>four</b>?[31m" in shown and "cut off" in shown and "\x1b" not in shown
+    assert main(["answers", str(tmp_path), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["step"] == 2
+    assert main(["answers", str(tmp_path), "--step", "1"]) == 6
+    assert "the nearest that were: 0, 2" in capfd.readouterr().err
+    (folder / "answers-000002.json").write_text("{")
+    assert main(["answers", str(tmp_path)]) == 6
+    assert main(["answers", str(tmp_path / "nowhere")]) == 6

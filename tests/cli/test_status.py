@@ -108,7 +108,7 @@ def test_daemons_are_found_without_being_told_where(daemon: Path, capsys: pytest
         "step 3 of 150, 1,234 tokens/s",
         "4 of 5 files accepted, 1 refused (late 1)",
         f"goes to 0x{'ef' * 20}",
-        "1.5 tokens: 1 paid, 0.5 due",
+        "1.5 tokens: 1 claimed, 0.5 in the table",
         "power 0.410",
         "the audit's power is below the run's 0.95",
         "was started again 3 times",

@@ -177,6 +177,10 @@ def test_filter_asks_for_every_row_and_writes_those_in_the_range(
     assert (told["result"]["rows"], told["result"]["kept"]) == (60, 30)
     kept = [json.loads(line) for line in out.read_text().splitlines()]
     assert kept == [{**row, "solve_rate": 0.5} for row in rows[1::2]]
+    data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "no row"}]))
+    run(trainer, capsys, "filter", str(data), "--out", str(out), "--samples", "2", "--nonce", "b", "--skip-bad-rows")
+    args = trainer.told[1]["spec"]["environment"]["args"]
+    assert (args["on_bad_row"], args["bad_rows"], trainer.told[1]["spec"]["last"]) == ("skip", 1, 60)
 
 
 def test_generate_may_be_left_alone_and_exported_later(

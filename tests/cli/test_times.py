@@ -50,28 +50,27 @@ def test_times_are_told_as_dates_with_the_way_to_them() -> None:
 
 
 def test_an_event_tells_its_times_and_why() -> None:
-    row = {"event": "StakeFrozen", "case_id": 3, "final_at": NOW, "reason": 23}
-    assert describe_event(row) == "case_id 3  final at 2026-11-22 10:30 UTC  reason undelivered"
+    row = {"event": "StakeFrozen", "case_id": 3, "final_at": NOW, "reason": 13}
+    assert describe_event(row) == "case_id 3  final at 2026-11-22 10:30 UTC  reason unavailable"
     assert [fault_name(reason) for reason in (5, 200, 99)] == ["wrong_draw", "contradicting_verdicts", "reason 99"]
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"epoch": 41, "units": 1200}, "pool 7, epoch 41  0xNode\n    undelivered: 1,200 units are not paid"),
-        ({"epoch": None, "amount_wei": str(5 * 10**19)}, "undelivered: 50 tokens of stake are lost, by the node's own"),
+        ({"amount_wei": str(5 * 10**19)}, "malformed: 50 tokens of stake are lost, by the node's own"),
         (
-            {"epoch": None, "case": 3, "state": "frozen", "appealed": False},
+            {"case": 3, "state": "frozen", "appealed": False},
             "frozen, final 2026-11-22 12:30 UTC (in 2 h 00 min); its provider may: contract case appeal 3",
         ),
-        ({"epoch": None, "case": 3, "state": "frozen", "appealed": True}, "UTC (in 2 h 00 min)\n"),
-        ({"epoch": None, "case": 3, "state": "overturned", "appealed": True}, "50 tokens of stake, overturned"),
+        ({"case": 3, "state": "frozen", "appealed": True}, "UTC (in 2 h 00 min)\n"),
+        ({"case": 3, "state": "overturned", "appealed": True}, "50 tokens of stake, overturned"),
     ],
 )
 def test_a_case_is_told_with_what_can_still_be_done(
     more: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"kind": "epoch", "pool": 7, "node": "0xNode", "reason": "undelivered", "time": NOW - 60}
+    row = {"kind": "file", "pool": 7, "node": "0xNode", "reason": "malformed", "time": NOW - 60}
     _print_row(row | {"frozen_wei": str(5 * 10**19), "final_at": NOW + 7200} | more, NOW)
     told = capsys.readouterr().out
     assert told.startswith("2026-11-22 10:29 UTC  ") and says in told

@@ -171,6 +171,14 @@ def begun(run_file: Path, tmp_path: Path) -> Path:
     return home.directory
 
 
+def test_whoever_trains_sees_the_notes_of_validate(run_file: Path, capfd) -> None:
+    from cli.resume import compile_checked
+    from node.run.file import load_run_file
+
+    compile_checked(load_run_file(run_file), run_file)
+    assert "only 20 held-back problems" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -120,7 +120,8 @@ async def crew_of(place: Workplace) -> Crew:
                 "engine",
                 "policies",
                 "judging",
-                "auditing",
+                "certifying",
+                "tabling",
                 "paying",
                 "settling",
             ],
@@ -204,8 +205,8 @@ async def test_a_heartbeat_says_what_the_services_say(role: Role, tmp_path: Path
         crew = await crew_of(place)
         crew.state = "working"
         heart = next(service for service in crew.services if isinstance(service, Beating))
-        beat = heart.message(17, 2.0)
-        assert (beat.role, beat.state, beat.contact, beat.sequence) == (role, "working", place.contacts()[0], 17)
+        beat = heart.message(2.0)
+        assert (beat.role, beat.state, beat.contact, beat.count) == (role, "working", place.contacts()[0], 0)
         assert crew.beat().keys() <= set(Heartbeat.__struct_fields__)
         assert {name: getattr(beat, name) for name in crew.beat()} == crew.beat()
         assert beat.policy_step == -1 and not beat.finished and beat.engine
@@ -234,7 +235,16 @@ async def test_a_finished_run_tells_everybody_once_and_a_lengthened_one_goes_on(
         page = StatusPage(crew)
         ending = next(service for service in crew.services if isinstance(service, Ending))
         going = Heartbeat(
-            pool=4, sequence=1, role="trainer", state="working", contact="", policy_step=9, interval=1.0, reward=0.4
+            pool=4,
+            boot=0,
+            count=1,
+            at=1,
+            role="trainer",
+            state="working",
+            contact="",
+            policy_step=9,
+            interval=1.0,
+            reward=0.4,
         )
         over = msgspec.structs.replace(going, finished=True, reward=0.701)
         told: list[tuple[Any, ...]] = []

@@ -308,14 +308,13 @@ export function money(state) {
     return put("money", facts([["Stake that answers for it", `${tokens(told.bonded)} tokens`]]), none("What this node has earned is not known before it has joined."));
   }
   say("money-note", "of this node, in tokens");
-  const until = told.until ? `, next at ${clock(told.until, state.now())} by the chain’s clock` : "";
+  const until = told.until ? `, claimable from ${clock(told.until, state.now())} by the chain’s clock` : "";
   put("money", facts([
     ["Earned", tokens(told.earned)],
-    ["Paid out", tokens(told.paid)],
-    ["Due", tokens(told.due)],
-    ["Waiting", tokens(told.waiting) + (told.waiting ? until : "")],
-    ["Taken back", told.voided ? tokens(told.voided) : null],
-    ["Without a reserve", told.unfunded ? plural(told.unfunded, "unit") : null],
+    ["Claimed", tokens(told.paid)],
+    ["In the table", tokens(told.due)],
+    ["Certified", tokens(told.waiting) + (told.waiting ? until : "")],
+    ["The escrow lasts for", told.lasts === null ? null : plural(told.lasts, "more epoch")],
     ["Stake", tokens(told.bonded) + (told.slashed ? `, ${tokens(told.slashed)} lost` : "")],
     ["Goes to", copyable(told.provider)],
     ["Pool", told.escrow === null ? null : `${tokens(told.escrow)} left, ${tokens(told.per_unit)} per unit`],

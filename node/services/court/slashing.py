@@ -1,18 +1,20 @@
-"""The quorum's hand: carries what validators agree on to the chain, and nothing that one of them still disputes.
+"""The quorum's hand: carries what validators agree on to the chain, and nothing that one of them still disputes; and
+what one key signed against itself: two commitments for one slot, two verdicts on one work, a certificate beside a
+rejection or beside another certificate.
 
 An objective fault needs the pool's quorum, and that every living validator has spoken or had the time to. A conviction
 by a worker's whole record needs, besides, two validators that look with different kinds of engines: the same arithmetic
 on two machines sees twice the same (protocol.engines).
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import structlog
 import trio
 
+from node.chain.errors import Reverted
 from node.recent import Recent
-from node.services.court.invalidating import Canceller
 from node.services.court.turns import seconds_to_wait
 from node.services.station import Station
 from node.swarm.ballots import FileState
@@ -21,24 +23,38 @@ from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, Reason
 from protocol.engines import kind
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.messages import VerdictIssued
-from protocol.statements import Outcome, Verdict, WorkCommitment, work_id
+from protocol.messages import Signed, VerdictIssued, VerdictRechecked, WorkAccepted
+from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, work_id
 
 log = structlog.get_logger()
 TRIES = 20
 POLL = 1.0
 PENDING = 1024
+CERTIFICATES = 8192
+"""Works that one validator certified, or spoke against, and that are remembered."""
 KINDS_TO_CONVICT = 2
 
 
-class OnChainCourt(Canceller, Protocol):
-    """The part of node.chain that executes a quorum's verdict."""
+class OnChainCourt(Protocol):
+    """The part of node.chain that executes a quorum's verdict, and takes what a key signed against itself."""
 
     async def slash(
-        self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]
+        self,
+        commitment: WorkCommitment,
+        node_signature: bytes,
+        reason: int,
+        signatures: Sequence[bytes],
+        values: Sequence[bytes],
+        rechecked: int,
     ) -> object: ...
     async def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
+    ) -> object: ...
+    async def verdict_evidence(
+        self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
+    ) -> object: ...
+    async def accepted_evidence(
+        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
     ) -> object: ...
 
 
@@ -54,43 +70,110 @@ class Slashing:
         ] = {}  # by who accuses: nobody crowds out others
         self._executed: set[Address] = set()
         self._evidenced: set[Address] = set()
+        self._certified: dict[Address, Recent[WorkId, tuple[Accepted, bytes]]] = {}
+        self._refused: dict[Address, Recent[WorkId, tuple[Verdict, bytes]]] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            self._register.follow_rivals(lambda one, other: nursery.start_soon(self._report_equivocation, one, other))
-            nursery.start_soon(self._collect)
+
+            def report(key: Address, what: str, work: WorkId, carry: Callable[[], Awaitable[object]]) -> None:
+                nursery.start_soon(self._report, key, what, work, carry)
+
+            self._register.follow_rivals(lambda one, other: self._on_rivals(one, other, report))
+            self._station.jury.ballots.on_contradiction = lambda one, other: self._on_verdicts(one, other, report)
+            nursery.start_soon(self._collect, report)
+            nursery.start_soon(self._collect_rechecks)
+            nursery.start_soon(self._collect_certificates, report)
             while True:
                 for verdict in self._ripe():
                     self._executed.add(verdict.node)
                     nursery.start_soon(self._execute, verdict)
                 await trio.sleep(POLL if any(self._pending.values()) else POLL / 4)
 
-    async def _report_equivocation(self, first: Work, second: Work) -> None:
-        """Two different commitments for one slot, signed by one key, are evidence by themselves."""
-        node = first.node
-        if node in self._evidenced:
+    # what a key signed against itself
+
+    def _on_rivals(self, one: Work, other: Work, report: "_Report") -> None:
+        """Two different commitments for one slot."""
+        first, second = one.signed.message, other.signed.message
+        given = (first.commitment, first.signature, second.commitment, second.signature)
+        report(one.node, "worker.equivocated", one.id, lambda: self._court.evidence(*given))
+
+    def _on_verdicts(self, one: Signed[VerdictIssued], other: Signed[VerdictIssued], report: "_Report") -> None:
+        """Two different verdicts on one work."""
+        first, second = one.message, other.message
+        if first.verdict == second.verdict:
+            return  # one word, in two envelopes
+        work = work_id(first.verdict)
+        given = (self._station.pool, work, first.verdict, first.signature, second.verdict, second.signature)
+        carry = lambda: self._court.verdict_evidence(*given)  # noqa: E731
+        report(one.author, "validator.contradicted_itself", work, carry)
+
+    async def _collect_certificates(self, report: "_Report") -> None:
+        async for signed in self._station.board.subscribe(WorkAccepted):
+            known = self._certified.setdefault(signed.author, Recent(CERTIFICATES))
+            refused = self._refused.get(signed.author, {})
+            for one in signed.message.certificates:
+                statement = one.statement(self._station.pool)
+                before = known.setdefault(one.work, (statement, one.signature))
+                against = before if before[0] != statement else refused.get(one.work)
+                if against is not None:
+                    other, other_signature = against
+                    self._on_certificate(signed.author, statement, one.signature, other, other_signature, report)
+
+    def _on_certificate(
+        self,
+        author: Address,
+        certificate: Accepted,
+        signature: bytes,
+        other: Accepted | Verdict,
+        other_signature: bytes,
+        report: "_Report",
+    ) -> None:
+        """A certificate, and another one of the same work, or a verdict against it."""
+        carry = lambda: self._court.accepted_evidence(certificate, signature, other, other_signature)  # noqa: E731
+        report(author, "validator.certified_falsely", certificate.work, carry)
+
+    async def _report(self, key: Address, what: str, work: WorkId, carry: Callable[[], Awaitable[object]]) -> None:
+        """Evidence by itself: one piece of it is enough for one key."""
+        if key in self._evidenced:
             return
-        self._evidenced.add(node)
-        log.warning("worker.equivocated", node=node, index=first.commitment.index)
-        one, other = first.signed.message, second.signed.message
-        await trio.sleep(seconds_to_wait(self._station, first.id))
+        self._evidenced.add(key)
+        log.warning(what, node=key, work=work.hex()[:16])
+        await trio.sleep(seconds_to_wait(self._station, work))
         for attempt in range(TRIES):
-            if self._station.membership.is_evicted(node):
+            if self._station.membership.is_evicted(key):
                 return
             try:
-                await self._court.evidence(one.commitment, one.signature, other.commitment, other.signature)
+                await carry()
                 return
             except IntellectError as error:
-                log.warning("evidence.failed", node=node, why=error.why, attempt=attempt)
+                log.warning("evidence.failed", node=key, why=error.why, attempt=attempt)
                 await trio.sleep(min(2.0**attempt, 30.0))
-        self._evidenced.discard(node)
+        self._evidenced.discard(key)
 
-    async def _collect(self) -> None:
+    # what a quorum says
+
+    async def _collect(self, report: "_Report") -> None:
         async for signed in self._station.board.subscribe(VerdictIssued):
-            verdict = signed.message.verdict
-            slashable = verdict.reason in OBJECTIVE or verdict.reason == Reason.CONVICTED or self._heard_by_all(verdict)
-            if verdict.outcome == Outcome.SLASH and slashable:
-                self._accuse(signed.author, verdict)
+            message = signed.message
+            if message.verdict.outcome != Outcome.ACCEPT:
+                said, work = (message.verdict, message.signature), work_id(message.verdict)
+                self._refused.setdefault(signed.author, Recent(CERTIFICATES)).setdefault(work, said)
+                certified = self._certified.get(signed.author, {}).get(work)
+                if certified is not None:
+                    certificate, signature = certified
+                    given = (certificate, signature, message.verdict, message.signature)
+                    self._on_certificate(signed.author, *given, report)
+            self._consider(signed.author, message.verdict)
+
+    async def _collect_rechecks(self) -> None:
+        async for signed in self._station.board.subscribe(VerdictRechecked):
+            self._consider(signed.author, signed.message.verdict)
+
+    def _consider(self, author: Address, verdict: Verdict) -> None:
+        slashable = verdict.reason in OBJECTIVE or verdict.reason == Reason.CONVICTED or self._heard_by_all(verdict)
+        if verdict.outcome == Outcome.SLASH and slashable:
+            self._accuse(author, verdict)
 
     def _accuse(self, by: Address, verdict: Verdict) -> None:
         self._pending.setdefault(by, Recent(PENDING))[work_id(verdict), verdict.reason] = verdict
@@ -129,7 +212,9 @@ class Slashing:
             self._executed.discard(verdict.node)
             return
         message = work.signed.message
-        await trio.sleep(seconds_to_wait(self._station, id))
+        # by the node and not by the work: of several accusations each validator may find another one ripe first
+        await trio.sleep(seconds_to_wait(self._station, verdict.node.encode()))
+        unfit = set[Address]()
         for attempt in range(TRIES):
             if self._station.membership.is_evicted(verdict.node):
                 return
@@ -138,11 +223,20 @@ class Slashing:
                 break
             accusing = self._station.jury.ballots.accusations(id, verdict.reason)
             in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
-            signatures = [vote.signature for author, vote in accusing.items() if in_office(author)]
+            votes = [vote for author, vote in accusing.items() if in_office(author) and author not in unfit]
+            signatures, values = [vote.signature for vote in votes], [vote.verdict.values for vote in votes]
+            rechecked = sum(1 << i for i, vote in enumerate(votes) if isinstance(vote.verdict, Rechecked))
+            given = (message.commitment, message.signature, verdict.reason, signatures, values, rechecked)
             try:
-                await self._court.slash(message.commitment, message.signature, verdict.reason, signatures)
+                await self._court.slash(*given)
                 return
             except IntellectError as error:
+                if isinstance(error, Reverted) and error.name == "ValidatorUnfit":  # likewise one without its stake
+                    unfit |= {author for author in accusing if author in error.args_.values()}
                 log.warning("slash.failed", node=verdict.node, why=error.why, attempt=attempt)
                 await trio.sleep(min(2.0**attempt, 30.0))
         self._executed.discard(verdict.node)
+
+
+_Report = Callable[[Address, str, WorkId, Callable[[], Awaitable[object]]], None]
+"""Given a key, the log's word, a work, and how to carry the evidence to the chain."""

@@ -25,7 +25,7 @@ from protocol.audit import (
     window_of,
 )
 from protocol.identity import Address
-from protocol.lots import LotPledge, drawn_groups, secret_hash, window_secret
+from protocol.lots import LotPledge, drawn_groups, draws_file, secret_hash, window_secret
 from protocol.messages import LotsRevealed
 from protocol.run import RunSpec
 
@@ -105,6 +105,16 @@ class OwnLots:
             await self._recall(range(max(0, window - RECALLED), window))
             await self._pledge(window, window + 1)
             await self._reveal()
+
+    @property
+    def newest(self) -> int:
+        """The newest policy's step, -1 before the first."""
+        return self._newest
+
+    def draws_file(self, work: WorkId, step: int, share: float) -> bool:
+        """Whether this validator is one of those that look at a file. share: of all files that each looks at."""
+        secret = window_secret(self._master, self._pool, window_of(max(step, 0), self._audit))
+        return draws_file(secret, work, share)
 
     def draw(self, work: WorkId, step: int, verified: int, suspect: bool) -> Lot:
         """The groups of a file that must be recomputed. verified: groups of its worker that were found in order."""

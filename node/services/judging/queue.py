@@ -1,12 +1,20 @@
-"""A validator's queue: files in the order in which they came, and on top what cannot wait."""
+"""A validator's queue: files in the order in which they came, and on top what cannot wait; and how long each is waited
+for."""
 
+import math
 from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 import trio
 
 T = TypeVar("T")
 URGENT = 256
+PATIENCE = 10.0
+MOST_BEHIND = 2
+"""Authors. Beside their looks and the one that is waited for, an engine has a thread left (node.inference.jobs)."""
+MOST_WAITING = 64
+"""Looks at one author's files."""
 
 
 class FileQueue(Generic[T]):
@@ -42,3 +50,40 @@ class FileQueue(Generic[T]):
             return self._urgent.popleft()
         self._room.release()
         return self._ordinary.popleft()
+
+
+class Looks:
+    """One look after the other. One that takes longer than `patience` seconds is left behind: it goes on by itself, and
+    its author's next ones wait for it.
+
+    Programs and algebra in answers may take their scorers as long as the run allows (audit.scoring_seconds), whoever
+    wrote them: they hold up the files of their author, and nobody else's.
+    """
+
+    def __init__(self, nursery: trio.Nursery, patience: float = PATIENCE) -> None:
+        self._nursery = nursery
+        self._patience = patience
+        self._behind: dict[Hashable, deque[Callable[[], Awaitable[None]]]] = {}
+
+    async def take(self, author: Hashable, look: Callable[[], Awaitable[None]]) -> bool:
+        """Look, now or when the author's others are over; False if too many of them wait already."""
+        waiting = self._behind.get(author)
+        if waiting is not None:
+            if len(waiting) >= MOST_WAITING:
+                return False
+            waiting.append(look)
+            return True
+        over = trio.Event()
+        self._nursery.start_soon(self._look, author, look, over)
+        with trio.move_on_after(self._patience if len(self._behind) < MOST_BEHIND else math.inf):
+            await over.wait()
+        if not over.is_set():
+            self._behind[author] = deque()
+        return True
+
+    async def _look(self, author: Hashable, look: Callable[[], Awaitable[None]], over: trio.Event) -> None:
+        await look()
+        over.set()
+        while waiting := self._behind.get(author):
+            await waiting.popleft()()
+        self._behind.pop(author, None)

@@ -57,7 +57,7 @@ class Reviews:
         async with self._turn:
             if afresh or task.id not in self._own:
                 files = await stock.files(task)
-                report = await trio.to_thread.run_sync(review_package, files)
+                report = await trio.to_thread.run_sync(review_package, files, task.id)
                 self._own[task.id] = describe(report).root
             return self._own[task.id]
 

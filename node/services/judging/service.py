@@ -12,5 +12,5 @@ class Judging(Validator, Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         cases = CaseKeeper(place.chain, place.directory / "cases")
-        own = (place.scratch, place.leaves, place.tally, place.stock)
+        own = (place.scratch, place.tally, place.stock)
         return cls(place.station, place.engine, place.policies, cases, *own)

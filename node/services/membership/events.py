@@ -5,7 +5,7 @@ from typing import Any
 import trio
 
 from contracts.bindings import Event, Joined, Left, Slashed, SlashOverturned
-from node.chain.follower import EventFollower, RolledBack
+from node.chain.follower import GRACE, EventFollower, RolledBack
 from node.chain.ledger import Ledger
 from node.progress import TROUBLE, ProgressRecord
 from node.services.base import Service
@@ -48,12 +48,19 @@ class Events(Service):
         healthy = True
         while True:
             await trio.sleep(WATCH_EVERY)
+            await self._end_leases()
             if self._follower.healthy != healthy and self._follower.block is not None:
                 healthy = self._follower.healthy
                 if healthy:
                     self._progress.tell("chain", "the chain answers again")
                 else:
                     self._progress.tell(TROUBLE, "the chain does not answer: no pay and no membership until it does")
+
+    async def _end_leases(self) -> None:
+        """Once all renewals of before are known."""
+        if self._follower.read_until and not self._follower.events.statistics().current_buffer_used:
+            while self._membership.expire(self._follower.read_until - GRACE):
+                await trio.lowlevel.checkpoint()
 
     async def _take_in(self) -> None:
         async for delivery in self._follower.events:
@@ -70,8 +77,9 @@ class Events(Service):
     def _apply(self, event: Event) -> None:
         self.ledger.apply(event)
         match event:
-            case Joined(node=node, contact=contact):
-                self._membership.joined(node, contact)
+            case Joined(node=node, contact=contact, lease_until=until):
+                if until + GRACE >= self._follower.now or self._membership.must_know(node):
+                    self._membership.joined(node, contact, until)  # most of a long past is over
             case Left(node=node):
                 self._membership.left(node)
             case Slashed():

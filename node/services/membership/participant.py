@@ -17,7 +17,7 @@ from node.chain.setup import prepare_participant
 from node.config import NodeConfig
 from node.preflight.finding import Finding
 from node.preflight.provider import look
-from node.preflight.stake import Standing, check_gas, check_stake
+from node.preflight.stake import Standing, check_gas, check_stake, read_powers, who_takes_what
 from node.progress import ProgressRecord
 from node.state.keystore import load_key, load_or_create, read_password
 from protocol.identity import NodeKey
@@ -48,6 +48,9 @@ async def ensure_participant(
         if standing.ready or (standing.staked and is_devnet(chain.profile)):
             return
         lacking = check_gas(standing) if standing.staked else check_stake(standing, steps)
+        if not told and not standing.staked:  # before anybody stakes anything
+            for power in who_takes_what(pool, await chain.ask("read the parameters", read_powers)):
+                progress.tell("powers", power)
         if not config.wait:
             raise _refusal(standing, lacking)
         _tell(lacking.what, [step for step in steps if _named(step) not in told], progress)

@@ -10,7 +10,7 @@ from node.swarm.register import Work
 from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
-from protocol.messages import VerdictIssued
+from protocol.messages import Judgement
 from protocol.rollout import MAX_REPORT_BYTES, decode_report
 from protocol.tasks import MAX_SHARD_SAMPLES
 from protocol.values import report_fault
@@ -43,7 +43,7 @@ async def gather(station: Station, folder: TaskFolder, work: Work) -> None:
     await trio.to_thread.run_sync(folder.add, record, file, report)
 
 
-async def _report(station: Station, work: Work, votes: dict[Address, VerdictIssued]) -> bytes:
+async def _report(station: Station, work: Work, votes: dict[Address, Judgement]) -> bytes:
     """The report that decides most groups: what one validator could not score in time another one may have. Empty where
     nobody could decide about any."""
     best, most, groups = b"", -1, work.groups
@@ -67,7 +67,7 @@ async def _report(station: Station, work: Work, votes: dict[Address, VerdictIssu
     return best
 
 
-def _read(work: Work, vote: VerdictIssued, path: Path) -> tuple[bytes, int]:
+def _read(work: Work, vote: Judgement, path: Path) -> tuple[bytes, int]:
     """(a report that is about this file and holds what its author signed, groups in it). Raises ProtocolError."""
     data = path.read_bytes()
     report = decode_report(data, MAX_SHARD_SAMPLES)
@@ -80,6 +80,6 @@ def _read(work: Work, vote: VerdictIssued, path: Path) -> tuple[bytes, int]:
     return data, len({row.group for row in report.rows})
 
 
-def _recorded(author: Address, vote: VerdictIssued) -> VerdictRecord:
+def _recorded(author: Address, vote: Judgement) -> VerdictRecord:
     verdict = vote.verdict
     return VerdictRecord(author, verdict.outcome, verdict.reason, vote.signature.hex(), vote.report_root.hex())

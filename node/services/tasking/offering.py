@@ -27,6 +27,7 @@ from node.swarm.taskbook import Task, describe_task
 from node.tasks.records import TaskFolder, folder_of, folders
 from node.weights.keeper import HeldPolicy
 from protocol.errors import IntellectError
+from protocol.liveness import AHEAD
 from protocol.lots import pack_groups
 from protocol.messages import CheckRequested, TaskOffered
 from protocol.tasks import TaskId, TaskSpec, encode_task, task_id
@@ -211,7 +212,10 @@ class Offering(Service):
     async def _say(self, own: _Own) -> None:
         own.repeated = trio.current_time()
         own.said += not own.open
-        self._sequence = max(self._sequence + 1, time.time_ns() // 1_000_000)
+        now = time.time_ns() // 1_000_000
+        if self._sequence > now + 1000 * AHEAD:  # this clock was ahead, so nobody has taken what was said then
+            self._sequence = 0
+        self._sequence = max(self._sequence + 1, now)
         done = pack_groups(own.done, own.spec.shards)
         message = TaskOffered(
             pool=self._station.pool, sequence=self._sequence, spec=own.encoded, done=done, open=own.open

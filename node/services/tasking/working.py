@@ -129,7 +129,7 @@ class TaskWork(Service):
         """Check a proposed package, and tell what was found."""
         files = await self._stock.files(task)
         if await self._claim(task, shard):
-            report = await trio.to_thread.run_sync(review_package, files)
+            report = await trio.to_thread.run_sync(review_package, files, task.id)
             out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.json"
             await trio.to_thread.run_sync(out.write_bytes, report)
             await self._deliver(task, shard, Made(str(out), task.spec.units))

@@ -1,11 +1,13 @@
 """What the trainer may train on: files that the jury accepts, with the values that validators recomputed.
 
 A file is used once its quorum is reached (`audit.trust` 'verified') or the first validator has accepted it
-('optimistic'). Nothing that the worker said about itself leaves this module, nor a group that no validator put
-through the model. What is rejected after it was used is forgotten where it waits, and recorded where it trained a step.
+('optimistic'); which values of it are believed is `values.py`'s to say. Nothing that the worker said about itself
+leaves this module. What is rejected after it was used is forgotten where it waits, and recorded where it trained a
+step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,15 +21,14 @@ from node.recipe.join import join
 from node.recipe.pool import Group
 from node.services.station import Station
 from node.services.training.journeys import Journeys
+from node.services.training.values import Believed, OwnLook, Values
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
 from protocol.disputes import UNDECIDED
-from protocol.errors import IntellectError, ProtocolError
+from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.lots import unpack_groups
-from protocol.messages import CheckRequested, VerdictIssued
-from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES, Report, ReportHeader, ReportRow, decode, decode_report
-from protocol.values import report_fault
+from protocol.messages import DIGEST, CheckRequested, Judgement
+from protocol.rollout import MAX_FILE_BYTES, Report, ReportHeader, decode
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
@@ -46,7 +47,8 @@ Where validators are slower than workers everything waits, and who asked for all
 
 class Intake:
     """A service. fresh: whether groups of a step may still be trained on; taken_in, taken_back: what becomes of groups,
-    and of a work's; to_judge: is given groups that have no reward yet; journeys: hears how far each work has come."""
+    and of a work's; to_judge: is given groups that have no reward yet; journeys: hears how far each work has come;
+    look, hopeless: as in Values."""
 
     def __init__(
         self,
@@ -57,6 +59,8 @@ class Intake:
         taken_back: Callable[[WorkId], object],
         to_judge: Callable[[Unjudged], None] = lambda _: None,
         journeys: Journeys | None = None,
+        look: OwnLook | None = None,
+        hopeless: Callable[[str], None] = lambda why: None,
     ) -> None:
         self._station = station
         self._spec = station.run.spec
@@ -66,6 +70,8 @@ class Intake:
         self._taken_back = taken_back
         self._to_judge = to_judge
         self._journeys = journeys or Journeys(station.clock.monotonic)
+        self._look = look
+        self.values = Values(station, look, taken_back=taken_back, hopeless=hopeless)
         self._open: dict[WorkId, Work] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._questions = TokenBucket(*QUESTIONS)
@@ -82,8 +88,11 @@ class Intake:
         journal = self._station.journal
         self._trained = set(await journal.do(journal.trained_by, REMEMBERED))
         self.invalidated = len(await journal.do(journal.invalidated))
+        await self.values.recall()
         self._register.follow(self._note)
         async with trio.open_nursery() as nursery:
+            if self._look is not None:
+                nursery.start_soon(self._look.run)
             nursery.start_soon(self._follow_jury)
             nursery.start_soon(self._watch_clock, nursery)
             for _ in range(FETCHERS):
@@ -186,53 +195,23 @@ class Intake:
                     self._to_judge(unjudged)
 
     async def _obtain(self, work: Work) -> tuple[list[Group], Unjudged | None]:
-        """Tokens from the worker's file, rewards and log-probs from the reports of validators that accepted it, and
-        what of it waits for judges; nothing if it is stale, or nobody's report can be had."""
+        """Tokens from the worker's file, rewards and log-probs from values that may be believed, and what of it waits
+        for judges; nothing if it is stale, or nothing may be believed."""
         if not self._fresh(work.step):
             return [], None
-        votes = {a: vote for a, vote in self._station.jury.ballots.accepting(work.id).items() if vote.report_root}
-        reports = await self._fetch_reports(votes)
-        if not reports:
+        votes = self._station.jury.ballots.accepting(work.id)
+        believed = await self.values.of(work, votes, partial(self._fetch, work, list(votes)))
+        if believed is None:
             return [], None
-        file = await self._fetch(work, list(votes))
-        return await trio.to_thread.run_sync(self._join, work, file, reports, limiter=self._joining)
+        return await trio.to_thread.run_sync(self._join, work, believed, limiter=self._joining)
 
-    async def _fetch_reports(self, votes: Mapping[Address, VerdictIssued]) -> list[tuple[VerdictIssued, Path]]:
-        """Reports until every group of the file is covered."""
-        reports: list[tuple[VerdictIssued, Path]] = []
-        for author, vote in votes.items():
-            limit = min(vote.report_size, MAX_REPORT_BYTES)
-            try:
-                path = await self._station.blobs.fetch(
-                    vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT
-                )
-            except IntellectError as error:
-                log.info("report.unavailable", validator=author, why=error.why)
-                continue
-            reports.append((vote, path))
-            if len(self._covered(reports)) == self._spec.rollout.prompts_per_file:
-                break
-        return reports
-
-    def _covered(self, reports: list[tuple[VerdictIssued, Path]]) -> set[int]:
-        groups = self._spec.rollout.prompts_per_file
-        return {group for vote, _ in reports for group in unpack_groups(vote.checked, groups) or ()}
-
-    def _join(
-        self, work: Work, path: Path, reports: list[tuple[VerdictIssued, Path]]
-    ) -> tuple[list[Group], Unjudged | None]:
-        """Pair the samples of a file with their recomputed values; groups that nobody recomputed are left out, and
-        those that all who looked leave to judges wait for them."""
-        root = work.commitment.file_root
-        batch = decode(path.read_bytes(), self._spec.rollout.samples_per_file)
-        values: dict[int, list[ReportRow]] = {}
-        for vote, where in reports:
-            found: dict[int, list[ReportRow]] = {}
-            for row in self._read_report(root, vote, where).rows:
-                found.setdefault(row.group, []).append(row)
-            values = {**found, **values}  # the first report that has a group is the one
+    def _join(self, work: Work, believed: Believed) -> tuple[list[Group], Unjudged | None]:
+        """Pair the samples of a file with their recomputed values; groups without any are left out, and those that all
+        who looked leave to judges wait for them."""
+        root, values = work.commitment.file_root, believed.rows
+        batch = decode(believed.path.read_bytes(), self._spec.rollout.samples_per_file)
         waiting = without_rewards([row for rows in values.values() for row in rows])
-        decided = _decided([vote for vote, _ in reports], self._spec.rollout.prompts_per_file)
+        decided = _decided(believed.votes, self._spec.rollout.prompts_per_file)
         known = tuple(row for group in sorted(values.keys() - waiting) for row in values[group])
         header = ReportHeader(root.hex(), batch.header.policy_root)
         groups = join(self._spec, root, work.step, batch, Report(header, known), name=work.id)
@@ -241,19 +220,10 @@ class Intake:
         rest = msgspec.structs.replace(batch, rows=left)
         return groups, Unjudged(work.id, root, work.step, rest, rows) if rows else None
 
-    def _read_report(self, root: bytes, vote: VerdictIssued, path: Path) -> Report:
-        """A report that is about this file and holds what its author signed; raises ProtocolError."""
-        rollout = self._spec.rollout
-        report = decode_report(path.read_bytes(), rollout.samples_per_file)
-        if report.header.file_root != root.hex():
-            raise ProtocolError("unusable report", "it is not about this file")
-        fault = report_fault(report, vote, rollout.prompts_per_file, rollout.group_size)
-        if fault is not None:
-            raise ProtocolError("unusable report", fault)
-        return report
 
-
-def _decided(votes: Sequence[VerdictIssued], groups: int) -> set[int]:
+def _decided(votes: Sequence[Judgement], groups: int) -> set[int]:
     """The groups that one of these verdicts has a reward for: no judge is asked about them."""
-    known = (vote.rewards for vote in votes if len(vote.rewards) == 4 * groups)
-    return {group for tags in known for group in range(groups) if tags[4 * group : 4 * group + 4] != UNDECIDED}
+    known = (vote.rewards for vote in votes if len(vote.rewards) == DIGEST * groups)
+    return {
+        group for tags in known for group in range(groups) if tags[DIGEST * group : DIGEST * (group + 1)] != UNDECIDED
+    }

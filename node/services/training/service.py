@@ -8,6 +8,7 @@ import trio
 from node.metrics.observer import open_observer
 from node.services.base import Service
 from node.services.training.trainer import Trainer
+from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
 from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.settings import read_settings
@@ -32,13 +33,15 @@ class Training(Trainer, Service):
             anchor_every=station.run.spec.weights.anchor_every,
             records=place.records,
             shelf=station.shelf,
+            epoch=station.time.epoch,
         )
         observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
         observer = await trio.to_thread.run_sync(observing)
         settings = read_settings(config.trainer)
         learner = TrainerProcess(spool, settings=settings, starter=place.starter)
         evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
-        return cls(station, learner, evaluator, spool, publisher, observer, place.docket)
+        look = OwnLook(station, place.engine, spool.policy_path, place.scratch)
+        return cls(station, learner, evaluator, spool, publisher, observer, place.docket, look)
 
     async def run(self) -> None:
         try:

@@ -24,6 +24,7 @@ from node.recipe.stats import describe
 from node.services.station import Rate, Station
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
+from node.services.training.values import OwnLook
 from node.swarm.register import WorkId
 from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.client import EvaluatorProcess, TrainerProcess
@@ -60,6 +61,7 @@ class Trainer:
         publisher: Publisher,
         observer: Observer,
         docket: Docket | None = None,
+        look: OwnLook | None = None,
     ) -> None:
         self._station = station
         self._learner = learner
@@ -84,6 +86,8 @@ class Trainer:
             taken_back=self._take_back,
             to_judge=self._docket.put,
             journeys=self._journeys,
+            look=look,
+            hopeless=self._give_up,
         )
         self.rate = Rate(30.0, station.clock.monotonic)
         self.step = -1
@@ -181,7 +185,8 @@ class Trainer:
             if self.ended_by:
                 return
             self.metrics.append(await trio.to_thread.run_sync(self._observe, step))  # nobody reads it at this moment
-            self.ended_by = self._reason_to_end()
+            # `_give_up` may have ended the run meanwhile, and its reason stays
+            self.ended_by = self.ended_by or self._reason_to_end()
             if self.ended_by:
                 log.info("run.ended_early", step=step, why=self.ended_by)
 
@@ -242,7 +247,8 @@ class Trainer:
         """Put the step on record, with what its batch was made of, and the seconds from image to announcement."""
         learner = self._spool.record(step)
         entry = self._batch_log.read(step - 1) if step > 0 else None
-        told = {**(entry.metrics if entry else {}), "elapsed": round(self.seconds, 3)}
+        done = max(self.seconds - self._spool.age(step), float(self._observer.latest.get("elapsed") or 0.0))
+        told = {**(entry.metrics if entry else {}), "elapsed": round(done, 3)}
         announced = self._announced.pop(step, None)
         self._observer.observe(learner, told, {} if announced is None else {"announce": announced})
         return msgspec.convert(learner, StepMetrics)
@@ -255,6 +261,11 @@ class Trainer:
         if self._spec.alarms.stop and self.alarms:
             return f"an alarm rings: {self.alarms[0].text}"
         return spent(self._spec, self.seconds, self._tokens)
+
+    def _give_up(self, why: str) -> None:
+        """Nothing is trained on any more: there is nobody whose values can be believed."""
+        log.error("run.stopped", why=why)
+        self.ended_by = self.ended_by or why
 
     # verdicts in
 
@@ -279,7 +290,7 @@ class Trainer:
 
     async def _feed(self) -> None:
         """Hand the learner batch N as soon as it has policy N (or is about to), from fresh files, oldest first."""
-        while not self.done:
+        while not (self.done or self.ended_by):
             step = self._spool.next_batch()
             if step >= self._spec.recipe.steps:
                 return
@@ -338,6 +349,7 @@ class Trainer:
             "done": self.done,
             "seconds": round(self.seconds, 2),
             "invalidated_files": self.invalidated,
+            "values": self._intake.values.status(),
             "judging": {"files": len(self._docket), **self._docket.counts},
         }
         children = [

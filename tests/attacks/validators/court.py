@@ -30,7 +30,7 @@ from protocol.identity import Address, NodeKey
 from protocol.lots import LotPledge
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Domain, Outcome, WorkCommitment, sign, work_id
+from protocol.statements import Accepted, Domain, Outcome, Verdict, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
 
 GROUPS, SIZE = 16, 4
@@ -155,17 +155,36 @@ class RecordingJudge:
     def __init__(self) -> None:
         self.slashed: list[tuple[Address, int, int]] = []
         self.equivocations: list[Address] = []
-        self.invalidated: list[tuple[bytes, int, int, int]] = []
+        self.contradicted: list[Address] = []
+        self.certified_falsely: list[bytes] = []
 
-    async def invalidate(
-        self, commitment: WorkCommitment, epoch: int, proof: Sequence[bytes], reason: int, verdicts: Sequence[bytes]
+    async def slash(
+        self,
+        commitment: WorkCommitment,
+        node_signature: bytes,
+        reason: int,
+        signatures: Sequence[bytes],
+        values: Sequence[bytes],
+        rechecked: int,
     ) -> None:
         await trio.lowlevel.checkpoint()
-        self.invalidated.append((commitment.file_root, epoch, reason, len(verdicts)))
+        assert len(signatures) == len(values)
+        self.slashed.append((commitment.node, reason, len(signatures)))
 
-    async def slash(self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]):  # noqa: ANN201
+    async def verdict_evidence(
+        self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
+    ) -> None:
         await trio.lowlevel.checkpoint()
-        self.slashed.append((commitment.node, reason, len(verdicts)))
+        author = signer_of(DOMAIN, first, first_signature)
+        assert first != second and signer_of(DOMAIN, second, second_signature) == author
+        self.contradicted.append(author)
+
+    async def accepted_evidence(
+        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
+    ) -> None:
+        await trio.lowlevel.checkpoint()
+        assert signer_of(DOMAIN, first, first_signature) == signer_of(DOMAIN, second, second_signature)
+        self.certified_falsely.append(first.work)
 
     async def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
@@ -209,7 +228,9 @@ class Seat:
                 await self.board.post(
                     Heartbeat(
                         pool=POOL,
-                        sequence=sequence,
+                        boot=0,
+                        count=sequence,
+                        at=sequence,
                         role=self.role,
                         state="working",
                         contact="",

@@ -69,7 +69,7 @@ async def test_a_dispute_that_nobody_looks_at_ends_without_being_asked_about(aut
         await court.open(nursery)
         root = await court.commit()
         for validator in court.validators:
-            validator._rechecked[root] = None  # nobody makes a second look
+            validator._fetching._rechecked[root] = None  # nobody makes a second look
         await trio.sleep(5)
         ballots = court.seats[1].jury.ballots
         assert ballots.open_disputes() == [root]
@@ -82,11 +82,12 @@ async def test_who_was_found_out_by_the_clock_alone_is_remembered_over_a_restart
     """A dispute that its time decides, with nobody's message, has the same consequences as one that a vote decides."""
     four = (*VALIDATORS, NodeKey(b"\x22" * 32))
     monkeypatch.setattr("tests.attacks.validators.court.VALIDATORS", four)
+    monkeypatch.setattr("node.services.judging.fetching.share_of_files", lambda *_: 1.0)  # the liar sees every file
     court = Court([FalseAccuser, Validator, Validator, Validator], verdict_seconds=10.0)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         root = await court.commit()
-        court.validators[3]._rechecked[root] = None  # it does not look again, so there is no majority of four
+        court.validators[3]._fetching._rechecked[root] = None  # it does not look again, so there is no majority of four
         await trio.sleep(15)
         assert not court.trainer.jury.ballots.quarantined
         await trio.sleep(25)

@@ -10,15 +10,16 @@ import pytest
 import trio
 
 from node.inference.wire import Inspect, Inspected
+from node.services.judging.fetching import Fetching
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
 from node.swarm.ballots import SILENT_AFTER, FileState
 from node.swarm.register import Work, WorkId
 from protocol.checks import Fault, Reason
+from protocol.earnings import most_files
 from protocol.identity import NodeKey
-from protocol.messages import PolicyAnnounced, RolloutCommitted, VerdictIssued
+from protocol.messages import PolicyAnnounced, RolloutCommitted, VerdictIssued, signed
 from protocol.statements import Outcome, Verdict, WorkCommitment, sign, work_id
-from protocol.work import most_files
 from tests.attacks.validators.court import (
     DOMAIN,
     OTHER,
@@ -266,23 +267,27 @@ async def test_a_flood_of_commitments_leaves_honest_work_as_it_is(autojump_clock
         nursery.cancel_scope.cancel()
 
 
-class Inventor(Validator):
+class Speaking(Fetching):
     """Speaks at once, of files that nobody committed to and of those that its accomplice hands to nobody."""
 
-    async def _fetch_file(self, work: Work) -> Any:
+    async def _fetch(self, work: Work) -> Any:
         if work.node == OTHER.address:
             await self._speak_of(work.commitment)
         for number in range(3):
             invented = work.id[:31] + bytes([number])
             await self._speak_of(WorkCommitment(POOL, WORKER.address, policy_root(0), 7 + number, invented, 5))
-        return await super()._fetch_file(work)
+        return await super()._fetch(work)
 
     async def _speak_of(self, c: WorkCommitment) -> None:
         verdict = Verdict(
             c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, Outcome.SLASH, Reason.WRONG_IDENTITY
         )
-        message = VerdictIssued(pool=POOL, verdict=verdict, signature=sign(self._station.key, DOMAIN, verdict))
-        await self._station.board.post(message)
+        message = VerdictIssued(pool=POOL, verdict=verdict, signature=b"")
+        await self._station.board.post(signed(message, self._station.key, DOMAIN))
+
+
+class Inventor(Validator):
+    fetching_kind = Speaking
 
 
 @pytest.mark.parametrize("accomplice", [False, True])
@@ -334,8 +339,8 @@ class Babbler(Validator):
         c = candidate.work.commitment
         for reason in range(1, 18):
             verdict = Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, Outcome.SLASH, reason)
-            message = VerdictIssued(pool=POOL, verdict=verdict, signature=sign(self._station.key, DOMAIN, verdict))
-            await self._station.board.post(message)
+            message = VerdictIssued(pool=POOL, verdict=verdict, signature=b"")
+            await self._station.board.post(signed(message, self._station.key, DOMAIN))
 
 
 async def test_a_validator_that_accuses_everybody_of_everything_buries_no_true_accusation(

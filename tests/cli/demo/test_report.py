@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli.demo.command import say_goodbye
 from cli.demo.report import summarise, write_report
 from cli.demo.sample import sample_snapshot
 from cli.demo.snapshot import Snapshot
@@ -76,3 +77,18 @@ def test_a_short_demos_fall_is_reported_as_a_fall() -> None:
     rewards = tuple(enumerate([0.5] * 4 + [0.25] * 4))
     summary = summarise(Snapshot(rewards=rewards), seed=0, report=None)
     assert (summary["reward_first"], summary["reward_last"], summary["reward_window"]) == (0.5, 0.25, 4)
+
+
+def test_pay_is_what_the_chain_says_of_this_pool_and_is_told_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = sample_snapshot()
+    trainer, worker = (row.participant.address for row in sample.rows[:2])
+    claims = [(trainer, 1, 15), (worker, 1, 20), (worker, 1, 5), (worker, 2, 100)]
+    events = [{"event": "EarningsPosted", "pool": 1, "epoch": epoch} for epoch in (0, 1)]
+    events += [{"event": "Claimed", "pool": p, "node": n, "amount_wei": str(wei * 10**17)} for n, p, wei in claims]
+    summary = summarise(sample, seed=0, report=None, events=events)
+    assert summary["pay"] == {"tables": 2, "claims": 3, "paid_wei": str(4 * 10**18)}
+    assert [int(member["paid_wei"]) for member in summary["members"]] == [15 * 10**17, 25 * 10**17, 0, 0, 0]
+    say_goodbye(summary, Path("demo"), to_errors=False)
+    assert "2 tables of earnings posted, 4 tokens claimed: trainer 1.5, worker 1 2.5" in capsys.readouterr().out
+    say_goodbye(summarise(sample, seed=0, report=None), Path("demo"), to_errors=False)
+    assert "nobody was paid yet" in capsys.readouterr().out

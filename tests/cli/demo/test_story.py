@@ -12,7 +12,7 @@ from cli.demo import story
 from cli.demo.cast import DemoOptions, remembered
 from cli.demo.prepare import Stage
 from cli.demo.scene import Scene
-from cli.demo.snapshot import Snapshot, Tracker
+from cli.demo.snapshot import Participant, ProcessState, Row, Snapshot, Tracker
 from cli.demo.supervise import start_anew
 from cli.demo.view import View
 from cli.errors import CommandError
@@ -25,6 +25,12 @@ LAST = Snapshot(rewards=((0, 0.25), (1, 0.5)))
 class Said(View):
     def __init__(self) -> None:
         self.lines: list[str] = []
+
+    def __enter__(self) -> "Said":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        return None
 
     def say(self, text: str) -> None:
         self.lines.append(text)
@@ -44,6 +50,17 @@ async def cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: Snaps
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     return view
+
+
+@pytest.mark.parametrize(("paid", "owed", "waits"), [(5, 9, False), (0, 9, True), (0, 0, True)])
+async def test_a_demo_whose_run_is_over_waits_for_the_first_pay_and_not_for_ever(
+    autojump_clock: Any, paid: int, owed: int, waits: bool
+) -> None:
+    rows = (Row(Participant("worker 1", "worker"), ProcessState(), "finished", paid_wei=paid, owed_wei=owed),)
+    view, started = Said(), trio.current_time()
+    await story._watch_training(lambda phase: Snapshot(rows=rows, done=True), view)
+    assert (trio.current_time() - started > story.PAY) is waits
+    assert any("waiting for the first pay" in line for line in view.lines) is waits
 
 
 async def test_an_interrupted_demo_leaves_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def deployed_chain(cache: Path) -> Iterator[NetworkProfile]:
         _wait_for(url, process)
         deployer = NodeKey.generate()
         provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600))
+        done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600, min_window=10))
         yield NetworkProfile(name="test", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
     finally:
         provider.close()

@@ -77,9 +77,9 @@ class Participants:
 
     async def prepare(self) -> None:
         faucet = DevnetFaucet(self.client)
-        await faucet.fund(self.manager.address, coin=10**18, token=110 * TOKEN)
+        await faucet.fund(self.manager.address, coin=10**18, token=100 * TOKEN)
         await prepare_participant(self.client, faucet, self.provider, self.node, stake=100 * TOKEN)
-        await prepare_participant(self.client, faucet, NodeKey.generate(), self.validator, stake=20 * TOKEN)
+        await prepare_participant(self.client, faucet, NodeKey.generate(), self.validator, stake=100 * TOKEN)
         params = PoolParams(
             manager=self.manager.address,
             reward_per_unit=10**15,

@@ -1,6 +1,7 @@
 """An RPC endpoint between a client and the real one, which says what a test wants it to say."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ class Meddler:
         self.sent = 0
         self.url = ""
         self.at: Callable[[str, str], None] = lambda method, when: None
-        self._sent_at = 0.0
+        self._sent_at = -math.inf  # nothing was sent; the clock begins at boot, which may be a minute ago
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
         method = request["method"]

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import trio
 
-from contracts.bindings import Joined, Slashed, WorkCommitted
+from contracts.bindings import Claimed, EarningsPosted, Joined, PostedEarnings, Slashed
 from contracts.deploy import TOKEN
-from node.chain.cases import EpochCase, FileCase, read_case, unhex
+from node.chain.cases import FileCase, read_case, unhex
 from node.chain.client import ChainClient
 from node.chain.errors import (
     ChainError,
@@ -29,8 +29,8 @@ from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from node.chain.setup import prepare_participant
 from protocol.identity import NodeKey
-from protocol.statements import EpochVerdict, Outcome, Verdict, WorkCommitment, sign
-from protocol.work import EpochFault
+from protocol.statements import Accepted, Earnings, Outcome, Verdict, WorkCommitment, sign, work_id
+from tests.contracts.conftest import table
 
 Connect = Callable[..., ChainClient]
 
@@ -142,8 +142,8 @@ async def test_a_node_of_another_provider_is_not_taken(people: Any) -> None:
 
 async def test_too_small_a_stake_is_told_before_anything_is_sent(people: Any) -> None:
     with pytest.raises(InsufficientStake) as caught:
-        await prepare_participant(people.client, None, NodeKey.generate(), NodeKey.generate(), stake=19 * TOKEN)
-    assert (caught.value.bonded, caught.value.required) == (19 * TOKEN, 20 * TOKEN)
+        await prepare_participant(people.client, None, NodeKey.generate(), NodeKey.generate(), stake=99 * TOKEN)
+    assert (caught.value.bonded, caught.value.required) == (99 * TOKEN, 100 * TOKEN)
 
 
 async def test_members_are_listed_with_their_last_contact(people: Any) -> None:
@@ -159,29 +159,63 @@ async def test_members_are_listed_with_their_last_contact(people: Any) -> None:
     assert (await client.members(pool))[0].left
 
 
-async def test_work_is_committed_settled_and_paid(people: Any, chain_rpc: Any) -> None:
-    client, pool = people.client, people.pool
+async def test_contacts_are_read_at_the_blocks_that_the_contract_remembers(
+    people: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch, chain_rpc: Any
+) -> None:
+    """Of a pool that is long old, a few blocks are asked for, and none of those that are known already."""
+    client, pool, asked = people.client, people.pool, list[tuple[int, int]]()
+    await client.join(pool, "/ip4/10.0.0.1/tcp/1")
+    joined = (await client.block()).number
+    chain_rpc("anvil_mine", hex(300))
+    reader = connect(client.profile)
+    real = reader._logs
+
+    def watched(first: int, last: int, *rest: Any) -> Any:
+        asked.append((first, last))
+        return real(first, last, *rest)
+
+    monkeypatch.setattr(reader, "_logs", watched)
+    assert [member.contact for member in await reader.members(pool)] == ["/ip4/10.0.0.1/tcp/1"]
+    assert asked == [(joined, joined)]
+    await reader.members(pool)
+    assert len(asked) == 1
+    await client.join(pool, "/ip4/10.0.0.1/tcp/2")
+    assert [member.contact for member in await reader.members(pool)] == ["/ip4/10.0.0.1/tcp/2"]
+    assert asked[1:] == [(joined + 301, joined + 301)]
+
+
+async def test_earnings_are_posted_claimed_and_paid(people: Any, chain_rpc: Any) -> None:
+    client, pool, node = people.client, people.pool, people.node.address
     await client.join(pool, "x")
-    receipt = await client.commit_work(pool, 0, b"\x01" * 32, 1000)
-    assert isinstance(receipt.events[0], WorkCommitted)
-    assert (await client.work(pool, people.node.address, 0)).reserved == TOKEN
-    with pytest.raises(Reverted, match="NotMature"):
-        await client.settle(pool, people.node.address, [0])
-    info = await client.pool(pool)
-    chain_rpc("evm_setNextBlockTimestamp", info.maturity(0))
+    root, _ = table({node: 1000})
+    signatures = [sign(people.validator, client.domain, Earnings(pool, 0, root, 1000))]
+    assert await client.earnings(pool) == PostedEarnings(None, bytes(32), 0)
+    with pytest.raises(Reverted) as caught:
+        await client.post_earnings(pool, 0, root, 1000, signatures)
+    assert caught.value.name == "NotMature" and "post it later" in caught.value.remedy
+    chain_rpc("evm_setNextBlockTimestamp", (await client.pool(pool)).maturity(0))
     chain_rpc("evm_mine")
-    assert await client.epoch_at(pool) == 7
-    await client.settle(pool, people.node.address, [0])
+    receipt = await client.post_earnings(pool, 0, root, 1000, signatures)
+    assert isinstance(receipt.events[0], EarningsPosted)
+    assert await client.earnings(pool) == PostedEarnings(0, root, 1000, 1000, 1)
+    with pytest.raises(Reverted, match="newest table"):
+        await client.claim(pool, node, 1001, [])
+    receipt = await client.claim(pool, node, 1000, [], key=people.manager)
+    assert [event.amount for event in receipt.events if isinstance(event, Claimed)] == [TOKEN]
+    assert await client.claimed(pool, node) == 1000
     assert (await client.balances(people.provider.address)).token == TOKEN
+    with pytest.raises(Reverted, match="all of it was paid"):
+        await client.claim(pool, node, 1000, [])
 
 
 async def test_a_quorum_slashes_over_the_client(people: Any) -> None:
     client, pool = people.client, people.pool
     await client.join(pool, "x")
-    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10)
-    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, c.units, int(Outcome.SLASH), 5)
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
     mine = sign(people.node, client.domain, c)
-    receipt = await client.slash(c, mine, 5, [sign(people.validator, client.domain, verdict)], key=people.manager)
+    theirs = sign(people.validator, client.domain, verdict)
+    receipt = await client.slash(c, mine, 5, [theirs], [bytes(32)], 0, key=people.manager)
     slashed = next(event for event in receipt.events if isinstance(event, Slashed))
     assert (slashed.amount, slashed.reason) == (50 * TOKEN, 5)
     assert (await client.members(pool))[0].evicted
@@ -194,7 +228,7 @@ async def test_a_revert_is_told_before_anything_is_sent(people: Any) -> None:
     client = people.client
     before = await client.block()
     with pytest.raises(Reverted) as caught:
-        await client.commit_work(people.pool, 0, b"\x01" * 32, 1)
+        await client.leave(people.pool)
     assert caught.value.name == "NotMember"
     assert caught.value.args_ == {"pool": people.pool, "node": people.node.address}
     assert await client.block() == before
@@ -297,29 +331,44 @@ async def test_an_endpoints_own_error_is_told_as_such(profile: NetworkProfile, c
 async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, tmp_path: Path) -> None:
     client, pool = people.client, people.pool
     await client.join(pool, "x")
-    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10)
-    verdict = Verdict(pool, c.node, c.policy_root, 0, c.file_root, c.units, int(Outcome.SLASH), 5)
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
+    verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
     mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
-    await CaseKeeper(client, tmp_path / "cases").slash(c, mine, 5, [theirs])
+    await CaseKeeper(client, tmp_path / "cases").slash(c, mine, 5, [theirs], [bytes(32)], 0)
     (path,) = (tmp_path / "cases").iterdir()
     case = read_case(path)
     assert isinstance(case, FileCase)
-    assert (case.commitment.statement(), unhex(case.signature or ""), case.reason) == (c, mine, 5)
-    assert [unhex(one) for one in case.verdicts] == [theirs]
+    assert (case.commitment.statement(), unhex(case.signature), case.reason) == (c, mine, 5)
+    assert (case.signatures, case.values, case.rechecked) == ([theirs], [bytes(32)], 0)
 
 
-async def test_an_epochs_case_is_kept_and_takes_what_its_outcome_says(people: Any, tmp_path: Path) -> None:
-    client, pool, node = people.client, people.pool, people.node.address
+@pytest.mark.parametrize("kind", ["commitments", "verdicts", "certificates", "certificate and verdict"])
+async def test_evidence_is_kept_as_a_file_and_carried(people: Any, tmp_path: Path, kind: str) -> None:
+    client, pool, keeper = people.client, people.pool, CaseKeeper(people.client, tmp_path / "cases")
     await client.join(pool, "x")
-    epoch = await client.epoch_at(pool)
-    await client.commit_work(pool, epoch, b"\xab" * 32, 10)
-    verdict = EpochVerdict(pool, node, epoch, b"\xab" * 20, int(Outcome.REJECT), int(EpochFault.UNDELIVERED))
-    theirs = sign(people.validator, client.domain, verdict)
-    keeper = CaseKeeper(client, tmp_path / "cases")
-    await keeper.invalidate_epoch(pool, node, epoch, verdict.outcome, verdict.reason, [theirs])
+    c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
+    verdicts = [
+        Verdict(**msgspec.structs.asdict(c), outcome=outcome, reason=0, values=bytes([7]) * 32) for outcome in (0, 1)
+    ]
+    certificates = [Accepted(pool, c.node, 0, work_id(c), units) for units in (10, 11)]
+    pairs: dict[str, Any] = {
+        "commitments": (people.node, [c, msgspec.structs.replace(c, epoch=1)]),
+        "verdicts": (people.validator, verdicts),
+        "certificates": (people.validator, certificates),
+        "certificate and verdict": (people.validator, [certificates[0], verdicts[1]]),
+    }
+    key, (first, second) = pairs[kind]
+    one, two = (sign(key, client.domain, each) for each in (first, second))
+    if kind == "commitments":
+        receipt = await keeper.evidence(first, one, second, two)
+    elif kind == "verdicts":
+        receipt = await keeper.verdict_evidence(pool, first.work, first, one, second, two)
+    else:
+        receipt = await keeper.accepted_evidence(first, one, second, two)
+    slashed = next(event for event in receipt.events if isinstance(event, Slashed))
+    assert (slashed.node, slashed.case_id) == (key.address, 0)
     (path,) = (tmp_path / "cases").iterdir()
-    case = read_case(path)
-    assert path.name == f"{node.lower()}-epoch-{epoch}.json" and isinstance(case, EpochCase)
-    assert (case.epoch, case.outcome, case.reason) == (epoch, 1, 23)
-    assert [unhex(one) for one in case.verdicts] == [theirs]
-    assert (await client.work(pool, node, epoch)).units == 0
+    case: Any = read_case(path)
+    assert type(case).__struct_config__.tag == kind
+    assert (case.first.statement(), case.second.statement()) == (first, second)
+    assert (unhex(case.first_signature), unhex(case.second_signature)) == (one, two)

@@ -64,10 +64,10 @@ async def test_a_simulation_of_another_form_is_refused(
 
 
 async def test_a_single_step_tells_its_revert(people: Any) -> None:
-    step = Step("settle", people.client.contracts.settle(people.pool, people.node.address, [0]))
+    step = Step("claim", people.client.contracts.claim(people.pool, people.node.address, 1, []))
     with pytest.raises(Reverted) as caught:
         await people.client.simulate([step], people.manager.address)
-    assert caught.value.name in ("NothingCommitted", "NotMature")
+    assert caught.value.name == "NotMember"
 
 
 async def test_taking_out_stake_that_nodes_need_says_what_would_be_left(people: Any) -> None:

@@ -29,6 +29,15 @@ def test_a_mismatch_between_sampler_and_trainer_rings() -> None:
     assert rung(series("mismatch_kl", 0.01, 0.01, 0.01, 0.5, 0.5)) == [("mismatch", 4)]
 
 
+def test_a_gross_mismatch_rings_at_once() -> None:
+    """Four steps at a toy's learning rate lost a real model, and no mean of ten was there yet."""
+    book = AlarmBook(Alarms())
+    (alarm,) = book.feed({"step": 1, "mismatch_kl": 4.7})
+    assert (alarm.name, alarm.step, alarm.limit) == ("mismatch", 1, 1.0) and "learning rate" in alarm.text
+    assert book.feed({"step": 2, "mismatch_kl": 0.147}) == [] and not book.active
+    assert rung(series("mismatch_kl", 0.9, 0.1, 0.02)) == [("mismatch", 2)]  # the mean's, as ever
+
+
 def test_gradients_far_above_the_usual_ring() -> None:
     assert rung(series("grad_norm", *[1.0] * 8, 50, 50)) == [("grad_norm", 8)]
     assert rung(series("grad_norm", 50, 50, 50, 50)) == []  # nothing usual is known yet

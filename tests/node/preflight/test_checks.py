@@ -2,18 +2,20 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from contracts.bindings import PoolInfo
 from node.chain.profile import NetworkProfile
+from node.config import NodeConfig
 from node.hardware import Gpu, Hardware
 from node.inference.errors import EngineError
+from node.preflight.admission import check_calibrated
 from node.preflight.clock import against_chain, against_peers
 from node.preflight.disk import check_disk, judge_disk
-from node.preflight.engines import check_engines
+from node.preflight.engines import check_class, check_engines, judge_class
 from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst
 from node.preflight.gpu import Builds, judge_gpu
 from node.preflight.keys import check_keys
@@ -28,8 +30,9 @@ from node.preflight.stake import Standing, check_gas, check_pool, check_stake
 from node.preflight.survey import exit_code
 from node.preflight.versions import check_versions, installed_versions
 from node.state.directory import StateDir
+from protocol.cuts import Cuts
 from protocol.identity import NodeKey
-from protocol.run import Asset, EnvironmentSpec, RunSpec
+from protocol.run import Asset, EnvironmentSpec, RunSpec, VerificationSpec
 
 NODE, PROVIDER = (NodeKey(bytes([n]) * 32).address for n in (1, 2))
 BASE = NetworkProfile(name="base-sepolia", chain_id=84532, rpc_urls=("https://rpc.example/v2/secret",))
@@ -375,3 +378,65 @@ def test_a_running_daemon_is_judged_by_what_it_says() -> None:
     fine = Running("working", "its share is made", others=4, connected=3, tried=3, reached=2, offsets=(0.1, -0.2))
     assert worst(check_running(fine)) == "ok" and len(check_running(fine)) == 4
     assert check_running(Running("stake", "waits"))[2].level == "ok"
+    for ahead, told in ((20.0, "warning"), (86_400.0, "failure"), (-400.0, "warning"), (1.0, "ok")):
+        clock = check_running(msgspec.structs.replace(fine, ahead=ahead, peers=5))[-1]
+        assert (clock.name, clock.level) == ("clock", told) and "5 peers" in clock.what
+
+
+THERE = "cuda-sm90/float32/vllm/tf32/tp1/vllm-0.32.0"
+MEASURED = VerificationSpec(engines=("*/*/*",), pairs={f"{THERE}>{THERE}": Cuts()})
+
+
+def test_a_machine_whose_class_was_not_measured_is_told_how_it_is() -> None:
+    here = ["x86/float32/sdpa/ieee/tp1/torch-2.13.0", "x86/float32/eager/ieee/tp1/torch-2.13.0"]
+    for role in ("worker", "validator"):
+        finding = judge_class(MEASURED, role, here)
+        assert finding.level == "failure" and exit_code([finding]) == 6
+        assert here[0] in finding.what and THERE in finding.what and "calibrate export" in finding.remedy
+        assert judge_class(MEASURED, role, [*here, THERE]).level == "ok"
+        assert judge_class(VerificationSpec(), role, here).level == "ok"
+
+
+async def test_this_machine_is_asked_for_its_classes_without_a_model() -> None:
+    finding = await check_class(MEASURED, "worker", ["--engine", "torch"])
+    assert finding.level == "failure" and all("/tp1/torch-" in name for name in finding.data["classes"])
+    assert (await check_class(MEASURED, "worker", ["--no-such-option"])).level == "warning"
+
+
+class Unregistered:
+    """A chain on which nobody has put up a stake for the node, or somebody has."""
+
+    profile = BASE
+
+    def __init__(self, provider: str | None) -> None:
+        self.provider = provider
+
+    async def node_info(self, node: str) -> Any:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("provider", "role", "command", "refused"),
+    [
+        (None, "worker", None, True),
+        (None, "validator", None, True),
+        (None, "trainer", None, False),
+        (None, "worker", "an engine of my own", False),
+        (PROVIDER, "worker", None, False),
+    ],
+)
+async def test_an_uncalibrated_machine_is_refused_before_a_stake(
+    monkeypatch: pytest.MonkeyPatch, provider: str | None, role: Any, command: str | None, refused: bool
+) -> None:
+    async def spec(*_: object) -> RunSpec:
+        return RunSpec(name="measured elsewhere", environment=EnvironmentSpec(name="sort"), verification=MEASURED)
+
+    monkeypatch.setattr("node.preflight.admission.ask_for_spec", spec)
+    config: Any = NodeConfig(engine_command=command)
+    chain, pool = cast("Any", Unregistered(provider)), cast("Any", None)
+    if not refused:
+        await check_calibrated(chain, pool, NODE, config, role)
+        return
+    with pytest.raises(PreflightFailed) as caught:
+        await check_calibrated(chain, pool, NODE, config, role)
+    assert "not calibrated" in caught.value.why or "no work was calibrated" in caught.value.why

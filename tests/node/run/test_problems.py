@@ -5,6 +5,7 @@ import pytest
 
 from node.run.file import compile_run
 from node.run.problems import check_run
+from node.run.survey import survey
 from protocol.errors import IntellectError
 
 ROWS = [
@@ -73,3 +74,43 @@ def test_a_tokenizer_that_cannot_be_read_is_named(run_file: Path) -> None:
 def test_proofs_wider_than_the_model_are_refused(run_file: Path) -> None:
     run_file.write_text(run_file.read_text().replace("toploc_k = 16", "toploc_k = 17"))
     assert "verification.toploc_k = 17" in complaint(run_file)
+
+
+def test_a_run_says_how_many_rows_of_which_form_it_took_and_skipped_and_is_known_by_that(run_file: Path) -> None:
+    gsm8k = [{"question": f"{i}+{i}", "answer": f"so\n#### {2 * i}"} for i in range(20)]
+    write_rows(run_file.parent, [*ROWS, *gsm8k, {"question": "1", "answer": "a long story of a king"}])
+    run_file.write_text(run_file.read_text().replace("held_back_share", 'on_bad_row = "skip", held_back_share'))
+    compiled = compile_run(run_file)
+    assert compiled.spec.environment.args["bad_rows"] == 1
+    (part,) = check_run(compiled).parts
+    assert part.shapes == {"INTELLECT-2, verifiable_math": 40, "GSM8K": 20} and sum(part.skipped.values()) == 1
+    write_rows(run_file.parent, [*ROWS, *gsm8k])
+    assert compile_run(run_file).root != compiled.root
+
+
+def test_a_survey_finds_mistakes_of_all_kinds_at_once(run_file: Path) -> None:
+    bad = [{**row, "verification_info": "{"} for row in ROWS[:25]]
+    write_rows(run_file.parent, [*ROWS[25:], *bad])
+    (run_file.parent / "model" / "model.safetensors").write_bytes(b"torn")
+    text = (
+        run_file.read_text()
+        .replace("[rollout]", "[rollout]\ngroup_size = 1\nprompts_per_stepp = 4")
+        .replace("toploc_k = 16", "")
+    )
+    run_file.write_text(text + '[[evaluation.environments]]\nname = "sortt"\n[recipe]\nsteps = "many"\n')
+    found = survey(run_file)
+    assert found.compiled is None and found.facts is None
+    told = " ".join(f"{one.what} {one.remedy}" for one in found.findings.first)
+    for words in (
+        "did you mean",
+        "prompts_per_stepp",
+        "group_size",
+        "'sortt'",
+        "recipe",
+        "int",
+        "safetensors",
+        "neither JSON",
+    ):
+        assert words in told
+    assert found.findings.total == 25 + 5 and sum(found.findings.rest().values()) == 10
+    write_rows(run_file.parent, ROWS)

@@ -17,7 +17,16 @@ VALIDATOR, GPU, CPU, SILENT, TRAINER = (NodeKey(bytes([n]) * 32) for n in range(
 
 def beat(engine: str, sequence: int) -> Heartbeat:
     return Heartbeat(
-        pool=1, sequence=sequence, role="worker", state="", contact="", policy_step=0, interval=9e8, engine=engine
+        pool=1,
+        boot=0,
+        count=sequence,
+        at=sequence,
+        role="worker",
+        state="",
+        contact="",
+        policy_step=0,
+        interval=9e8,
+        engine=engine,
     )
 
 

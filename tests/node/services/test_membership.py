@@ -10,10 +10,11 @@ import trio
 
 from contracts.bindings import Joined, Left
 from node.chain.errors import ChainError, RpcUnreachable
-from node.chain.follower import RolledBack
+from node.chain.follower import GRACE, RolledBack
 from node.config import NodeConfig, RelayOffer
 from node.network.errors import PeerUnavailable, RequestRefused
 from node.network.memory import MemoryHub, MemoryNetwork
+from node.preflight.stake import Powers
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease
@@ -21,12 +22,14 @@ from node.services.membership.participant import ensure_participant
 from node.services.membership.reach import Reach
 from node.services.membership.stake import Stake
 from node.swarm.dialback import Look
-from node.swarm.membership import Membership
+from node.swarm.membership import EXPIRED_AT_ONCE, Membership
 from node.swarm.neighbours import MOST
 from protocol.identity import Address, NodeKey
+from protocol.liveness import MAX_LEFT
 from protocol.messages import Heartbeat
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
+POWERS = Powers(OTHER.address, OTHER.address, 0, 7200, 60)
 CONTACT = f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER.peer_id}"
 
 
@@ -42,6 +45,7 @@ class Follower:
         for one in deliveries:
             send.send_nowait(one)
         self.block, self.healthy = SimpleNamespace(number=12), True
+        self.now = self.read_until = 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -101,6 +105,46 @@ async def test_members_come_and_go_with_the_chain_and_with_its_second_thoughts(a
         assert events.status() == {"network": {"block": 12, "rpc_ok": True}}
 
 
+async def test_a_lease_that_runs_out_by_the_chains_time_is_a_departure_and_a_silent_chain_ends_none(
+    autojump_clock: Any,
+) -> None:
+    members, ghost = membership(), NodeKey(b"\x07" * 32).address
+    follower: Any = Follower(
+        event(Joined, node=OWN.address, lease_until=10),
+        event(Joined, node=OTHER.address, contact=CONTACT, lease_until=2000),
+        event(Joined, node=ghost, lease_until=900),
+    )
+    follower.now = 1000
+    events = Events(follower, members)
+    async with trio.open_nursery() as nursery:
+        await events.start(nursery)
+        await trio.sleep(10_000)
+        assert members.is_member(OTHER.address) and members.table.get(ghost) is None
+        follower.read_until = 2000 + GRACE
+        await trio.sleep(5)
+        assert members.is_member(OTHER.address)
+        follower.read_until += 1
+        await trio.sleep(5)
+        assert not members.is_member(OTHER.address) and members.is_member(OWN.address)
+        assert members.contacts_of(OTHER.address) == (CONTACT,), "where the trainer was stays known"
+        members.joined(OTHER.address, CONTACT, 3000)
+        await trio.sleep(5)
+        assert members.is_member(OTHER.address)
+        nursery.cancel_scope.cancel()
+
+
+def test_ten_thousand_leases_that_end_at_once_leave_the_event_loop_in_between() -> None:
+    contacts = Contacts()
+    members = Membership(OWN.address, contacts, OTHER.address, (), clock=lambda: 0.0)
+    crowd = [Address(f"0x{number:040x}") for number in range(3 * EXPIRED_AT_ONCE)]
+    for node in crowd:
+        members.joined(node, f"at {node}", 100)
+    members.joined(OTHER.address, CONTACT, 500)
+    assert [members.expire(101) for _ in range(4)] == [True, True, True, False]
+    assert members.addresses() == [OTHER.address] and contacts.dialled == {OTHER.address}
+    assert len(members.table.all()) <= MAX_LEFT + 1
+
+
 async def test_the_lease_is_renewed_three_times_as_often_as_it_runs_out(autojump_clock: Any) -> None:
     members = membership()
     members.joined(OWN.address, "")
@@ -134,6 +178,10 @@ async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_
     class Unregistered:
         profile = SimpleNamespace(name="base-sepolia", chain_id=84532)
 
+        async def ask(self, action: str, view: object) -> Powers:
+            await trio.lowlevel.checkpoint()
+            return POWERS
+
         async def node_info(self, node: str) -> Any:
             await trio.lowlevel.checkpoint()
             return SimpleNamespace(provider=None)
@@ -165,6 +213,10 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
         profile = SimpleNamespace(name="base-sepolia", chain_id=84532)
         looks = 0
 
+        async def ask(self, action: str, view: object) -> Powers:
+            await trio.lowlevel.checkpoint()
+            return POWERS
+
         async def node_info(self, node: str) -> Any:
             await trio.lowlevel.checkpoint()
             self.looks += 1
@@ -190,11 +242,16 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
     told = [(event.name, event.text) for event in progress.events]
     assert chain.looks == 5 and progress.phase.name == "stake" and "joining may cost" in progress.phase.text
     assert [text for name, text in told if name == "do"].count("intellect-node keys new provider") == 1
+    powers = [text for name, text in told if name == "powers"]
+    assert powers[0].startswith("2 of 3 validators say what everybody has earned, and can take 100 tokens")
+    assert [name for name, _ in told].index("powers") < [name for name, _ in told].index("do")
     assert told[-1][0] == "do" and told[-1][1].startswith("send ") and "trouble" in dict(told)
 
 
 async def apply(chain: Any, config: NodeConfig, progress: ProgressRecord) -> None:
-    pool: Any = SimpleNamespace(epoch_seconds=3600)
+    validators, others = (OTHER.address,) * 3, {"manager": OTHER.address, "opener": OTHER.address}
+    terms = {"threshold": 2, "slash_amount": 10**20, "window": 3600, "epoch_seconds": 3600}
+    pool: Any = SimpleNamespace(validators=validators, **terms, **others)
     await ensure_participant(chain, OWN, config, Path("nodes/a"), pool, progress)
 
 
@@ -211,9 +268,17 @@ class Contacts:
     def stay_with(self, members: Any) -> None:
         self.dialled = set(members)
 
+    def connected(self) -> frozenset[Any]:
+        return frozenset()
+
+    def failures(self) -> dict[Any, int]:
+        return {}
+
 
 def beat(at: int, contact: str) -> Heartbeat:
-    return Heartbeat(pool=1, sequence=at, role="worker", state="working", contact=contact, policy_step=0, interval=2.0)
+    return Heartbeat(
+        pool=1, boot=0, count=at, at=at, role="worker", state="working", contact=contact, policy_step=0, interval=2.0
+    )
 
 
 def test_a_renewed_lease_moves_nobody_and_the_newest_own_word_holds() -> None:

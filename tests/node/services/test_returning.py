@@ -33,15 +33,15 @@ POOL = PoolInfo(
     stopped_at=0,
     paused=False,
     ended=False,
-    has_work=True,
+    has_members=True,
     invited=False,
     attested=False,
     max_units_per_epoch=1_000,
+    units_per_epoch=10**9,
     reward_per_unit=10**18,
     slash_amount=50 * 10**18,
     escrow=10**24,
-    reserved=0,
-    bond=10**21,
+    owed=0,
     run_uri="",
     bootnodes=(),
     threshold=1,
@@ -120,7 +120,9 @@ async def test_nobody_waits_for_a_silent_chain_who_knows_the_pool(
     if others:
         members.joined(OTHER.address, "")
     _, never = trio.open_memory_channel[Any](0)
-    follower: Any = SimpleNamespace(block=None, unanswered=unanswered, healthy=False, events=never, run=run)
+    follower: Any = SimpleNamespace(
+        **{"block": None, "unanswered": unanswered, "healthy": False, "now": 0, "read_until": 0}, events=never, run=run
+    )
     async with trio.open_nursery() as nursery:
         started = trio.current_time()
         await Events(follower, members).start(nursery)

@@ -1,10 +1,11 @@
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from node.errors import StateError
 from node.state.journal import Journal
-from protocol.work import Leaf
+from protocol.statements import Accepted
 
 
 @pytest.fixture
@@ -52,18 +53,15 @@ def test_what_was_consumed_can_be_asked_for_from_a_step_on(journal: Journal) -> 
     assert journal.trained_by(2) == [bytes([4]) * 32, bytes([3]) * 32]
 
 
-def test_accepted_files_wait_for_one_epoch_each(journal: Journal) -> None:
+def test_what_was_accepted_may_be_refused_and_never_the_other_way_round(journal: Journal) -> None:
     for name in (b"a", b"b", b"c"):
-        journal.add_file(name, b"policy", 0, 10, made_at=5.0)
+        journal.add_file(name, b"policy", 0, 10, made_at=5.0, epoch=7)
     journal.judge_file(b"a", "accepted")
     journal.judge_file(b"b", "rejected")
-    journal.judge_file(b"b", "accepted")  # a verdict is final
-    file = Leaf(b"policy", 0, b"a", 10)
-    assert journal.unpaid_files(before=6.0) == [file]
-    journal.assign_epoch([b"a"], 7)
-    assert journal.unpaid_files(before=6.0) == []
-    assert journal.files_of_epoch(7) == [file]
-    assert journal.file_counts(b"") == {"accepted": 1, "rejected": 1, "pending": 1}
+    journal.judge_file(b"b", "accepted")
+    assert journal.own_works(7) == [(b"policy", 0, b"a", 10), (b"policy", 0, b"c", 10)]
+    journal.judge_file(b"a", "rejected")
+    assert journal.file_counts(b"") == {"rejected": 2, "pending": 1}
 
 
 def test_a_damaged_journal_is_a_clear_error(tmp_path) -> None:
@@ -72,16 +70,62 @@ def test_a_damaged_journal_is_a_clear_error(tmp_path) -> None:
         Journal(tmp_path / "j.sqlite")
 
 
-def test_what_a_validator_heard_is_bounded_by_node_and_accepted_work_goes_last(journal: Journal) -> None:
-    rows = [(bytes([n]), "thief", 10, n, False) for n in range(9)]
-    journal.note_heard([(b"x", "other", 7, 0, False), (b"good", "thief", 5, 0, True), *rows], most=4)
-    assert journal.heard_of("thief") == {b"good": 5, b"\x08": 10, b"\x07": 10, b"\x06": 10}
-    journal.note_heard([(b"x", "other", 7, 3, True), (b"good", "thief", 5, 9, False)], most=4)
-    assert journal.note_shown("other", 1, b"r", [b"x", b"y"], 3) == [b"y"]
-    assert journal.note_shown("thief", 1, b"r", [b"good", b"\x08"], 3) == [b"\x08"], "accepted stays accepted"
-    assert journal.was_shown("other", 1, b"r") and not journal.was_shown("other", 2, b"r")
-    assert journal.claims_elsewhere(1, b"r") == []
-    journal.note_shown("other", 2, b"s", [b"x"], 4)
-    assert journal.claims_elsewhere(2, b"s") == [(1, b"r")] and journal.claims_elsewhere(1, b"r") == [(2, b"s")]
-    journal.forget_work(4)
-    assert journal.claims_elsewhere(2, b"s") == [] and journal.heard_of("other") == {}
+def accepted(work: int, epoch: int = 1, units: int = 10, node: str = "worker") -> Accepted:
+    return Accepted(1, node, epoch, work.to_bytes(32), units)  # type: ignore[arg-type]
+
+
+def test_a_work_is_certified_once_and_the_signature_is_remembered(tmp_path) -> None:
+    first = Journal(tmp_path / "j.sqlite")
+    assert first.certify("me", accepted(1), b"signature") == b"signature"
+    first.close()
+    again = Journal(tmp_path / "j.sqlite")
+    assert again.certify("me", accepted(1), b"another") == b"signature"
+    assert again.certify("me", accepted(1, units=11), b"another") is None
+    assert again.certificate("me", 1, accepted(1).work) == (accepted(1), b"signature")
+    again.forget_epochs(1)
+    assert again.certificate("me", 1, accepted(1).work) is None
+    again.close()
+
+
+def test_certificates_are_bounded_by_validator_and_old_epochs_go_first(journal: Journal) -> None:
+    journal.take_certificates([("honest", accepted(n), b"h") for n in range(3)], most=4)
+    journal.take_certificates([("flood", accepted(n, epoch=n), b"f") for n in range(100)], most=4)
+    assert journal.certified_units("worker", 1).keys() == {1, 96, 97, 98, 99}
+    assert journal.certified_units("worker", 2) == {}, "no work has two signatures that agree"
+    journal.take_certificates([("other", accepted(2), b"o"), ("liar", accepted(1, units=99), b"l")], most=4)
+    assert journal.certified_units("worker", 2) == {1: 10}
+
+
+def test_earned_works_count_once_the_less_of_two_claims_and_none_that_was_refused(journal: Journal) -> None:
+    one, two = (b"1" * 32, 10), (b"2" * 32, 20)
+    assert journal.note_earned(5, "worker", [one], (b"r" * 32, 9), 100)
+    assert not journal.note_earned(5, "worker", [one], (b"s" * 32, 9), 100)
+    assert journal.note_earned(5, "worker", [one, two], (b"t" * 32, 9), 100)
+    assert journal.sources(0, 9) == [(5, "worker", b"t" * 32, 9)], "the blob that holds all took the other's place"
+    journal.note_earned(5, "worker", [(two[0], 7)], (b"u" * 32, 9), 100)
+    assert journal.earned_between(0, 9) == [(5, "worker", 17)] and len(journal.sources(0, 9)) == 2
+    assert journal.refuse(two[0], 5, b"proof") and not journal.refuse(two[0], 5, b"again")
+    assert journal.earned_between(0, 9) == [(5, "worker", 10)] and journal.refusals(0, 9) == [b"proof"]
+    assert journal.note_earned(6, "flood", [(n.to_bytes(32), 1) for n in range(1000)], (b"r" * 32, 9), 100)
+    assert journal.earned_between(6, 6) == [(6, "flood", 100)]
+
+
+def test_tables_of_programs_that_reserved_pay_are_dropped(tmp_path) -> None:
+    old = sqlite3.connect(tmp_path / "j.sqlite")
+    old.execute("CREATE TABLE heard (work BLOB PRIMARY KEY)")
+    old.close()
+    Journal(tmp_path / "j.sqlite").close()
+    left = sqlite3.connect(tmp_path / "j.sqlite")
+    assert "heard" not in {row[0] for row in left.execute("SELECT name FROM sqlite_master")}
+    left.close()
+
+
+def test_a_journal_of_before_does_not_know_when_its_words_were_said(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "j.sqlite") as old:
+        old.execute("CREATE TABLE said (kind TEXT, slot BLOB, raw BLOB, PRIMARY KEY (kind, slot))")
+        old.execute("INSERT INTO said VALUES ('verdict', x'01', x'02')")
+    journal = Journal(tmp_path / "j.sqlite")
+    journal.say("verdict", b"\x03", b"word", 7.5)
+    journal.say("verdict", b"\x03", b"word", 9.0)  # the first time counts
+    assert (journal.said("verdict", b"\x01"), journal.said_at("verdict", b"\x01")) == (b"\x02", None)
+    assert journal.said_at("verdict", b"\x03") == 7.5

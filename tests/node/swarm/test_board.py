@@ -1,3 +1,5 @@
+from typing import Any
+
 import msgspec
 import pytest
 import trio
@@ -10,12 +12,25 @@ from node.swarm.board import Board
 from node.swarm.membership import Membership, SlashRecord
 from node.swarm.shelf import MAX_MESSAGES, MAX_PINNED
 from protocol.identity import NodeKey
-from protocol.liveness import MAX_MEMBERS, MemberState
-from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, VerdictIssued, topic
+from protocol.liveness import AHEAD, MAX_MEMBERS, MemberState
+from protocol.messages import (
+    Heartbeat,
+    PolicyAnnounced,
+    RolloutCommitted,
+    TaskClaimed,
+    TaskOffered,
+    VerdictIssued,
+    signed,
+    topic,
+)
 from protocol.statements import Domain, Verdict, WorkCommitment, sign
 
 TRAINER, WORKER, VALIDATOR, STRANGER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
 DOMAIN = Domain(31337, TRAINER.address)
+
+
+NOON = 1_800_000_000.0
+"""What all clocks here say, for ever."""
 
 
 class Node:
@@ -25,7 +40,7 @@ class Node:
         self.key = key
         self.network = MemoryNetwork(key, hub)
         self.membership = Membership(key.address, self.network, TRAINER.address, (VALIDATOR.address,))
-        self.board = Board(self.network, key, DOMAIN, 1, self.membership)
+        self.board = Board(self.network, key, DOMAIN, 1, self.membership, wall=lambda: NOON)
 
     async def start(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.network.run)
@@ -45,7 +60,17 @@ async def swarm(nursery: trio.Nursery, hub: MemoryHub, *keys: NodeKey) -> list[N
 
 
 def beat(sequence: int = 1, **change: object) -> Heartbeat:
-    base = Heartbeat(pool=1, sequence=sequence, role="worker", state="working", contact="", policy_step=0, interval=1.0)
+    base = Heartbeat(
+        pool=1,
+        boot=0,
+        count=sequence,
+        at=sequence,
+        role="worker",
+        state="working",
+        contact="",
+        policy_step=0,
+        interval=1.0,
+    )
     return msgspec.structs.replace(base, **change)
 
 
@@ -56,10 +81,38 @@ def committed(key: NodeKey, index: int = 0, signer: NodeKey | None = None) -> Ro
 
 def judged(key: NodeKey) -> VerdictIssued:
     verdict = Verdict(1, WORKER.address, b"\x01" * 32, 0, b"\x02" * 32, 5, 0, 0)
-    return VerdictIssued(pool=1, verdict=verdict, signature=sign(key, DOMAIN, verdict))
+    return signed(VerdictIssued(pool=1, verdict=verdict, signature=b""), key, DOMAIN)
 
 
 POLICY = PolicyAnnounced(pool=1, step=0, policy_root=bytes(32), manifest_root=bytes(32), manifest_size=1)
+
+
+@pytest.mark.parametrize("message", ["beat", "claim", "offer"])
+async def test_what_comes_from_the_future_is_taken_by_nobody_in_no_way_and_nobody_is_charged_for_it(
+    message: str, autojump_clock
+) -> None:
+    def said(ahead: float) -> Any:
+        at = int(1000 * (NOON + ahead))
+        made = {
+            "beat": beat(1, at=at),
+            "claim": TaskClaimed(pool=1, task=bytes(32), shard=0, sequence=at),
+            "offer": TaskOffered(pool=1, spec=b"x", sequence=at),
+        }
+        return made[message]
+
+    async with trio.open_nursery() as nursery:
+        hub = MemoryHub()
+        author, listener = await swarm(nursery, hub, TRAINER, WORKER)
+        for _ in range(600):  # more than its budgets would bear
+            await author.board.post(said(AHEAD + 1))
+            await trio.sleep(0.5)
+        kind = type(said(0))
+        assert listener.board.messages(kind) == [] and author.board.messages(kind)
+        assert listener.board.counts["future"] > 100 and listener.board.counts["muted"] == 0
+        await author.board.post(said(AHEAD - 1) if message != "beat" else beat(2, at=int(1000 * NOON)))
+        await trio.sleep(1)
+        assert len(listener.board.messages(kind)) == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_members_hear_each_other(autojump_clock) -> None:

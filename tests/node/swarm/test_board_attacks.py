@@ -9,9 +9,9 @@ import trio
 
 from node.network.memory import MemoryHub
 from node.swarm import board as board_module
-from node.swarm.allowance import ELSE, MUTED, OWN, PATIENCE
+from node.swarm.allowance import ELSE, MUTED, PATIENCE
 from node.swarm.board import CATCH_UP_EVERY, Board, CatchUp
-from node.swarm.shelf import MOST
+from node.swarm.rules import RULES
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.messages import (
@@ -23,6 +23,7 @@ from protocol.messages import (
     Message,
     RolloutCommitted,
     VerdictIssued,
+    signed,
     topic,
 )
 from scripts.fuzz_proofs import mutated
@@ -42,8 +43,8 @@ from tests.node.swarm.test_board import (
 )
 
 FLOODER = NodeKey(b"\x09" * 32)
-BURST = int(OWN[RolloutCommitted][1])
-RATE = OWN[RolloutCommitted][0]
+BURST = int(RULES[RolloutCommitted].burst)
+RATE = RULES[RolloutCommitted].per_second
 
 
 @pytest.fixture
@@ -132,7 +133,8 @@ async def test_old_envelopes_that_nobody_remembers_do_not_displace_what_their_au
 ) -> None:
     """Such as nobody remembers any more, by the thousand."""
     monkeypatch.setattr("node.swarm.shelf.REMEMBERED", 4)
-    monkeypatch.setattr("node.swarm.shelf.MOST", {**MOST, RolloutCommitted: 128})
+    few = msgspec.structs.replace(RULES[RolloutCommitted], kept=128)
+    monkeypatch.setattr("node.swarm.shelf.RULES", {**RULES, RolloutCommitted: few})
     trainer, worker, flooder = nodes["trainer"], nodes["worker"], nodes["flooder"]
     ancient = sealed(worker, *(committed(WORKER, n) for n in range(1000, 1300)))
     recent = sealed(worker, *(committed(WORKER, n) for n in range(100)))
@@ -166,13 +168,17 @@ async def test_a_second_encoding_of_an_envelope_is_refused(autojump_clock, nodes
     assert by(nodes["trainer"], WORKER) == [0]
 
 
+def _saying(key: NodeKey, number: int) -> VerdictIssued:
+    return signed(msgspec.structs.replace(judged(key), detail=str(number)), key, DOMAIN)
+
+
 async def test_a_kind_that_its_publisher_may_not_say_is_charged_as_somebody_elses(autojump_clock, nodes) -> None:
-    forged = sealed(nodes["flooder"], *(msgspec.structs.replace(judged(FLOODER), detail=str(n)) for n in range(200)))
+    forged = sealed(nodes["flooder"], *(_saying(FLOODER, n) for n in range(200)))
     await say(nodes["flooder"], *forged)
     counts = nodes["trainer"].board.counts
     assert counts["over_budget.else"] > 0 and counts["over_budget.VerdictIssued"] == 0
     assert counts["refused"] <= ELSE[1]
-    said = sealed(nodes["validator"], *(msgspec.structs.replace(judged(VALIDATOR), detail=str(n)) for n in range(200)))
+    said = sealed(nodes["validator"], *(_saying(VALIDATOR, n) for n in range(200)))
     await say(nodes["validator"], *said)
     assert counts["VerdictIssued"] == 200
 
@@ -184,7 +190,7 @@ async def test_evidence_stays_pinned_through_a_flood_by_its_author(autojump_cloc
     await say(nodes["flooder"], *sealed(nodes["flooder"], beat(9), *(committed(FLOODER, n) for n in range(500))))
     await trio.sleep(board_module.CATCH_UP_EVERY)
     assert 10**6 in by(nodes["trainer"], FLOODER)
-    beats = [one.message.sequence for one in board.messages(Heartbeat) if one.author == FLOODER.address]
+    beats = [one.message.count for one in board.messages(Heartbeat) if one.author == FLOODER.address]
     assert beats == [5, 9]
     board.pin([b"nonsense"])
     assert board.counts["refused"] == 1

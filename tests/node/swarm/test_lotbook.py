@@ -35,7 +35,7 @@ def policy(step: int) -> bytes:
 def beat(*windows: int, rate: int = RATE) -> Signed:
     lots = tuple(LotPledge(w, secret_hash(secret(w), VALIDATOR, 1, w), rate) for w in windows)
     message = Heartbeat(
-        pool=1, sequence=1, role="validator", state="", contact="", policy_step=0, interval=1.0, lots=lots
+        pool=1, boot=0, count=1, at=1, role="validator", state="", contact="", policy_step=0, interval=1.0, lots=lots
     )
     return Signed(VALIDATOR, message, b"beat %d" % rate)
 
@@ -150,7 +150,6 @@ def test_a_verdict_by_the_lot_of_another_window_does_not_count() -> None:
     assert made.is_of_its_window(file, verdict(0, bytes(32), ()).message)
     assert not made.is_of_its_window(file, verdict(0, bytes(32), (), window=-1).message)
     assert not made.is_of_its_window(file, verdict(0, bytes(32), (), window=1).message)
-    assert made.is_of_its_window(file, verdict(0, bytes(32), (), window=-1, recheck=True).message)
 
 
 def test_secrets_that_are_never_told_end_the_belief_in_their_owner() -> None:

@@ -17,7 +17,15 @@ POOL = 4
 
 def record(key: NodeKey = MEMBER, at: float = NOW, contact: str = "here", pool: int = POOL) -> bytes:
     beat = Heartbeat(
-        pool=pool, sequence=int(at * 1000), role="worker", state="working", contact=contact, policy_step=0, interval=2.0
+        pool=pool,
+        boot=0,
+        count=int(at),
+        at=int(at * 1000),
+        role="worker",
+        state="working",
+        contact=contact,
+        policy_step=0,
+        interval=2.0,
     )
     return seal(key, DOMAIN, beat)
 
@@ -43,7 +51,9 @@ def test_a_members_word_is_kept_handed_on_and_read_by_the_next() -> None:
 def test_a_record_tells_all_of_a_members_contacts() -> None:
     beat = Heartbeat(
         pool=POOL,
-        sequence=int(NOW * 1000),
+        boot=0,
+        count=0,
+        at=int(NOW * 1000),
         role="worker",
         state="",
         contact="best",

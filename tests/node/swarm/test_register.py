@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from node.swarm.policies import GRACE_SECONDS, PolicyClock
 from node.swarm.register import BACKLOG_SECONDS, EARLY, EARLY_SECONDS, Register, Work
 from protocol.checks import Reason
+from protocol.earnings import most_files
 from protocol.identity import NodeKey
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed
 from protocol.run import EnvironmentSpec, Recipe, RunSpec
 from protocol.statements import WorkCommitment, work_id
-from protocol.work import most_files
 
 NODE, OTHER, TRAINER = (NodeKey(bytes([n]) * 32).address for n in (5, 6, 7))
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"), recipe=Recipe(max_staleness=2))

@@ -1,13 +1,16 @@
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.swarm import shelf as shelf_module
-from node.swarm.shelf import KEPT_STEPS, MAX_AGE, MOST, PER_STEP, Seen, Shelf
+from node.swarm.rules import RULES
+from node.swarm.shelf import KEPT_STEPS, MAX_AGE, PER_STEP, Seen, Shelf
 from protocol.identity import Address, NodeKey
 from protocol.messages import (
+    CertificatesShown,
     CheckRequested,
     Heartbeat,
     LotsRevealed,
@@ -15,7 +18,6 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
-    WorkPublished,
 )
 from protocol.statements import WorkCommitment
 
@@ -23,7 +25,9 @@ TRAINER, WORKER, FLOODER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1,
 
 
 def beat(sequence: int) -> Heartbeat:
-    return Heartbeat(pool=1, sequence=sequence, role="", state="", contact="", policy_step=0, interval=1.0)
+    return Heartbeat(
+        pool=1, boot=0, count=sequence, at=sequence, role="", state="", contact="", policy_step=0, interval=1.0
+    )
 
 
 def policy(step: int) -> PolicyAnnounced:
@@ -63,25 +67,25 @@ def played() -> Played:
 def test_who_says_too_much_loses_its_own_oldest_and_nobody_elses(played: Played) -> None:
     honest = played.commit(WORKER, 5)
     flood = played.commit(FLOODER, 10_000)
-    assert played.shelf.many(FLOODER, RolloutCommitted) == MOST[RolloutCommitted]
+    assert played.shelf.many(FLOODER, RolloutCommitted) == RULES[RolloutCommitted].kept
     assert [name in played.shelf for name in honest] == [True] * 5
     assert flood[-1] in played.shelf and flood[0] not in played.shelf
     assert played.shelf.many(WORKER, RolloutCommitted) == 5  # the control: nothing is let go of below the bound
 
 
 def test_what_others_hand_on_takes_no_place_from_what_the_author_said(played: Played) -> None:
-    said = played.commit(WORKER, MOST[RolloutCommitted])
+    said = played.commit(WORKER, RULES[RolloutCommitted].kept)
     handed_on = played.commit(WORKER, 500, direct=False)
     assert all(name in played.shelf for name in said)
     assert not any(name in played.shelf for name in handed_on)
 
 
 def test_what_others_handed_on_goes_first(played: Played) -> None:
-    handed_on = played.commit(WORKER, MOST[RolloutCommitted], direct=False)
+    handed_on = played.commit(WORKER, RULES[RolloutCommitted].kept, direct=False)
     assert all(name in played.shelf for name in handed_on)  # the control: where there is room it is kept
     said = played.commit(WORKER, 100)
     assert all(name in played.shelf for name in said)
-    assert sum(name in played.shelf for name in handed_on) == MOST[RolloutCommitted] - 100
+    assert sum(name in played.shelf for name in handed_on) == RULES[RolloutCommitted].kept - 100
 
 
 def test_when_all_of_it_is_too_much_who_holds_most_loses(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +102,7 @@ def test_when_all_of_it_is_too_much_who_holds_most_loses(played: Played, monkeyp
 def test_only_the_newest_heartbeat_is_kept_and_an_older_one_is_no_news(played: Played) -> None:
     for sequence in (5, 7, 6):
         played.put(WORKER, beat(sequence))
-    assert [signed.message.sequence for signed in played.shelf.messages(Heartbeat)] == [7]
+    assert [signed.message.count for signed in played.shelf.messages(Heartbeat)] == [7]
     assert played.shelf.names(100) == [(2).to_bytes(8, "big")]  # nobody keeps an old one, so nobody hands it on
 
 
@@ -168,7 +172,7 @@ def test_a_flood_leaves_the_others_their_place_in_an_answer(played: Played) -> N
 
 
 def test_what_was_let_go_of_is_not_asked_for_again(played: Played) -> None:
-    names = played.commit(FLOODER, MOST[RolloutCommitted] + 10)
+    names = played.commit(FLOODER, RULES[RolloutCommitted].kept + 10)
     assert set(played.shelf.names(10_000)) == set(names)
     assert len(played.shelf.names(20)) == 20
     other = Played()
@@ -185,18 +189,19 @@ def messages_of(author: Address) -> Iterator[st.SearchStrategy[Message]]:
     yield st.builds(lambda index: committed(author, index), st.integers(0, 3))
     yield st.builds(lambda window: LotsRevealed(pool=1, window=window, secret=bytes(32)), st.integers(0, 3))
     yield st.just(CheckRequested(pool=1, commitment=b""))
-    yield st.just(WorkPublished(pool=1, epoch=0, root=bytes(32), leaves_root=bytes(32), leaves_size=1))
+    yield st.just(CertificatesShown(pool=1, epoch=0, root=bytes(32), size=1))
 
 
 said = st.one_of([st.tuples(st.just(author), one) for author in AUTHORS for one in messages_of(author)])
 moves = st.tuples(said, st.booleans(), st.integers(0, 30), st.sampled_from(["put", "put", "put", "pin", "again"]))
-LITTLE = {Heartbeat: 1, PolicyAnnounced: 6, RolloutCommitted: 4, LotsRevealed: 2, CheckRequested: 3, WorkPublished: 1}
+FEW = {Heartbeat: 1, PolicyAnnounced: 6, RolloutCommitted: 4, LotsRevealed: 2, CheckRequested: 3, CertificatesShown: 1}
+LITTLE = {kind: msgspec.structs.replace(RULES[kind], kept=kept) for kind, kept in FEW.items()}
 
 
 @given(st.lists(moves, max_size=120))
 def test_the_bounds_hold_whatever_comes(story: list) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shelf_module, "MOST", LITTLE)
+        patch.setattr(shelf_module, "RULES", LITTLE)
         patch.setattr(shelf_module, "KEPT_STEPS", 3)
         patch.setattr(shelf_module, "MAX_MESSAGES", 12)
         patch.setattr(shelf_module, "MAX_PINNED", 5)
@@ -219,7 +224,7 @@ def hold(shelf: Shelf, now: float) -> None:
     """Every bound, and that the shelf's indexes say the same as one another."""
     kept = shelf._kept.values()
     for author in AUTHORS:
-        for kind, most in LITTLE.items():
+        for kind, most in FEW.items():
             of_it = [one for one in kept if one.signed.author == author and type(one.signed.message) is kind]
             assert len(of_it) == shelf.many(author, kind) <= most
     free = [one for one in kept if isinstance(one.signed.message, Heartbeat | PolicyAnnounced)]

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from node.environments.package.archive import pack
 from node.sandbox import Limits
-from node.services.duties import Duties
+from node.services.certifying import Certifying
 from node.services.judging.reviews import Reviews
 from node.services.tasking.wishes import TaskWish
 from node.swarm.ballots import FileState
@@ -65,7 +65,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     (place / PACKAGE).write_bytes(ARCHIVE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reviewing, "opener_for", lambda *_, **__: opened)
-        return review_package(place)
+        return review_package(place, bytes(32))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def looked(report: bytes, monkeypatch: pytest.MonkeyPatch) -> Looked:
     """What nodes find of the package, by what is put in."""
     found: Looked = {"worker-0": report, "worker-1": report, "worker-2": report}
 
-    def look(files: Path) -> bytes:
+    def look(files: Path, task: TaskId) -> bytes:  # noqa: ARG001 - the report is made once
         assert (files / PACKAGE).read_bytes() == ARCHIVE
         return found.get(files.name, report)
 
@@ -96,9 +96,8 @@ async def offer(town: Town) -> TaskId:
 async def test_three_nodes_review_a_package_and_each_is_paid(clock: MockClock, looked: Looked, tmp_path: Path) -> None:
     town = Town(tmp_path)
     async with opened(town) as nursery:
-        duties, paid = Duties(town.seats[0].station), dict[str, int]()
-        duties.follow(lambda node, _, units: paid.update({node: paid.get(node, 0) + units}))
-        nursery.start_soon(duties.run)
+        certifying, own = Certifying(town.seats[0].station), town.seats[0].key.address
+        nursery.start_soon(certifying.run)
         town.start(nursery)
         id = await offer(town)
         await town.finish(id)
@@ -106,6 +105,7 @@ async def test_three_nodes_review_a_package_and_each_is_paid(clock: MockClock, l
         assert found.confirmed["package"] == describe(ARCHIVE).root.hex() and not found.confirmed["good"]
         assert len(found.reports) == 1
         await trio.sleep(5)
+        paid = {one.key.address: town.certified(own, one.key.address) for one in (*town.workers, *town.seats)}
         assert all(paid[worker.key.address] == UNITS for worker in town.workers)
         share = int(town.run.pay.judging * UNITS * town.run.pay.judged_share)
         assert share and all(paid[seat.key.address] == 3 * share for seat in town.seats)
@@ -145,7 +145,9 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
         return SimpleNamespace(task=SimpleNamespace(id=b"t", spec=SimpleNamespace(units=UNITS)), commitment=commitment)
 
     looked: list[Path] = []
-    monkeypatch.setattr("node.services.judging.reviews.review_package", lambda path: looked.append(path) or b"good")
+    monkeypatch.setattr(
+        "node.services.judging.reviews.review_package", lambda path, task: looked.append(path) or b"good"
+    )
     reviews = Reviews(SimpleNamespace(files=files))
     assert (await reviews.inspect(work(b"good"))).outcome == Outcome.ACCEPT
     refused = await reviews.inspect(work(b"better"))
@@ -153,7 +155,7 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
     claimed = await reviews.inspect(work(b"good", units=UNITS + 1))
     assert isinstance(claimed, Fault) and claimed.reason is Reason.UNITS
 
-    def cannot(_: Path) -> bytes:
+    def cannot(*_: object) -> bytes:
         raise NoReview("not here", "no interpreter", "fetch it")
 
     monkeypatch.setattr("node.services.judging.reviews.review_package", cannot)

@@ -7,8 +7,8 @@ import trio
 from trio.testing import MockClock
 
 from node.inference.wire import Produce, Produced
+from node.services.certifying import Certifying
 from node.services.committing import commit
-from node.services.duties import Duties
 from node.services.tasking.wishes import TaskWish, WishRefused
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
@@ -170,10 +170,8 @@ async def test_what_makes_no_sense_is_refused_before_anybody_hears_of_it(clock: 
 async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock: MockClock, tmp_path: Path) -> None:
     town = Town(tmp_path, [ToyEngine()])
     async with opened(town) as nursery:
-        duties, taken = Duties(town.seats[0].station), []
-        paid: dict[str, int] = {}
-        duties.follow(lambda node, id, units: paid.update({node: paid.get(node, 0) + units}))
-        nursery.start_soon(duties.run)
+        certifying, taken, own = Certifying(town.seats[0].station), list[object](), town.seats[0].key.address
+        nursery.start_soon(certifying.run)
         intake = Intake(town.trainer.station, fresh=lambda step: True, taken_in=taken.append, taken_back=lambda id: 0)
         nursery.start_soon(intake.run)
         town.start(nursery)
@@ -181,6 +179,7 @@ async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock
         await town.finish(id)
         await trio.sleep(5)
         units = sum(record.units for record, _, _ in town.folder(id).results())
+        paid = {one.key.address: town.certified(own, one.key.address) for one in (*town.workers, *town.seats)}
         assert paid[town.workers[0].key.address] == units == 8 * 4 * 2
         judged = int(town.run.pay.judging * 32 * town.run.pay.judged_share)
         assert paid[town.seats[0].key.address] == 2 * judged

@@ -211,6 +211,11 @@ class Town:
         self.offering = Offering(self.trainer.station, directory / "tasks")
         self.scopes: list[trio.CancelScope] = []
 
+    def certified(self, validator: Address, node: Address) -> int:
+        """Units of a node that a validator of the town certified."""
+        seat = next(seat for seat in self.seats if seat.key.address == validator)
+        return sum(units for _, units in seat.station.journal.certificates(node, 0))
+
     def _work(self, seat: Seat, engine: EngineChild) -> TaskWork:
         stock: Any = self._stock(f"worker-{self.workers.index(seat)}")
         return TaskWork(seat.station, engine, stock, self._scratch(seat))
@@ -225,7 +230,7 @@ class Town:
 
     def _validator(self, number: int) -> Validator:
         seat, none, stock, known = self.seats[number], None, self._stock(f"validator-{number}"), KnownPolicies()
-        parts: Any = (known, self.judges[number], self._scratch(seat), none, none, stock)
+        parts: Any = (known, self.judges[number], self._scratch(seat), none, stock)
         validator = Validator(seat.station, self._judge(), *parts)
         seat.pledges = lambda: validator.own_lots.pledges
         return validator

@@ -2,11 +2,8 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 import trio
 import trio.lowlevel
@@ -18,24 +15,9 @@ from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from protocol.checks import Fault, Reason
-from protocol.errors import ProtocolError
-from protocol.lots import pack_groups
-from protocol.messages import CheckRequested, RolloutCommitted, Signed, VerdictIssued
-from protocol.rollout import (
-    Report,
-    ReportHeader,
-    ReportRow,
-    RolloutBatch,
-    RolloutHeader,
-    SampleRow,
-    encode,
-    encode_report,
-)
-from protocol.statements import Verdict, WorkCommitment, work_id
-from protocol.values import mean_logprobs, reward_tags
+from protocol.messages import CheckRequested, RolloutCommitted, Signed
+from protocol.statements import WorkCommitment, work_id
 from tests.attacks.validators.court import (
-    GROUPS,
-    SIZE,
     WORKER,
     Court,
     TruthfulEngine,
@@ -151,56 +133,7 @@ async def test_files_of_a_crowd_are_on_their_way_together(autojump_clock) -> Non
     assert intake.obtained == 16
 
 
-# what enters a batch
-
-
 def promised(root: bytes = ROOT) -> Work:
     commitment = WorkCommitment(1, WORKER.address, policy_root(0), 0, root, 6)
     message = RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=9)
     return Work(work_id(commitment), Signed(WORKER.address, message, b""), 0, 0.0, 0, False, 4)
-
-
-def rollout(path: Path) -> Path:
-    rows = tuple(SampleRow(g, s, f"p{g}", [1, 2], [3, 4, 5], False, b"") for g in range(GROUPS) for s in range(SIZE))
-    path.write_bytes(encode(RolloutBatch(RolloutHeader(1, WORKER.address, policy_root(0).hex(), 0), rows)))
-    return path
-
-
-def report(path: Path, *groups: int, reward: float = 1.0) -> tuple[VerdictIssued, Path]:
-    rows = tuple(ReportRow(g, s, 1.0 if reward == 1.0 else reward, [-1.0] * 3) for g in groups for s in range(SIZE))
-    path.write_bytes(encode_report(Report(ReportHeader(ROOT.hex(), policy_root(0).hex()), rows)))
-    verdict = VerdictIssued(
-        pool=1,
-        verdict=Verdict(1, WORKER.address, policy_root(0), 0, ROOT, 6, 0, 0),
-        signature=b"",
-        checked=pack_groups(groups, GROUPS),
-        rewards=reward_tags([1.0] * GROUPS * SIZE, SIZE, ()),
-        logprobs=mean_logprobs({g: [np.full(3, -1.0, dtype=np.float32)] for g in groups}),
-    )
-    return verdict, path
-
-
-async def test_only_recomputed_groups_are_trained_on_and_reports_add_up(tmp_path: Path) -> None:
-    trainer = intake_of(Court([Validator]))
-    file = rollout(tmp_path / "file")
-    one, two = report(tmp_path / "a", 0, 3), report(tmp_path / "b", 3, 7)
-    work = promised()
-    made, left = trainer._join(work, file, [one])
-    assert left is None
-    assert [(group.key, len(group.rows)) for group in made] == [((work.id, 0), SIZE), ((work.id, 3), SIZE)]
-    both, _ = trainer._join(work, file, [one, two])
-    assert [group.key[1] for group in both] == [0, 3, 7]
-    assert len({row.group_key for group in both for row in group.rows}) == 3
-    assert trainer._join(work, file, [report(tmp_path / "c")]) == ([], None)
-
-
-async def test_a_report_that_says_something_else_than_its_verdict_is_not_believed(tmp_path: Path) -> None:
-    trainer = intake_of(Court([Validator]))
-    file = rollout(tmp_path / "file")
-    with pytest.raises(ProtocolError, match="rewards"):
-        trainer._join(promised(), file, [report(tmp_path / "a", 0, reward=0.5)])
-    verdict, path = report(tmp_path / "b", 0, 1)
-    with pytest.raises(ProtocolError, match="groups that the verdict does not"):
-        trainer._join(promised(), file, [(msgspec.structs.replace(verdict, checked=pack_groups([0], GROUPS)), path)])
-    with pytest.raises(ProtocolError, match="not about this file"):
-        trainer._join(promised(bytes(32)), file, [(verdict, path)])

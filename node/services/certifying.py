@@ -1,0 +1,228 @@
+"""What counts for pay, certified: accepted files, verdicts that the pool decided likewise, policies.
+
+A validator signs, for each work that counts, one certificate for ever; it is in the journal before anybody hears it. A
+file is certified by those who accepted it themselves: nobody can be shown a rejection of its own beside that. A verdict
+counts once the pool has decided as it says, a policy once as many groups were accepted as its step needs. What a node
+shows that it lacks is said again. A file that was accepted in time is certified until a table covers its epoch: all
+validators may have been away.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.recent import Recent
+from node.services.base import Service
+from node.services.station import Station
+from node.swarm.ballots import FileState
+from node.swarm.register import BACKLOG_SECONDS, Work, WorkId
+from protocol.earnings import of_file, of_judgement, of_policy, policy_units
+from protocol.errors import ProtocolError
+from protocol.identity import Address
+from protocol.lots import unpack_groups
+from protocol.messages import (
+    DIGEST,
+    MAX_CERTIFICATES,
+    Certificate,
+    PolicyAnnounced,
+    Signed,
+    VerdictIssued,
+    VerdictRechecked,
+    WorkAccepted,
+)
+from protocol.statements import Accepted, Outcome, sign, work_id
+
+log = structlog.get_logger()
+POLL = 1.0
+WAITING = 512
+"""Files of one worker, verdicts of one validator, policies of the trainer that wait to be decided."""
+MESSAGES = 3
+"""At most, in one POLL."""
+TO_SAY = 8192
+"""Certificates that wait to be posted, or posted again."""
+BURST = 8.0
+"""Policies that may come at once beside those of the run's staleness: groups of theirs were accepted long before."""
+
+
+class Certifying(Service):
+    """One per validator."""
+
+    name = "certifying"
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._own = station.key.address
+        self._journal = station.journal
+        self._run = station.run.spec
+        self._files: dict[Address, Recent[WorkId, Work]] = {}
+        self._verdicts: dict[Address, Recent[WorkId, tuple[bool, Accepted]]] = {}
+        self._policies: deque[tuple[bytes, Accepted]] = deque(maxlen=WAITING)
+        self._most_steps = self._run.recipe.max_staleness + BURST
+        self._steps = self._most_steps
+        self._opened = station.clock.monotonic()  # nobody here knows what was accepted before
+        self._to_say: Recent[WorkId, Certificate] = Recent(TO_SAY)
+        self.certified = 0
+        station.jury.register.follow(self._wait_for)
+
+    @classmethod
+    async def open(cls, place: Any) -> Self:
+        return place.certifying
+
+    def status(self) -> dict[str, Any]:
+        return {"audit": {"certified": self.certified}}
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_verdicts)
+            nursery.start_soon(self._hear_policies)
+            while True:
+                await self.decide()
+                await self._say()
+                await trio.sleep(POLL)
+
+    async def decide(self) -> None:
+        """Sign everything that has come to count since the last time."""
+        for waiting in list(self._files.values()):
+            for statement in self._decided_files(waiting):
+                await self._sign(statement)
+        for validator, verdicts in list(self._verdicts.items()):
+            for statement in self._decided_as_said(validator, verdicts):
+                await self._sign(statement)
+        for statement in self._trained():
+            await self._sign(statement)
+
+    async def answer(self, lacking: Sequence[Accepted]) -> None:
+        """A node shows works without this validator's certificate: say it again, or sign what was accepted before a
+        restart."""
+        for statement in lacking:
+            kept = await self._journal.do(self._journal.certificate, self._own, self._station.pool, statement.work)
+            if kept is not None:
+                self._queue(*kept)
+            elif await self._accepted_before(statement):
+                await self._sign(statement)
+
+    # what is heard
+
+    def _wait_for(self, work: Work) -> None:
+        self._files.setdefault(work.node, Recent(WAITING))[work.id] = work
+
+    async def _hear_verdicts(self) -> None:
+        async for signed in self._station.board.subscribe(VerdictIssued):
+            self._note(signed)
+
+    def _note(self, signed: Signed[VerdictIssued]) -> None:
+        """The first word counts; another one is evidence, and no work."""
+        message = signed.message
+        groups = len(message.rewards) // DIGEST or self._run.rollout.prompts_per_file
+        checked = len(unpack_groups(message.checked, groups) or ())
+        statement = of_judgement(self._run, signed.author, message.verdict, checked, groups)
+        if statement.units:
+            waiting = self._verdicts.setdefault(signed.author, Recent(WAITING))
+            waiting.setdefault(message.verdict.work, (message.verdict.outcome == Outcome.ACCEPT, statement))
+
+    async def _hear_policies(self) -> None:
+        """All but the first, which is what the run began with."""
+        async for signed in self._station.board.subscribe(PolicyAnnounced):
+            step, root, epoch = signed.message.step, signed.message.policy_root, signed.message.epoch
+            if step > 0 and policy_units(self._run):
+                self._policies.append(
+                    (root, of_policy(self._run, self._station.pool, signed.author, step, root, epoch))
+                )
+
+    # what counts
+
+    def _decided_files(self, waiting: Recent[WorkId, Work]) -> list[Accepted]:
+        jury, found = self._station.jury, list[Accepted]()
+        for id, work in list(waiting.items()):
+            if jury.register.get(id) is None:
+                del waiting[id]
+            elif jury.ballots.state(id) is FileState.ACCEPTED and jury.ballots.undisputed(id):
+                del waiting[id]
+                rollout = self._run.rollout
+                if work.task is None:
+                    share = rollout.prompts_per_file / rollout.prompts_per_step
+                    self._steps = min(self._steps + share, self._most_steps)
+                own = jury.ballots.verdict_of(id, self._own)
+                if own is not None and own.message.verdict.outcome == Outcome.ACCEPT:
+                    found.append(of_file(work.commitment))
+        return found
+
+    def _decided_as_said(self, validator: Address, verdicts: Recent[WorkId, tuple[bool, Accepted]]) -> list[Accepted]:
+        ballots, found = self._station.jury.ballots, list[Accepted]()
+        if validator in ballots.quarantined:
+            verdicts.clear()
+        for id, (accepts, statement) in list(verdicts.items()):
+            state, work = ballots.state(id), self._station.jury.register.get(id)
+            if state in (FileState.ACCEPTED, FileState.REJECTED) and ballots.undisputed(id):
+                del verdicts[id]
+                if (state is FileState.ACCEPTED) == accepts and work and self._may_certify(validator, work):
+                    found.append(statement)
+        return found
+
+    def _may_certify(self, validator: Address, work: Work) -> bool:
+        """Whether a validator is paid for its verdict, as far as this node has seen: not one that may have copied it,
+        nor one that said in that window what is not so."""
+        jury = self._station.jury
+        return jury.ballots.was_sealed(work.id, validator) and not jury.is_withheld(validator, work)
+
+    def _trained(self) -> list[Accepted]:
+        """Policies that the clock knows and that enough was accepted for; none of a trainer that contradicts itself."""
+        clock, found = self._station.jury.policies, list[Accepted]()
+        if clock.fork is not None:
+            self._policies.clear()
+        while self._policies and clock.find(self._policies[0][0]) is not None:
+            if self._steps < 1.0 and self._station.clock.monotonic() >= self._opened + BACKLOG_SECONDS:
+                break
+            self._steps = max(self._steps - 1.0, 0.0)
+            found.append(self._policies.popleft()[1])
+        return found
+
+    async def _accepted_before(self, statement: Accepted) -> bool:
+        """Whether this validator accepted just this work, as its journal remembers."""
+        raw = await self._journal.do(self._journal.said, "verdict", statement.work)
+        again = await self._journal.do(self._journal.said, "recheck", statement.work)
+        if raw is None or self._station.jury.ballots.state(statement.work) in (FileState.REJECTED, FileState.DISPUTED):
+            return False
+        try:
+            verdict = self._station.board.opened(raw, VerdictIssued).message.verdict
+            found = self._station.board.opened(again, VerdictRechecked).message.verdict if again else verdict
+        except ProtocolError as error:
+            log.warning("verdict.unreadable", why=error.why)
+            return False
+        said = Accepted(verdict.pool, verdict.node, verdict.epoch, work_id(verdict), verdict.units)
+        return verdict.outcome == found.outcome == Outcome.ACCEPT and said == statement
+
+    # saying
+
+    async def _sign(self, statement: Accepted) -> None:
+        """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more."""
+        membership, journal = self._station.membership, self._journal
+        found_at = await journal.do(journal.said_at, "verdict", statement.work)
+        if not self._station.time.may_certify(statement.epoch, found_at) or not statement.units:
+            log.info("work.not_certified", node=statement.node, epoch=statement.epoch, why="it is not of this time")
+            return
+        if not (membership.is_member(statement.node) or membership.is_trainer(statement.node)):
+            return
+        if membership.is_evicted(statement.node) or await journal.do(journal.is_refused, statement.work):
+            return
+        signature = sign(self._station.key, self._station.domain, statement)
+        kept = await journal.do(journal.certify, self._own, statement, signature)
+        if kept is None:
+            log.warning("work.certified_otherwise", work=statement.work.hex()[:16])
+            return
+        self.certified += 1
+        self._queue(statement, kept)
+
+    def _queue(self, statement: Accepted, signature: bytes) -> None:
+        certificate = Certificate(statement.node, statement.epoch, statement.work, statement.units, signature)
+        self._to_say[statement.work] = certificate
+
+    async def _say(self) -> None:
+        """A few messages of what waits."""
+        for _ in range(MESSAGES):
+            batch = [self._to_say.popitem(last=False)[1] for _ in range(min(len(self._to_say), MAX_CERTIFICATES))]
+            if batch:
+                await self._station.board.post(WorkAccepted(pool=self._station.pool, certificates=tuple(batch)))

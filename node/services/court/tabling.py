@@ -1,0 +1,480 @@
+"""Tables of earnings: what all nodes show is checked, added up, signed, compared, and carried to the chain.
+
+A validator fetches what nodes show of each epoch, checks the signatures off the event loop, and keeps which works a
+quorum certified. Once an epoch's window is over it signs the table that follows the posted one. Where another
+validator's table differs, the blobs that it names and this one lacks are fetched, and the proofs against works that it
+leaves out; then both come to the same. From the first table that it signs for an epoch on, a validator takes what it
+lacks from other validators' tables alone, so that nobody can keep it signing anew. Whoever's turn it is carries a
+quorum's signatures. Nothing is signed beyond what is funded.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import msgspec
+import structlog
+import trio
+
+from contracts.bindings import PoolInfo, PostedEarnings
+from node.chain.client import Block
+from node.chain.errors import Reverted
+from node.chain.ledger import Ledger
+from node.recent import Recent
+from node.services.base import Service
+from node.services.certifying import Certifying
+from node.services.court.turns import seconds_to_wait
+from node.services.station import Station
+from node.services.tables import Tables
+from node.services.workplace import Workplace
+from node.swarm.ballots import FileState
+from node.swarm.hearing import is_cut_off, voices
+from node.swarm.register import WorkId
+from protocol.earnings import (
+    MAX_SHOWN_BYTES,
+    MAX_TABLE_BYTES,
+    MAX_WORKS,
+    Refusal,
+    Shown,
+    Source,
+    Table,
+    decode_certificates,
+    decode_table,
+    encode_table,
+    largest_that_fits,
+    refusal_of,
+    table_after,
+)
+from protocol.errors import IntellectError, ProtocolError
+from protocol.identity import Address, address_bytes, address_from_bytes
+from protocol.messages import CertificatesShown, EarningsSigned
+from protocol.statements import Accepted, Domain, Earnings, Statement, Verdict, sign, signer_of
+
+log = structlog.get_logger()
+PAUSES = (1.0, 15.0)
+"""Seconds between two looks: a fortieth of the window, within these."""
+SETTLING = 2.5
+"""Looks between signing a table and carrying it: what another one leaves out, with a proof, is heeded first."""
+RETRY_PAUSE = 5.0
+REPEAT_EVERY = 60.0
+FETCH_TIMEOUT = 30.0
+QUEUE = 16
+"""Epochs of one node that wait to be fetched."""
+READ = 256
+"""Blobs of one node that are not looked at again, or not soon."""
+CHUNK = 256
+"""Works that are checked in one go of a thread."""
+LACKING = 2048
+USELESS = 1024
+"""Signatures of nobody who may certify, in one blob, before the rest is not looked at."""
+TABLES_EACH = 16
+"""Tables of one validator that are compared before the next is posted: nobody keeps the others signing anew."""
+MISSES = 3
+"""Blobs named by one table that cannot be had or are of no use, before the rest of it is not looked at."""
+
+
+class Books(Protocol):
+    """The part of node.chain that takes tables of earnings."""
+
+    async def pool(self, pool: int) -> PoolInfo: ...
+    async def block(self, number: int | None = None) -> Block: ...
+    async def earnings(self, pool: int) -> PostedEarnings: ...
+    async def post_earnings(
+        self, pool: int, epoch: int, root: bytes, total: int, signatures: Sequence[bytes]
+    ) -> object: ...
+
+
+class _Own(msgspec.Struct):
+    """What this node signed last. due: when it is this node's turn to carry it; said_at: when it was said."""
+
+    message: EarningsSigned
+    table: Table
+    due: float
+    said_at: float = 0.0
+
+
+class Tabling(Service):
+    name = "tabling"
+
+    def __init__(
+        self, station: Station, books: Books, tables: Tables, ledger: Ledger, certifying: Certifying | None = None
+    ) -> None:
+        self._station = station
+        self._journal = station.journal
+        self._books = books
+        self._tables = tables
+        self._ledger = ledger
+        self._certifying = certifying
+        self._bench = Bench({})
+        self._left_at: dict[int, int] = {}
+        """Block in which a bench took office -> its timestamp."""
+        self._quorum = station.quorum
+        self._first = 0
+        """The first epoch that no posted table covers."""
+        self._frozen = -1
+        """Through this epoch works are taken from other validators' tables alone."""
+        self._heard_since = station.clock.monotonic()
+        self._queues: dict[Address, trio.MemorySendChannel[CertificatesShown]] = {}
+        self._read: dict[Address, Recent[bytes, float]] = {}
+        self._signed: dict[Address, EarningsSigned] = {}
+        self._compared: dict[Address, list[bytes]] = {}
+        """Tables of each that were looked at: again only where it could not be had whole."""
+        self._done: set[bytes] = set()
+        self._unfit: set[Address] = set()
+        self._own: _Own | None = None
+        self._pause = PAUSES[0]
+        self._next_try = 0.0
+        self.waiting = ""
+        self.posted = 0
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        return cls(place.station, place.chain, place.tables, place.ledger, place.certifying)
+
+    def status(self) -> dict[str, Any]:
+        told = {"tabled_before": self._first, "posted": self.posted, "waiting": self.waiting}
+        return {"audit": {"earnings": told}}
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_shown, nursery)
+            nursery.start_soon(self._follow_tables)
+            nursery.start_soon(self._follow_jury)
+            nursery.start_soon(self._compare_all)
+            while True:
+                pause = PAUSES[0]
+                try:
+                    pool = await self._books.pool(self._station.pool)
+                    pause = self._pause = min(max(pool.window / 40, PAUSES[0]), PAUSES[1])
+                    await self.look(pool)
+                except IntellectError as error:
+                    log.info("earnings.interrupted", why=error.why)
+                    pause = RETRY_PAUSE
+                await trio.sleep(pause)
+
+    # what nodes show
+
+    async def _follow_shown(self, nursery: trio.Nursery) -> None:
+        async for signed in self._station.board.subscribe(CertificatesShown):
+            queue = self._queues.get(signed.author)
+            if queue is None:
+                queue, work = trio.open_memory_channel[CertificatesShown](QUEUE)
+                self._queues[signed.author] = queue
+                nursery.start_soon(self._fetch_all, signed.author, work)
+            try:
+                queue.send_nowait(signed.message)
+            except trio.WouldBlock:
+                log.info("certificates.skipped", node=signed.author, epoch=signed.message.epoch)
+
+    async def _fetch_all(self, node: Address, work: trio.MemoryReceiveChannel[CertificatesShown]) -> None:
+        """One node's blobs, in order; what cannot be had is shown again."""
+        read = self._read.setdefault(node, Recent(READ))
+        async for message in work:
+            now = self._station.clock.monotonic()
+            if now < read.get(message.root, 0.0) or not self._is_wanted(message.epoch) or not self._bench.last:
+                continue  # without a bench the chain has not been asked yet: it is shown again
+            try:
+                source = Source(message.epoch, address_bytes(node), message.root, message.size)
+                lacks = await self._take(source, (node,))
+                read[message.root] = now + self._station.time.shown_every / 2 if lacks else math.inf
+            except (IntellectError, OSError, msgspec.ValidationError) as error:
+                log.info("certificates.unusable", node=node, epoch=message.epoch, why=str(error))
+                if isinstance(error, ProtocolError):
+                    read[message.root] = math.inf  # bytes of this root will never be others
+
+    def _is_wanted(self, epoch: int) -> bool:
+        return max(self._first, self._frozen + 1) <= epoch < self._station.time.epoch()
+
+    async def _take(self, source: Source, holders: Sequence[Address]) -> bool:
+        """Fetch a blob and keep the works in it that a quorum certified; whether certificates are lacking in it. Raises
+        ProtocolError where it is of no use."""
+        node, own = address_from_bytes(source.node), self._station.key.address
+        others = [one for one in self._station.membership.addresses() if one not in holders]
+        path = await self._station.blobs.fetch(
+            source.root,
+            [one for one in (*holders, *others) if one != own],
+            max_size=min(source.size, MAX_SHOWN_BYTES),
+            timeout=FETCH_TIMEOUT,
+        )
+        shown = await trio.to_thread.run_sync(_read_certificates, path, node, source.epoch)
+        known = await self._journal.do(self._journal.earned_works, source.epoch, node)
+        looked = _Looked()
+        fresh = [one for one in shown.works if (one.work, one.units) not in known]
+        for start in range(0, len(fresh), CHUNK):
+            part = Shown(shown.node, shown.epoch, tuple(fresh[start : start + CHUNK]))
+            given = (part, self._station.domain, self._station.pool, self._bench, self._quorum, own)
+            await trio.to_thread.run_sync(looked.check, *given)
+            if looked.useless > USELESS:
+                break
+        if looked.earned:
+            works = [(one.work, one.units) for one in shown.works if (one.work, one.units) in known] + looked.earned
+            kept = (source.epoch, node, works, (source.root, source.size), MAX_WORKS)
+            await self._journal.do(self._journal.note_earned, *kept)
+        if looked.useless > USELESS:
+            raise ProtocolError("useless certificates", "they are of nobody who may certify, or doubled")
+        if looked.lacking and self._certifying is not None:
+            await self._certifying.answer(looked.lacking[:LACKING])
+        return bool(looked.lacking)
+
+    # what is refused after all
+
+    async def _follow_jury(self) -> None:
+        """A fault that a quorum finds inside the window takes the work out."""
+        async for id in self._station.jury.watch():
+            await self._note_refused(id)
+
+    async def _note_refused(self, id: WorkId) -> None:
+        ballots = self._station.jury.ballots
+        if ballots.state(id) is not FileState.REJECTED or not ballots.undisputed(id):
+            return
+        said = [(one.verdict, one.signature) for one in ballots.rejecting(id).values()]
+        if len(said) >= self._quorum:
+            proof = msgspec.msgpack.encode(refusal_of(said))
+            await self._journal.do(self._journal.refuse, id, said[0][0].epoch, proof)
+
+    async def _heed_refusals(self, refusals: Sequence[Refusal]) -> None:
+        for refusal in refusals:
+            work = refusal.work(self._station.pool)
+            if await self._journal.do(self._journal.is_refused, work):
+                continue
+            given = (refusal.statements(self._station.pool), self._station.domain, self._bench.of(refusal.epoch))
+            if await trio.to_thread.run_sync(_against, *given) >= self._quorum:
+                await self._journal.do(self._journal.refuse, work, refusal.epoch, msgspec.msgpack.encode(refusal))
+
+    # the table
+
+    async def look(self, pool: PoolInfo) -> None:
+        """One look at what is to be tabled, signed, compared, carried."""
+        now = (await self._books.block()).timestamp
+        self._station.time.saw(now)
+        posted = await self._books.earnings(self._station.pool)
+        await self._learn_bench(pool, 0 if posted.epoch is None else posted.epoch + 1)
+        first = 0 if posted.epoch is None else posted.epoch + 1
+        if first != self._first:
+            self._first, self._own, self._compared, self._done, self._unfit = first, None, {}, set(), set()
+        if self._is_deaf(pool):
+            return
+        last = pool.epoch_at(max(now - pool.window, 0)) - 1
+        if last < first:
+            self.waiting = ""
+            return
+        table = await self._table(pool, posted, first, last)
+        if table is not None:
+            await self._sign(table)
+            await self._carry(pool)
+
+    async def _learn_bench(self, pool: PoolInfo, first: int) -> None:
+        """Who may have certified works of epochs from `first` on. Who has left has no stake here any more, so it counts
+        for no epoch after the one that it left in."""
+        self._quorum = pool.threshold
+        last: dict[Address, float] = {}
+        benches = list(self._ledger.benches)
+        for bench, after in zip(benches, benches[1:], strict=False):
+            if after.block not in self._left_at:
+                self._left_at[after.block] = (await self._books.block(after.block)).timestamp
+            last |= dict.fromkeys(bench.validators, pool.epoch_at(self._left_at[after.block]))
+        struck = set(benches[-1].validators) - set(pool.validators) if benches else set[Address]()
+        last |= dict.fromkeys(pool.validators, math.inf)
+        struck |= {one for one in last if self._station.membership.is_evicted(one)}
+        kept = {one: until for one, until in last.items() if until >= first}
+        bench = Bench(kept | dict.fromkeys(struck, -1))
+        if bench != self._bench:
+            self._bench = bench
+            self._read.clear()  # what was worth nothing may count now
+
+    def _is_deaf(self, pool: PoolInfo) -> bool:
+        """Whether nodes may not have had the time to show what they have: after a start, or a time alone."""
+        now = self._station.clock.monotonic()
+        alone = len(pool.validators) == 1
+        if not alone and is_cut_off(voices(self._station.board, self._station.membership), now):
+            self._heard_since = now
+        deaf = now < self._heard_since + 2 * self._station.time.shown_every
+        self.waiting = "nodes are given the time to show what they have" if deaf else ""
+        return deaf
+
+    async def _table(self, pool: PoolInfo, posted: PostedEarnings, first: int, last: int) -> Table | None:
+        before = await self._tables.of(posted) if posted.total else None
+        if posted.total and before is None:
+            self.waiting = f"the table of epoch {posted.epoch} cannot be had from anybody"
+            return None
+        earned = await self._journal.do(self._journal.earned_between, first, last)
+        earned = [row for row in earned if not self._station.membership.is_evicted(row[1])]
+        free = pool.escrow // pool.reward_per_unit if pool.reward_per_unit else 2**62
+
+        def units_through(epoch: int) -> int:
+            return sum(units for at, _, units in earned if at <= epoch)
+
+        epoch = largest_that_fits(first, last, units_through, free, pool.units_per_epoch)
+        if epoch is None or (units_through(epoch) == 0 and units_through(last)):
+            self.waiting = f"{units_through(last)} units are certified, and the pool can pay for {free} now"
+            return None
+        if not units_through(epoch):
+            return None
+        units: Counter[Address] = Counter()
+        for at, node, more in earned:
+            units[node] += more if at <= epoch else 0
+        rows = await self._journal.do(self._journal.sources, first, epoch)
+        sources = [Source(at, address_bytes(node), root, size) for at, node, root, size in rows]
+        proofs = await self._journal.do(self._journal.refusals, first, epoch)
+        refusals = [msgspec.msgpack.decode(proof, type=Refusal) for proof in proofs]
+        given = (self._station.pool, epoch, before, units, sources, refusals)
+        return await trio.to_thread.run_sync(table_after, *given)
+
+    async def _sign(self, table: Table) -> None:
+        now, own = self._station.clock.monotonic(), self._own
+        if own is None or own.table.epoch != table.epoch or own.table.lines != table.lines:
+            data, root = await trio.to_thread.run_sync(lambda: (encode_table(table), table.root()))
+            info = await self._station.blobs.add(data)
+            earnings = Earnings(self._station.pool, table.epoch, root, table.total)
+            signature = sign(self._station.key, self._station.domain, earnings)
+            message = EarningsSigned(
+                pool=earnings.pool, earnings=earnings, table=info.root, size=info.size, signature=signature
+            )
+            turn = SETTLING * self._pause + seconds_to_wait(self._station, root)
+            own = self._own = _Own(message, table, now + turn)
+            self._frozen = max(self._frozen, table.epoch)
+            log.info("earnings.signed", epoch=table.epoch, total=table.total, nodes=len(table.lines))
+        if not own.said_at or now - own.said_at >= REPEAT_EVERY:
+            own.said_at = now
+            await self._station.board.post(own.message)
+
+    async def _follow_tables(self) -> None:
+        async for signed in self._station.board.subscribe(EarningsSigned):
+            self._signed[signed.author] = signed.message
+
+    async def _compare_all(self) -> None:
+        """Beside the looks, each validator beside the others: who names what nobody has stops nobody's own table."""
+        while True:
+            await trio.sleep(self._pause)
+            if not self._bench.last:
+                continue  # the chain has not been asked yet
+            async with trio.open_nursery() as nursery:
+                for author, message in list(self._signed.items()):
+                    nursery.start_soon(self._compare, author, message)
+
+    async def _compare(self, author: Address, message: EarningsSigned) -> None:
+        """Fetch what another's table rests on and this node lacks."""
+        own, first = self._own.message.earnings if self._own else None, self._first
+        compared = self._compared.setdefault(author, [])
+        if message.earnings == own or message.earnings.epoch < first or author == self._station.key.address:
+            return
+        if message.table in self._done or len(compared) >= TABLES_EACH:
+            return
+        compared.append(message.table)
+        try:
+            await self._take_from(author, message, first)
+            self._done.add(message.table)
+        except (IntellectError, OSError) as error:
+            log.info("earnings.not_compared", validator=author, why=str(error))
+            if isinstance(error, ProtocolError):
+                self._done.add(message.table)  # bytes of this root will never be others
+
+    async def _take_from(self, author: Address, message: EarningsSigned, first: int) -> None:
+        size = min(message.size, MAX_TABLE_BYTES)
+        path = await self._station.blobs.fetch(message.table, [author], max_size=size, timeout=FETCH_TIMEOUT)
+        table = await trio.to_thread.run_sync(_read_table, path, self._station.pool)
+        log.info("earnings.differ", validator=author, epoch=table.epoch, total=table.total)
+        rows = await self._journal.do(self._journal.sources, first, table.epoch)
+        known = {root for _, _, root, _ in rows}
+        misses = 0
+        for source in table.sources:
+            if source.root in known or not first <= source.epoch < self._station.time.epoch():
+                continue
+            if misses >= MISSES:
+                break
+            try:
+                await self._take(source, (author, address_from_bytes(source.node)))
+            except (IntellectError, OSError) as error:
+                misses += 1
+                log.info("certificates.unusable", validator=author, epoch=source.epoch, why=str(error))
+        await self._heed_refusals(table.refusals)
+        if misses:
+            raise IntellectError("unusable table of earnings", "what it rests on cannot be had", "wait")
+
+    # carrying
+
+    async def _carry(self, pool: PoolInfo) -> None:
+        """Post what a quorum in office signed alike, when it is this node's turn."""
+        own, now = self._own, self._station.clock.monotonic()
+        if own is None or now < max(own.due, self._next_try):
+            return
+        said = {**self._signed, self._station.key.address: own.message}
+        alike = {author: one.signature for author, one in said.items() if one.earnings == own.message.earnings}
+        fit = [alike[author] for author in pool.validators if author in alike and author not in self._unfit]
+        if len(fit) < pool.threshold:
+            self.waiting = f"{len(fit)} of {pool.threshold} validators have signed the table of epoch {own.table.epoch}"
+            return
+        earnings = own.message.earnings
+        self._next_try = now + RETRY_PAUSE
+        try:
+            given = (earnings.pool, earnings.epoch, earnings.root, earnings.total)
+            await self._books.post_earnings(*given, fit[: pool.threshold])
+        except Reverted as error:
+            if error.name == "ValidatorUnfit":  # one without its stake spoils the others' signatures
+                self._unfit |= {author for author in alike if author in error.args_.values()}
+            log.info("earnings.not_posted", epoch=earnings.epoch, why=error.why)
+            return
+        self.posted += 1
+        log.info("earnings.posted", epoch=earnings.epoch, total=earnings.total)
+
+
+class Bench(msgspec.Struct, frozen=True):
+    """Who may have certified, and through which epoch: no end for who is in office, -1 for who was thrown out."""
+
+    last: dict[Address, float]
+
+    def of(self, epoch: int) -> frozenset[Address]:
+        return frozenset(one for one, last in self.last.items() if last >= epoch)
+
+
+class _Looked:
+    """What a blob of certificates is found to hold, chunk by chunk, in a thread. earned: (work, units) that a quorum
+    certified; lacking: works without this validator's signature; useless: signatures of nobody who may certify."""
+
+    def __init__(self) -> None:
+        self.earned: list[tuple[bytes, int]] = []
+        self.lacking: list[Accepted] = []
+        self.useless = 0
+
+    def check(self, part: Shown, domain: Domain, pool: int, bench: Bench, quorum: int, own: Address) -> None:
+        counted = bench.of(part.epoch)
+        for one in part.works:
+            statement = part.statement(pool, one)
+            signers: set[Address | None] = set()
+            struck: set[Address | None] = set()
+            for signature in one.signatures:
+                signer = _signer(domain, statement, signature)
+                if signer in counted and signer not in signers:
+                    signers.add(signer)
+                elif signer in bench.last and signer not in signers | struck:
+                    struck.add(signer)  # its node heard it while it counted
+                else:
+                    self.useless += 1
+                if len(signers) >= quorum:
+                    break
+            if len(signers) >= quorum:
+                self.earned.append((one.work, one.units))
+            elif own not in signers:
+                self.lacking.append(statement)
+
+
+def _signer(domain: Domain, statement: Statement, signature: bytes) -> Address | None:
+    try:
+        return signer_of(domain, statement, signature)
+    except ProtocolError:
+        return None
+
+
+def _against(statements: Sequence[tuple[Verdict, bytes]], domain: Domain, bench: frozenset[Address]) -> int:
+    """How many of the bench signed a refusal."""
+    return len({_signer(domain, verdict, signature) for verdict, signature in statements} & bench)
+
+
+def _read_certificates(path: Path, node: Address, epoch: int) -> Shown:
+    return decode_certificates(path.read_bytes(), node, epoch)
+
+
+def _read_table(path: Path, pool: int) -> Table:
+    return decode_table(path.read_bytes(), pool)

@@ -1,0 +1,227 @@
+"""Which files this validator looks at, and how they come here: the first third of a verdict.
+
+Every validator fetches only its share of the files, drawn by the same secret that draws groups, so that nobody knows
+beforehand who looks at what. A file that too few look at is filled up by rank. Each worker's files wait in a queue of
+their own, so one who does not deliver delays nobody else.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+
+from node.recent import Recent
+from node.services.court.turns import place
+from node.services.judging.lots import OwnLots
+from node.services.judging.queue import FileQueue
+from node.services.station import Station
+from node.swarm.ballots import FileState
+from node.swarm.register import Work, WorkId
+from protocol.audit import share_of_files
+from protocol.checks import Fault, Reason
+from protocol.errors import IntellectError, ProtocolError
+from protocol.identity import Address
+from protocol.messages import CheckRequested, RolloutCommitted
+from protocol.statements import work_id
+
+log = structlog.get_logger()
+FETCH_TIMEOUT = 30.0
+FETCH_PAUSE = 1.0
+LAST_TRY = 5.0
+"""Seconds for a file that has been due for long, of a worker who did not hand over the one before it."""
+GAP_POLL = 0.5
+CLAIM_PATIENCE = 8.0
+"""Seconds that the claim may come behind the result of a task's shard."""
+QUEUE = 64
+READY = 16
+REMEMBERED = 4096
+MOST_ASKED = 16
+"""Files that are fetched at one time because the trainer asked."""
+RECHECK_POLL = 1.0
+FILL_AFTER, FILL_STEP, FILL_POLL = 4.0, 1.0, 0.25
+"""Seconds until a file that too few have looked at is anybody's, seconds between ranks, seconds between two looks."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A committed file on its way to judgement. path: None if it could not be had; already: our verdict of before;
+    fault: what was wrong before it was read; tries: inspections that failed on our side."""
+
+    work: Work
+    path: Path | None = None
+    already: bytes | None = None
+    fault: Fault | None = None
+    recheck: bool = False
+    tries: int = 0
+
+
+class _Spare(msgspec.Struct, frozen=True):
+    """A file that others are to look at. due: when this validator looks whether they do, monotonic seconds."""
+
+    work: Work
+    due: float
+
+
+class Fetching:
+    """Fills `queue` until cancelled. skipped: told of files for which their worker's queue has no room."""
+
+    def __init__(self, station: Station, lots: OwnLots, skipped: Callable[[], None]) -> None:
+        self._station = station
+        self._own = station.key.address
+        self._lots = lots
+        self._skipped = skipped
+        self._audit = station.run.spec.audit
+        self._register = station.jury.register
+        self.queue: FileQueue[Candidate] = FileQueue(READY)
+        self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
+        self._spare: dict[Address, Recent[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
+        self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._asked = 0
+        self._owing: set[Address] = set()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._register.follow(lambda work: self._consider(work, nursery))
+            nursery.start_soon(self._heed_requests, nursery)
+            nursery.start_soon(self._heed_disputes)
+            nursery.start_soon(self._fill_up, nursery)
+
+    # which files
+
+    def _consider(self, work: Work, nursery: trio.Nursery) -> None:
+        self._lots.arrived(work.node)
+        validators = self._station.jury.validators()
+        share = share_of_files(len({*validators, self._own}), self._station.quorum)
+        if self._lots.draws_file(work.id, work.step, share):
+            self._put_in_line(work, nursery)
+            return
+        rank = sum(place(work.id, one) < place(work.id, self._own) for one in validators)
+        due = self._station.clock.monotonic() + FILL_AFTER + rank * FILL_STEP
+        self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, due)
+
+    async def _fill_up(self, nursery: trio.Nursery) -> None:
+        """Look at what too few others look at, by rank; at once where somebody found a fault, since a stake is taken
+        only when everybody has looked."""
+        ballots = self._station.jury.ballots
+        while True:
+            await trio.sleep(FILL_POLL)
+            now = self._station.clock.monotonic()
+            for left in list(self._spare.values()):
+                await trio.lowlevel.checkpoint()
+                for id, spare in list(left.items()):
+                    decided = ballots.state(id) is not FileState.OPEN
+                    enough = len(self._station.jury.sealing(id)) >= self._station.quorum
+                    wanted = bool(ballots.rejecting(id)) or (now >= spare.due and not decided and not enough)
+                    if wanted or decided or now >= spare.due + self._audit.verdict_seconds:
+                        del left[id]
+                    if wanted:
+                        self._put_in_line(spare.work, nursery)
+
+    def _put_in_line(self, work: Work, nursery: trio.Nursery) -> None:
+        """Every work goes into its worker's own queue: one who commits to much waits for itself."""
+        queue = self._queues.get(work.node)
+        if queue is None:
+            queue, works = trio.open_memory_channel[Work](QUEUE)
+            self._queues[work.node] = queue
+            nursery.start_soon(self._fetch_all, works)
+        try:
+            queue.send_nowait(work)
+        except trio.WouldBlock:
+            self._skipped()
+
+    async def _heed_requests(self, nursery: trio.Nursery) -> None:
+        """The trainer waits for a verdict: ours again, or the file on top of the pile."""
+        async for signed in self._station.board.subscribe(CheckRequested):
+            try:
+                wanted = self._station.board.opened(signed.message.commitment, RolloutCommitted)
+            except ProtocolError as error:
+                log.debug("request.refused", why=error.why)
+                continue
+            self._register.commit(wanted)  # gossip may have lost it
+            work = self._register.get(work_id(wanted.message.commitment))
+            if work is not None and self._asked < MOST_ASKED:
+                self._asked += 1
+                self._spare.get(work.node, {}).pop(work.id, None)
+                nursery.start_soon(self._hurry, work)
+
+    async def _hurry(self, work: Work) -> None:
+        self.queue.hurry(await self._fetch(work))
+        self._asked -= 1
+
+    async def _heed_disputes(self) -> None:
+        """Look again, at everything, wherever two validators disagree."""
+        while True:
+            for id in self._station.jury.ballots.open_disputes():
+                work = self._register.get(id)
+                if work is not None and id not in self._rechecked:
+                    self._rechecked[id] = None
+                    self.queue.hurry(Candidate(work, recheck=True))
+            await trio.sleep(RECHECK_POLL)
+
+    # having them
+
+    async def _fetch_all(self, works: trio.MemoryReceiveChannel[Work]) -> None:
+        """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
+        async for work in works:
+            if not self._station.membership.is_evicted(work.node):
+                await self.queue.put(await self._fetch(work))
+
+    async def _fetch(self, work: Work) -> Candidate:
+        already = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
+        if already:
+            return Candidate(work, already=already)
+        fault = await self._wait_for_claim(work) if work.task else self._register.fault(work)
+        fault = fault or await self._wait_for_gap(work)
+        if fault:
+            return Candidate(work, fault=fault)
+        path = await self.deliver(work)
+        if path is None:
+            fault = Fault(Reason.UNAVAILABLE, f"not delivered within {self._audit.delivery_seconds:g} seconds")
+        return Candidate(work, path=path, fault=fault)
+
+    async def _wait_for_gap(self, work: Work) -> Fault | None:
+        """A submission may overtake the one before it; only one that never comes is a gap."""
+        with trio.move_on_after(self._audit.delivery_seconds):
+            while self._register.gap(work):  # noqa: ASYNC110 - any of many messages may close it
+                await trio.sleep(GAP_POLL)
+        return self._register.gap(work)
+
+    async def _wait_for_claim(self, work: Work) -> Fault | None:
+        """The result of a shard may overtake its claim."""
+        with trio.move_on_after(CLAIM_PATIENCE):
+            while self._register.fault(work):  # noqa: ASYNC110 - any of many messages may mend it
+                await trio.sleep(GAP_POLL)
+        return self._register.fault(work)
+
+    async def deliver(self, work: Work) -> Path | None:
+        """The file, from its worker or whoever has it; None if nobody hands it over in time."""
+        root, limit = work.commitment.file_root, work.most_bytes
+        with trio.move_on_after(self._patience(work)):
+            while True:
+                try:
+                    path = await self._station.blobs.fetch(
+                        root, self._holders(work), max_size=limit, timeout=FETCH_TIMEOUT
+                    )
+                    work.delivered = True
+                    self._owing.discard(work.node)
+                    return path
+                except IntellectError as error:
+                    log.info("rollout.unavailable", node=work.node, why=error.why)
+                await trio.sleep(FETCH_PAUSE)
+        self._owing.add(work.node)
+        return None
+
+    def _patience(self, work: Work) -> float:
+        """Seconds to wait for a file. After one that never came, the worker's others are due since they were heard of:
+        what a dead worker left behind is not waited for one by one."""
+        whole = self._audit.delivery_seconds
+        if work.node not in self._owing:
+            return whole
+        return max(work.at + whole - self._station.clock.monotonic(), LAST_TRY)
+
+    def _holders(self, work: Work) -> list[Address]:
+        """Who may have a file: its worker, the other validators, and the trainer, so that a worker who serves only some
+        of them serves all."""
+        others = [*self._station.jury.validators(), self._station.membership.trainer]
+        return [work.node, *(one for one in others if one != self._own)]

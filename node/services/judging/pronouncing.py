@@ -1,0 +1,136 @@
+"""Verdicts out: journaled, sealed, and shown once others cannot copy them. The last third of a verdict.
+
+What this node says of a work is said once: the journal holds it before anybody hears it. A seal is told first; the
+verdict behind it follows when every living validator has sealed its own, or after SEAL_SECONDS.
+"""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from node.inference.wire import Inspected
+from node.services.judging.lots import Lot
+from node.services.station import Station
+from node.swarm.register import Work, WorkId
+from protocol.checks import Fault
+from protocol.lots import pack_groups
+from protocol.messages import (
+    MAX_DETAIL,
+    MAX_SEALS,
+    SALT_BYTES,
+    VerdictIssued,
+    VerdictRechecked,
+    VerdictSealed,
+    seal_of,
+    signed,
+)
+from protocol.statements import Outcome, Rechecked, Verdict
+
+log = structlog.get_logger()
+SEAL_SECONDS = 3.0
+"""So long a sealed verdict waits for slower validators."""
+BATCH_SECONDS = 0.05
+"""Verdicts that come within this time are sealed in one message."""
+POLL = 0.05
+WAITING = 1024
+
+
+class Pronouncing:
+    """Says what was found, until cancelled."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._own = station.key.address
+        self._send, self._receive = trio.open_memory_channel[tuple[WorkId, bytes, bytes]](WAITING)
+
+    async def run(self) -> None:
+        """Seal and show what `say` was given."""
+        async with trio.open_nursery() as nursery:
+            async for first in self._receive:
+                await trio.sleep(BATCH_SECONDS)
+                batch = {first[0]: first}
+                while len(batch) < MAX_SEALS:
+                    try:
+                        one = self._receive.receive_nowait()
+                    except trio.WouldBlock:
+                        break
+                    batch[one[0]] = one
+                seals = tuple(seal for _, seal, _ in batch.values())
+                await self._station.board.post(VerdictSealed(pool=self._station.pool, works=tuple(batch), seals=seals))
+                for id, _, raw in batch.values():
+                    nursery.start_soon(self._show, id, raw)
+
+    async def _show(self, id: WorkId, raw: bytes) -> None:
+        """Post a verdict as soon as nobody can copy it any more, or has had the time to seal its own."""
+        with trio.move_on_after(SEAL_SECONDS):
+            while not self._enough_sealed(id):  # noqa: ASYNC110 - any of many messages may be the last
+                await trio.sleep(POLL)
+        await self._station.board.post_raw(raw)
+
+    def _enough_sealed(self, id: WorkId) -> bool:
+        """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum."""
+        jury = self._station.jury
+        sealed = jury.sealing(id)
+        return len(sealed) > self._station.quorum or set(jury.ballots.electorate()) <= sealed
+
+    async def say(self, work: Work, message: VerdictIssued | VerdictRechecked) -> None:
+        """Journal, then seal and show; what was found in a dispute is shown at once."""
+        journal, recheck = self._station.journal, isinstance(message, VerdictRechecked)
+        raw = self._station.board.sealed(message)
+        kind = "recheck" if recheck else "verdict"
+        await journal.do(journal.say, kind, work.id, raw, self._station.time.now())
+        if isinstance(message, VerdictRechecked) or self._station.membership.has_one_validator:
+            await self._station.board.post_raw(raw)
+        else:
+            await self._send.send((work.id, seal_of(message, self._own), raw))
+
+    async def message(
+        self,
+        work: Work,
+        found: Inspected | Fault,
+        sentence: tuple[int, int, str],
+        lot: Lot | None,
+        standing: int,
+        verifier: str,
+        *,
+        recheck: bool,
+    ) -> VerdictIssued | VerdictRechecked:
+        """What is to be said, signed; the report of an accepted file becomes a blob. sentence: (outcome, reason,
+        detail)."""
+        outcome, reason, detail = sentence
+        commitment = work.commitment
+        fields = {name: getattr(commitment, name) for name in commitment.__struct_fields__}
+        said: dict[str, Any] = {"pool": commitment.pool, "detail": detail[:MAX_DETAIL], "group": found.group}
+        said |= {"standing": standing, "signature": b""}
+        if isinstance(found, Inspected):
+            said |= await self._values(work, found, outcome, lot, verifier)
+        if recheck:
+            draft = VerdictRechecked(verdict=Rechecked(**fields, outcome=outcome, reason=reason), **said)
+        else:
+            verdict = Verdict(**fields, outcome=outcome, reason=reason)
+            draft = VerdictIssued(verdict=verdict, salt=secrets.token_bytes(SALT_BYTES), **said)
+        return signed(draft, self._station.key, self._station.domain)
+
+    async def _values(
+        self, work: Work, found: Inspected, outcome: int, lot: Lot | None, verifier: str
+    ) -> dict[str, object]:
+        """What was recomputed, and the report as a blob if the file is accepted."""
+        said: dict[str, object] = {
+            "window": lot.window if lot else -1,
+            "rate": lot.rate if lot else 0,
+            "checked": pack_groups(found.checked, work.groups),
+            "rewards": found.rewards,
+            "logprobs": found.logprobs,
+            "verifier": verifier[:64],
+        }
+        if not found.report_path:
+            return said
+        report = Path(found.report_path)
+        if outcome == Outcome.ACCEPT:
+            info = await self._station.blobs.add(report)
+            said |= {"report_root": info.root, "report_size": info.size}
+        report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
+        return said

@@ -1,0 +1,339 @@
+"""The values that the trainer may believe: what two validators agree on, or what it recomputed itself.
+
+A report is one validator's opinion. The rows of a group are believed if the reports of two validators hold the same
+ones (rewards exactly, log-probabilities token by token within the tolerance). What only one report has, and what two
+have differently, is recomputed here, or not used. By a lot of its own the trainer recomputes what validators agree on,
+too, so that two who collude are found out, and so is the only validator of a pool whose quorum is one: there, one
+report is used unchecked between two lots. Whoever said what is not so is not believed here any more.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
+from node.recent import Recent
+from node.services.station import Station
+from node.swarm.ballots import STRIKES
+from node.swarm.register import Work, WorkId
+from protocol.checks import HEARSAY, Reason, reason_name
+from protocol.disputes import UNDECIDED, Conflict, Finding
+from protocol.errors import IntellectError, ProtocolError
+from protocol.identity import Address
+from protocol.lots import draws_file
+from protocol.messages import DIGEST, Judgement
+from protocol.rollout import MAX_REPORT_BYTES, ReportRow, decode_report
+from protocol.run import RolloutSpec
+from protocol.statements import Outcome
+from protocol.values import report_fault, rows_differ
+
+log = structlog.get_logger()
+FETCH_TIMEOUT = 30.0
+HEDGE_SECONDS = 1.0
+"""So long other reports may come behind the first one; longer where that took longer."""
+LOOK_TIMEOUT = 120.0
+LOOKS_WAITING = 8
+"""Files that wait for this node's own look; of further ones the groups that need it are not used."""
+LOT_AGREED, LOT_ALONE, LOT_REWARDS = 1 / 64, 1 / 4, 1 / 8
+"""Shares of the files that are recomputed here: where validators agree, where one is alone, and rewards by themselves,
+which are cheap. Alone, a forger of every file escapes 20 of them with a chance of 0.3 %."""
+REMEMBERED = 4096
+DISTRUSTED = "distrusted_reports"
+REPORT_NAME = "own-report-{}.arrow"
+
+Rows = dict[int, list[ReportRow]]
+"""Group -> its samples, in order."""
+
+
+class Child(Protocol):
+    """The part of node.inference that looks at files, once it is started."""
+
+    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply: ...
+    async def run(self, task_status: Any = trio.TASK_STATUS_IGNORED) -> None: ...
+
+
+class OwnLook:
+    """This node's own engine, started when it is first needed. image: the file of a policy by step; scratch: a place
+    for reports."""
+
+    def __init__(self, station: Station, child: Child, image: Callable[[int], Path], scratch: Path) -> None:
+        self._station = station
+        self._child = child
+        self._image = image
+        self._scratch = scratch
+        self._wanted, self._ready = trio.Event(), trio.Event()
+        self._broken = ""
+        self._waiting = 0
+
+    async def run(self) -> None:
+        """Keep the engine, once it is wanted, until cancelled. One that does not start costs its looks, no more."""
+        await self._wanted.wait()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._child.run)
+                self._ready.set()
+        except* IntellectError as group:
+            self._broken = str(group.exceptions[0])
+            log.warning("own_look.unavailable", why=self._broken)
+            self._ready.set()
+
+    async def at(self, work: Work, path: Path, groups: Sequence[int]) -> tuple[Inspected, Rows] | None:
+        """What this node finds in a file, and the rows of `groups`; None if it cannot look now."""
+        if self._broken or self._waiting >= LOOKS_WAITING:
+            return None
+        self._waiting += 1
+        try:
+            return await self._look(work, path, groups)
+        except IntellectError as error:
+            log.warning("own_look.failed", work=work.id.hex()[:16], why=error.why)
+            return None
+        finally:
+            self._waiting -= 1
+
+    async def _look(self, work: Work, path: Path, groups: Sequence[int]) -> tuple[Inspected, Rows] | None:
+        self._wanted.set()
+        await self._ready.wait()
+        if self._broken:
+            return None
+        commitment, report = work.commitment, self._scratch / REPORT_NAME.format(work.id.hex()[:16])
+        order = Inspect(
+            policy_root=commitment.policy_root,
+            node=commitment.node,
+            pool=commitment.pool,
+            index=commitment.index,
+            units=commitment.units,
+            file_root=commitment.file_root,
+            path=str(path),
+            report_path=str(report),
+            groups=tuple(groups),
+        )
+        load = LoadPolicy(policy_root=commitment.policy_root, step=work.step, path=str(self._image(work.step)))
+        found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
+        assert isinstance(found, Inspected)  # noqa: S101 - the engine client checks the reply's type
+        if not found.report_path:
+            return found, {}
+        try:
+            data = await trio.to_thread.run_sync(report.read_bytes)
+        finally:
+            report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
+        return found, by_group(decode_report(data, self._station.run.spec.rollout.samples_per_file).rows)
+
+
+class Believed(msgspec.Struct, frozen=True):
+    """What may be trained on of one file. path: of the file; rows: of the groups; votes: of those whose reports were
+    had."""
+
+    path: Path
+    rows: Rows
+    votes: tuple[Judgement, ...]
+
+
+class Values:
+    """Which values the trainer believes. look: None where this node cannot recompute anything; taken_back: told of
+    works whose values rested on somebody who is not believed any more; hopeless: told why nobody is left to believe."""
+
+    def __init__(
+        self,
+        station: Station,
+        look: OwnLook | None,
+        *,
+        taken_back: Callable[[WorkId], object],
+        hopeless: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self._station = station
+        self._rollout = station.run.spec.rollout
+        self._tolerance = station.run.spec.audit.logprob_tolerance
+        self._look = look
+        self._taken_back = taken_back
+        self._hopeless = hopeless
+        self._secret = secrets.token_bytes(32)
+        self._alone: Recent[WorkId, Address] = Recent(REMEMBERED)
+        self._strikes: Counter[Address] = Counter()
+        self._unserved: Counter[Address] = Counter()
+        self.distrusted: dict[Address, str] = {}
+        self.counts: Counter[str] = Counter()
+
+    async def recall(self) -> None:
+        """Who was not believed before a restart."""
+        kept = await self._station.journal.do(self._station.journal.recall, DISTRUSTED)
+        if kept:
+            self.distrusted = msgspec.json.decode(kept, type=dict[Address, str])
+
+    def status(self) -> dict[str, object]:
+        counted = {name: self.counts[name] for name in ("agreed", "alone", "recomputed", "unused")}
+        return {"groups": counted, "not_served": dict(self._unserved), "distrusted": self.distrusted}
+
+    async def of(
+        self, work: Work, votes: Mapping[Address, Judgement], fetch: Callable[[], Awaitable[Path]]
+    ) -> Believed | None:
+        """What may be believed of an accepted file; None if nothing may. votes: of believed validators that accept it;
+        fetch: brings the file. Raises IntellectError if that cannot be had."""
+        votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
+        reports = await self._fetch_reports(work, votes)
+        path = await fetch()
+        agreed, alone, apart = self._sorted(reports)
+        wanted = sorted(apart) if self._station.quorum == 1 else sorted(apart | alone.keys())
+        rows = dict(agreed)
+        found = await self._recompute(work, path, wanted, reports, votes)
+        if found is None:
+            return None
+        rows |= found
+        if self._station.quorum == 1:
+            unchecked = {group: rest for group, rest in alone.items() if group not in rows}
+            rows |= {group: rest for group, (_, rest) in unchecked.items()}
+            self.counts["alone"] += len(unchecked)
+            for author, _ in unchecked.values():
+                self._alone[work.id] = author
+        self.counts["agreed"] += len(agreed)
+        self.counts["unused"] += len((apart | alone.keys()) - rows.keys())
+        votes = {a: vote for a, vote in votes.items() if a in reports and a not in self.distrusted}
+        return Believed(path, rows, tuple(votes.values())) if rows and self._trusts(votes) else None
+
+    def _trusts(self, votes: Mapping[Address, Judgement]) -> bool:
+        """Whether somebody accepts the file whose word counts here."""
+        return any(author not in self.distrusted for author in votes)
+
+    # what others say
+
+    async def _fetch_reports(self, work: Work, votes: Mapping[Address, Judgement]) -> dict[Address, Rows]:
+        """The reports of all who accept a file, at once: one that is not served costs a second and not a time-out.
+        Equal reports have one root, and any of their authors serves it."""
+        by_root: dict[bytes, list[Address]] = {}
+        for author, vote in votes.items():
+            by_root.setdefault(vote.report_root, []).append(author)
+        had: dict[bytes, Path] = {}
+        began = self._station.clock.monotonic()
+
+        async def one(root: bytes, authors: list[Address]) -> None:
+            limit = min(min(votes[author].report_size for author in authors), MAX_REPORT_BYTES)
+            try:
+                had[root] = await self._station.blobs.fetch(root, authors, max_size=limit, timeout=FETCH_TIMEOUT)
+            except IntellectError as error:
+                log.info("report.unavailable", validators=authors, why=error.why)
+                return
+            seconds = self._station.clock.monotonic() - began
+            nursery.cancel_scope.deadline = min(
+                nursery.cancel_scope.deadline, trio.current_time() + max(HEDGE_SECONDS, seconds)
+            )
+
+        async with trio.open_nursery() as nursery:
+            for root, authors in by_root.items():
+                nursery.start_soon(one, root, authors)
+        reports: dict[Address, Rows] = {}
+        for root, authors in by_root.items():
+            if root not in had:
+                self._unserved.update(authors)
+                continue
+            for author in authors:
+                try:
+                    given = (self._rollout, work.commitment.file_root, votes[author], had[root])
+                    reports[author] = await trio.to_thread.run_sync(read_report, *given)
+                except IntellectError as error:
+                    log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=error.why)
+        return reports
+
+    def _sorted(
+        self, reports: Mapping[Address, Rows]
+    ) -> tuple[Rows, dict[int, tuple[Address, list[ReportRow]]], set[int]]:
+        """(groups on which two reports agree, those that one has, those that reports have differently)."""
+        agreed: Rows = {}
+        alone: dict[int, tuple[Address, list[ReportRow]]] = {}
+        apart: set[int] = set()
+        for group in {group for rows in reports.values() for group in rows}:
+            said = [(author, rows[group]) for author, rows in reports.items() if group in rows]
+            if len(said) == 1:
+                alone[group] = said[0]
+            elif all(rows_differ(said[0][1], rows, self._tolerance) is None for _, rows in said[1:]):
+                agreed[group] = said[0][1]
+            else:
+                apart.add(group)
+        return agreed, alone, apart
+
+    # what this node finds itself
+
+    async def _recompute(
+        self,
+        work: Work,
+        path: Path,
+        wanted: list[int],
+        reports: Mapping[Address, Rows],
+        votes: Mapping[Address, Judgement],
+    ) -> Rows | None:
+        """Groups that are recomputed here because they must be, or by lot; None if that shows that the file must not be
+        used."""
+        lot = LOT_ALONE if self._station.quorum == 1 else LOT_AGREED
+        if draws_file(self._secret, work.id, lot):
+            wanted = sorted({*wanted, *(group for rows in reports.values() for group in rows)})
+        if self._look is None or not (wanted or draws_file(self._secret, work.id, LOT_REWARDS)):
+            return {}
+        looked = await self._look.at(work, path, wanted)
+        if looked is None:
+            return {}
+        found, rows = looked
+        self.counts["recomputed"] += len(rows)
+        for author, vote in votes.items():
+            finding = contradiction(found, rows, vote, reports.get(author, {}), self._tolerance)
+            if finding is not None:
+                await self._blame(author, work, finding)
+        return rows if found.outcome == Outcome.ACCEPT else None
+
+    async def _blame(self, author: Address, work: Work, finding: Finding) -> None:
+        """Believe a validator less, or no more: what it said is not what this node computes."""
+        self._strikes[author] += 1
+        what = f"{finding.what} ({work.title}, of {work.node})"
+        log.warning("report.contradicted", validator=author, what=what)
+        if author in self.distrusted or not (finding.objective or self._strikes[author] >= STRIKES):
+            return
+        self.distrusted[author] = what
+        kept = msgspec.json.encode(self.distrusted)
+        await self._station.journal.do(self._station.journal.remember, DISTRUSTED, kept)
+        self._station.progress.trouble(f"validator {author} is not believed any more: {what}")
+        for id, by in list(self._alone.items()):
+            if by == author:
+                self._taken_back(id)
+        _, *seated = self._station.membership.who_uses_work()
+        if not set(seated) - self.distrusted.keys():
+            self._hopeless(f"no validator is left whose values can be believed: {author}: {what}")
+
+
+def read_report(rollout: RolloutSpec, file_root: bytes, vote: Judgement, path: Path) -> Rows:
+    """The rows of a report that is about this file and holds what its author signed. Raises ProtocolError."""
+    report = decode_report(path.read_bytes(), rollout.samples_per_file)
+    if report.header.file_root != file_root.hex():
+        raise ProtocolError("unusable report", "it is not about this file")
+    fault = report_fault(report, vote, rollout.prompts_per_file, rollout.group_size)
+    if fault is not None:
+        raise ProtocolError("unusable report", fault)
+    return by_group(report.rows)
+
+
+def contradiction(found: Inspected, rows: Rows, vote: Judgement, theirs: Rows, tolerance: float) -> Finding | None:
+    """What an accepting verdict and its report say that is not what this node finds. rows, theirs: recomputed here, and
+    in the report."""
+    reason = Reason(found.reason)
+    if found.outcome != Outcome.ACCEPT:
+        if found.outcome != Outcome.SLASH or reason in HEARSAY:
+            return None  # arithmetic: one file says little, and the pool's own rules decide
+        what = f"it accepted a file that is refused: {reason_name(reason)}"
+        return Finding(Conflict.CONTRADICTION, what, objective=True)
+    for at in range(0, min(len(found.rewards), len(vote.rewards)), DIGEST):
+        own, said = found.rewards[at : at + DIGEST], vote.rewards[at : at + DIGEST]
+        if own != said and UNDECIDED not in (own, said):
+            what = f"the rewards of group {at // DIGEST} are others"
+            return Finding(Conflict.CONTRADICTION, what, objective=True)
+    differing = (rows_differ(rows[group], theirs[group], tolerance) for group in sorted(rows.keys() & theirs.keys()))
+    return next((finding for finding in differing if finding is not None), None)
+
+
+def by_group(rows: Sequence[ReportRow]) -> Rows:
+    """The rows of a report, group by group."""
+    found: Rows = {}
+    for row in rows:
+        found.setdefault(row.group, []).append(row)
+    return found

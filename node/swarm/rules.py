@@ -1,0 +1,64 @@
+"""One row per message: who may say it, how many of one author are kept, and how many one may say in a time.
+
+The bounds of a message's own fields stand with it (`protocol.messages`), the signatures that it carries in
+`board.py`. Whoever adds a message adds its struct there and its row here.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+from protocol.messages import (
+    CertificatesShown,
+    CheckRequested,
+    DisputeRaised,
+    EarningsSigned,
+    Heartbeat,
+    LotsRevealed,
+    Message,
+    PolicyAnnounced,
+    RolloutCommitted,
+    TaskClaimed,
+    TaskOffered,
+    VerdictIssued,
+    VerdictRechecked,
+    VerdictSealed,
+    WorkAccepted,
+)
+
+
+class By(Enum):
+    """Who may say a message."""
+
+    MEMBER = "every member"
+    TRAINER = "the trainer"
+    VALIDATOR = "a validator in office"
+    TRAINER_OR_VALIDATOR = "the trainer or a validator in office"
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """kept: messages of one author that the shelf keeps; per_second, burst: what one member may say by itself."""
+
+    by: By
+    kept: int
+    per_second: float
+    burst: float
+
+
+RULES: Mapping[type[Message], Rule] = {
+    Heartbeat: Rule(By.MEMBER, 1, 4.0, 40.0),  # one in two seconds, fewer in a large pool; the newest is kept
+    PolicyAnnounced: Rule(By.TRAINER, 64, 1.0, 64.0),  # one a step; a restart says the newest again
+    RolloutCommitted: Rule(By.MEMBER, 256, 2.0, 128.0),  # a few dozen in 240 s; a restart says the last 16 again
+    VerdictSealed: Rule(By.VALIDATOR, 256, 8.0, 256.0),  # several works in one
+    VerdictIssued: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # everybody's files: of a hundred workers twelve a second
+    VerdictRechecked: Rule(By.VALIDATOR, 64, 1.0, 64.0),  # one a dispute
+    LotsRevealed: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one a window; a restart may tell a few at once
+    DisputeRaised: Rule(By.TRAINER_OR_VALIDATOR, 64, 0.5, 32.0),  # one per file that a liar judged; six signatures
+    CheckRequested: Rule(By.TRAINER, 256, 4.0, 256.0),  # one per file that waits; all at once where a validator fell
+    WorkAccepted: Rule(By.VALIDATOR, 256, 4.0, 128.0),  # up to 32 works in one
+    CertificatesShown: Rule(By.MEMBER, 16, 0.5, 16.0),  # one an epoch, and each again now and then until it is posted
+    EarningsSigned: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one an epoch, and again now and then until it is posted
+    TaskOffered: Rule(By.TRAINER, 64, 2.0, 64.0),  # MOST_TASKS of the task book, each said again and again
+    TaskClaimed: Rule(By.MEMBER, 64, 2.0, 64.0),  # one a shard, of seconds at least
+}

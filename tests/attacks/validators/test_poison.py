@@ -1,0 +1,213 @@
+"""Lies that need no fault of anybody else: what was shown to train a run to nothing, or to take honest stakes.
+
+The poisoner says an early, empty word and later looks again unasked; the turncoat accepts, and turns round when the
+work is paid for. Each had succeeded live with one of three validators. The control plays the same moves truthfully.
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from node.inference.wire import Inspected
+from node.services.judging.judge import Validator
+from node.services.judging.lots import Lot
+from node.services.judging.pronouncing import Pronouncing
+from node.swarm.ballots import FileState
+from node.swarm.register import Work
+from protocol.checks import Reason
+from protocol.lots import pack_groups
+from protocol.messages import Signed, VerdictIssued, VerdictRechecked, VerdictSealed, signed
+from protocol.statements import Outcome, Rechecked, Verdict, work_id
+from tests.attacks.validators.court import DOMAIN, GROUPS, POOL, VALIDATORS, Court, changed
+
+LIAR = VALIDATORS[0].address
+
+
+def second_look(verdict: Verdict) -> Rechecked:
+    """The same statement, as one that was found in a dispute."""
+    return Rechecked(*msgspec.structs.astuple(verdict))
+
+
+class Poisoner(Validator):
+    """Accepts at once with a word about nothing, then sends an unasked second look with values of its own."""
+
+    lie = True
+
+    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(work, path, lot)
+        return changed(found, checked=(), logprobs=b"")
+
+    async def _pronounce(self, work: Work, found: Any, lot: Any, *rest: Any, **named: Any) -> None:
+        await super()._pronounce(work, found, lot, *rest, **named)
+        truth = await super()._inspect(work, None, None)
+        raw = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
+        verdict = self._station.board.opened(raw, VerdictIssued).message.verdict
+        again = VerdictRechecked(
+            pool=POOL,
+            verdict=second_look(verdict),
+            signature=b"",
+            checked=pack_groups(range(GROUPS), GROUPS),
+            rewards=b"\x07" * len(truth.rewards) if self.lie else truth.rewards,
+            logprobs=truth.logprobs,
+            report_root=b"\x07" * 32,
+            report_size=9,
+        )
+        await self._station.board.post(signed(again, self._station.key, DOMAIN))
+
+
+class Truthful(Poisoner):
+    """The control: the same unasked second look, with true values."""
+
+    lie = False
+
+    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+        return await Validator._inspect(self, work, path, lot)
+
+
+@pytest.mark.parametrize("kind", [Poisoner, Truthful])
+async def test_a_second_look_outside_a_dispute_counts_for_nothing(autojump_clock, kind: type[Validator]) -> None:
+    court = Court([kind, Validator, Validator], window=2)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        id = await court.commit()
+        await trio.sleep(10)
+        ballots = court.trainer.jury.ballots
+        assert ballots.state(id) is FileState.ACCEPTED and ballots.disputes_raised == 0
+        said = ballots.accepting(id)
+        assert all(isinstance(one, VerdictIssued) and one.report_root != b"\x07" * 32 for one in said.values())
+        assert {author for author, one in said.items() if one.checked.strip(b"\0")} >= {
+            key.address for key in VALIDATORS[1:]
+        }
+        nursery.cancel_scope.cancel()
+
+
+class Turncoat(Validator):
+    """Accepts, and calls the file a fraud once it was accepted; by a second verdict, or by a second look."""
+
+    look = False
+
+    async def _pronounce(self, work: Work, found: Any, lot: Any, *rest: Any, **named: Any) -> None:
+        await super()._pronounce(work, found, lot, *rest, **named)
+        await trio.sleep(8)
+        raw = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
+        before = self._station.board.opened(raw, VerdictIssued).message
+        verdict = msgspec.structs.replace(before.verdict, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW))
+        if self.look:
+            again = VerdictRechecked(pool=POOL, verdict=second_look(verdict), signature=b"")
+            await self._station.board.post(signed(again, self._station.key, DOMAIN))
+        else:
+            changed = msgspec.structs.replace(before, verdict=verdict)
+            await self._station.board.post(signed(changed, self._station.key, DOMAIN))
+
+
+class LookingTurncoat(Turncoat):
+    look = True
+
+
+@pytest.mark.parametrize("kind", [Turncoat, LookingTurncoat])
+async def test_who_turns_round_takes_no_stake_even_where_an_honest_validator_was_away(
+    autojump_clock, kind: type[Validator]
+) -> None:
+    """With one honest validator's verdict missing, the turncoat's first word made the quorum: it stays said."""
+    court = Court([kind, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery, absent=[2])
+        id = await court.commit()
+        await trio.sleep(120)
+        ballots = court.trainer.jury.ballots
+        assert court.slashed() == []
+        assert ballots.state(id) is not FileState.REJECTED
+        assert not ballots.open_disputes()
+        if not issubclass(kind, LookingTurncoat):
+            assert all(names == {LIAR} for names in court.quarantined() if names)
+            assert LIAR in ballots.quarantined and len(ballots.quarantined[LIAR].evidence) == 4
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_words_of_one_validator_are_told_to_who_carries_evidence(autojump_clock) -> None:
+    court = Court([Turncoat, Validator, Validator])
+    told: list[tuple[Signed[VerdictIssued], Signed[VerdictIssued]]] = []
+    court.trainer.jury.ballots.on_contradiction = lambda one, other: told.append((one, other))
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        id = await court.commit()
+        await trio.sleep(20)
+        ((one, other),) = told
+        assert (
+            one.author == other.author == LIAR and work_id(one.message.verdict) == work_id(other.message.verdict) == id
+        )
+        assert {one.message.verdict.outcome, other.message.verdict.outcome} == {Outcome.ACCEPT, Outcome.SLASH}
+        nursery.cancel_scope.cancel()
+
+
+# seals
+
+
+class Hasty(Pronouncing):
+    """Shows its verdict without sealing it first."""
+
+    async def say(self, work: Work, message: Any) -> None:
+        raw = self._station.board.sealed(message)
+        await self._station.journal.do(self._station.journal.say, "verdict", work.id, raw)
+        await self._station.board.post_raw(raw)
+
+
+class Copier(Validator):
+    """Waits for somebody else's verdict, and says the same, sealed."""
+
+    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+        while True:
+            for one in self._station.board.messages(VerdictIssued):
+                said = one.message
+                if work_id(said.verdict) == work.id and one.author != self._station.key.address:
+                    found = await super()._inspect(work, path, lot)
+                    return changed(found, rewards=said.rewards, logprobs=said.logprobs)
+            await trio.sleep(0.2)
+
+
+async def test_a_verdict_is_shown_after_everybody_has_sealed_and_who_copied_is_not_paid(autojump_clock) -> None:
+    court = Court([Copier, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        id = await court.commit()
+        await trio.sleep(15)
+        for seat in (court.trainer, *court.workers, *court.seats[1:]):
+            ballots = seat.jury.ballots
+            assert ballots.has_spoken(id) == {key.address for key in VALIDATORS}
+            assert not ballots.was_sealed(id, LIAR)
+            assert all(ballots.was_sealed(id, key.address) for key in VALIDATORS[1:])
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_shows_without_having_sealed_decides_but_is_not_paid(autojump_clock) -> None:
+    court = Court([Validator, Validator, Validator])
+    court.validators[0]._pronouncing = Hasty(court.seats[0].station)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        id = await court.commit()
+        await trio.sleep(10)
+        ballots = court.trainer.jury.ballots
+        assert ballots.state(id) is FileState.ACCEPTED and LIAR in ballots.accepting(id)
+        assert not ballots.was_sealed(id, LIAR)
+        nursery.cancel_scope.cancel()
+
+
+async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojump_clock) -> None:
+    court = Court([Validator, Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for start in range(40):
+            works = tuple(bytes([start]) * 31 + bytes([n]) for n in range(64))
+            await court.seats[0].board.post(VerdictSealed(pool=POOL, works=works, seals=works))
+        assert len(court.trainer.jury._seals.get(LIAR, ())) <= 1024
+        await trio.sleep(60)
+        id = await court.commit()
+        forged = VerdictSealed(pool=POOL, works=(id,), seals=(bytes(32),))
+        await court.seats[0].board.post(forged)
+        await trio.sleep(10)
+        ballots = court.trainer.jury.ballots
+        assert ballots.state(id) is FileState.ACCEPTED
+        assert not ballots.was_sealed(id, LIAR) and ballots.was_sealed(id, VALIDATORS[1].address)
+        nursery.cancel_scope.cancel()

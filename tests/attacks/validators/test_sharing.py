@@ -1,0 +1,103 @@
+"""Files are shared out: the more validators, the fewer files each looks at, and no file is looked at by too few."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import trio
+
+from node.services.judging.fetching import FILL_AFTER, Candidate
+from node.services.judging.judge import Validator
+from node.swarm.ballots import FileState
+from protocol.audit import share_of_files
+from protocol.checks import Fault, Reason
+from protocol.identity import NodeKey
+from protocol.lots import draws_file
+from protocol.messages import VerdictIssued
+from protocol.statements import work_id
+from tests.attacks.validators.court import OTHER, Court, root_of
+
+EIGHT = tuple(NodeKey(bytes([40 + n]) * 32) for n in range(8))
+
+
+class Idle(Validator):
+    """Takes every file and says nothing about any."""
+
+    async def _judge_file(self, candidate: Candidate) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.attacks.validators.court.VALIDATORS", EIGHT)
+
+
+def speakers(court: Court) -> dict[bytes, set[str]]:
+    said: dict[bytes, set[str]] = {}
+    for one in court.trainer.board.messages(VerdictIssued):
+        said.setdefault(work_id(one.message.verdict), set()).add(one.author)
+    return said
+
+
+def test_one_more_than_the_quorum_are_expected_to_look() -> None:
+    assert [share_of_files(n, 2) for n in (1, 3, 4, 8)] == [1.0, 1.0, 0.75, 0.375]
+    drawn = sum(draws_file(bytes([n % 256]) * 32, n.to_bytes(32, "big"), 0.375) for n in range(4000))
+    assert 1300 < drawn < 1700
+    assert not draws_file(b"\x01" * 32, bytes(32), 0.0) and draws_file(b"\x01" * 32, bytes(32), 1.0)
+
+
+async def test_eight_validators_look_at_three_eighths_of_the_files_and_all_are_decided(
+    autojump_clock: Any, eight: None
+) -> None:
+    court = Court([Validator] * 8)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        works = [await court.commit(index=index) for index in range(24)]
+        await trio.sleep(20)
+        assert {court.trainer.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        said = speakers(court)
+        looks = sum(len(said[id]) for id in works) / len(works)
+        assert all(len(said[id]) >= 2 for id in works) and 2.0 <= looks < 4.5, looks
+        assert court.trainer.jury.ballots.disputes_raised == 0 and not any(court.quarantined())
+        each = Counter(author for id in works for author in said[id])
+        assert len(each) == 8  # everybody has its share
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_file_that_too_few_look_at_is_filled_up_by_rank(autojump_clock: Any, eight: None) -> None:
+    court = Court([Idle] * 5 + [Validator] * 3)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        works = [await court.commit(index=index) for index in range(8)]
+        await trio.sleep(FILL_AFTER + 9 + 5)
+        assert {court.trainer.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_finds_a_fault_has_everybody_look_so_that_a_stake_need_not_wait(
+    autojump_clock: Any, eight: None
+) -> None:
+    court = Court([Validator] * 8)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        id = await court.commit(fault=Fault(Reason.WRONG_DRAW, "easy problems"), key=OTHER)
+        await trio.sleep(12)
+        assert len(speakers(court)[id]) == 8
+        assert {node for node, _, _ in court.slashed()} == {OTHER.address}
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_is_not_drawn_is_not_called_silent(autojump_clock: Any, eight: None) -> None:
+    court = Court([Validator] * 7 + [Idle], verdict_seconds=5.0)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        works = [await court.commit(index=index) for index in range(26)]
+        await trio.sleep(1)
+        court.hand_over(*works)
+        await trio.sleep(20)
+        ballots = court.trainer.jury.ballots
+        for id in works:
+            ballots.state(id)
+        assert [ballots.is_silent(key.address) for key in EIGHT] == [False] * 7 + [True]
+        assert root_of(0, 0) in {request.file_root for engine in court.engines for request in engine.asked}
+        nursery.cancel_scope.cancel()

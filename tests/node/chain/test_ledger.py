@@ -1,0 +1,77 @@
+"""The books of a pool, from events that come in their order, and of which some are taken back."""
+
+from typing import Any
+
+from contracts.bindings import Claimed, EarningsPosted, GivenBack, Joined, Slashed, SlashOverturned, ValidatorsSet
+from node.chain.ledger import MOST_TABLES, Account, Ledger
+from protocol.identity import NodeKey
+
+OWN, OTHER = NodeKey.generate().address, NodeKey.generate().address
+
+
+def place(number: int) -> dict[str, Any]:
+    return {"block": number, "transaction": f"0x{number:064x}", "log_index": 0, "pool": 1}
+
+
+def claimed(number: int, node: Any, units: int) -> Claimed:
+    return Claimed(**place(number), node=node, provider=OTHER, units=units, amount=10 * units)
+
+
+def slashed(number: int, case: int) -> Slashed:
+    return Slashed(**place(number), node=OTHER, provider=OWN, reason=5, amount=1, file_root=bytes(32), case_id=case)
+
+
+def test_pay_and_what_went_back_are_added_up_per_node_and_taken_back_with_their_block() -> None:
+    ledger = Ledger(OWN)
+    events = [claimed(1, OWN, 5), claimed(2, OTHER, 7), claimed(3, OWN, 1)]
+    for event in events:
+        ledger.apply(event)
+    ledger.apply(GivenBack(**place(4), node=OTHER, units=2))
+    assert (ledger.of(OWN), ledger.claims) == (Account(6, 0, 60, 3), [events[0], events[2]])
+    assert (ledger.of(OTHER).claimed, ledger.of(OTHER).amount) == (9, 70)
+    ledger.undo(events[2])
+    assert (ledger.of(OWN).paid, ledger.of(OWN).amount, ledger.claims) == (5, 50, [events[0]])
+    ledger.undo(GivenBack(**place(4), node=OTHER, units=2))
+    assert ledger.of(OTHER).claimed == 7 and ledger.of(NodeKey.generate().address) == Account()
+
+
+def test_the_newest_table_counts_and_old_ones_are_forgotten() -> None:
+    ledger = Ledger(OWN)
+    assert ledger.newest is None
+    for epoch in range(MOST_TABLES + 5):
+        ledger.apply(EarningsPosted(**place(epoch), epoch=epoch, root=bytes(32), total=epoch))
+    assert len(ledger.tables) == MOST_TABLES and ledger.newest is not None
+    last = ledger.newest
+    ledger.undo(last)
+    assert ledger.newest is not None and ledger.newest.epoch == last.epoch - 1
+
+
+def test_a_slash_counts_until_it_is_overturned_and_again_when_that_is_taken_back() -> None:
+    ledger = Ledger(OWN)
+    ledger.apply(Joined(**place(1), node=OTHER, provider=OWN, contact="", lease_until=9))
+    ledger.apply(Joined(**place(2), node=OTHER, provider=OWN, contact="", lease_until=9))
+    assert ledger.joined_at(OTHER) == 1
+    judged, overturned = slashed(3, 1), SlashOverturned(**place(4), node=OTHER, case_id=1, compensation=0)
+    ledger.apply(judged)
+    assert ledger.slashed == {OTHER: judged}
+    ledger.apply(overturned)
+    assert ledger.slashed == {}
+    ledger.undo(overturned)
+    assert ledger.slashed == {OTHER: judged}
+    ledger.apply(overturned)
+    final = slashed(5, 0)
+    ledger.apply(final)
+    assert ledger.slashed == {OTHER: final}
+    ledger.undo(final)
+    assert ledger.slashed == {}
+
+
+def test_cases_and_benches_are_remembered_and_taken_back_with_their_block() -> None:
+    ledger = Ledger(OWN)
+    seated = [ValidatorsSet(**place(n), validators=(OTHER,), threshold=1) for n in (1, 2)]
+    for event in (*seated, slashed(3, 1), slashed(4, 0), slashed(5, 2)):
+        ledger.apply(event)
+    assert ledger.cases == [1, 2] and list(ledger.benches) == seated
+    ledger.apply(SlashOverturned(**place(6), node=OTHER, case_id=2, compensation=0))
+    ledger.undo(seated[1])
+    assert ledger.cases == [1] and list(ledger.benches) == seated[:1]

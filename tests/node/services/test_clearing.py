@@ -1,0 +1,205 @@
+"""A pool's housekeeping: each thing is done once, whoever is faster, and whatever one of the others costs."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, PostedEarnings, Slashed, SlashOverturned, Stake
+from node.chain.client import Block
+from node.chain.errors import ChainError, Reverted
+from node.chain.ledger import Ledger
+from node.services import clearing as module
+from node.services.clearing import Clearing
+from protocol.earnings import Line, Table, leaf_hash, verify
+from protocol.identity import Address, NodeKey, address_bytes
+
+NODES = [NodeKey(bytes([n]) * 32).address for n in range(1, 6)]
+PROVIDER, POOL, WINDOW = NodeKey(bytes([9]) * 32).address, 7, 800
+
+
+class Contract:
+    """What the chain holds, and what was asked of it. faster: what somebody else does just before us."""
+
+    def __init__(self) -> None:
+        self.time, self.asked = 100, list[tuple[str, Any]]()
+        self.cases: dict[int, CaseInfo] = {}
+        self.units: dict[Address, int] = {}
+        self.members = dict.fromkeys(NODES, PROVIDER)
+        self.stakes = {PROVIDER: Stake(500, 0, 0, 0)}
+        lines = sorted((Line(address_bytes(node), 10 + n) for n, node in enumerate(NODES)), key=lambda one: one.node)
+        self.table = Table(POOL, 3, tuple(lines))
+        self.ended_at, self.escrow = 0, 1000
+        self.faster: set[str] = set()
+        self.unanswered: set[Any] = set()
+        self.asked_of: list[Address] = []
+
+    def freeze(self, number: int, final_at: int = 200, state: CaseState = CaseState.FROZEN) -> None:
+        self.cases[number] = CaseInfo(number, PROVIDER, final_at, state, False, 1, POOL, 0)
+
+    async def pool(self, pool: int) -> PoolInfo:
+        given = {"started_at": 0, "epoch_seconds": 100, "window": WINDOW, "escrow": self.escrow}
+        given |= {"ended": bool(self.ended_at), "stopped_at": self.ended_at, "validators": (), "proposed": ()}
+        return PoolInfo(**dict.fromkeys(PoolInfo.__struct_fields__, 0) | given)  # type: ignore[arg-type]
+
+    async def block(self) -> Block:
+        return Block(self.time // 2, b"", self.time)
+
+    async def case(self, case: int) -> CaseInfo:
+        return self.cases[case]
+
+    async def earnings(self, pool: int) -> PostedEarnings:
+        return PostedEarnings(self.table.epoch, self.table.root(), self.table.total)
+
+    async def claimed(self, pool: int, node: Address) -> int:
+        return self.units.get(node, 0)
+
+    async def node_info(self, node: Address) -> NodeInfo:
+        self.asked_of.append(node)
+        owner = self.members.get(node)
+        return NodeInfo(node, owner, 1, POOL if owner else 0, 0, owner is not None, 0)
+
+    async def stake_of(self, provider: Address) -> Stake:
+        return self.stakes[provider]
+
+    async def required_stake(self, provider: Address, more_units: int = 0) -> int:
+        return 100 * sum(owner == provider for owner in self.members.values())
+
+    async def finalize(self, case: int) -> None:
+        self._ask("finalize", case)
+        assert self.cases[case].state is CaseState.FROZEN and self.time >= self.cases[case].final_at
+        self.freeze(case, state=CaseState.FINAL)
+        self._lost("finalize")
+
+    async def expel(self, node: Address) -> None:
+        self._ask("expel", node)
+        del self.members[node]
+        self._lost("expel")
+
+    async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> None:
+        self._ask("claim", node)
+        assert verify(self.table.root(), leaf_hash(Line(address_bytes(node), units)), proof)
+        assert units > self.units.get(node, 0)
+        self.units[node] = units
+        self._lost("claim")
+
+    async def sweep(self, pool: int) -> None:
+        self._ask("sweep", pool)
+        self.escrow = 0
+        self._lost("sweep")
+
+    def _ask(self, what: str, whom: Any) -> None:
+        if whom in self.unanswered:
+            raise ChainError("no answer", "the endpoint is down", "wait")
+        self.asked.append((what, whom))
+
+    def _lost(self, what: str) -> None:
+        """Somebody else did just this, so ours reverts."""
+        if what in self.faster:
+            raise Reverted(what, "TooLate", {})
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.chain, self.ledger = Contract(), Ledger(PROVIDER)
+        station: Any = SimpleNamespace(pool=POOL, membership=SimpleNamespace(addresses=lambda: list(NODES)))
+        self.clearing = Clearing(station, self.chain, self.ledger, self)  # type: ignore[arg-type]
+
+    async def of(self, posted: PostedEarnings) -> Table | None:
+        """Among all that show a table."""
+        return self.chain.table if posted.root == self.chain.table.root() else None
+
+    def slash(self, node: Address, case: int) -> None:
+        place = {"block": len(self.chain.cases), "transaction": "0x", "log_index": 0, "pool": POOL}
+        fault = {"reason": 5, "amount": 1, "file_root": bytes(32)}
+        self.ledger.apply(Slashed(**place, **fault, node=node, provider=PROVIDER, case_id=case))
+
+    async def live(self, seconds: float) -> list[tuple[str, Any]]:
+        """What it asks of the chain in so many seconds."""
+        before = len(self.chain.asked)
+        with trio.move_on_after(seconds):
+            await self.clearing.run()
+        return self.chain.asked[before:]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.mark.parametrize("faster", [(), ("finalize", "claim")])
+async def test_every_case_past_its_time_is_made_final_once_and_then_its_pay_goes_back(
+    autojump_clock: Any, desk: Desk, faster: Sequence[str]
+) -> None:
+    chain, (rich, poor, _, convicted, overturned) = desk.chain, NODES
+    poor_line = Line(address_bytes(poor), chain.table.units_of(poor))
+    chain.table = Table(POOL, 3, tuple(line for line in chain.table.lines if line != poor_line))  # earned nothing
+    chain.faster = set(faster)
+    for number, node in enumerate([rich, poor, overturned], 1):
+        chain.freeze(number)
+        desk.slash(node, number)
+    desk.slash(convicted, 0)
+    assert await desk.live(130) == [("claim", convicted)], "its own signatures: nothing to wait for"
+    chain.time = 200
+    desk.ledger.apply(
+        SlashOverturned(block=9, transaction="0x", log_index=0, pool=POOL, node=overturned, case_id=3, compensation=0)
+    )
+    chain.freeze(3, state=CaseState.OVERTURNED)
+    assert await desk.live(300) == [("finalize", 1), ("finalize", 2), ("claim", rich)]
+    assert await desk.live(300) == []
+
+
+async def test_a_case_is_made_final_although_its_node_convicted_itself_afterwards(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    desk.chain.time = 200
+    desk.chain.freeze(1)
+    desk.slash(NODES[0], 1)
+    desk.slash(NODES[0], 0)
+    assert set(await desk.live(300)) == {("finalize", 1), ("claim", NODES[0])}
+
+
+async def test_who_has_its_stake_stays_and_who_has_not_is_expelled_until_the_others_are_covered(
+    autojump_clock: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOKED_AT", 2)
+    desk.chain.stakes[PROVIDER] = Stake(200, 0, 0, 300)  # frozen counts until its case is final
+    assert await desk.live(400) == [] and set(desk.chain.asked_of) == set(NODES), "their turn comes round"
+    desk.chain.stakes[PROVIDER] = Stake(200, 0, 0, 0)
+    expelled = await desk.live(400)
+    assert len(expelled) == 3 and len(desk.chain.members) == 2 and {what for what, _ in expelled} == {"expel"}
+    assert await desk.live(400) == []
+
+
+async def test_what_somebody_else_did_is_not_done_again_after_its_revert(autojump_clock: Any, desk: Desk) -> None:
+    desk.chain.faster = {"expel", "sweep"}
+    desk.chain.stakes[PROVIDER] = Stake(400, 0, 0, 0)
+    desk.chain.ended_at, desk.chain.time = 250, 10_000
+    asked = await desk.live(400)
+    assert [what for what, _ in asked] == ["expel", "sweep"]
+
+
+async def test_a_pool_is_swept_a_window_after_its_last_epoch_can_be_tabled(autojump_clock: Any, desk: Desk) -> None:
+    desk.chain.time = 10_000
+    assert await desk.live(130) == [], "it runs"
+    desk.chain.ended_at = 250
+    desk.chain.time = 300 + 2 * WINDOW - 1  # its last epoch ends at 300
+    assert await desk.live(130) == []
+    desk.chain.time += 1
+    assert await desk.live(300) == [("sweep", POOL)]
+    desk.chain.escrow = 5  # what a convicted node would have got
+    assert await desk.live(300) == [("sweep", POOL)]
+
+
+async def test_a_case_that_the_chain_does_not_answer_for_holds_up_nothing_else(autojump_clock: Any, desk: Desk) -> None:
+    chain = desk.chain
+    chain.time, chain.ended_at = 10_000, 250
+    for number, node in ((1, NODES[0]), (2, NODES[1])):
+        chain.freeze(number)
+        desk.slash(node, number)
+    chain.unanswered = {1}
+    assert ("finalize", 2) in await desk.live(130) and ("sweep", POOL) in chain.asked
+    chain.unanswered.clear()
+    assert ("finalize", 1) in await desk.live(130) and chain.units[NODES[0]]

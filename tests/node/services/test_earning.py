@@ -1,0 +1,421 @@
+"""Pay by certificates, as it goes from accepted files to a claim: nobody forgotten, nobody paid twice."""
+
+import random
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node.services.court import tabling
+from protocol.earnings import Line, ShownWork, Source, Table, encode_certificates, encode_table
+from protocol.identity import NodeKey, address_bytes
+from protocol.messages import CertificatesShown, EarningsSigned, WorkAccepted
+from protocol.statements import Accepted, Earnings, Outcome, sign
+from tests.node.services.earners import (
+    DOMAIN,
+    POOL,
+    PRICE,
+    VALIDATORS,
+    VERDICTS,
+    WORKERS,
+    Board,
+    Node,
+    World,
+    inline,
+)
+
+HOUR, DAY = 3600, 86_400
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
+    return World(tmp_path, epoch=100, window=800)
+
+
+async def test_what_validators_accept_is_paid_once_after_the_window(autojump_clock: Any, world: World) -> None:
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(10)
+        for number, worker in enumerate(world.workers):
+            world.make(worker, 10 + number)
+        await trio.sleep(880)
+        assert not world.chain.posts, "the window is not over"
+        await trio.sleep(300)
+        assert world.paid() == world.accepted and sum(world.accepted.values()) == 33
+        assert world.chain.posts == [(0, 33)]
+        pay = world.workers[0].settling.status()["pay"]
+        assert (pay["paid_wei"], pay["due_wei"], pay["waiting_wei"]) == (str(10 * PRICE), "0", "0")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
+    autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
+    polls = {"certifying.POLL": 900.0, "paying.POLL": 900.0, "court.tabling.PAUSES": (1800.0, 1800.0)}
+    polls |= {"paying.PAUSES": (1800.0, 1800.0), "settling.PAUSES": (3600.0, 3600.0)}
+    for name, value in polls.items():
+        monkeypatch.setattr(f"node.services.{name}", value)
+    dice, world = random.Random(5), World(tmp_path, epoch=4 * HOUR, window=DAY)
+    restarts = 0
+
+    async def keep(node: Node) -> None:
+        while True:
+            if node.wanted:
+                await node.live()
+            await trio.sleep(30)
+
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(keep, node)
+        await trio.sleep(60)
+        for step in range(7 * 24):
+            away = 72 <= step < 99  # 27 hours
+            for node in world.validators:
+                if node.wanted is away:
+                    node.wanted = not away
+                    node.stop()
+            if not away and step % 2:  # every two hours
+                for worker in world.workers:
+                    if sum(node.lives for node in world.validators) >= 2:
+                        world.make(worker, dice.randint(1, 1000))
+            await trio.sleep(2400)
+            if not away and dice.random() < 0.4:
+                dice.choice(list(world.nodes.values())).stop()
+                restarts += 1
+            await trio.sleep(1200)
+        await trio.sleep(36 * HOUR)
+        nursery.cancel_scope.cancel()
+    assert restarts > 30 and len(world.chain.posts) > 20
+    assert world.paid() == world.accepted
+    assert world.chain.owed == 0 and len(world.accepted) == len(WORKERS)
+
+
+async def restart(world: World, nursery: trio.Nursery, nodes: list[Node]) -> None:
+    for node in nodes:
+        node.stop()
+    await trio.sleep(0.01)
+    for node in nodes:
+        nursery.start_soon(node.live)
+
+
+@pytest.mark.parametrize("second", range(0, 130, 13))
+async def test_all_validators_restart_at_any_second_of_an_epoch(autojump_clock: Any, world: World, second: int) -> None:
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        for worker in world.workers:
+            world.make(worker, 50)  # the restart comes before some of it is certified, or after
+        await trio.sleep(second / 10 if second < 20 else second)
+        await restart(world, nursery, world.validators)
+        await trio.sleep(1500)
+        assert world.paid() == world.accepted
+        nursery.cancel_scope.cancel()
+
+
+async def test_certificates_that_gossip_lost_are_said_again(autojump_clock: Any, world: World) -> None:
+    lost = [0]
+
+    def lose(to: str, message: Any) -> bool:
+        gone = isinstance(message, WorkAccepted) and trio.current_time() < 120 and to == WORKERS[0].address
+        lost[0] += gone
+        return gone
+
+    world.gossip.lost = lose
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.make(world.workers[0], 50)
+        await trio.sleep(90)
+        assert lost[0] and not world.workers[0].journal.certified_units(WORKERS[0].address, 1)
+        await trio.sleep(1200)
+        assert world.paid() == world.accepted
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_only_one_validator_was_shown_the_others_fetch_from_its_table(
+    autojump_clock: Any, world: World
+) -> None:
+    def lose(to: str, message: Any) -> bool:
+        return isinstance(message, CertificatesShown) and to == world.validators[0].key.address
+
+    world.gossip.lost = lose
+    world.chain.threshold = 3  # so that nothing is posted unless all come to the same
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.make(world.workers[0], 50)
+        await trio.sleep(1500)
+        assert world.paid() == world.accepted
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fault_that_a_quorum_finds_inside_the_window_takes_the_work_out(
+    autojump_clock: Any, world: World
+) -> None:
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        good, bad = world.make(world.workers[0], 50), world.make(world.workers[0], 70)
+        await trio.sleep(300)
+        world.refuse(bad, only=world.validators[:1])  # the others learn of it from its table, with the proof
+        await trio.sleep(1200)
+        assert world.paid() == {WORKERS[0].address: good.commitment.units}
+        nursery.cancel_scope.cancel()
+
+
+async def test_certificates_that_are_worth_nothing_are_paid_nothing(autojump_clock: Any, world: World) -> None:
+    """Of strangers, of another pool, of one validator twice, of another epoch, in thousands."""
+    worker = world.workers[0]
+    own, stranger = worker.key.address, NodeKey(b"s" * 32)
+
+    def shown(
+        epoch: int, number: int, keys: Sequence[NodeKey], pool: int = POOL, signed: int | None = None
+    ) -> ShownWork:
+        statement = Accepted(pool, own, epoch if signed is None else signed, number.to_bytes(32), 10)
+        return ShownWork(statement.work, 10, tuple(sign(key, DOMAIN, statement) for key in keys))
+
+    both, one = list(VALIDATORS[:2]), VALIDATORS[0]
+    works = [
+        shown(0, 1, both, pool=8),
+        shown(0, 2, [one, one]),
+        shown(0, 3, both, signed=1),
+        shown(0, 4, [one, stranger]),
+    ]
+    works += [ShownWork(n.to_bytes(32), 10, (bytes([9]) * 65,) * 16) for n in range(100, 300)]
+    blobs = [encode_certificates(own, 0, [*works, shown(0, 5, both)]), b"nonsense"]
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(150)
+        for blob in blobs:
+            info = await world.blobs.add(blob)
+            await worker.board.post(CertificatesShown(pool=POOL, epoch=0, root=info.root, size=info.size))
+        await trio.sleep(1500)
+        assert world.paid() == {own: 10}, "the control: what two validators signed for this epoch"
+        nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_signed_beyond_what_is_funded_and_it_is_paid_once_there_is_money(
+    autojump_clock: Any, world: World
+) -> None:
+    world.chain.free = 60
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.make(world.workers[0], 50)
+        await trio.sleep(100)
+        world.make(world.workers[1], 50)
+        await trio.sleep(1500)
+        assert world.paid() == {WORKERS[0].address: 50}
+        assert "50 units are certified" in world.validators[0].tabling.status()["audit"]["earnings"]["waiting"]
+        world.chain.free += 1000
+        await trio.sleep(300)
+        assert world.paid() == world.accepted
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_claim_whose_answer_is_lost_pays_once(autojump_clock: Any, world: World) -> None:
+    world.chain.loses_answers = True
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.make(world.workers[0], 50)
+        await trio.sleep(1200)
+        await restart(world, nursery, world.workers)
+        await trio.sleep(300)
+        assert world.chain.claims == [(WORKERS[0].address, 50)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_work_is_not_certified_too_late_too_early_or_against_an_own_word(
+    autojump_clock: Any, world: World
+) -> None:
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(710)
+        for epoch in (0, 1, 3, 8, 9, 2**40):  # now it is epoch 7, and the window 800 seconds
+            world.make(world.workers[0], 1 + epoch % 1000, epoch=epoch)
+        liar = world.make(world.workers[1], 5, judges=world.validators)
+        VERDICTS[liar.id + VALIDATORS[0].address.encode()].message.verdict.outcome = 1
+        await trio.sleep(5)
+        own = world.validators[0].journal.certificates
+        certified = {epoch for epoch in (0, 1, 3, 8, 9, 2**40) if own(WORKERS[0].address, epoch)}
+        assert certified == {3, 8}
+        assert not own(WORKERS[1].address, 7)
+        assert world.validators[1].journal.certificates(WORKERS[1].address, 7), "who accepted it certified it"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("back_at", "made_at", "again", "paid"),
+    [
+        (700, 5, None, True),
+        (1400, 5, None, True),
+        (700, 600, None, False),
+        (700, 5, Outcome.REJECT, False),
+    ],
+)
+async def test_what_was_accepted_in_time_just_before_all_validators_vanished_is_paid_when_they_are_back(
+    autojump_clock: Any, world: World, back_at: int, made_at: int, again: Outcome | None, paid: bool
+) -> None:
+    """Not what was accepted later than half of the window after its epoch, nor what a second look refused."""
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(made_at)
+        work = world.make(world.workers[0], 50, epoch=0)
+        for node in world.validators:
+            node.stop()
+            if again is not None:
+                raw = b"again" + work.id + node.key.address.encode()
+                VERDICTS[raw] = deepcopy(VERDICTS[work.id + node.key.address.encode()])
+                VERDICTS[raw].message.verdict.outcome = again
+                node.journal.say("recheck", work.id, raw)
+        await trio.sleep(back_at - made_at)
+        assert not world.validators[0].journal.certificates(WORKERS[0].address, 0)
+        for node in world.validators:
+            nursery.start_soon(node.live)
+        await trio.sleep(1500)
+        assert world.paid() == ({WORKERS[0].address: 50} if paid else {})
+        nursery.cancel_scope.cancel()
+
+
+NEW = tuple(NodeKey(bytes([n]) * 32) for n in (34, 35, 36))
+
+
+def signed_work(node: Node, number: int, epoch: int, keys: Sequence[NodeKey], units: int = 10) -> ShownWork:
+    statement = Accepted(POOL, node.key.address, epoch, number.to_bytes(32), units)
+    return ShownWork(statement.work, units, tuple(sign(key, DOMAIN, statement) for key in keys))
+
+
+async def show(world: World, node: Node, epoch: int, works: Sequence[ShownWork]) -> None:
+    info = await world.blobs.add(encode_certificates(node.key.address, epoch, works))
+    await node.board.post(CertificatesShown(pool=POOL, epoch=epoch, root=info.root, size=info.size))
+
+
+async def test_new_validators_table_what_the_former_ones_certified_in_their_office_and_nothing_later(
+    autojump_clock: Any, world: World
+) -> None:
+    """They never saw them. Who has left has nothing to lose here any more."""
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(105)
+        world.make(world.workers[0], 50)
+        await trio.sleep(45)
+        for node in world.validators:
+            node.stop()
+        world.chain.seat(NEW)
+        for node in [world.hire(key) for key in NEW]:
+            nursery.start_soon(node.live)
+        await trio.sleep(300)
+        former = VALIDATORS[:2]
+        await show(world, world.workers[1], 1, [signed_work(world.workers[1], 1, 1, former, 7)])
+        await show(world, world.workers[2], 2, [signed_work(world.workers[2], 2, 2, former)])
+        await show(world, world.workers[2], 3, [signed_work(world.workers[2], 3, 3, [*former, *NEW[:1]])])
+        await trio.sleep(1500)
+        assert world.paid() == {WORKERS[0].address: 50, WORKERS[1].address: 7}
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_who_was_thrown_out_spoils_nobody_s_certificates(
+    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its signatures, the first in each work, are neither counted nor held against the node."""
+    monkeypatch.setattr(tabling, "USELESS", 4)
+    worker, (gone, *left) = world.workers[0], VALIDATORS
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.nodes[gone.address].stop()
+        world.chain.validators.remove(gone.address)
+        await trio.sleep(145)
+        works = [signed_work(worker, number, 0, [gone, *left]) for number in range(8)]
+        await show(world, worker, 0, [*works, signed_work(worker, 9, 0, [gone, left[0]])])
+        await trio.sleep(1000)
+        assert world.paid() == {worker.key.address: 80}
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_looked_at_of_junk_is_bounded_and_others_are_paid(
+    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tabling, "USELESS", 20)
+    monkeypatch.setattr(tabling, "CHUNK", 4)
+    looked = [0]
+    real = tabling.signer_of
+
+    def counting(domain: Any, statement: Any, signature: bytes) -> Any:
+        looked[0] += signature == bytes([9]) * 65
+        return real(domain, statement, signature)
+
+    monkeypatch.setattr(tabling, "signer_of", counting)
+    junk = [ShownWork(n.to_bytes(32), 10, (bytes([9]) * 65,) * 16) for n in range(300)]
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.make(world.workers[1], 50)
+        await trio.sleep(145)
+        for _ in range(5):
+            await show(world, world.workers[0], 0, junk)
+            await trio.sleep(100)
+        await trio.sleep(800)
+        assert world.paid() == {WORKERS[1].address: 50}
+        assert 0 < looked[0] <= len(VALIDATORS) * (20 + 4 * 16), "once per validator, however often it is shown"
+        nursery.cancel_scope.cancel()
+
+
+def hostile_table(what: str) -> bytes:
+    lines = tuple(Line(address_bytes(key.address), 10) for key in sorted(WORKERS, key=lambda one: one.address))
+    match what:
+        case "another pool's":
+            return encode_table(Table(POOL + 1, 0, lines))
+        case "doubled":
+            return encode_table(Table(POOL, 0, (lines[0], lines[0])))
+        case "huge":
+            return bytes(tabling.MAX_TABLE_BYTES + 1)
+        case _:
+            name = address_bytes(WORKERS[0].address)
+            sources = tuple(Source(0, name, bytes([9]) * 28 + n.to_bytes(4), 100) for n in range(5000))
+            return encode_table(Table(POOL, 0, lines, sources))
+
+
+@pytest.mark.parametrize("what", ["another pool's", "doubled", "huge", "of blobs that nobody has"])
+async def test_a_hostile_table_costs_the_others_little_and_delays_no_pay(
+    autojump_clock: Any, world: World, what: str
+) -> None:
+    liar, worker = VALIDATORS[0], world.workers[0]
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            if node.key is not liar:
+                nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.make(worker, 50)
+        await trio.sleep(800)
+        info = await world.blobs.add(hostile_table(what))
+        earnings = Earnings(POOL, 0, bytes([5]) * 32, 30)
+        signature, size = sign(liar, DOMAIN, earnings), min(info.size, tabling.MAX_TABLE_BYTES)
+        message = EarningsSigned(pool=POOL, earnings=earnings, table=info.root, size=size, signature=signature)
+        for _ in range(10):
+            await Board(world.gossip, liar).post(message)
+            await trio.sleep(20)
+        assert world.paid() == world.accepted, "200 seconds after the window's end at most"
+        own = len(VALIDATORS[1:])
+        assert world.blobs.fetched.count(info.root) <= own * (1 if what in ("another pool's", "doubled") else 16)
+        assert len(world.blobs.sought) <= own * 16 * tabling.MISSES
+        nursery.cancel_scope.cancel()

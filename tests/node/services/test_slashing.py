@@ -1,0 +1,248 @@
+"""What a key signed against itself, and what a quorum says, is carried to the chain: by whose turn it is, once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from node.chain.errors import ChainError, Reverted
+from node.services.court.slashing import Slashing
+from node.services.court.turns import TURN
+from node.services.judging.judge import Validator
+from node.swarm.ballots import FileState
+from protocol.checks import Reason
+from protocol.identity import Address
+from protocol.lots import pack_groups
+from protocol.messages import Certificate, VerdictIssued, VerdictRechecked, WorkAccepted, signed
+from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.values import mean_logprobs, reward_tags
+from tests.attacks.validators.court import (
+    DOMAIN,
+    GROUPS,
+    POOL,
+    SIZE,
+    VALIDATORS,
+    WORKER,
+    Court,
+    RecordingJudge,
+    policy_root,
+    root_of,
+    truth,
+)
+
+LIAR = VALIDATORS[0]
+
+
+class Watching(Validator):
+    """Slashes, and judges nothing."""
+
+    async def run(self) -> None:
+        await self._slashing.run()
+
+
+class Chain(RecordingJudge):
+    """Checks signatures as the contract does, and tells everybody of what was done. unfit: without their stake."""
+
+    def __init__(self, court: Court) -> None:
+        super().__init__()
+        self._court = court
+        self.calls: list[tuple[float, Address, str]] = []
+        self.bitmaps: list[int] = []
+        self.unfit: set[Address] = set()
+        self.fails = 0
+
+    async def slash(
+        self,
+        commitment: WorkCommitment,
+        node_signature: bytes,
+        reason: int,
+        signatures: Sequence[bytes],
+        values: Sequence[bytes],
+        rechecked: int,
+    ) -> None:
+        self.calls.append((trio.current_time(), commitment.node, "slash"))
+        assert signer_of(DOMAIN, commitment, node_signature) == commitment.node
+        place = {name: getattr(commitment, name) for name in commitment.__struct_fields__}
+        judges = []
+        for i, (signature, one) in enumerate(zip(signatures, values, strict=True)):
+            kind = Rechecked if rechecked >> i & 1 else Verdict
+            said = kind(**place, outcome=Outcome.SLASH, reason=reason, values=one)
+            judges.append(signer_of(DOMAIN, said, signature))
+            if judges[-1] in self.unfit:
+                raise Reverted("slash", "ValidatorUnfit", {"validator": judges[-1]})
+        assert len(set(judges)) == len(judges) >= 2 and {*judges} <= {key.address for key in VALIDATORS}
+        self.bitmaps.append(rechecked)
+        await super().slash(commitment, node_signature, reason, signatures, values, rechecked)
+        self._evict(commitment.node)
+
+    async def verdict_evidence(self, *given: Any) -> None:
+        await self._taken("two verdicts", super().verdict_evidence, given, given[2], given[3])
+
+    async def accepted_evidence(self, *given: Any) -> None:
+        first, _, second, _ = given
+        assert isinstance(first, Accepted) and first != second
+        assert (second.work if isinstance(second, Accepted) else work_id(second)) == first.work
+        assert isinstance(second, Accepted) or second.outcome != Outcome.ACCEPT
+        await self._taken("certificate", super().accepted_evidence, given, first, given[1])
+
+    async def _taken(self, what: str, carry: Callable[..., Any], given: Any, statement: Any, signature: bytes) -> None:
+        author = signer_of(DOMAIN, statement, signature)
+        self.calls.append((trio.current_time(), author, what))
+        if self.fails:
+            self.fails -= 1
+            raise ChainError("no answer", "the endpoint is down", "wait")
+        await carry(*given)
+        self._evict(author)
+
+    def _evict(self, node: Address) -> None:
+        for seat in [self._court.trainer, *self._court.workers, *self._court.seats]:
+            seat.membership.evict(node)
+
+
+class Bench:
+    """Three validators that slash and judge nothing, over one chain; what they say is said by the test."""
+
+    def __init__(self) -> None:
+        self.court = Court([Watching, Watching, Watching])
+        self.chain = Chain(self.court)
+        for validator in self.court.validators:
+            validator._slashing = Slashing(validator._station, self.chain)  # type: ignore[attr-defined]
+
+    def verdict(self, work: Any, key: Any, outcome: int, reason: int = 0, *, again: bool = False, **more: Any) -> Any:
+        """again: in a dispute."""
+        fields = {name: getattr(work, name) for name in work.__struct_fields__}
+        rewards, logprobs = truth(work.file_root)
+        values: Any = {
+            "window": 0,
+            "rewards": reward_tags(rewards, SIZE, ()),
+            "checked": pack_groups(range(GROUPS), GROUPS),
+        }
+        values["logprobs"] = mean_logprobs({group: [logprobs[group]] for group in range(GROUPS)})
+        kind: Any = VerdictRechecked if again else VerdictIssued
+        word = (Rechecked if again else Verdict)(**fields, outcome=outcome, reason=reason)
+        said = {"pool": POOL, "verdict": word, "signature": b""} | (values if outcome == Outcome.ACCEPT else {})
+        return signed(kind(**said | more), key, DOMAIN)
+
+    async def say(self, key: Any, message: Any) -> None:
+        await self.court.seats[VALIDATORS.index(key)].board.post(message)
+        await trio.sleep(0.5)
+
+    async def certify(self, key: Any, *statements: Accepted) -> None:
+        certificates = [Certificate(s.node, s.epoch, s.work, s.units, sign(key, DOMAIN, s)) for s in statements]
+        await self.say(key, WorkAccepted(pool=POOL, certificates=tuple(certificates)))
+
+    async def commit(self, index: int = 0) -> WorkCommitment:
+        await self.court.commit(index=index)
+        await trio.sleep(0.5)
+        return WorkCommitment(POOL, WORKER.address, policy_root(0), index, root_of(index=index), 100)
+
+    def done(self) -> list[tuple[Address, str]]:
+        """What reached the chain, without when."""
+        return [(node, what) for _, node, what in self.chain.calls]
+
+
+def of(work: WorkCommitment, units: int = 100, epoch: int = 0) -> Accepted:
+    return Accepted(POOL, work.node, epoch, work_id(work), units)
+
+
+async def speak(bench: Bench, work: WorkCommitment, what: str) -> None:
+    """The liar says two things about one work, that other ones say about two."""
+    accepts, refuses = (bench.verdict(work, LIAR, outcome) for outcome in (Outcome.ACCEPT, Outcome.REJECT))
+    match what:
+        case "two verdicts":
+            await bench.say(LIAR, accepts)
+            await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.ACCEPT, rewards=bytes(16 * GROUPS)))
+        case "rejected, then certified":
+            await bench.say(LIAR, refuses)
+            await bench.certify(LIAR, of(work))
+        case "certified, then rejected":
+            await bench.certify(LIAR, of(work))
+            await bench.say(LIAR, refuses)
+        case "of other units":
+            await bench.certify(LIAR, of(work), of(work, units=101))
+        case "of another epoch":
+            await bench.certify(LIAR, of(work))
+            await bench.certify(LIAR, of(work, epoch=1))
+
+
+LIES = ("two verdicts", "rejected, then certified", "certified, then rejected", "of other units", "of another epoch")
+
+
+@pytest.mark.parametrize("what", LIES)
+async def test_what_a_validator_signed_against_itself_is_carried_once_by_whose_turn_it_is(
+    autojump_clock: Any, what: str
+) -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        work, other = await bench.commit(), await bench.commit(1)
+        start = trio.current_time()
+        await speak(bench, work, what)
+        await speak(bench, other, what)
+        await trio.sleep(2 * TURN * len(VALIDATORS))
+        told = "two verdicts" if what == "two verdicts" else "certificate"
+        assert bench.done() == [(LIAR.address, told)]
+        assert bench.chain.calls[0][0] - start < 4, "who is first waits for nobody"
+        assert bench.chain.contradicted + [LIAR.address] * len(bench.chain.certified_falsely) == [LIAR.address]
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_repeats_or_agrees_is_no_evidence(autojump_clock: Any) -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        work, other = await bench.commit(), await bench.commit(1)
+        for _ in range(2):
+            await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.ACCEPT))
+            await bench.say(LIAR, bench.verdict(other, LIAR, Outcome.REJECT))
+            await bench.certify(LIAR, of(work))
+            await bench.certify(VALIDATORS[1], of(other))  # somebody else's rejection binds it to nothing
+        await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.REJECT, again=True))  # found in a dispute
+        await trio.sleep(100)
+        assert bench.done() == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_evidence_that_the_chain_does_not_answer_is_carried_by_the_next_one(autojump_clock: Any) -> None:
+    bench = Bench()
+    bench.chain.fails = 3
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        work = await bench.commit()
+        await speak(bench, work, "of other units")
+        await trio.sleep(200)
+        assert bench.chain.certified_falsely == [work_id(work)]
+        assert bench.done() == [(LIAR.address, "certificate")] * 4
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slash_shows_verdicts_and_second_looks_as_what_they_are(autojump_clock: Any) -> None:
+    bench = Bench()
+    one, two, three = VALIDATORS
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        work = await bench.commit()
+        await bench.say(one, bench.verdict(work, one, Outcome.SLASH, Reason.WRONG_DRAW))
+        await bench.say(two, bench.verdict(work, two, Outcome.ACCEPT))
+        assert bench.court.trainer.jury.ballots.state(work_id(work)) is FileState.DISPUTED
+        for key in (two, three):
+            await bench.say(key, bench.verdict(work, key, Outcome.SLASH, Reason.WRONG_DRAW, again=True))
+        await trio.sleep(200)
+        assert bench.chain.slashed == [(WORKER.address, Reason.WRONG_DRAW, 2)]  # who accepted is not believed any more
+        assert bench.chain.bitmaps[0].bit_count() == 1
+        assert bench.done() == [(WORKER.address, "slash")], "who is next sees that it was done"
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_judge_without_its_stake_does_not_spoil_the_signatures_of_the_others(autojump_clock: Any) -> None:
+    bench = Bench()
+    bench.chain.unfit = {LIAR.address}
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        work = await bench.commit()
+        for key in VALIDATORS:
+            await bench.say(key, bench.verdict(work, key, Outcome.SLASH, Reason.WRONG_DRAW))
+        await trio.sleep(200)
+        assert bench.chain.slashed == [(WORKER.address, Reason.WRONG_DRAW, 2)]
+        nursery.cancel_scope.cancel()
