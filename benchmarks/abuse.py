@@ -33,6 +33,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import encode_uvarint
+from multiaddr import Multiaddr
 
 from benchmarks.children import Child
 from node.blobs import wire
@@ -155,7 +156,9 @@ class Honest:
             self.posted += 1
             said = Heartbeat(
                 pool=POOL,
-                sequence=time.time_ns() // 10**6,
+                boot=0,
+                count=time.time_ns() // 10**6,
+                at=time.time_ns() // 10**6,
                 role="worker",
                 state="idle",
                 contact="x" * 100,
@@ -169,7 +172,7 @@ class Honest:
         async for signed in self.board.subscribe(Heartbeat):
             if signed.author in self.peers and signed.author != self.key.address:
                 self.heard += 1
-                self.waited += time.time() - signed.message.sequence / 1000
+                self.waited += time.time() - signed.message.at / 1000
 
     async def _fetch(self) -> None:
         """One blob of each other node in turn, once a second; one that takes longer makes the next one late."""
@@ -630,6 +633,40 @@ async def blob_flood(abuser: Abuser) -> None:
     await _at_once(100, one)
 
 
+async def slow_lanes(abuser: Abuser) -> None:
+    """A member: opens connections as long as it may, asks for pieces on each, and reads one byte a second."""
+    ask = msgspec.msgpack.encode(wire.AskPieces(abuser.root, tuple(range(BLOB // (256 * 1024)))))
+    swarm = abuser.network._swarm
+
+    async def one() -> None:
+        while True:
+            try:
+                await abuser.connect()
+                connection = await swarm.dial_addr(Multiaddr(abuser.contact), abuser.peer)
+                muxed: Any = connection.muxed_conn
+                for _ in range(8):
+                    stream = await muxed.open_stream()
+                    await stream.widen(8 * MIB)
+                    said = (f"{name}\n".encode() for name in ("/multistream/1.0.0", wire.PROTOCOL))
+                    await stream.write(b"".join(bytes([len(each)]) + each for each in said))
+                    await stream.write(len(ask).to_bytes(4) + ask)
+                    abuser.sent += 1
+                source = muxed.secured_conn._source
+                read = source.read
+
+                async def slowly(n: int | None = None, read: Any = read) -> bytes:
+                    await trio.sleep(1)
+                    return await read(1)
+
+                source.read = slowly
+                await muxed.event_closed.wait()
+            except Exception as error:
+                sys.stderr.write(f"cut: {error!r}\n")
+            await trio.sleep(0.5)
+
+    await _at_once(40, one)
+
+
 LURES = 20
 LURE = 255 * MIB
 
@@ -686,6 +723,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "big-requests": (big_requests, STRANGER),
     "stranger-bytes": (stranger_bytes, ALONE),
     "blob-flood": (blob_flood, MEMBER),
+    "slow-lanes": (slow_lanes, MEMBER),
     "garbage-blobs": (garbage_blobs, MEMBER),
     "other-copies": (other_copies, MEMBER),
     "other-wants": (other_wants, MEMBER),

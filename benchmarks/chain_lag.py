@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,7 @@ def main() -> None:
             limit = trio.CapacityLimiter(AT_ONCE)
             async with trio.open_nursery() as nursery:
                 for row in combinations(lags, depths, given.quick):
-                    nursery.start_soon(one, *row, limit)
+                    nursery.start_soon(partial(one, *row, limit))
 
         trio.run(every)
     doubled = sum(row.tokens > AMOUNT for row in rows)

@@ -1,14 +1,14 @@
 """Gas of the contracts' everyday transactions on a local anvil, beside the reference's.
 
-    python -m benchmarks.gas [--json FILE] [--quick]
+    python -m benchmarks.gas [--json FILE]
 
 The reference is Prime Intellect's smart-contracts (a1156fe), measured with legacy code generation. Also says what one
-training day of 100 workers costs on Base at its minimum fee. Gas does not depend on the machine; --quick leaves the
-settlement of a whole day out.
+training day of 100 workers costs on Base at its minimum fee. Gas does not depend on the machine.
 """
 
 import argparse
 import json
+import math
 import socket
 import subprocess
 import time
@@ -19,19 +19,21 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from eth_account import Account
+from eth_hash.auto import keccak
 from web3 import Web3
 
 from contracts.bindings import Contracts, PoolParams
 from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.rpc import FallbackProvider
-from protocol.identity import NodeKey
-from protocol.statements import Domain, NodeRegistration, Outcome, Statement, Verdict, WorkCommitment, sign, work_id
-from protocol.work import leaf_hash, merkle_root, proof
+from protocol.identity import Address, NodeKey
+from protocol.statements import Domain, Earnings, NodeRegistration, Outcome, Statement, Verdict, WorkCommitment, sign
 
 CHAIN_ID = 31337
 HOUR, WINDOW = 3600, 24 * 3600
 WORKERS, EPOCHS_PER_DAY = 100, 24
+CLAIMS_PER_DAY = 15
+"""Of 100 workers that claim once a week."""
 BASE_MINIMUM_FEE = 5_000_000
 """Wei per gas on Base, February 2026."""
 UNITS = 98_765
@@ -40,14 +42,18 @@ REFERENCE: dict[str, str] = {
     "register a provider (bond)": "222k",
     "add a node": "287k",
     "join a pool": "321k",
-    "commit an epoch, the first": "304k per file",
-    "commit an epoch, later": "235k per file",
-    "settle one epoch": "158k",
-    "settle a day (24 epochs)": "-",
-    "soft invalidation, 2 of 3": "232k",
-    "hard invalidation, 2 of 3": "316k",
-    "evidence": "-",
+    "renew a lease": "-",
+    "post a table, the first": "235k per file",
+    "post a table, later": "235k per file",
+    "post a table, 11 of 16": "-",
+    "claim, the first": "158k",
+    "claim, later": "158k",
+    "slash, 2 of 3": "316k",
+    "evidence, commitments": "-",
+    "evidence, verdicts": "-",
     "finalize a slash": "-",
+    "overturn a slash": "-",
+    "give back": "-",
     "create a pool": "1.88M",
     "deploy all": "17.9M",
 }
@@ -57,7 +63,7 @@ class Bench:
     """A deployment with short words to act with; every action returns its gas."""
 
     def __init__(self, web3: Web3, deployer: NodeKey) -> None:
-        self.web3 = web3
+        self.web3, self.deployer = web3, deployer
         self.contracts = Contracts(web3, deploy(web3, deployer, DeployParams()).addresses)
         blocks: list[Any] = [web3.eth.get_block(number) for number in range(int(web3.eth.block_number) + 1)]
         self.deployment = sum(int(block["gasUsed"]) for block in blocks)
@@ -105,67 +111,96 @@ class Bench:
         return [sign(judge, self.domain, statement) for judge in judges[:2]]
 
 
-def measure(bench: Bench, quick: bool) -> dict[str, int]:
+def measure(bench: Bench) -> dict[str, int]:
     """Gas per action."""
     contracts, gas = bench.contracts, {"deploy all": bench.deployment}
-    judges = [bench.person() for _ in range(3)]
-    house = bench.person(100 * TOKEN)
-    bench.send(contracts.bond(house.address, 100 * TOKEN), house)
-    for judge in judges:
-        bench.register(house, judge)
-    provider = bench.person(100 * TOKEN)
-    gas["register a provider (bond)"] = bench.send(contracts.bond(provider.address, 60 * TOKEN), provider)
-    nodes = [bench.person() for _ in range(3)]
+    judges = _judges(bench, 3)
+    provider = bench.person(10**4 * TOKEN)
+    gas["register a provider (bond)"] = bench.send(contracts.bond(provider.address, 10**4 * TOKEN), provider)
+    nodes = [bench.person() for _ in range(4)]
     gas["add a node"] = [bench.register(provider, node) for node in nodes][0]
     manager = bench.person(10**6 * TOKEN)
-    gas["create a pool"] = bench.send(contracts.create_pool(_params(manager, judges)), manager)
+    gas["create a pool"] = bench.send(contracts.create_pool(_params(manager, judges, 2)), manager)
     bench.send(contracts.fund_pool(1, 10**5 * TOKEN), manager)
     gas["join a pool"] = [bench.send(contracts.join(1, CONTACT), node) for node in nodes][0]
-    _work(bench, nodes[0], gas, quick)
+    gas["renew a lease"] = bench.send(contracts.join(1, CONTACT), nodes[0])
+    _earnings(bench, nodes[0], judges, gas)
+    _full_bench(bench, manager, gas)
     _faults(bench, nodes[1:], judges, gas)
     return {name: gas[name] for name in REFERENCE if name in gas}
 
 
-def _work(bench: Bench, node: NodeKey, gas: dict[str, int], quick: bool) -> None:
-    contracts = bench.contracts
-    pool = contracts.pool(1)
-    first = pool.epoch_at(bench.now())
-    for epoch in range(first, first + 1 + (2 if quick else EPOCHS_PER_DAY)):
-        bench.wait_until(pool.epoch_end(epoch))
-        name = "commit an epoch, the first" if epoch == first else "commit an epoch, later"
-        used = bench.send(contracts.commit_work(1, epoch, b"\xab" * 32, UNITS), node)
-        gas[name] = max(used, gas.get(name, 0))
-    bench.wait_until(pool.maturity(first + EPOCHS_PER_DAY))
-    gas["settle one epoch"] = bench.send(contracts.settle(1, node.address, [first]), node)
-    if not quick:
-        day = list(range(first + 1, first + 1 + EPOCHS_PER_DAY))
-        gas["settle a day (24 epochs)"] = bench.send(contracts.settle(1, node.address, day), node)
+def _judges(bench: Bench, count: int) -> list[NodeKey]:
+    judges, house = [bench.person() for _ in range(count)], bench.person(10**4 * TOKEN)
+    bench.send(bench.contracts.bond(house.address, 10**4 * TOKEN), house)
+    for judge in judges:
+        bench.register(house, judge)
+    return judges
+
+
+def _earnings(bench: Bench, node: NodeKey, judges: list[NodeKey], gas: dict[str, int]) -> None:
+    """Tables of WORKERS lines, so proofs of seven siblings."""
+    contracts, pool = bench.contracts, bench.contracts.pool(1)
+    for epoch, which in ((0, "the first"), (1, "later")):
+        root, path = _table(node.address, (epoch + 1) * UNITS)
+        total = (epoch + 1) * UNITS * WORKERS
+        bench.wait_until(pool.maturity(epoch))
+        signatures = bench.quorum(judges, Earnings(1, epoch, root, total))
+        post = contracts.post_earnings(1, epoch, root, total, signatures)
+        gas[f"post a table, {which}"] = bench.send(post, node)
+        claim = contracts.claim(1, node.address, (epoch + 1) * UNITS, path)
+        gas[f"claim, {which}"] = bench.send(claim, judges[0])
+
+
+def _table(node: Address, units: int) -> tuple[bytes, list[bytes]]:
+    """A root that this line leads to, past as many siblings as WORKERS lines have."""
+    root = keccak(b"\0" + bytes.fromhex(node[2:]) + units.to_bytes(8))
+    path = [bytes([255 - i]) * 32 for i in range(math.ceil(math.log2(WORKERS)))]
+    for sibling in path:
+        root = keccak(b"\1" + min(root, sibling) + max(root, sibling))
+    return root, path
+
+
+def _full_bench(bench: Bench, manager: NodeKey, gas: dict[str, int]) -> None:
+    contracts, judges = bench.contracts, _judges(bench, 16)
+    bench.send(contracts.create_pool(_params(manager, judges, 11)), manager)
+    bench.send(contracts.fund_pool(2, TOKEN), manager)
+    bench.wait_until(contracts.pool(2).maturity(0))
+    signatures = [sign(judge, bench.domain, Earnings(2, 0, b"\x33" * 32, 10)) for judge in judges[:11]]
+    gas["post a table, 11 of 16"] = bench.send(contracts.post_earnings(2, 0, b"\x33" * 32, 10, signatures), manager)
 
 
 def _faults(bench: Bench, nodes: list[NodeKey], judges: list[NodeKey], gas: dict[str, int]) -> None:
-    contracts, (worker, cheat) = bench.contracts, nodes
+    contracts, (worker, wronged, cheat) = bench.contracts, nodes
+    for node in nodes:
+        bench.send(contracts.join(1, CONTACT), node)
+    root, path = _table(worker.address, 3 * UNITS)
     pool = contracts.pool(1)
-    epoch = pool.epoch_at(bench.now())
-    bench.send(contracts.join(1, CONTACT), worker)
-    files = [WorkCommitment(1, worker.address, b"\x11" * 32, i, bytes([i]) * 32, 1000) for i in range(64)]
-    leaves = [leaf_hash(work_id(file)) for file in files]
-    bench.send(contracts.commit_work(1, epoch, merkle_root(leaves), 64_000), worker)
-    for number, outcome in ((0, Outcome.REJECT), (1, Outcome.SLASH)):
-        file = files[number]
-        verdict = Verdict(1, file.node, file.policy_root, file.index, file.file_root, file.units, outcome, 8)
-        path, signatures = proof(leaves, number), bench.quorum(judges, verdict)
-        call = contracts.invalidate(file, epoch, path, outcome, 8, signatures)
-        gas["soft invalidation, 2 of 3" if number == 0 else "hard invalidation, 2 of 3"] = bench.send(call, cheat)
-    first = WorkCommitment(1, cheat.address, b"\x11" * 32, 0, b"\x01" * 32, 1000)
-    second = WorkCommitment(1, cheat.address, b"\x11" * 32, 0, b"\x02" * 32, 1000)
-    signatures = [sign(cheat, bench.domain, commitment) for commitment in (first, second)]
-    call = contracts.evidence(first, signatures[0], second, signatures[1])
-    gas["evidence"] = bench.send(call, bench.person())
+    bench.wait_until(max(bench.now() + 1, pool.maturity(2)))
+    table = Earnings(1, 2, root, 3 * UNITS * WORKERS)
+    bench.send(contracts.post_earnings(1, 2, root, table.total, bench.quorum(judges, table)), cheat)
+    for node in (worker, wronged):
+        file = WorkCommitment(1, node.address, b"\x11" * 32, 0, b"\x02" * 32, 1000, 0)
+        said = Verdict(1, file.node, file.policy_root, 0, file.file_root, 1000, Outcome.SLASH, 8)
+        own, signatures = sign(node, bench.domain, file), bench.quorum(judges, said)
+        call = contracts.slash(file, own, 8, signatures, [bytes(32)] * 2, 0)
+        gas["slash, 2 of 3"] = bench.send(call, cheat)
+    gas["overturn a slash"] = bench.send(contracts.overturn(1, wronged.address), bench.deployer)
     bench.wait_until(contracts.case(1).final_at)
     gas["finalize a slash"] = bench.send(contracts.finalize(1), worker)
+    gas["give back"] = bench.send(contracts.claim(1, worker.address, 3 * UNITS, path), cheat)
+    first = WorkCommitment(1, cheat.address, b"\x11" * 32, 0, b"\x01" * 32, 1000, 0)
+    second = WorkCommitment(1, cheat.address, b"\x11" * 32, 0, b"\x02" * 32, 1000, 0)
+    signatures = [sign(cheat, bench.domain, commitment) for commitment in (first, second)]
+    call = contracts.evidence(first, signatures[0], second, signatures[1])
+    gas["evidence, commitments"] = bench.send(call, worker)
+    words = [Verdict(1, cheat.address, b"\x11" * 32, 0, b"\x01" * 32, 1000, outcome, 0) for outcome in (0, 1)]
+    signatures = [sign(judges[2], bench.domain, word) for word in words]
+    call = contracts.verdict_evidence(1, words[0].work, words[0], signatures[0], words[1], signatures[1])
+    gas["evidence, verdicts"] = bench.send(call, worker)
 
 
-def _params(manager: NodeKey, judges: list[NodeKey]) -> PoolParams:
+def _params(manager: NodeKey, judges: list[NodeKey], threshold: int) -> PoolParams:
     return PoolParams(
         run_root=b"\x22" * 32,
         run_uri="https://example.org/run.toml",
@@ -176,14 +211,14 @@ def _params(manager: NodeKey, judges: list[NodeKey]) -> PoolParams:
         epoch_seconds=HOUR,
         slash_amount=20 * TOKEN,
         validators=tuple(judge.address for judge in judges),
-        threshold=2,
+        threshold=threshold,
     )
 
 
 def day_on_base(gas: dict[str, int]) -> tuple[int, int]:
-    """(gas, wei) of a day with WORKERS workers: every epoch committed, one settlement a worker; L2 execution only."""
-    settlement = gas.get("settle a day (24 epochs)", EPOCHS_PER_DAY * gas["settle one epoch"])
-    total = WORKERS * (EPOCHS_PER_DAY * gas["commit an epoch, later"] + settlement)
+    """(gas, wei) of a day with WORKERS workers: a table an epoch, weekly claims, daily leases; L2 execution only."""
+    leases = WORKERS * gas["renew a lease"]
+    total = EPOCHS_PER_DAY * gas["post a table, later"] + CLAIMS_PER_DAY * gas["claim, later"] + leases
     return total, total * BASE_MINIMUM_FEE
 
 
@@ -219,17 +254,17 @@ def _when_up(web3: Web3, process: subprocess.Popen[bytes]) -> Web3:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gas", description="Gas of the contracts on anvil.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    parser.add_argument("--quick", action="store_true", help="without the settlement of a whole day")
     options = parser.parse_args()
     with local_chain() as web3:
         deployer = NodeKey.generate()
         web3.provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        gas = measure(Bench(web3, deployer), options.quick)
+        gas = measure(Bench(web3, deployer))
     print(f"{'':30} {'ours':>10} {'reference':>14}")
     for name, used in gas.items():
         print(f"{name:30} {used:>10,} {REFERENCE[name]:>14}")
     total, wei = day_on_base(gas)
-    print(f"\na day of {WORKERS} workers, {EPOCHS_PER_DAY} epochs: {total / 1e6:.0f} M gas,", end=" ")
+    print(f"\na day of {WORKERS} workers, {EPOCHS_PER_DAY} tables, {CLAIMS_PER_DAY} claims, a lease each:", end=" ")
+    print(f"{total / 1e6:.1f} M gas,", end=" ")
     print(f"{wei / 1e18:.6f} ETH at {BASE_MINIMUM_FEE / 1e9} gwei (Base's minimum; without the fee for L1 data)")
     if options.json:
         options.json.write_text(json.dumps({"gas": gas, "day": {"gas": total, "wei": wei}}, indent=1) + "\n")

@@ -90,7 +90,7 @@ class Seat:
         beats = [one for one in table.all() if one.address in set(table.live(now)) and one.beat]
         return {
             "alive": len(beats),
-            "fresh": [one.address for one in beats if one.beat and one.beat.sequence >= until],
+            "fresh": [one.address for one in beats if one.beat and one.beat.at >= until],
             "linked": sorted(self.member.network.connected()),
             "heard": [f"{who}:{index}" for who, index in self.heard if since <= index < until],
             "counts": dict(self.member.board.counts),

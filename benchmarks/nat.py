@@ -69,7 +69,9 @@ async def beat(member: Member) -> None:
         await member.board.post(
             Heartbeat(
                 pool=1,
-                sequence=time.time_ns() // 1_000_000,
+                boot=0,
+                count=time.time_ns(),
+                at=time.time_ns() // 1_000_000,
                 role="worker",
                 state="working",
                 contact=member.network.contacts()[0],

@@ -1,11 +1,12 @@
 """Seconds until a newcomer is in a pool with a long past: it has joined, knows all members, and hears the trainer.
 
-    python -m benchmarks.newcomer [--members 10 300] [--events 10000] [--blocks 2000] [--quick] [--json]
+    python -m benchmarks.newcomer [--members 10 300] [--events 10000] [--blocks 2000] [--draws 1] [--quick] [--json]
 
 A local chain gets the contracts, so many members, and so many `Joined` events, as renewals of leases make them, spread
 over so many blocks. A trainer and then a newcomer join that pool, each a process of its own made of the product's
 parts: chain client, follower, events, members, peer book, network, board, heartbeat. The trainer reads all of history
-too, without anybody else on the line. Then the newcomer is killed and started again with its `chain.sqlite`.
+too, without anybody else on the line. Then the newcomer is killed and started again with its `chain.sqlite`. None of
+the members but these two lives, and there are no bootnodes; --draws: so many newcomers, each with a key of its own.
 
 `in` counts from the first question to the chain until the newcomer holds the trainer alive; `stall` is the longest
 time for which its event loop did nothing else, `own` the CPU of the loop's thread in one step at most, `lock` what it
@@ -69,10 +70,11 @@ STAKE_EACH = 10 * TOKEN
 class History:
     """A pool with a past, on a local chain."""
 
-    def __init__(self, profile: NetworkProfile, folder: Path) -> None:
+    def __init__(self, profile: NetworkProfile, folder: Path, draws: int) -> None:
         self.profile = profile
         self.folder = folder
-        self.trainer, self.newcomer, self.owner = (NodeKey.generate() for _ in range(3))
+        self.trainer, self.owner = NodeKey.generate(), NodeKey.generate()
+        self.newcomers = [NodeKey.generate() for _ in range(draws)]
         self._http = httpx.Client(timeout=120, verify=certificates())
         self._url = profile.rpc_urls[0]
 
@@ -81,8 +83,10 @@ class History:
         client = ChainClient(self.profile, self.owner, outbox=self.folder / "outbox.sqlite")
         try:
             faucet = DevnetFaucet(client)
-            await faucet.fund(self.owner.address, coin=10**20, token=(members + 10) * 4 * STAKE_EACH)
-            for key in (self.trainer, self.newcomer):
+            await faucet.fund(
+                self.owner.address, coin=10**20, token=(members + 10 + len(self.newcomers)) * 4 * STAKE_EACH
+            )
+            for key in (self.trainer, *self.newcomers):
                 stake = await client.required_stake(key.address, 1)
                 await prepare_participant(client, faucet, NodeKey.generate(), key, stake=stake)
             number = await client.create_pool(self._params())
@@ -105,7 +109,7 @@ class History:
             window=60,
             epoch_seconds=10,
             slash_amount=TOKEN,
-            validators=(self.newcomer.address,),
+            validators=(NodeKey.generate().address,),
         )
 
     async def _bond(self, client: ChainClient, members: int) -> None:
@@ -213,7 +217,10 @@ class Newcomer:
 
         events._apply = counted  # type: ignore[method-assign]
         place: Any = SimpleNamespace(
-            board=member.board, membership=member.membership, pool=1, clock=Clock(), shelf=SimpleNamespace(newest=None)
+            **{"board": member.board, "membership": member.membership, "key": self.key, "pool": member.pool},
+            clock=Clock(),
+            shelf=SimpleNamespace(newest=None),
+            progress=ProgressRecord(),
         )
         beating = Beating(place, Crew(), "worker", member.network.contacts, 1.0)
         async with trio.open_nursery() as nursery:
@@ -275,47 +282,56 @@ def node(settings: dict[str, Any]) -> Child:
     return Child([sys.executable, "-m", "benchmarks.newcomer", "--node", json.dumps(settings)])
 
 
-def measure(members: int, events: int, blocks: int) -> dict[str, Any]:
-    """Make the past, then let the trainer, the newcomer, and the newcomer again read it."""
+def measure(members: int, events: int, blocks: int, draws: int) -> dict[str, Any]:
+    """Make the past, then let the trainer, each newcomer, and the last one again read it."""
     with deployed_chain(cache_directory()) as profile, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        history = History(profile, folder)
+        history = History(profile, folder, draws)
         began = time.monotonic()
         number = trio.run(history.make, members, events, blocks)
         sys.stderr.write(f"{members} members, {events} events made in {time.monotonic() - began:.0f} s\n")
         write_profile(folder / "network.toml", profile)
         found: dict[str, Any] = {"members": members, "events": events, "blocks": blocks}
-        trainer = node(_settings(history, "trainer", number, events))
+        trainer = node(_settings(history, history.trainer, number, events))
         try:
             found["trainer"] = trainer.hear()
-            for time_, past in (("first", events + 1), ("again", events + 2)):
-                newcomer = node(_settings(history, "newcomer", number, past))
-                try:
-                    found[time_] = newcomer.hear()
-                finally:
-                    newcomer.end()
+            found["first"] = [
+                _once(_settings(history, key, number, events + 1 + before))
+                for before, key in enumerate(history.newcomers)
+            ]
+            again = _settings(history, history.newcomers[-1], number, 0)
+            found["again"] = _once(again)
         finally:
             trainer.end()
-        found["chain_sqlite_bytes"] = (folder / "newcomer" / "chain.sqlite").stat().st_size
+        found["chain_sqlite_bytes"] = Path(again["directory"], "chain.sqlite").stat().st_size
         return found
 
 
-def _settings(history: History, name: str, pool: int, events: int) -> dict[str, Any]:
-    directory = history.folder / name
+def _once(settings: dict[str, Any]) -> dict[str, Any]:
+    newcomer = node(settings)
+    try:
+        return newcomer.hear()
+    finally:
+        newcomer.end()
+
+
+def _settings(history: History, key: NodeKey, pool: int, events: int) -> dict[str, Any]:
+    """events: that are read before a node counts as in; on a second start most are forgotten."""
+    directory = history.folder / key.address
     directory.mkdir(exist_ok=True)
     return {
-        "secret": getattr(history, name).secret.hex(),
+        "secret": key.secret.hex(),
         "directory": str(directory),
         "profile": str(history.folder / "network.toml"),
         "pool": pool,
-        "trainer": name == "trainer",
+        "trainer": key is history.trainer,
         "events": events,
     }
 
 
 def _rows(found: dict[str, Any]) -> Iterator[str]:
-    for name in ("trainer", "first", "again"):
-        row = found[name]
+    named = [("trainer", found["trainer"]), *(("first", row) for row in found["first"]), ("again", found["again"])]
+    for name, row in named:
         entered = f"in {row['entered']:5.1f} s" if row["entered"] else "          "
         yield (
             f"{found['members']:4} members {found['events']} events  {name:8} {entered}  history {row['known']:5.1f} s"
@@ -329,6 +345,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, nargs="+", default=[10, 300])
     parser.add_argument("--events", type=int, default=10_000, help="past Joined events")
     parser.add_argument("--blocks", type=int, default=2_000, help="over which they are spread")
+    parser.add_argument("--draws", type=int, default=1, help="newcomers, one after the other")
     parser.add_argument("--quick", action="store_true", help="ten members, 1,000 events")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--node", help=argparse.SUPPRESS)
@@ -343,7 +360,7 @@ def main() -> None:
     sizes = ([10], 1_000, 200) if given.quick else (given.members, given.events, given.blocks)
     rows: list[dict[str, Any]] = []
     for members in sizes[0]:
-        rows.append(measure(members, sizes[1], sizes[2]))
+        rows.append(measure(members, sizes[1], sizes[2], given.draws))
         print("\n".join(_rows(rows[-1])), flush=True)
     if given.json:
         print(json.dumps({"load": os.getloadavg()[1], "rows": rows}))

@@ -197,7 +197,16 @@ def fill(table: Any, nodes: int) -> None:
         member = Address(address(number))
         table.admit(member)
         beat = Heartbeat(
-            pool=4, sequence=1, role="worker", state="working", contact="", policy_step=7, interval=50.0, rate=4000.0
+            pool=4,
+            boot=0,
+            count=1,
+            at=1,
+            role="worker",
+            state="working",
+            contact="",
+            policy_step=7,
+            interval=50.0,
+            rate=4000.0,
         )
         table.beat(member, beat, trio.current_time())
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.rehearsal [--quick] [--json FILE]
 
-Deploy, faucet, stake, register, open and fund a pool, join, commit, invalidate, slash, appeal, overturn, evidence,
-settle, end, sweep, withdraw: chain id 84532, blocks every 2 s (--quick: one per transaction), the windows of a
+Deploy, faucet, stake, register, open and fund a pool, join, earn, claim, slash, appeal, overturn, evidence, end, sweep,
+withdraw: chain id 84532, blocks every 2 s (--quick: one per transaction), the windows of a
 public network (time is moved on where they are waited for). Prints every command with its gas and seconds; ends with
 exit code 1 if the chain, the journal and the books do not agree.
 """
@@ -26,16 +26,18 @@ from typing import Any
 import httpx
 import msgspec
 from eth_account import Account
+from eth_hash.auto import keccak
 
 from cli.main import main as run_cli
 from node.chain.anvil import find_anvil
 from node.chain.cases import (
     CommitmentContradiction,
-    EpochCase,
     FileCase,
-    Judgement,
     VerdictContradiction,
+    Vote,
     commitment_in_json,
+    to_hex,
+    verdict_in_json,
     write_case,
 )
 from node.chain.outbox import Fate, Outbox
@@ -43,8 +45,7 @@ from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.rpc import certificates, rpc
 from node.state.keystore import load_key, read_password
 from protocol.identity import NodeKey
-from protocol.statements import Domain, EpochVerdict, Outcome, Verdict, WorkCommitment, sign
-from protocol.work import EpochFault, Leaf, commitment_of, merkle_root, tree_of
+from protocol.statements import Domain, Earnings, Outcome, Verdict, WorkCommitment, sign
 
 NETWORK = "base-sepolia"
 CHAIN_ID = 84532
@@ -115,7 +116,6 @@ def rehearse(scene: Scene) -> None:
     pool = _open_pool(scene, people)
     _attest(scene, people, pool)
     _earn(scene, people, pool)
-    _refused_epoch(scene, people, pool)
     _wrongly_slashed(scene, people, pool)
     _rightly_slashed(scene, people, pool)
     _caught_by_own_signatures(scene, people, pool)
@@ -151,7 +151,7 @@ def _stake_and_register(scene: Scene, people: dict[str, str]) -> None:
         scene.send("deployer", "faucet", people[name], "2000")
     scene.send("provider", "provider", "register", "--units", "2")
     scene.send("provider", "stake", "170")
-    scene.send("judges", "stake", "200")
+    scene.send("judges", "stake", "400")
     scene.send("cheats", "stake", "300")
     nodes = {"provider": ["worker"], "judges": ["judge-1", "judge-2", "judge-3"], "cheats": ["cheat", "twin"]}
     for provider, names in nodes.items():
@@ -218,93 +218,67 @@ def _attest(scene: Scene, people: dict[str, str], pool: int) -> None:
         raise RehearsalFailed(f"attested were {found}, not {when}")
 
 
-def _files(seed: int, count: int = 3) -> list[Leaf]:
-    return [Leaf(POLICY, number, bytes([seed, number]) * 16, 1000 * (number + 1)) for number in range(count)]
-
-
-def _commit(scene: Scene, pool: int, name: str, files: list[Leaf]) -> int:
-    """Commit files for the epoch that just ended; the epoch."""
-    scene.wait(HOUR)
-    epoch = scene.look("pool", "show", str(pool))["pool"]["epoch"] - 1
-    root = merkle_root(tree_of(pool, scene.node(name).address, files)).hex()
-    units = sum(file.units for file in files)
-    scene.send(name, "work", "commit", str(pool), str(epoch), root, str(units), "--unchecked")
-    return epoch
-
-
-def _commitment(scene: Scene, pool: int, name: str, file: Leaf) -> WorkCommitment:
-    return commitment_of(pool, scene.node(name).address, file)
+def _commitment(scene: Scene, pool: int, name: str, seed: int) -> WorkCommitment:
+    return WorkCommitment(pool, scene.node(name).address, POLICY, 0, bytes([seed]) * 32, 1000, 0)
 
 
 def _verdict(c: WorkCommitment, outcome: Outcome) -> Verdict:
     reason = 0 if outcome == Outcome.ACCEPT else REASON
-    return Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, int(outcome), reason)
+    return Verdict(**msgspec.structs.asdict(c), outcome=int(outcome), reason=reason)
 
 
 def _domain(scene: Scene) -> Domain:
     return Domain(CHAIN_ID, load_profile(NETWORK, home=scene.home).contracts.swarm)
 
 
-def _file_case(scene: Scene, c: WorkCommitment, outcome: Outcome, **more: Any) -> str:
-    domain = _domain(scene)
-    verdicts = tuple(
-        "0x" + sign(scene.node(judge), domain, _verdict(c, outcome)).hex() for judge in ("judge-1", "judge-2")
-    )
-    path = scene.home / f"case-{c.file_root.hex()[:8]}-{outcome}.json"
-    write_case(path, FileCase(commitment=commitment_in_json(c), reason=REASON, verdicts=verdicts, **more))
-    return str(path)
-
-
 def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
-    """An epoch's work; one bad file is taken out of it; the rest is paid after the window and not before."""
-    files = _files(1)
-    epoch = _commit(scene, pool, "worker", files)
-    c = _commitment(scene, pool, "worker", files[1])
-    listed = tuple((f.policy_root.hex(), f.index, f.file_root.hex(), f.units) for f in files)
-    scene.send("owner", "invalidate", _file_case(scene, c, Outcome.REJECT, epoch=epoch, files=listed))
-    scene.send("owner", "settle", str(pool), people["worker"], str(epoch), code=4)
+    """Three epochs' earnings of one node in one table; they are paid once the window is over, once."""
+    worker, units, domain = scene.node("worker").address, 4000, _domain(scene)
+    root = keccak(b"\0" + bytes.fromhex(worker[2:]) + units.to_bytes(8))
+    scene.wait(3 * HOUR)
+    epoch = scene.look("pool", "show", str(pool))["pool"]["epoch"] - 1
+    signed = [sign(scene.node(judge), domain, Earnings(pool, epoch, root, units)) for judge in ("judge-1", "judge-2")]
+    table, line = scene.home / "table.json", scene.home / "line.json"
+    facts = {"pool": pool, "epoch": epoch, "root": root.hex(), "total": units}
+    table.write_text(json.dumps(facts | {"signatures": [to_hex(one) for one in signed]}))
+    line.write_text(json.dumps({"units": units, "proof": []}))
+    scene.send("owner", "earnings", "post", str(table), code=4)
     scene.wait(DAY + HOUR)
-    due = scene.look("rewards", people["provider"])["totals"]["due_wei"]
+    scene.send("owner", "claim", str(pool), worker, str(line), code=4)
+    scene.send("owner", "earnings", "post", str(table))
     before = int(scene.look("provider", "show", people["provider"])["token_wei"])
-    scene.send("owner", "settle", str(pool), people["worker"])
+    scene.send("owner", "claim", str(pool), worker, str(line))
     paid = int(scene.look("provider", "show", people["provider"])["token_wei"]) - before
-    if not paid == int(due) == 4000 * REWARD_PER_UNIT:
-        raise RehearsalFailed(f"paid {paid}, due {due}")
+    told = scene.look("rewards", people["provider"])
+    if not paid == int(told["paid_wei"]) == units * REWARD_PER_UNIT:
+        raise RehearsalFailed(f"paid {paid}, told {told}")
+    if [(one["pool"], one["epoch"], one["owed_wei"]) for one in told["tables"]] != [(pool, epoch, "0")]:
+        raise RehearsalFailed(f"the tables are {told['tables']}")
+    scene.send("owner", "claim", str(pool), worker, str(line), code=4)
+    shown = scene.look("earnings", "show", str(pool), worker)
+    if (shown["epoch"], shown["claimed"], shown["owed_wei"]) != (epoch, units, "0"):
+        raise RehearsalFailed(f"the earnings are {shown}")
 
 
-def _refused_epoch(scene: Scene, people: dict[str, str], pool: int) -> None:
-    """A quorum could not have an epoch's leaves: its pay is gone, and nothing is left to top up."""
-    files = _files(9)
-    epoch = _commit(scene, pool, "worker", files)
-    worker = scene.node("worker").address
-    root = merkle_root(tree_of(pool, worker, files))[:20]
-    fault, outcome = int(EpochFault.UNDELIVERED), int(Outcome.REJECT)
-    verdict = EpochVerdict(pool, worker, epoch, root, outcome, fault)
-    signed = tuple("0x" + sign(scene.node(judge), _domain(scene), verdict).hex() for judge in ("judge-1", "judge-2"))
-    path = scene.home / "epoch.json"
-    write_case(path, EpochCase(pool=pool, node=worker, epoch=epoch, outcome=outcome, reason=fault, verdicts=signed))
-    scene.send("owner", "invalidate", str(path))
-    scene.send("owner", "work", "top-up", str(pool), worker, str(epoch), code=4)
-    cases = scene.look("case", "list", people["provider"], "--pool", str(pool))["cases"]
-    if [(case["kind"], case["reason"]) for case in cases] != [("file", "wrong_draw"), ("epoch", "undelivered")]:
-        raise RehearsalFailed(f"the cases are {cases}")
-
-
-def _slash(scene: Scene, pool: int, name: str, seed: int) -> tuple[int, int]:
-    """Commit an epoch, then have it slashed by a quorum: (epoch, case)."""
-    files = _files(seed)
-    epoch = _commit(scene, pool, name, files)
-    c = _commitment(scene, pool, name, files[0])
-    mine = "0x" + sign(scene.node(name), _domain(scene), c).hex()
-    scene.send("owner", "slash", _file_case(scene, c, Outcome.SLASH, signature=mine))
+def _slash(scene: Scene, pool: int, name: str, seed: int) -> int:
+    """Have a node slashed by a quorum: the case."""
+    c, domain = _commitment(scene, pool, name, seed), _domain(scene)
+    verdict = _verdict(c, Outcome.SLASH)
+    votes = tuple(
+        Vote(signature=to_hex(sign(scene.node(judge), domain, verdict)), values=to_hex(verdict.values))
+        for judge in ("judge-1", "judge-2")
+    )
+    own, path = to_hex(sign(scene.node(name), domain, c)), scene.home / f"case-{seed}.json"
+    write_case(path, FileCase(commitment=commitment_in_json(c), signature=own, reason=REASON, votes=votes))
+    scene.send("owner", "slash", str(path))
     slashed = [e for e in scene.look("events", "--pool", str(pool))["events"] if e["event"] == "Slashed"]
-    return epoch, slashed[-1]["case_id"]
+    return slashed[-1]["case_id"]
 
 
 def _wrongly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
-    """Frozen, appealed, overturned: everything is back, and the pool's bond beside it."""
+    """Frozen, appealed, overturned: everything is back, and as much again from the judges who were wrong."""
     before = _wealth(scene, people["provider"])
-    _, case = _slash(scene, pool, "worker", 2)
+    case = _slash(scene, pool, "worker", 2)
     scene.send("provider", "case", "appeal", str(case))
     scene.send("owner", "case", "finalize", str(case), code=4)
     scene.send("deployer", "case", "arbiter", people["deployer"], code=4)  # only the arbiter hands on the office
@@ -314,18 +288,17 @@ def _wrongly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
     shown = scene.look("case", "show", str(case))
     if (shown["state"], shown["node"], shown["reason"]) != ("overturned", people["worker"], "wrong_draw"):
         raise RehearsalFailed(f"the case is {shown}")
-    if _wealth(scene, people["provider"]) < before:
-        raise RehearsalFailed("an honest provider lost money by a case that was overturned")
+    if _wealth(scene, people["provider"]) - before != 50 * TOKEN or shown["judges"] != [people["judges"]] * 2:
+        raise RehearsalFailed(f"a wrong slash was not made good: {shown}")
     scene.send("worker", "join", str(pool), "--contact", "again")
 
 
 def _rightly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
-    """Frozen, nobody objects, final: the stake is gone and the epoch's money is free again."""
+    """Frozen, nobody objects, final: the stake is gone."""
     before = _wealth(scene, people["cheats"])
-    epoch, case = _slash(scene, pool, "cheat", 3)
+    case = _slash(scene, pool, "cheat", 3)
     scene.wait(2 * DAY)
     scene.send("owner", "case", "finalize", str(case))
-    scene.send("owner", "release", str(pool), people["cheat"], str(epoch))
     if before - _wealth(scene, people["cheats"]) != 50 * TOKEN:
         raise RehearsalFailed("the slash did not take 50 tokens")
 
@@ -333,7 +306,7 @@ def _rightly_slashed(scene: Scene, people: dict[str, str], pool: int) -> None:
 def _caught_by_own_signatures(scene: Scene, people: dict[str, str], pool: int) -> None:
     """Two commitments of one node for one place; two verdicts of one validator over one file."""
     domain = _domain(scene)
-    first, second = (_commitment(scene, pool, "twin", Leaf(POLICY, 0, bytes([4, n]) * 16, 1000)) for n in (1, 2))
+    first, second = (_commitment(scene, pool, "twin", seed) for seed in (4, 5))
     signatures = ["0x" + sign(scene.node("twin"), domain, c).hex() for c in (first, second)]
     path = scene.home / "twice.json"
     pair = (commitment_in_json(first), commitment_in_json(second))
@@ -346,7 +319,7 @@ def _caught_by_own_signatures(scene: Scene, people: dict[str, str], pool: int) -
     scene.send("owner", "evidence", str(path))
     verdicts = [_verdict(first, outcome) for outcome in (Outcome.SLASH, Outcome.ACCEPT)]
     signed = ["0x" + sign(scene.node("judge-3"), domain, verdict).hex() for verdict in verdicts]
-    told = [msgspec.convert(_plain(verdict), Judgement) for verdict in verdicts]
+    told = [verdict_in_json(verdict) for verdict in verdicts]
     path = scene.home / "verdicts.json"
     write_case(
         path,
@@ -358,11 +331,6 @@ def _caught_by_own_signatures(scene: Scene, people: dict[str, str], pool: int) -
         raise RehearsalFailed("the evidence left no trace")
 
 
-def _plain(verdict: Verdict) -> dict[str, Any]:
-    values = msgspec.structs.asdict(verdict)
-    return {name: "0x" + value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
-
-
 def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
     """The pool ends, what nobody earned comes back, and so do the stakes."""
     scene.send("trainer", "pool", "pause", str(pool))
@@ -371,7 +339,6 @@ def _end(scene: Scene, people: dict[str, str], pool: int) -> None:
     scene.send("owner", "pool", "end", str(pool))
     scene.send("worker", "leave", str(pool))
     scene.wait(8 * DAY)
-    scene.send("owner", "rewards", people["provider"], "--collect")
     scene.send("owner", "pool", "sweep", str(pool))
     scene.send("provider", "node", "remove", people["worker"])
     scene.send("provider", "unstake", "100")

@@ -114,7 +114,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="128 MiB, one round")
     parser.add_argument("--dir", type=Path, help="where files go, and where shardcast stays installed")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.dir:
+        options.dir.mkdir(parents=True, exist_ok=True)
+    return options
 
 
 def plans_of(kinds: list[str], clients: list[int]) -> list[Plan]:

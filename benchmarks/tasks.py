@@ -190,7 +190,7 @@ def _counted(folder: TaskFolder, data: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--quick", action="store_true", help="640 rows")
     parser.add_argument("--json", type=Path, help="write the figures there too")

@@ -4,6 +4,7 @@ A target gets any bytes. It returns, or raises the parser's own error inside its
 finding. What was parsed goes on through the checks that need no model, as a validator would take it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,11 +14,13 @@ import numpy as np
 from protocol import checks, messages, toploc
 from protocol.blobs import decode_info, describe, encode_info
 from protocol.codec import decode_msgpack
+from protocol.contribution import MAX_TOKENS, ContributionHeader, Expected, decode_contribution, encode_contribution
 from protocol.delta import PatchError, apply_patch, encode_patch
 from protocol.disputes import compare as compare_verdicts
 from protocol.disputes import values_complete
 from protocol.envelope import ProofSubject, open_envelope, seal
 from protocol.errors import ProtocolError
+from protocol.exchange import ContributionError, Form, form_of
 from protocol.freshness import content_digest
 from protocol.identity import NodeKey
 from protocol.lots import LotPledge
@@ -35,6 +38,7 @@ from protocol.policy import (
     policy_root,
 )
 from protocol.policy_patch import framed, policy_patch_header, split_policy_patch
+from protocol.pretraining import Diloco
 from protocol.rollout import (
     MalformedRollout,
     Report,
@@ -49,7 +53,8 @@ from protocol.rollout import (
     encode_report,
 )
 from protocol.run import EnvironmentSpec, RolloutSpec, RunError, RunSpec, VerificationSpec, decode_run, encode_run
-from protocol.statements import Domain, EpochVerdict, Statement, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import Accepted, Domain, Earnings, Statement, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.text import StreamHeader, TextError, tokens_of
 
 K, ROWS = 8, 4
 KEY = NodeKey(b"\x07" * 32)
@@ -245,10 +250,10 @@ PATCH = policy_patch_header(ROOT, ROOT, len(INFOS)) + b"".join(
 PIECES = describe(bytes(70_000), 16 * 1024)
 WORK = WorkCommitment(1, NODE, ROOT, 3, ROOT, 12)
 JUDGED = Verdict(1, NODE, ROOT, 3, ROOT, 12, 0, 0)
-VERDICT = messages.VerdictIssued(
+_VERDICT = messages.VerdictIssued(
     pool=1,
     verdict=JUDGED,
-    signature=sign(KEY, DOMAIN, JUDGED),
+    signature=b"",
     report_root=ROOT,
     report_size=7,
     window=1,
@@ -258,11 +263,16 @@ VERDICT = messages.VerdictIssued(
     logprobs=np.array([-1.0, -2.0], dtype="<f4").tobytes(),
     verifier="cpu/float32/sdpa",
 )
+VERDICT = messages.signed(_VERDICT, KEY, DOMAIN)
+_CERTIFICATE = Accepted(1, NODE, 1, ROOT, 12)
+_EARNED = Earnings(1, 1, ROOT, 12)
 _VERDICT_ENVELOPE = messages.seal(KEY, DOMAIN, VERDICT)
 MESSAGES: tuple[messages.Message, ...] = (
     messages.Heartbeat(
         pool=1,
-        sequence=1,
+        boot=1,
+        count=1,
+        at=1,
         role="worker",
         state="ok",
         contact="x",
@@ -278,11 +288,49 @@ MESSAGES: tuple[messages.Message, ...] = (
     messages.LotsRevealed(pool=1, window=1, secret=ROOT),
     messages.DisputeRaised(pool=1, first=_VERDICT_ENVELOPE, second=_VERDICT_ENVELOPE),
     messages.CheckRequested(pool=1, commitment=messages.seal(KEY, DOMAIN, VERDICT)),
-    messages.WorkPublished(pool=1, epoch=1, root=ROOT, leaves_root=ROOT, leaves_size=9),
-    messages.EpochJudged(pool=1, verdict=EpochVerdict(1, NODE, 1, ROOT[:20], 2, 20), signature=bytes(65)),
+    messages.VerdictSealed(pool=1, works=(ROOT,), seals=(messages.seal_of(VERDICT, KEY.address),)),
+    messages.WorkAccepted(
+        pool=1, certificates=(messages.Certificate(NODE, 1, ROOT, 12, sign(KEY, DOMAIN, _CERTIFICATE)),)
+    ),
+    messages.CertificatesShown(pool=1, epoch=1, root=ROOT, size=9),
+    messages.EarningsSigned(pool=1, earnings=_EARNED, table=ROOT, size=9, signature=sign(KEY, DOMAIN, _EARNED)),
 )
 
+SHAPES = {"a": (3, 40), "b": (70,)}
+FORMS = {name: form_of(Diloco(exchange=name)) for name in ("float32", "int8", "int4", "sparse")}  # type: ignore[arg-type]
+CONTRIBUTED = ContributionHeader(ROOT, 3, ROOT, 1, 99, 2.5, 2.0, (ROOT, ROOT), (ROOT,), "cpu")
+EXPECTED = Expected(ROOT, {3: ROOT}, 4, 1000, 4)
+
+
+def _contributed(form: Form) -> bytes:
+    tensors = {name: np.linspace(-1, 1, math.prod(shape), dtype=np.float32) for name, shape in SHAPES.items()}
+    return b"".join(encode_contribution(CONTRIBUTED, tensors, form))
+
+
+def contribution(data: bytes) -> None:
+    """In every form, and the sum that its numbers go into."""
+    for form in FORMS.values():
+        try:
+            found = decode_contribution(data, SHAPES, form, EXPECTED)
+            norm = found.check()
+        except ContributionError:
+            continue
+        if not math.isfinite(norm) or not np.isfinite(found.tensor("a") * np.float32(MAX_TOKENS)).all():
+            raise AssertionError("a number that no mean survives")
+
+
+def stream(data: bytes) -> None:
+    try:
+        header, tokens = tokens_of(data)
+    except TextError:
+        return
+    if len(tokens) != header.tokens:
+        raise AssertionError("a stream of another length")
+
+
 TARGETS = {
+    "contribution": Target(contribution, tuple(map(_contributed, FORMS.values()))),
+    "stream": Target(stream, (StreamHeader(2, 1, 9, 4, ROOT, ROOT).encode() + bytes(8),)),
     "proof": Target(proof, (PROOFS[: 2 + 2 * K],)),
     "envelope": Target(envelope, (SEALED,)),
     "rollout": Target(rollout, (FILE, FILE_IN_TURNS)),

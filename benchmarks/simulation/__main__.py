@@ -1,8 +1,9 @@
 """A swarm of a thousand nodes for an hour, in minutes: what it says, what it costs each node, what faults do to it.
 
     python -m benchmarks.simulation [--nodes 1000] [--hours 1] [--churn 0.1] [--partition 600] [--cheats 0.1]
-        [--idle 0] [--files-per-step N] [--file-seconds S] [--group-seconds 0.05] [--validators 4] [--full 16]
-        [--delay 0.04] [--policy-seconds 10] [--no-work] [--quick] [--json] [--picture FILE.png] [--seed 7]
+        [--idle 0] [--ghosts 0] [--slow 0] [--slow-seconds 0.36] [--files-per-step N] [--file-seconds S]
+        [--group-seconds 0.05] [--validators 4] [--full 16] [--delay 0.04] [--policy-seconds 10] [--no-work] [--quick]
+        [--json] [--picture FILE.png] [--seed 7]
 
 What is the product's own code, what a model, and what is shared between the simulated nodes stands in
 `benchmarks/simulation/__init__.py`. --no-work: members only talk, for 10,000 of them.
@@ -44,6 +45,9 @@ def main() -> None:
             "cheats": given.cheats,
             "validators": given.validators,
             "idle": given.idle,
+            "ghosts": given.ghosts,
+            "slow": given.slow,
+            "slow_seconds": given.slow_seconds,
             "files_per_step": given.files_per_step,
             "group_seconds": given.group_seconds,
             **({"file_seconds": ((1.0, given.file_seconds),)} if given.file_seconds else {}),
@@ -77,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--partition", type=float, default=600.0, help="seconds for which a third is cut off")
     parser.add_argument("--cheats", type=float, default=0.1, help="share of the workers")
     parser.add_argument("--idle", type=float, default=0.0, help="share of the workers that live and make nothing")
+    parser.add_argument("--ghosts", type=int, default=0, help="members on chain that never speak")
+    parser.add_argument("--slow", type=float, default=0.0, help="share of the nodes on a slow uplink")
+    parser.add_argument("--slow-seconds", type=float, default=0.36, help="that news wait there behind bulk")
     parser.add_argument("--files-per-step", type=int, help="default: one for each of nine in ten workers")
     parser.add_argument("--file-seconds", type=float, help="of every worker; default: three classes of machines")
     parser.add_argument("--group-seconds", type=float, default=0.05, help="of a validator's engine")

@@ -15,7 +15,7 @@ from protocol.checks import Fault, Reason
 from protocol.identity import Address
 from protocol.policy import PolicyManifest
 from protocol.run import RunSpec
-from protocol.statements import Outcome, WorkCommitment
+from protocol.statements import Accepted, Outcome, Verdict, WorkCommitment
 from protocol.values import mean_logprobs, reward_tags
 
 FILE_TOKENS = 64_000
@@ -163,7 +163,13 @@ class Chain:
         self._slashed: set[Address] = set()
 
     async def slash(
-        self, commitment: WorkCommitment, node_signature: bytes, reason: int, verdicts: Sequence[bytes]
+        self,
+        commitment: WorkCommitment,
+        node_signature: bytes,
+        reason: int,
+        signatures: Sequence[bytes],
+        values: Sequence[bytes],
+        rechecked: int,
     ) -> None:
         await trio.lowlevel.checkpoint()
         self._take(commitment.node, reason)
@@ -174,10 +180,15 @@ class Chain:
         await trio.lowlevel.checkpoint()
         self._take(first.node, int(Reason.DUPLICATE))
 
-    async def invalidate(
-        self, commitment: WorkCommitment, epoch: int, proof: Sequence[bytes], reason: int, verdicts: Sequence[bytes]
+    async def verdict_evidence(
+        self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
     ) -> None:
-        await trio.lowlevel.checkpoint()
+        raise AssertionError("no validator of the simulation says two things of one work")
+
+    async def accepted_evidence(
+        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
+    ) -> None:
+        raise AssertionError("nobody of the simulation signs certificates")
 
     def _take(self, node: Address, reason: int) -> None:
         if node not in self._slashed:

@@ -7,7 +7,7 @@ need it.
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Mapping, Set
 
 import numpy as np
 import trio
@@ -58,6 +58,9 @@ class Port:
 
     def stay_with(self, members: Set[Address]) -> None:
         """As above."""
+
+    def failures(self) -> Mapping[Address, int]:
+        return {}
 
     def relayed(self) -> frozenset[Address]:
         return frozenset()

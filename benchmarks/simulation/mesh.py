@@ -21,6 +21,8 @@ class Mesh:
     def __init__(self, size: int, delay: float, seed: int) -> None:
         self.online = np.zeros(size, bool)
         self.island = np.zeros(size, int)
+        self.slow = np.zeros(size)
+        """Seconds that a node's own line adds to each of its links."""
         self.hop_seconds = 0.0
         """What a node computes before it hands a message on."""
         self._delay = delay
@@ -86,7 +88,9 @@ class Mesh:
             other = self._random.choice(live)
             room = len(self._peers[other]) < MOST and self.island[other] == self.island[node]
             if room and other != node and other not in self._peers[node]:
-                link = self._delay * self._random.lognormvariate(0.0, SPREAD)
+                link = self._delay * self._random.lognormvariate(0.0, SPREAD) + float(
+                    self.slow[node] + self.slow[other]
+                )
                 self._peers[node][other] = self._peers[other][node] = link
 
     def _part(self, one: int, other: int) -> None:

@@ -112,7 +112,9 @@ class Script:
         now = EPOCH_BEGAN + at
         beat = Heartbeat(
             pool=POOL,
-            sequence=int(1000 * now),
+            boot=0,
+            count=int(1000 * now),
+            at=int(1000 * now),
             role="worker",
             state="working",
             contact=contact,
@@ -183,7 +185,10 @@ class One:
         self.membership = Membership(self._key.address, self.network, script.members[0].address, ())
         near = frozenset(key.address for key in script.members[: len(script.neighbours)])
         self.wire = Wire(self.network, self.gossip, near)
-        self.board = Board(self.wire, self._key, script.domain, POOL, self.membership)
+        self.network.connected = self.wire.connected
+        self.board = Board(
+            self.wire, self._key, script.domain, POOL, self.membership, wall=lambda: EPOCH_BEGAN + trio.current_time()
+        )
         self.book = PeerBook(self._key.address, script.domain, POOL, self.membership.is_member)
 
     def _send(self, peer: bytes, data: bytes) -> None:
@@ -202,6 +207,7 @@ class One:
             await nursery.start(self.gossip.run)
             nursery.start_soon(self.board.run)
             nursery.start_soon(self.membership.follow, self.board)
+            nursery.start_soon(self.membership.tend)
             nursery.start_soon(self._learn)
             nursery.start_soon(self._beat)
 
@@ -213,9 +219,17 @@ class One:
         while True:
             now = trio.current_time()
             interval = heartbeat_interval(1 + len(self.membership.table.live(now)))
-            sequence = int(1000 * (EPOCH_BEGAN + now))
+            at = int(1000 * (EPOCH_BEGAN + now))
             beat = Heartbeat(
-                pool=POOL, sequence=sequence, role="worker", state="", contact="", policy_step=0, interval=interval
+                pool=POOL,
+                boot=0,
+                count=at,
+                at=at,
+                role="worker",
+                state="",
+                contact="",
+                policy_step=0,
+                interval=interval,
             )
             await self.board.post(beat)
             await trio.sleep(interval)

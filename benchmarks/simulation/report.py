@@ -121,9 +121,17 @@ def _training(swarm: Swarm) -> Row:
         "groups too old": learning.dropped,
         "groups waiting": learning.waiting,
         "files made": made,
+        "files decided a minute": _decided(swarm),
         "groups recomputed, %": _recomputed(swarm),
         "groups trained on, of all made, %": round(100 * groups / max(8 * made, 1), 1),
     }
+
+
+def _decided(swarm: Swarm) -> float:
+    """Files of which a quorum has spoken, by the trainer's ballots, a minute from the first to the last."""
+    ballots = swarm.seats[0].station.jury.ballots
+    heard = sorted(case.heard for case in ballots._cases.values() if len(case.votes) >= swarm.rules.quorum)
+    return round(60 * len(heard) / max(heard[-1] - heard[0], 1.0), 1) if heard else 0.0
 
 
 def _exchange(swarm: Swarm) -> Row:

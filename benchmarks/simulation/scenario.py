@@ -25,8 +25,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """nodes: members at the start; full: of them with everything of their own; hours: of swarm time; churn: share of
     the members that leave in an hour, half of them without a word, and as many that come; partition: seconds for
     which a third is cut off, in the middle; cheats: share of the workers that cheat; idle: share of them that say that
-    they live and make nothing; work: False: members only talk;
-    validators: of the nodes; policy_bytes: of a policy's patch; delay: seconds of a hop."""
+    they live and make nothing; work: False: members only talk; ghosts: members on chain that never speak;
+    slow: share of the nodes on a slow uplink, where news wait behind bulk for `slow_seconds`; validators: of
+    the nodes; policy_bytes: of a policy's patch; delay: seconds of a hop."""
 
     nodes: int = 1000
     full: int = 16
@@ -36,6 +37,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     cheats: float = 0.1
     idle: float = 0.0
     work: bool = True
+    ghosts: int = 0
+    slow: float = 0.0
+    slow_seconds: float = 0.36
     validators: int = 4
     seed: int = 7
     policy_bytes: float = 120e6

@@ -109,7 +109,7 @@ class Seat(Node):
         pins: Any = Pins()
         blobs = Blobs(rules.truth, rules.run, self.address, cheat, number)
         self.membership = Membership(self.address, port, rules.trainer, rules.validators)
-        self.member = Member(self.key, rules.domain, POOL, port, self.membership, Stock(blobs, pins, pins))
+        self.member = Member(self.key, rules.domain, POOL, port, self.membership, Stock(blobs, pins, pins), wall)
         run = Run(rules.run, bytes(32), b"", Path("/"))
         journal = InlineJournal()
         journal.remember("lot_master", blake3(self.address.encode()).digest())

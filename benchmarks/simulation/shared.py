@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
-from node.services.judging import judge
+from node.services.judging import fetching
 from node.swarm import ballots, board, jury, lotbook, register
 from protocol import disputes
 from protocol.errors import ProtocolError
@@ -33,7 +33,7 @@ def computed_once() -> Iterator[None]:
         (board, "open_envelope", lambda domain, pool, raw: authenticate(domain, parse(pool, raw))),
         (board, "signer_of", _once(board.signer_of)),
         (board, "_name", _once(board._name)),
-        *((module, "work_id", names) for module in (ballots, disputes, judge, jury, lotbook, register)),
+        *((module, "work_id", names) for module in (ballots, disputes, fetching, jury, lotbook, register)),
         (ballots, "compare", _once(ballots.compare)),
         (register, "slot_of", _once(register.slot_of)),
         (Members, "live", _once_a_second(Members.live)),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import trio
+from blake3 import blake3
 
 from benchmarks.simulation import CHAIN
 from benchmarks.simulation.doubles import Chain, Truth
@@ -87,7 +88,8 @@ class Swarm:
         scenario = self.scenario
         self._full = min(max(scenario.full, scenario.validators + 2), scenario.nodes)
         made = [self._make(number, full=number < self._full) for number in range(scenario.nodes)]
-        self.members = {node.address: None for node in made}
+        ghosts = (Address(f"0x{blake3(b'ghost %d' % number).digest(20).hex()}") for number in range(scenario.ghosts))
+        self.members = {node.address: None for node in made} | dict.fromkeys(ghosts)
         for seat in self.seats:
             for member in self.members:
                 seat.membership.table.admit(member)
@@ -111,6 +113,8 @@ class Swarm:
             host = self.hosts[number % len(self.hosts)]
             node = Lodger(number, self.ether, fetch, self.rules, cheat, host, works=self.scenario.work)
             node.port.host = host.number
+        if self.scenario.slow > 0 and self._random.random() < self.scenario.slow:
+            self.ether.mesh.slow[number] = self.scenario.slow_seconds
         node.idle = role == "worker" and self.scenario.idle > 0 and self._random.random() < self.scenario.idle
         self.nodes[node.address] = node
         self.kinds[node.address] = cheat
