@@ -26,8 +26,6 @@ from typing import Any, cast
 
 import trio
 
-from node.forkserver.client import ForkServer
-from node.forkserver.launch import ENGINE, launch
 from node.inference.client import EngineProcess
 from node.inference.fair import WEIGHTS
 from node.inference.link import PING_EVERY
@@ -42,6 +40,8 @@ from node.inference.wire import (
     Request,
     ShardOrder,
 )
+from node.processes.forkserver import ForkServer
+from node.processes.launch import ENGINE, launch
 from node.training.warmstart import SORT_ALPHABET, create_model
 from protocol.policy import decode_image, describe_tensors, policy_root
 from protocol.run import EnvironmentSpec, EvaluationSpec, RolloutSpec, RunSpec, VerificationSpec, encode_run

@@ -40,7 +40,7 @@ from benchmarks.recovery import busy_loops
 from node.clock import Clock
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
-from node.parent import die_with_parent
+from node.processes.guardian import die_with_parent
 from node.progress import ProgressRecord
 from node.services.base import Crew
 from node.services.heartbeat import Beating

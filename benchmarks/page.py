@@ -20,15 +20,15 @@ from typing import Any
 
 import trio
 
-from node.page import page as page_module
-from node.page.assets import load_assets
-from node.page.model import Model
-from node.page.page import Page
 from node.services.jury import Counting
 from node.status import StatusPage
 from node.swarm.contributions import Contribution
-from node.web.address import bind
+from node.web.host import bind
 from node.web.listener import Listener
+from node.web.page import page as page_module
+from node.web.page.assets import load_assets
+from node.web.page.model import Model
+from node.web.page.page import Page
 from protocol.identity import Address
 from protocol.messages import Heartbeat
 from scripts.browser import find_browser

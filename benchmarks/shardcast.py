@@ -285,7 +285,7 @@ async def _origin(directory: str, image: str) -> None:
     from node.blobs.http.mirror import root_of_image
     from node.blobs.http.server import Gateway, ServedPolicy
     from node.blobs.store import BlobStore
-    from node.web.address import bind
+    from node.web.host import bind
     from node.web.listener import Listener
 
     store = BlobStore(Path(directory), quota=1 << 40)
@@ -310,7 +310,7 @@ async def _relay(directory: str, source: str) -> None:
     from node.blobs.http.server import Gateway
     from node.blobs.http.sources import parse_source
     from node.blobs.store import BlobStore
-    from node.web.address import bind
+    from node.web.host import bind
     from node.web.listener import Listener
 
     store = BlobStore(Path(directory), quota=1 << 40)

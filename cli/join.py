@@ -220,13 +220,13 @@ def command(
         return
     if not as_json:
         _say_first_word()
-    from node.forkserver.launch import for_role, fork_or_launch
+    from node.processes.launch import for_role, fork_or_launch
 
     server = fork_or_launch(for_role(config.role))  # its imports run beside ours
     from cli.joinview import open_json_view, open_view
     from node.daemon import import_for
     from node.daemon import run as run_daemon
-    from node.guardian import become_guarded
+    from node.processes.guardian import become_guarded
 
     import_for(config.role)
     if context.obj.own_process:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from node.log_file import log_files
+from node.logs import log_files
 
 MAX_LINE = 1 << 20
 POLL = 0.25

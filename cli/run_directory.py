@@ -152,13 +152,13 @@ class Means:
     def of(cls, engine: Sequence[str], sinks: str, words: Sequence[str], metrics_address: str | None) -> "Means":
         """From the command line's words. Raises CommandError, ConfigError or TrainingError for what cannot be used:
         before a directory is touched."""
-        from node.api.metrics import FLAG, WHAT
         from node.metrics.sinks import checked_names
-        from node.web.address import bind
+        from node.web.front import METRICS, METRICS_FLAG
+        from node.web.host import bind
 
         checked_names(sinks)
         if metrics_address:
-            bind(metrics_address, WHAT, FLAG).close()
+            bind(metrics_address, METRICS, METRICS_FLAG).close()
         return cls(engine, sinks, trainer_settings(words), metrics_address)
 
 
@@ -213,10 +213,10 @@ def assemble(
     """
     import msgspec
 
-    from node.forkserver.client import ForkServer
-    from node.forkserver.launch import ENGINE, LEARNER, launch
     from node.inference.client import EngineProcess
     from node.metrics.observer import open_observer
+    from node.processes.forkserver import ForkServer
+    from node.processes.launch import ENGINE, LEARNER, launch
     from node.services.local import LocalRun
     from node.training.client import EvaluatorProcess, TrainerProcess
     from node.training.spool import Spool
@@ -247,9 +247,9 @@ def assemble_pretraining(
     home: RunDirectory, compiled: "CompiledRun", peers: int, means: Means, told: "Told", doing: "Doing"
 ) -> "tuple[LocalPretraining, Observer, Callable[[], Awaitable[None]]]":
     """The same for a run that pre-trains: no engine, and a learner that is all of its peers."""
-    from node.forkserver.client import ForkServer
-    from node.forkserver.launch import LEARNER, launch
     from node.metrics.observer import open_observer
+    from node.processes.forkserver import ForkServer
+    from node.processes.launch import LEARNER, launch
     from node.services.pretraining import LocalPretraining
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
@@ -283,11 +283,11 @@ def _served(
     """All of the work: training, with /metrics where that was asked for."""
     import trio
 
-    from node.api.metrics import FLAG, WHAT, metrics_routes
-    from node.web.address import bind
+    from node.web.front import METRICS, METRICS_FLAG, metrics_routes
+    from node.web.host import bind
     from node.web.listener import Listener
 
-    listener = Listener(bind(means.metrics_address, WHAT, FLAG)) if means.metrics_address else None
+    listener = Listener(bind(means.metrics_address, METRICS, METRICS_FLAG)) if means.metrics_address else None
     if listener:
         listener.mount(metrics_routes(local.status))
 

@@ -80,7 +80,7 @@ class _Server:
         from node.blobs.http.mirror import Mirror
         from node.blobs.http.server import Gateway
         from node.blobs.store import BlobStore
-        from node.web.address import bind
+        from node.web.host import bind
         from node.web.listener import Listener
 
         store = await trio.to_thread.run_sync(BlobStore, self._directory, self._quota)

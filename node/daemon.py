@@ -27,17 +27,16 @@ from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
 from node.errors import ConfigError, EvictedError
-from node.forkserver.client import ForkServer
-from node.forkserver.launch import Server
-from node.front import Front
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
-from node.memory import give_back
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit, check_calibrated
 from node.preflight.listening import announced, choose_listen, remember_port
+from node.processes.forkserver import ForkServer
+from node.processes.launch import Server
+from node.processes.supervision import Supervision, give_back_memory
 from node.progress import ProgressRecord
 from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
@@ -73,13 +72,12 @@ from node.services.tasking.offering import Offering
 from node.services.tasking.working import TaskWork
 from node.services.training.service import Training
 from node.services.workplace import Workplace
-from node.state.directory import StateDir
+from node.state.directory import JOURNAL_NAME, StateDir, journal_of
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
-from node.state.pools import NAME, journal_of
 from node.status import StatusPage
-from node.supervision import Supervision
 from node.swarm.membership import Membership
+from node.web.front import Front
 from protocol.errors import IntellectError
 from protocol.identity import NodeKey
 from protocol.statements import Domain
@@ -169,7 +167,7 @@ class Daemon:
         state = StateDir(self.config.directory.resolve())
         try:
             set_up_logging(state.path / "logs", self.config.log_level, shown=self.config.show_logs)
-            self._journal = Journal(state.path / NAME)
+            self._journal = Journal(state.path / JOURNAL_NAME)
             await self._live(state, self._journal)
         finally:
             if self._journal:
@@ -201,7 +199,7 @@ class Daemon:
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.children.run)
-            nursery.start_soon(give_back)
+            nursery.start_soon(give_back_memory)
             front = Front(self.config, self.status.render, state.path)
             await nursery.start(front.run)
             if front.page:

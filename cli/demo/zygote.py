@@ -16,8 +16,8 @@ import msgspec
 import trio
 
 from cli.demo.supervise import Process, Program, Spawn, start_anew
-from node.forkserver.launch import ENGINE, LEARNER, Server, launch
-from node.forkserver.wire import MAX_PACKET, Ended, Packet, Start, Started, decode, encode
+from node.processes.launch import ENGINE, LEARNER, Server, launch
+from node.processes.wire import MAX_PACKET, Ended, Packet, Start, Started, decode, encode
 
 MODULES = ("cli.main", "cli.join", "cli.joinview", "node.daemon", *ENGINE, *LEARNER)
 READY_SECONDS = 120.0

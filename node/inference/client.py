@@ -14,10 +14,10 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.forkserver.child import Anew, Child, Starter
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
 from node.inference.link import Link, Told
 from node.inference.wire import MOST_REQUESTS, LoadPolicy, Prepare, Ready, Reply, Request
+from node.processes.forkserver import Anew, Child, Starter
 from protocol.run import VerificationSpec
 
 log = structlog.get_logger()

@@ -12,7 +12,6 @@ import psutil
 import structlog
 import trio
 
-from node.forkserver.child import Child
 from node.inference.errors import EngineCrashed, EngineError
 from node.inference.watchdog import Watchdog
 from node.inference.wire import (
@@ -36,6 +35,7 @@ from node.inference.wire import (
     decode_reply,
     encode,
 )
+from node.processes.forkserver import Child
 
 log = structlog.get_logger()
 READ_SIZE = 1 << 16

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from node.log_file import LOG_BYTES, LOG_FILES
+from node.logs import LOG_BYTES, LOG_FILES
 from node.preflight.finding import Finding, failure, ok, warning
 from node.state.directory import MIN_FREE_BYTES
 

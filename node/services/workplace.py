@@ -15,10 +15,10 @@ from starlette.routing import BaseRoute
 from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
 from node.config import NodeConfig, Role
-from node.forkserver.child import Starter
 from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.member import Member
+from node.processes.forkserver import Starter
 from node.recipe.docket import Docket
 from node.run.assets import image_limit
 from node.services.base import Crew
@@ -34,7 +34,7 @@ from protocol.messages import PolicyAnnounced
 
 
 class Control(Protocol):
-    """The part of node.api that services open."""
+    """The part of `node.web.front` that services open."""
 
     def mount(self, routes: Sequence[BaseRoute]) -> None: ...
 

@@ -1,12 +1,16 @@
-"""The state directory and its lock: one daemon per directory, so one daemon per key."""
+"""The state directory: its lock (one daemon per directory, so one daemon per key), and the journal of each pool."""
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
 from node.errors import StateError
+from node.state.journal import Journal
 from node.state.locks import FileLock
 
+JOURNAL_NAME = "journal.sqlite"
+FACT = "pool"
 MIN_FREE_BYTES = 256 * 1024 * 1024
 
 
@@ -55,3 +59,37 @@ def _remedy(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return "free some space, or use --state-dir on another disk"
     return "choose another with --state-dir, or correct its permissions"
+
+
+def journal_of(directory: Path, journal: Journal, pool: str) -> Journal:
+    """The journal for `pool` (chain, contract and number): `journal`, the open one of `directory`, unless it is another
+    pool's, which is closed then. Blocking. Raises StateError, OSError.
+
+    Promises are made to a pool. What was promised to one is set aside when the node joins another, and is there again
+    when it comes back: a node that forgot it could sign twice for one place.
+    """
+    kept, wanted = journal.recall(FACT), pool.encode()
+    before = _aside(directory, wanted)
+    if kept == wanted or (kept is None and not before.exists()):
+        journal.remember(FACT, wanted)
+        return journal
+    journal.close()
+    if kept is not None:
+        _move(directory / JOURNAL_NAME, _aside(directory, kept))
+    if before.exists():  # over a new and empty one where a crash came between these two moves
+        _move(before, directory / JOURNAL_NAME)
+    found = Journal(directory / JOURNAL_NAME)
+    found.remember(FACT, wanted)
+    return found
+
+
+def _aside(directory: Path, pool: bytes) -> Path:
+    return directory / f"journal-{hashlib.sha256(pool).hexdigest()[:16]}.sqlite"
+
+
+def _move(source: Path, target: Path) -> None:
+    """A closed database, with the log that a reader may have kept from being merged."""
+    for ending in ("-wal", "-shm", ""):
+        part = source.with_name(source.name + ending)
+        if part.exists():
+            os.replace(part, target.with_name(target.name + ending))

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 import trio
 
-from node.forkserver.child import Anew, Child, Starter
+from node.processes.forkserver import Anew, Child, Starter
 from node.state.files import write_whole
 from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations

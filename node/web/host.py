@@ -1,12 +1,26 @@
 """The listeners of one node, one an address: page, metrics and gateway may share one or have their own."""
 
+import socket
 import ssl
+from pathlib import Path
 
 import trio
 
-from node.web.address import bind
-from node.web.errors import AddressUnusable
+from node.errors import ConfigError
 from node.web.listener import Listener
+
+BACKLOG = 128
+
+
+class AddressUnusable(ConfigError):
+    """An address cannot be listened on. what: who wants it, as a person says it; flag: where it was given."""
+
+    def __init__(self, what: str, address: str, why: str, flag: str) -> None:
+        super().__init__(
+            f"{what} cannot be served at {address[:120]}",
+            why,
+            f"give {flag} HOST:PORT with a free port, for example 127.0.0.1:9464; port 0 lets the system choose",
+        )
 
 
 class HttpHost:
@@ -42,3 +56,34 @@ class HttpHost:
             why = "something else is served there, and only one of the two wants TLS"
             raise AddressUnusable(what, address, why, flag)
         return known
+
+
+def bind(address: str, what: str, flag: str) -> socket.socket:
+    """A listening socket at HOST:PORT; no host is this machine only. Raises AddressUnusable, whose words `what` and
+    `flag` are."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise AddressUnusable(what, address, "it is not of the form HOST:PORT", flag)
+    host = host.strip("[]") or "127.0.0.1"
+    server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, int(port)))
+        server.listen(BACKLOG)
+    except OSError as error:
+        server.close()
+        raise AddressUnusable(what, address, error.strerror or str(error), flag) from None
+    return server
+
+
+def bind_path(path: Path) -> socket.socket:
+    """A listening Unix socket of mode 0600, in a directory that nobody else may enter. Raises OSError."""
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.bind(str(path))
+        path.chmod(0o600)
+        server.listen(BACKLOG)
+    except OSError:
+        server.close()
+        raise
+    return server

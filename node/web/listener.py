@@ -1,7 +1,7 @@
 """One address: hypercorn behind bounds of our own, with the routes that were mounted there.
 
 Connections are counted and the one too many is closed unread; one that says nothing for `IDLE` seconds is closed; a
-client that stops reading is let go (`stream.py`); what one connection does wrong ends that connection only.
+client that stops reading is let go; what one connection does wrong ends that connection only.
 """
 
 import socket
@@ -21,14 +21,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
-from node.web.address import place_of
-from node.web.stream import PatientStream
-
 log = structlog.get_logger(__name__)
 
 MAX_CONNECTIONS = 256
 IDLE = 5.0
 """seconds that a connection may be open without a whole request, and stay open after one"""
+STALL = 60.0
+"""seconds that a client may take for what is written at once"""
 
 
 class Listener:
@@ -93,7 +92,7 @@ class Listener:
             self._open.discard(stream)
             stream.cut()
 
-    async def _serve(self, stream: PatientStream) -> None:
+    async def _serve(self, stream: "PatientStream") -> None:
         spoken: PatientStream | trio.SSLStream[PatientStream] = stream
         if self._tls is not None:
             spoken = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
@@ -117,3 +116,43 @@ def _config() -> Config:
     config.ssl_handshake_timeout = 15
     config.alpn_protocols = ["http/1.1"]
     return config
+
+
+class PatientStream(trio.abc.HalfCloseableStream):
+    """hypercorn shields its writes from cancellation, so the deadline must lie below it: a client that has stopped
+    reading would else hold its connection, and the end of this process, for as long as it likes."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.socket = stream.socket
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with trio.move_on_after(STALL) as scope:
+            await self._stream.send_all(data)
+        if scope.cancelled_caught:
+            raise trio.BrokenResourceError("the client does not read")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def cut(self) -> None:
+        """Close at once, whoever waits for it."""
+        self.socket.close()
+
+
+def place_of(bound: socket.socket) -> str:
+    """HOST:PORT as bound, or a Unix socket's path."""
+    name = bound.getsockname()
+    if isinstance(name, str):
+        return name
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -8,7 +8,7 @@ import pytest
 
 from cli.log_reader import Follower, at_least, last_events
 from cli.main import main
-from node.log_file import LogFile, log_files
+from node.logs import LogFile, log_files
 
 
 def write(path: Path, *names: str, level: str = "info") -> None:

@@ -17,10 +17,10 @@ from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig, Role
 from node.daemon import ROLES
-from node.forkserver.child import Anew
 from node.hardware import Hardware
 from node.member import open_member
 from node.network.memory import MemoryHub, MemoryNetwork
+from node.processes.forkserver import Anew
 from node.run.assets import Run
 from node.services.base import Crew, Service
 from node.services.ending import Ending

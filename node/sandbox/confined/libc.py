@@ -5,7 +5,7 @@ import os
 import platform
 import signal
 
-from node.parent import PR_SET_PDEATHSIG
+from node.processes.guardian import PR_SET_PDEATHSIG
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 """The same number on every architecture."""
@@ -31,7 +31,7 @@ def prctl(option: int, *arguments: int | object) -> int:
 
 
 def die_with(parent: int) -> None:
-    """`node.parent.die_with_parent`, with a library that is loaded already: in a fork every page counts."""
+    """`node.processes.guardian.die_with_parent`, with a library that is loaded already: in a fork every page counts."""
     prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(1)

@@ -14,7 +14,7 @@ import trio
 from cli.demo import zygote as module
 from cli.demo.supervise import Program, Supervisor, child_environment
 from cli.demo.zygote import Forked, Zygote
-from node.forkserver.launch import launch
+from node.processes.launch import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,7 +36,7 @@ def program(here: Path, *words: str) -> Program:
 def test_a_forked_program_runs_in_its_directory_writes_its_log_and_ends_with_its_status(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    child = zygote.spawn(program(tmp_path, "tests.node.forkserver.mirror", "7"))
+    child = zygote.spawn(program(tmp_path, "tests.node.processes.mirror", "7"))
     assert isinstance(child, Forked)
     assert child.wait() == 7 == child.poll()
     seen = json.loads((tmp_path / "logs" / "node.log").read_text())
@@ -57,7 +57,7 @@ async def test_the_supervisor_stops_what_was_forked(zygote: Zygote, tmp_path: Pa
 
 
 def test_a_program_with_the_imports_forks_its_own_server_too(zygote: Zygote, tmp_path: Path) -> None:
-    child = zygote.spawn(program(tmp_path, "tests.node.forkserver.nested"))
+    child = zygote.spawn(program(tmp_path, "tests.node.processes.nested"))
     assert child.wait() == 3, (tmp_path / "logs" / "node.log").read_text()
     said = (tmp_path / "logs" / "node.log").read_text().splitlines()
     assert json.loads(said[-1]) == {"by": True, "forked": True, "status": 5}
@@ -70,7 +70,7 @@ def test_without_the_server_programs_are_started_anew_and_its_children_hear_a_fa
     assert isinstance(child, Forked)
     os.kill(zygote._server.process.pid, signal.SIGKILL)
     assert child.wait() == module.KILLED
-    again = zygote.spawn(program(tmp_path, "tests.node.forkserver.mirror", "4"))
+    again = zygote.spawn(program(tmp_path, "tests.node.processes.mirror", "4"))
     assert not isinstance(again, Forked) and again.wait() == 4
 
 

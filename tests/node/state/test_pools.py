@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from node.state.directory import JOURNAL_NAME, journal_of
 from node.state.journal import Journal
-from node.state.pools import NAME, journal_of
 
 
 def promise(journal: Journal, word: bytes) -> None:
@@ -15,11 +15,11 @@ def promised(journal: Journal) -> bytes | None:
 
 
 def opened(directory: Path, pool: str) -> Journal:
-    return journal_of(directory, Journal(directory / NAME), pool)
+    return journal_of(directory, Journal(directory / JOURNAL_NAME), pool)
 
 
 def test_a_journal_of_before_belongs_to_the_pool_that_is_joined_first(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / NAME)
+    journal = Journal(tmp_path / JOURNAL_NAME)
     promise(journal, b"a")
     assert promised(journal_of(tmp_path, journal, "pool 1")) == b"a"
 
@@ -43,7 +43,7 @@ def test_a_crash_between_the_two_moves_costs_nothing(tmp_path: Path) -> None:
         journal = opened(tmp_path, pool)
         promise(journal, word)
         journal.close()
-    (tmp_path / NAME).rename(tmp_path / "journal-of-pool-2-set-aside.sqlite")  # and pool 1's is not yet back
+    (tmp_path / JOURNAL_NAME).rename(tmp_path / "journal-of-pool-2-set-aside.sqlite")  # and pool 1's is not yet back
     journal = opened(tmp_path, "pool 1")
     assert promised(journal) == b"one"
     journal.close()

@@ -16,9 +16,7 @@ from structlog.testing import capture_logs
 
 from node.web import listener as listener_module
 from node.web import stream as stream_module
-from node.web.address import bind
-from node.web.errors import AddressUnusable
-from node.web.host import HttpHost
+from node.web.host import AddressUnusable, HttpHost, bind
 from node.web.listener import Listener
 
 

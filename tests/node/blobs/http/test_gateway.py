@@ -19,7 +19,7 @@ from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.server import Gateway, ServedPolicy
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.store import BlobStore
-from node.web.address import bind
+from node.web.host import bind
 from node.web.listener import Listener
 from protocol.blobs import decode_info, encode_info
 from protocol.identity import NodeKey

@@ -15,7 +15,7 @@ from node.blobs.http.mirror import Mirror, root_of_image
 from node.blobs.http.server import Gateway, ServedPolicy
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.store import BlobStore
-from node.web.address import bind
+from node.web.host import bind
 from node.web.listener import Listener
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, encode_image, policy_root
 

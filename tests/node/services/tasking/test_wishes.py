@@ -12,8 +12,8 @@ import trio
 
 from cli import api
 from cli.errors import CommandError
-from node.api.server import ApiServer
 from node.services.tasking.wishes import MAX_WISH_BYTES, TaskWish, WishRefused, routes
+from node.web.front import ApiServer
 from protocol.run import Asset
 from protocol.tasks import TaskId, TaskSpec
 

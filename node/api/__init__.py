@@ -1,1 +1,0 @@
-"""What a node says of itself to its owner's programs: the control socket and /metrics."""

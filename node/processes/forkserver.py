@@ -1,0 +1,232 @@
+"""How a daemon starts its children: anew, as everywhere, or from a fork server.
+
+Without a server (not on Linux, or while a dead one is being replaced) and for other programs than our modules,
+children are started anew: slower, never not at all.
+"""
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import structlog
+import trio
+
+from node.processes.launch import Server, launch
+from node.processes.wire import MAX_PACKET, Ended, Packet, Start, Started, decode, encode
+
+log = structlog.get_logger()
+
+START_SECONDS = 120.0
+"""For an answer: a server that was just launched has its imports to do first."""
+KILLED = -9
+
+
+class Child(Protocol):
+    """The part of `trio.Process` that the daemon uses; it leads a session and a process group of its own."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> trio.abc.SendStream | None: ...
+    @property
+    def stdout(self) -> trio.abc.ReceiveStream | None: ...
+
+    def poll(self) -> int | None:
+        """Its exit status, or minus the signal that ended it; None while it runs."""
+        ...
+
+    async def wait(self) -> int:
+        """The same, once it has ended."""
+        ...
+
+
+class Starter(Protocol):
+    """Starts programs. heard: whether their output comes to us; otherwise it goes where ours does."""
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
+        """Raises OSError if it cannot be started."""
+        ...
+
+
+class Anew:
+    """As the system does it."""
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
+        return await trio.lowlevel.open_process(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if heard else None,
+            stderr=None,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+
+class _Awaited:
+    """An order without an answer. pid: 0 if there is no child."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pid = 0
+        self.answered = trio.Event()
+
+    def answer(self, pid: int) -> None:
+        self.pid = pid
+        self.answered.set()
+
+
+class ForkServer:
+    """A `Starter` by way of a server that was launched, or of none; children can be ordered while `run` runs."""
+
+    def __init__(self, server: Server | None) -> None:
+        self._server = server
+        self._link: trio.socket.SocketType | None = None
+        self._children: dict[int, ForkedChild] = {}
+        self._awaited: _Awaited | None = None
+        self._turn = trio.Lock()
+        self._numbers = itertools.count(os.getpid() << 32)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, None where there is none."""
+        return self._server.process.pid if self._server else None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hear of the children until cancelled; a server that dies is replaced. Leaves nothing running."""
+        try:
+            self._connect()
+            task_status.started()
+            while self._server and self._link:
+                modules = self._server.modules
+                await self._listen(self._link)
+                await self._bury()
+                log.warning("forkserver.died")
+                self._server = launch(modules)
+                self._connect()
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._bury()
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
+        """As `Starter.start`."""
+        order = _order(next(self._numbers), command, environment)
+        if order is not None:
+            async with self._turn:
+                child = await self._forked(order, heard)
+            if child is not None:
+                return child
+        return await Anew().start(command, environment, heard=heard)
+
+    def _connect(self) -> None:
+        self._link = trio.socket.from_stdlib_socket(self._server.socket) if self._server else None
+
+    async def _forked(self, order: Start, heard: bool) -> "ForkedChild | None":
+        """The child, None if the server is gone or has no room for it."""
+        if self._link is None:
+            return None
+        source, sink = os.pipe2(os.O_CLOEXEC)
+        heard_at, told_at = os.pipe2(os.O_CLOEXEC) if heard else (-1, -1)
+        theirs = [source, told_at] if heard else [source]
+        try:
+            child = self._children.get(await self._ordered(self._link, order, theirs))
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        stdin, stdout = trio.lowlevel.FdStream(sink), trio.lowlevel.FdStream(heard_at) if heard else None
+        if child is not None:
+            child.stdin, child.stdout = stdin, stdout
+            return child
+        await stdin.aclose()
+        if stdout is not None:
+            await stdout.aclose()
+        return None
+
+    async def _ordered(self, link: trio.socket.SocketType, order: Start, descriptors: list[int]) -> int:
+        """The new child's pid, 0 if there is none. Not cancelled half-way: nobody would own the child."""
+        rights = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
+        awaited = self._awaited = _Awaited(order.number)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + START_SECONDS):
+            try:
+                await link.sendmsg([encode(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                await awaited.answered.wait()
+            except OSError as error:
+                log.warning("forkserver.unreachable", why=str(error))
+        self._awaited = None
+        if not awaited.answered.is_set() and self._server:
+            os.kill(self._server.process.pid, signal.SIGKILL)  # it hangs: `run` replaces it
+        return awaited.pid
+
+    async def _listen(self, link: trio.socket.SocketType) -> None:
+        """Until the server is gone."""
+        while True:
+            try:
+                data = await link.recv(MAX_PACKET)
+                if not data:
+                    return
+                self._note(decode(data))
+            except (OSError, msgspec.MsgspecError) as error:
+                log.warning("forkserver.unreadable", why=str(error))
+                return
+
+    def _note(self, packet: Packet) -> None:
+        if isinstance(packet, Ended):
+            child = self._children.pop(packet.pid, None)
+            if child is not None:
+                child.ended(packet.status)
+        elif isinstance(packet, Started) and self._awaited is not None and self._awaited.number == packet.number:
+            if packet.pid:
+                self._children[packet.pid] = ForkedChild(packet.pid)
+            self._awaited.answer(packet.pid)
+
+    async def _bury(self) -> None:
+        """The server is gone, or goes; the kernel ends its children with it."""
+        server, self._server = self._server, None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if server is not None:
+            os.kill(server.process.pid, signal.SIGKILL)  # nobody asked for its status: the number is still its own
+            await trio.to_thread.run_sync(server.process.wait)
+        for child in self._children.values():
+            child.ended(KILLED)
+        self._children.clear()
+        if self._awaited is not None:
+            self._awaited.answer(0)
+
+
+class ForkedChild:
+    """A child of the server, in the form of `trio.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.stdin: trio.abc.SendStream | None = None
+        self.stdout: trio.abc.ReceiveStream | None = None
+        self._status: int | None = None
+        self._gone = trio.Event()
+
+    def ended(self, status: int) -> None:
+        """The server says so."""
+        self._status = status
+        self._gone.set()
+
+    def poll(self) -> int | None:
+        return self._status
+
+    async def wait(self) -> int:
+        await self._gone.wait()
+        return KILLED if self._status is None else self._status
+
+
+def _order(number: int, command: Sequence[str], environment: Mapping[str, str]) -> Start | None:
+    """For `python -m module arguments...` with our own interpreter; None for any other program, or one too long."""
+    if tuple(command[:2]) != (sys.executable, "-m") or len(command) < 3:
+        return None
+    order = Start(number, command[2], tuple(command[3:]), dict(environment))
+    return order if len(encode(order)) <= MAX_PACKET else None

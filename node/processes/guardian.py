@@ -1,0 +1,85 @@
+"""Starts the daemon again when it is killed: a process beside it that has its imports, and nothing else to do.
+
+The program imports everything once, then forks; the child is the daemon. A daemon that dies by a signal nobody sent to
+stop it (the system was short of memory, a library crashed) is forked anew in milliseconds, where a service manager
+would start an interpreter and import for seconds. Knows processes; nothing of nodes. Imports the standard library only.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+MOST_DEATHS = 5
+WITHIN_SECONDS = 60.0
+PR_SET_PDEATHSIG = 1
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def become_guarded() -> None:
+    """Returns in a child process, which is to be the daemon; ends the program with the daemon's exit status.
+
+    Does nothing where processes cannot be forked safely: not on Linux, or with threads running. Signals that stop the
+    program are handed to the daemon, each once: it leads a process group of its own, so the terminal's Ctrl-C does not
+    reach it twice. Ends with 128 + signal when the daemon dies of signals MOST_DEATHS times in WITHIN_SECONDS.
+    """
+    if not sys.platform.startswith("linux") or threading.active_count() > 1:
+        return
+    guardian, deaths = os.getpid(), []
+    while (child := os.fork()) != 0:
+        status = _wait(child)
+        if status >= 0 or -status in FORWARDED:
+            _exit(status)
+        now = time.monotonic()
+        deaths = [*(at for at in deaths if now - at < WITHIN_SECONDS), now]
+        if len(deaths) >= MOST_DEATHS:
+            _exit(status)
+        print(f"the daemon was killed by signal {-status}; starting it again", file=sys.stderr, flush=True)
+    _be_guarded_by(guardian)
+
+
+def _wait(child: int) -> int:
+    """Exit status of the child, or minus the signal that ended it; hands on what is sent to us meanwhile."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        try:
+            os.kill(child, number)
+        except ProcessLookupError:
+            return  # it ended by itself just now
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _exit(status: int) -> None:
+    """As the daemon ended; without our own clean-up, which belongs to the daemon."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if status >= 0 else 128 - status)
+
+
+def _be_guarded_by(guardian: int) -> None:
+    """In the child: die with the guardian, answer signals by the system's defaults, and for systemd's watchdog."""
+    die_with_parent(guardian)  # at once: what is started next wants its lock
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # we may write to the terminal, though another group has it
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.get("WATCHDOG_PID") == str(guardian):
+        os.environ["WATCHDOG_PID"] = str(os.getpid())
+
+
+def die_with_parent(parent: int, farewell: int = signal.SIGKILL) -> None:
+    """Ask the kernel for a signal to this process when `parent` is gone; ends it at once if it is gone already.
+
+    Linux only.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(farewell))
+    if os.getppid() != parent:
+        os._exit(1)

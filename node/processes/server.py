@@ -1,0 +1,121 @@
+"""`python -m node.processes.server FD MODULE...`: imports the modules, then forks a child for every order.
+
+Starting an engine or a learner anew takes seconds, nearly all of it imports; a fork of a process that has them takes
+milliseconds. Loads no model and touches no GPU, so that a child begins like a program that was just started. The
+server ends when its socket does; the kernel kills its children with it.
+"""
+
+import gc
+import importlib
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from node.processes.guardian import die_with_parent  # noqa: E402
+from node.processes.wire import (  # noqa: E402 - the environment must be set before torch loads
+    MAX_DESCRIPTORS,
+    MAX_PACKET,
+    Ended,
+    Ready,
+    Start,
+    Started,
+    decode,
+    encode,
+)
+
+
+def serve(orders: socket.socket) -> Start | None:
+    """Fork a child for each order, until the orders end. Returns the child's order in the child, None in the server."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    orders.send(encode(Ready()))
+    while True:
+        ready, _, _ = select.select([orders, woken], [], [])
+        if woken in ready:
+            os.read(woken, 512)
+            _tell_of_the_dead(orders)
+        if orders in ready:
+            data, descriptors, _, _ = socket.recv_fds(orders, MAX_PACKET, MAX_DESCRIPTORS)
+            if not data:
+                return None
+            order = decode(data)
+            if isinstance(order, Start) and _fork(orders, order, descriptors):
+                os.close(woken)
+                os.close(wake)
+                return order
+
+
+def _fork(orders: socket.socket, order: Start, descriptors: list[int]) -> bool:
+    """Whether this is the child now."""
+    server = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        orders.close()
+        _become(order, descriptors, server)
+        return True
+    for descriptor in descriptors:
+        os.close(descriptor)
+    orders.send(encode(Started(order.number, max(pid, 0))))
+    return False
+
+
+def _become(order: Start, descriptors: list[int], server: int) -> None:
+    """Take the place of a program that was just started, which dies with the server."""
+    die_with_parent(server, order.farewell)
+    os.setsid()
+    if order.directory:
+        os.chdir(order.directory)
+    for place, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    sys.argv = [order.module, *order.arguments]
+
+
+def _tell_of_the_dead(orders: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        orders.send(encode(Ended(pid, os.waitstatus_to_exitcode(status))))
+
+
+def work(orders: socket.socket) -> None:
+    """Serve; in a child, be the program that was ordered. Returns in the server when nobody orders any more."""
+    gc.collect()
+    gc.freeze()  # or the child's first collection would copy every page
+    try:
+        order = serve(orders)
+    except (BrokenPipeError, ConnectionResetError):  # the daemon is gone
+        order = None
+    if order is not None:
+        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    orders = socket.socket(fileno=int(sys.argv[1]))
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    work(orders)
+
+
+if __name__ == "__main__":
+    main()

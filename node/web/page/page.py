@@ -1,0 +1,98 @@
+"""The page's routes, and the loop that keeps what they show fresh.
+
+    GET /             the document; beside it its style, scripts and icon
+    GET /events       server-sent events: what the page shows, and then what changes
+
+Read-only: nothing that a viewer sends changes anything, and no path that it sends reaches the file system.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import trio
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from node.web.guard import OwnHosts
+from node.web.page.assets import Asset, load_assets, version_of
+from node.web.page.history import Recorder
+from node.web.page.model import COLUMNS, Model
+from node.web.page.stream import Audience, EventStream
+
+WHAT, FLAG = "the page", "--page"
+"""What an error calls it, and where its address was given."""
+SEEN, UNSEEN = 1.0, 5.0
+"""Seconds between two looks at the status while somebody looks at the page, and while nobody does."""
+KEEP = 10.0
+"""Seconds between two writes of the history."""
+HISTORY = "page-history.sqlite"
+
+
+class Page:
+    """status: what /status says; directory: where the history lies; names: host names by which a browser may ask."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]], directory: Path, names: Collection[str] = ()) -> None:
+        self._status = status
+        self._guard = [Middleware(OwnHosts, names=names)]
+        self._model = Model()
+        self._recorder = Recorder(directory / HISTORY, self._model.curves)
+        self._mark = secrets.token_hex(8)
+        self.audience = Audience()
+
+    async def run(self, *, task_status: trio.TaskStatus[list[Route]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep everything fresh until cancelled; started with the routes to serve."""
+        assets = await trio.to_thread.run_sync(load_assets)
+        self._model.feed.put("hello", {"start": self._mark, "assets": version_of(assets), "columns": COLUMNS})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look)
+            nursery.start_soon(self._keep)
+            task_status.started(self._routes(assets))
+
+    async def _look(self) -> None:
+        while True:
+            before = self._model.feed.version
+            await self._refresh(self._status(), time.time())
+            if self._model.feed.version > before:
+                self.audience.tell()
+            if self.audience.viewers:
+                await trio.sleep(SEEN)
+            else:
+                with trio.move_on_after(UNSEEN):
+                    await self.audience.arrival()
+
+    async def _refresh(self, status: dict[str, Any], now: float) -> None:
+        await trio.lowlevel.checkpoint()
+        await self._recorder.belong_to((status.get("run") or {}).get("run_root") or "")
+        for _ in self._model.absorb(status, now):
+            await trio.lowlevel.checkpoint()
+        self._model.feed.put("history", {"fault": self._recorder.fault})
+
+    async def _keep(self) -> None:
+        try:
+            while True:
+                await trio.sleep(KEEP)
+                await self._recorder.keep()
+        finally:
+            with trio.CancelScope(shield=True):  # one short write: the last steps are those that count
+                await self._recorder.keep()
+            self._recorder.close()
+
+    def _routes(self, assets: list[Asset]) -> list[Route]:
+        served = [self._route(asset.path, asset.answer) for asset in assets]
+        return [*served, self._route("/events", self._watch)]
+
+    def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return answer(request)
+
+        return Route(path, endpoint, methods=["GET"], middleware=self._guard)
+
+    def _watch(self, request: Request) -> Response:
+        if self.audience.is_full:
+            return PlainTextResponse("too many viewers\n", 503, headers={"retry-after": "10"})
+        return EventStream(request, self._model.feed, self._mark, self.audience)

@@ -1,0 +1,190 @@
+"""The two curves of a page, from what /status says at one moment after another. Pure.
+
+`steps` has a row per step, `load` one per ten seconds. Both are thinned as they grow: old points are merged,
+evenly over the whole past.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from node.web.page.plain import number
+
+MOST, FRESH = 800, 400
+"""Points of a series, and how many of them are never merged."""
+THINNED = 650
+"""Points that are left when there were too many: viewers get the whole series then, so not with every step."""
+INTERVAL = 10
+"""Seconds of one row of `load`."""
+STEP_COLUMNS = (
+    "step", "at", "eval", "train", "told", "own", "rate", "seconds", "age", "entropy", "grad_norm", "mismatch",
+)  # fmt: skip
+"""eval, train: mean rewards by the trainer's own record; told: by its heartbeat; own: of this node's files, its own
+estimate; rate: tokens/s learnt; age: mean steps that rollouts were behind."""
+LOAD_COLUMNS = ("at", "members", "rate", "step")
+"""members: alive; rate: tokens per second of all workers together; step: newest held here."""
+
+
+Values = tuple[float | None, ...]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """x: a step, or a count of intervals; values: one of each column, None where it is not known."""
+
+    x: int
+    values: Values
+
+
+class Series:
+    """Points by x. changed: those that were set since it was last taken; whole: old ones were merged meanwhile."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns[1:]
+        self._points: dict[int, Values] = {}
+        self._newest = -1
+        self.changed: set[int] = set()
+        self.whole = False
+
+    def load(self, points: Sequence[Point]) -> None:
+        """What was kept of it, beside what came since; points with other columns are left out."""
+        kept = {point.x: point.values for point in points if len(point.values) == len(self._columns)}
+        self._points = kept | self._points
+        self._newest = max(self._points, default=-1)
+        self._bound()
+
+    @property
+    def points(self) -> list[Point]:
+        """Ascending."""
+        return [Point(x, self._points[x]) for x in sorted(self._points)]
+
+    def __contains__(self, x: object) -> bool:
+        return x in self._points
+
+    @property
+    def rows(self) -> dict[int, tuple[float | None, ...]]:
+        """By x, with it as the first column."""
+        return {x: (x, *values) for x, values in self._points.items()}
+
+    def put(self, x: int, **known: float | int | None) -> None:
+        """Set columns of a point; those that are None stay as they were. What is too old is part of a merged point."""
+        before = self._points.get(x)
+        if before is None and x <= self._newest - FRESH:
+            return
+        told = tuple(known.get(name) for name in self._columns)
+        merged = told if before is None else tuple(b if a is None else a for a, b in zip(told, before, strict=True))
+        if merged == before:
+            return
+        self._points[x] = merged
+        self._newest = max(self._newest, x)
+        self.changed.add(x)
+        self._bound()
+
+    def take(self) -> tuple[list[Point], bool]:
+        """What must be written, and whether it stands for everything."""
+        points = self.points if self.whole else [Point(x, self._points[x]) for x in sorted(self.changed)]
+        whole, self.whole, self.changed = self.whole, False, set()
+        return points, whole
+
+    def _bound(self) -> None:
+        if len(self._points) > MOST:
+            self._points = {point.x: point.values for point in thin(self.points, THINNED, FRESH)}
+            self.whole = True
+
+
+class Curves:
+    """Fed with statuses; holds both series."""
+
+    def __init__(self) -> None:
+        self.steps, self.load = Series(STEP_COLUMNS), Series(LOAD_COLUMNS)
+        self._latest = -1
+
+    @property
+    def by_name(self) -> dict[str, Series]:
+        return {"steps": self.steps, "load": self.load}
+
+    def feed(self, status: Mapping[str, Any], now: float) -> None:
+        """now: unix seconds."""
+        self._feed_load(status, now)
+        self._feed_held(status, now)
+        if training := status.get("training"):
+            self._feed_training(training, now)
+
+    def _feed_load(self, status: Mapping[str, Any], now: float) -> None:
+        alive = [row for row in status.get("swarm") or [] if row.get("state") in ("healthy", "unhealthy")]
+        rate = sum(number(row.get("tokens_per_second")) or 0 for row in alive if row.get("role") == "worker")
+        at, step = int(now // INTERVAL), _step(status)
+        self.load.put(at, members=len(alive), rate=round(rate, 1), step=step)
+
+    def _feed_held(self, status: Mapping[str, Any], now: float) -> None:
+        """What any node knows of the step that it holds."""
+        step, run, work = _step(status), status.get("run") or {}, status.get("work") or {}
+        if step is None or (status.get("training") and step > self._latest):
+            return  # the trainer's own record has it better
+        told, own = number(run.get("reward")), number(work.get("last_reward_estimate"))
+        at = None if step in self.steps else round(now)
+        self.steps.put(step, at=at, told=told, own=own)
+
+    def _feed_training(self, training: Mapping[str, Any], now: float) -> None:
+        for name, pairs in (("eval", training.get("reward_eval")), ("train", training.get("reward_train"))):
+            for step, value in pairs or []:
+                self.steps.put(step, **{name: number(value)})
+        latest = training.get("latest") or {}
+        step = latest.get("step")
+        if isinstance(step, int) and step > self._latest:
+            self._latest = step
+            self._feed_step(step, latest, now)
+
+    def _feed_step(self, step: int, latest: Mapping[str, Any], now: float) -> None:
+        self.steps.put(
+            step,
+            at=round(number(latest.get("at")) or now),
+            eval=number(latest.get("eval_reward")),
+            train=number(latest.get("reward_mean")),
+            rate=number(latest.get("tokens_per_second")),
+            seconds=number((latest.get("seconds") or {}).get("step")),
+            age=_mean_age(latest.get("staleness")),
+            entropy=number(latest.get("entropy")),
+            grad_norm=number(latest.get("grad_norm")),
+            mismatch=number(latest.get("mismatch_kl")),
+        )
+
+
+def _step(status: Mapping[str, Any]) -> int | None:
+    step = (status.get("run") or {}).get("step")
+    return step if isinstance(step, int) and step >= 0 else None
+
+
+def _mean_age(ages: Any) -> float | None:
+    """Mean of ages in steps, weighted with their rollouts."""
+    counts = {int(age): count for age, count in (ages or {}).items() if str(age).isdecimal()}
+    total = sum(counts.values())
+    return round(sum(age * count for age, count in counts.items()) / total, 4) if total else None
+
+
+def thin(points: list[Point], most: int, recent: int) -> list[Point]:
+    """At most `most` points, ascending: the newest `recent` as they are, older ones merged by ranges of x whose width
+    is the least power of two that suffices. What was merged before is merged no further than now needed."""
+    if len(points) <= most:
+        return points
+    old, new = points[:-recent], points[-recent:]
+    width = 2
+    while len(merged := _merge(old, width)) > most - recent:
+        width *= 2
+    return [*merged, *new]
+
+
+def _merge(points: Iterable[Point], width: int) -> list[Point]:
+    return [_mean(list(group)) for _, group in groupby(points, key=lambda point: point.x // width)]
+
+
+def _mean(points: list[Point]) -> Point:
+    if len(points) == 1:
+        return points[0]
+    return Point(points[-1].x, tuple(_mean_of(column) for column in zip(*(p.values for p in points), strict=True)))
+
+
+def _mean_of(column: tuple[float | None, ...]) -> float | None:
+    known = [value for value in column if value is not None]
+    return round(sum(known) / len(known), 4) if known else None

@@ -1,0 +1,116 @@
+"""A real fork server with real children."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+import trio
+
+from node.processes.forkserver import Child, ForkedChild, ForkServer
+from node.processes.launch import launch
+
+MIRROR = [sys.executable, "-m", "tests.node.processes.mirror"]
+
+
+@asynccontextmanager
+async def fork_server() -> AsyncIterator[ForkServer]:
+    children = ForkServer(launch(("json",)))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(children.run)
+        yield children
+        nursery.cancel_scope.cancel()
+
+
+async def said(child: Child) -> dict:
+    assert child.stdout is not None
+    with trio.fail_after(20):
+        data = b""
+        while not data.endswith(b"\n"):
+            data += await child.stdout.receive_some()
+    return json.loads(data)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process does nothing any more; whoever inherited it may not have asked for its status yet."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+async def close_input(child: Child) -> None:
+    assert child.stdin is not None
+    await child.stdin.aclose()
+
+
+async def test_a_forked_child_is_like_a_program_that_was_just_started() -> None:
+    async with fork_server() as children:
+        environment = {"ONLY": "this", "PATH": os.environ["PATH"]}
+        child = await children.start([*MIRROR, "7", "b"], environment, heard=True)
+        assert isinstance(child, ForkedChild)
+        seen = await said(child)
+        assert seen["name"] == "__main__" and seen["argv"] == ["7", "b"] and seen["environment"] == environment
+        assert seen["session"] == child.pid != os.getsid(0)
+        assert child.poll() is None
+        await close_input(child)
+        with trio.fail_after(20):
+            assert await child.wait() == 7 == child.poll()
+
+
+async def test_children_of_a_killed_server_die_and_a_new_server_forks_the_next() -> None:
+    async with fork_server() as children:
+        child = await children.start([*MIRROR, "0"], os.environ, heard=True)
+        await said(child)
+        first = children.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        with trio.fail_after(20):
+            assert await child.wait() == -signal.SIGKILL
+            while children.pid in (None, first):  # noqa: ASYNC110 - another process ends
+                await trio.sleep(0.01)
+        again = await children.start([*MIRROR, "0"], os.environ, heard=True)
+        assert isinstance(again, ForkedChild)
+        await said(again)
+        os.kill(again.pid, signal.SIGTERM)
+        with trio.fail_after(20):
+            assert await again.wait() == -signal.SIGTERM
+    assert has_ended(child.pid) and has_ended(again.pid)
+
+
+@pytest.mark.parametrize("command", [["sleep", "60"], [sys.executable, "-c", "import time; time.sleep(60)"]])
+async def test_other_programs_are_started_anew(command: list[str]) -> None:
+    async with fork_server() as children:
+        child = await children.start(command, os.environ, heard=False)
+        assert not isinstance(child, ForkedChild) and child.stdout is None
+        os.kill(child.pid, signal.SIGKILL)
+        with trio.fail_after(20):
+            await child.wait()
+
+
+async def test_where_there_is_no_server_children_are_started_anew() -> None:
+    children = ForkServer(None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(children.run)
+        child = await children.start([*MIRROR, "3"], os.environ, heard=True)
+        assert (await said(child))["argv"] == ["3"]
+        await close_input(child)
+        with trio.fail_after(20):
+            assert await child.wait() == 3
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_server_ends_with_its_daemon_and_takes_its_children_along() -> None:
+    server = launch(())
+    assert server is not None
+    children = ForkServer(server)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(children.run)
+        child = await children.start([*MIRROR, "0"], os.environ, heard=True)
+        await said(child)
+        nursery.cancel_scope.cancel()
+    assert server.process.poll() is not None
+    with trio.fail_after(20):
+        while not has_ended(child.pid):  # noqa: ASYNC110 - another process ends
+            await trio.sleep(0.01)
