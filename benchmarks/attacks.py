@@ -95,10 +95,12 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=0, help="per statistical cheat; default 20 small, 4 large")
     parser.add_argument("--says", default="", help="the class that headers state, such as zz/float32/sdpa")
     parser.add_argument("--unit", default="", choices=UNITS, help="the workers' vector unit; default: the machine's")
-    parser.add_argument("--quick", action="store_true", help="two files, smaller calibration")
+    parser.add_argument("--quick", action="store_true", help="the small model, honest work and int8, two files")
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()
+    if a.quick:
+        a.models, a.cheats = "small", a.cheats or "(honest),int8"
     names = [name.strip() for name in a.cheats.split(",") if name.strip()]
     result: dict[str, Any] = {}
     for subject in subjects(a.work, a.models.split(",")):

@@ -1,20 +1,7 @@
-"""The torch engine beside transformers (and vLLM), what sampling and proofs cost, and a validator's prefill at size.
+"""What the benchmarks of engines share: models of random weights, work to decode, and rates. No program by itself."""
 
-    python -m benchmarks.engine [--quick] [--json] [--only decoding,costs,prefill] [--small] [--works 1,8,64,mixed]
-        [--vllm-python PATH]
-
-One thread, random weights, tokens per CPU second, the better of two runs taken in turns. *mixed* are lengths of 16 to
-512 tokens: transformers' `generate` decodes a batch until its longest sequence ends, and only tokens that were asked
-for count. `--vllm-python` names an interpreter that can import vLLM; it gets the same weights. `--json` puts everything
-on the last line.
-"""
-
-import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,49 +18,13 @@ from node.inference import device_sampling
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Finished, Request
 from node.inference.language_model import LanguageModel
-from node.inference.memory import keep_freed_memory
 from node.inference.prefilling import Prefiller
 from node.inference.proofs import prove_all
 
-SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8}
-MEDIUM: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-}
-LARGE: dict[str, Any] = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-}
-"""The shape of Qwen2.5-0.5B."""
 VOCABULARY, LARGE_VOCABULARY = 1024, 151_936
 PROMPT = 16
 Run = Callable[[list[int]], int]
 """Decodes as many tokens as each number says, all at a time; returns how many those were."""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="smaller models, shorter sequences")
-    parser.add_argument("--json", action="store_true", help="all figures as one object on the last line")
-    parser.add_argument("--only", default="decoding,costs,prefill")
-    parser.add_argument("--small", action="store_true", help="decode with 3.7 M parameters at full lengths, float32")
-    parser.add_argument("--works", default="1,8,64,mixed", help="what to decode: some of them")
-    parser.add_argument("--vllm-python", type=Path)
-    a = parser.parse_args()
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    parts: dict[str, Callable[[], Any]] = {
-        "decoding": lambda: decoding(a.quick, a.small, a.works.split(","), a.vllm_python),
-        "costs": lambda: costs(a.quick),
-        "prefill": lambda: prefill(a.quick),
-    }
-    result = {name: parts[name]() for name in a.only.split(",")}
-    if a.json:
-        print(json.dumps(result))
 
 
 def configuration(shape: dict[str, Any], vocabulary: int, *, tied: bool = True) -> Qwen3Config:
@@ -113,24 +64,6 @@ def prompts(count: int, vocabulary: int) -> list[list[int]]:
 # Decoding
 
 
-def decoding(quick: bool, small: bool, wanted: list[str], vllm: Path | None) -> list[dict[str, Any]]:
-    asked = {name: work for name, work in works(quick).items() if name.split()[0] in wanted}
-    found: list[dict[str, Any]] = []
-    for dtype in (torch.float32,) if quick or small else (torch.float32, torch.bfloat16):
-        config = configuration(SMALL if quick or small else MEDIUM, VOCABULARY)
-        model = model_of(config, dtype)
-        ways: dict[str, Run] = {"torch engine": engine_run(model), **transformers_runs(config, dtype)}
-        for name, work in asked.items():
-            rates = beside(ways, work)
-            found.append({"dtype": str(dtype).removeprefix("torch."), "batch": name, **rates})
-            print_rates(found[-1])
-        if vllm is not None:
-            for name, rate in vllm_rates(vllm, config, dtype, asked).items():
-                found.append({"dtype": str(dtype).removeprefix("torch."), "batch": name, "vllm": rate})
-                print_rates(found[-1])
-    return found
-
-
 def works(quick: bool) -> dict[str, list[int]]:
     """Name -> the lengths to decode, all at a time."""
     new, longest = (32, 128) if quick else (64, 512)
@@ -152,15 +85,6 @@ def rate(run: Run, work: list[int], clock: Clock) -> float:
     started = clock()
     tokens = run(work)
     return tokens / (clock() - started)
-
-
-def print_rates(row: dict[str, Any]) -> None:
-    rates = {name: value for name, value in row.items() if name not in ("dtype", "batch")}
-    own = rates.get("torch engine")
-    shown = [
-        f"{name} {rate:8.0f}" + (f" ({own / rate:.2f}x)" if own and rate != own else "") for name, rate in rates.items()
-    ]
-    print(f"{row['dtype']:9} batch {row['batch']:14}", ", ".join(shown), flush=True)
 
 
 def engine_run(model: LanguageModel, batch_tokens: int = 1 << 15) -> Run:
@@ -219,25 +143,6 @@ VLLM_ON_CPU = {
 }
 
 
-def vllm_rates(python: Path, config: Qwen3Config, dtype: torch.dtype, works: dict[str, list[int]]) -> dict[str, float]:
-    hugging = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    fill(hugging.named_parameters())
-    with tempfile.TemporaryDirectory() as folder:
-        hugging.save_pretrained(folder)
-        job = vllm_job(Path(folder), dtype, works, config.vocab_size)
-        done = subprocess.run(
-            vllm_command(python, job, Path(folder) / "job.json"),
-            env={**os.environ, **VLLM_ON_CPU},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        sys.exit(f"vLLM failed:\n{done.stderr[-2000:]}")
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {row["batch"]: row["tokens_per_s"] for row in rows}
-
-
 def vllm_job(
     model: Path, dtype: torch.dtype, works: dict[str, list[int]], vocabulary: int, *, device: str = "cpu"
 ) -> dict[str, Any]:
@@ -261,15 +166,6 @@ def vllm_command(python: Path, job: dict[str, Any], file: Path) -> list[str]:
 
 
 # What sampling and proofs cost
-
-
-def costs(quick: bool) -> dict[str, float]:
-    """CPU seconds within one run of 64 sequences at a vocabulary of 151,936, as shares of the rest of decoding."""
-    model = model_of(configuration(MEDIUM if quick else LARGE, LARGE_VOCABULARY))
-    rows, new = (16, 8) if quick else (64, 12)
-    found = cost_of_hooks(model, rows, new, clock_of("cpu"))
-    print(f"vocabulary {LARGE_VOCABULARY}, batch {rows}:", found, flush=True)
-    return found
 
 
 def cost_of_hooks(
@@ -312,19 +208,6 @@ def cost_of_hooks(
     }
 
 
-# A validator's prefill
-
-
-def prefill(quick: bool) -> list[dict[str, float]]:
-    model = model_of(configuration(SMALL, LARGE_VOCABULARY))
-    found: list[dict[str, float]] = []
-    for length in (2048, 8192) if quick else (2048, 8192, 32768):
-        row = read(model, length)
-        found.append(row)
-        print(f"prefill of {length} tokens: {row['tokens_per_s']} tokens/s, peak {row['peak_mib']} MiB", flush=True)
-    return found
-
-
 def read(model: LanguageModel, length: int, device: str = "cpu") -> dict[str, float]:
     """One sequence, 512 tokens of it a prompt, once the device is awake."""
     clock, prefiller = clock_of(device), Prefiller(model, model.pass_tokens)
@@ -339,7 +222,3 @@ def read(model: LanguageModel, length: int, device: str = "cpu") -> dict[str, fl
         "tokens_per_s": round(length / spent, 1),
         "peak_mib": round(peak(device) - before, 1),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -129,8 +129,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64, help="that each calibration sees")
     parser.add_argument("--calibrations", type=int, default=20)
     parser.add_argument("--files", type=int, default=5000, help="judged per calibration")
+    parser.add_argument("--quick", action="store_true", help="one calibration, 200 files")
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()
+    if a.quick:
+        a.calibrations, a.files = 1, 200
     result = {}
     for name, pair in PAIRS.items():
         counts = count(pair, a.samples, a.calibrations, a.files)

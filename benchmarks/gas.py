@@ -254,6 +254,7 @@ def _when_up(web3: Web3, process: subprocess.Popen[bytes]) -> Web3:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gas", description="Gas of the contracts on anvil.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--quick", action="store_true", help="the same: all of it takes seconds")
     options = parser.parse_args()
     with local_chain() as web3:
         deployer = NodeKey.generate()

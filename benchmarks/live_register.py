@@ -65,8 +65,11 @@ def main() -> None:
     parser.add_argument("--validators", type=int, help="default: 1 or 3, as the attack needs")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for one swarm, from its first policy")
     parser.add_argument("--work", type=Path, default=WORK)
+    parser.add_argument("--quick", action="store_true", help="copied roots and its control, three steps, 20 s each")
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()
+    if a.quick:
+        a.only, a.steps, a.limit = "copied-roots", 3, 20.0
     run = prepare(a.work, a.steps)["plain"]
     rows: list[dict[str, Any]] = []
     controls: dict[int, dict[str, Any]] = {}

@@ -201,8 +201,12 @@ def main() -> int:
     parser.add_argument("--public", type=int, default=1, help="nodes that everybody can dial, each a relay")
     parser.add_argument("--limit-mib", type=float, default=32.0, help="MiB/s that a relay carries, half for one member")
     parser.add_argument("--random-ports", action="store_true", help="routers that translate to another port each time")
+    parser.add_argument("--quick", action="store_true", help="4 MiB")
     return conclude(
-        parser, lambda options: measure(options.mib, options.public, options.limit_mib * MIB, options.random_ports)
+        parser,
+        lambda options: measure(
+            4 if options.quick else options.mib, options.public, options.limit_mib * MIB, options.random_ports
+        ),
     )
 
 

@@ -14,6 +14,7 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)")
 MODULE = re.compile(r"python -m ((?:benchmarks|contracts|examples|tests)\.[\w.]*\w)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LIST = ROOT / "benchmarks" / "README.md"
 NEW = "brand_new"
 """In the name of what a reader is told to add."""
 
@@ -41,6 +42,21 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 @pytest.mark.parametrize("text", ["`node/nowhere.py`", "[x](nowhere.md)", "`python -m benchmarks.nothing`"])
 def test_what_is_not_there_is_found(text: str) -> None:
     assert len(list(missing(ROOT / "README.md", text))) == 1
+
+
+def test_each_benchmark_is_listed_has_a_quick_form_and_a_page_that_quotes_it() -> None:
+    rows = re.findall(r"^\| `benchmarks\.([\w.]+)` \|.*\(\.\./(docs/[\w-]+\.md)\) \|$", LIST.read_text(), re.MULTILINE)
+    programs = {
+        ".".join(file.relative_to(ROOT / "benchmarks").with_suffix("").parts).removesuffix(
+            ".__main__"
+        ): file.read_text()
+        for file in (ROOT / "benchmarks").rglob("*.py")
+        if '__name__ == "__main__"' in file.read_text()
+    }
+    programs = {name: text for name, text in programs.items() if name != "quick" and not name.startswith("gpu.")}
+    assert sorted(programs) == sorted(name for name, _ in rows)
+    assert [name for name, text in programs.items() if '"--quick"' not in text] == []
+    assert [name for name, page in rows if f"benchmarks.{name}" not in (ROOT / page).read_text()] == []
 
 
 def test_the_readme_can_be_followed_from_top_to_bottom() -> None:

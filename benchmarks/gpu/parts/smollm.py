@@ -1,6 +1,6 @@
 """A small real model learns sums (examples/smollm.toml): reward on problems that are held back, before and after.
 
-One process takes all roles by turns, as benchmarks.recipe does: answers are drawn, checked by a prefill, learnt from.
+One process takes all roles by turns, with benchmarks.recipe: answers are drawn, checked by a prefill, learnt from.
 Where the model is not there a rehearsal takes the demo's tiny one, which is taught a little first.
 """
 

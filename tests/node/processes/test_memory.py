@@ -6,12 +6,17 @@ import sys
 import pytest
 
 FRAGMENTED = """
-import ctypes, os, trio
+import ctypes, trio
+from pathlib import Path
 from node.processes import supervision
-from benchmarks.weigh import resident
 
 LIBC = ctypes.CDLL(None)
 LIBC.malloc.restype = ctypes.c_void_p
+
+def anonymous():
+    # KiB of heap and stacks
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 async def main():
     blocks = [LIBC.malloc(65536) for _ in range(600)]
@@ -20,11 +25,11 @@ async def main():
     for number, block in enumerate(blocks):
         if number % 20:  # every twentieth stays, so that no end of the heap comes free
             LIBC.free(ctypes.c_void_p(block))
-    before = resident(os.getpid())["anonymous"]
+    before = anonymous()
     supervision.TRIM_EVERY = 0.2
     with trio.move_on_after(2.0):
         await supervision.give_back_memory()
-    print(before - resident(os.getpid())["anonymous"])
+    print(before - anonymous())
 
 trio.run(main)
 """
