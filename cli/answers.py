@@ -207,10 +207,12 @@ def earnings(status: DaemonStatus) -> Lines:
 def _amounts(pay: PayPart) -> Lines:
     until = f", claimable from {date(pay.waiting_until)} on" if pay.waiting_until else ""
     claimed, tabled = ether(int(pay.paid_wei)), ether(int(pay.due_wei))
-    return [
+    lines = [
         f"{ether(int(pay.earned_wei))} tokens: {claimed} claimed, {tabled} in the table",
         f"{ether(int(pay.waiting_wei))} certified{until}",
     ]
+    missed = int(pay.missed_wei)
+    return [*lines, f"{ether(missed)} missed their table and are never paid"] if missed else lines
 
 
 # what is wrong

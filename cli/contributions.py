@@ -1,11 +1,9 @@
 """`intellect-node contributions`: what a node did for its pool, file by file, and what became of it.
 
-From the node's own journal, so that it answers without the daemon, too; what became of each epoch's pay is the
-daemon's to say.
+From the node's own journal, so that it answers without the daemon, too, as of the daemon's last look.
 """
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +15,7 @@ from cli.output import clean, console, date, print_json
 from cli.places import StateDir, chosen_directory
 
 if TYPE_CHECKING:
-    from cli.daemon_status import EpochPart, PayPart
-    from node.state.journal import FileRecord
+    from node.state.journal import FileRecord, PayRecord
 
 EXAMPLES = (
     "Examples:  intellect-node contributions   |   intellect-node contributions --since 2h --limit 20   |   "
@@ -53,7 +50,7 @@ def command(
     files = StateFiles(directory)
     records = files.contributions(limit, after)
     groups = files.groups_per_file()
-    pay = _pay(directory)
+    pay = files.pay()
     rows = [row_of(record, pay, groups) for record in records]
     if as_json:
         print_json({"state_dir": str(directory), "contributions": rows})
@@ -61,9 +58,9 @@ def command(
     console().print(_table(rows))
 
 
-def row_of(record: "FileRecord", pay: "PayPart | None", groups: int | None) -> dict[str, Any]:
-    """One contribution, JSON-ready. pay: what the daemon says, None if it does not run."""
-    state, known = pay_state(record, pay), _epoch_of(record, pay)
+def row_of(record: "FileRecord", pay: "PayRecord | None", groups: int | None) -> dict[str, Any]:
+    """One contribution, JSON-ready. pay: None before the daemon's first look."""
+    state = pay_state(record, pay)
     return {
         "root": record.root.hex(),
         "policy": record.policy.hex(),
@@ -76,38 +73,27 @@ def row_of(record: "FileRecord", pay: "PayPart | None", groups: int | None) -> d
         "reason": record.why,
         "epoch": record.epoch,
         "pay": state,
-        "claimable_at": known.claimable_at if known and state == "certified" else None,
+        "claimable_at": pay.claimable_at(record.epoch or 0) if pay and state == "certified" else None,
     }
 
 
-def pay_state(record: "FileRecord", pay: "PayPart | None") -> str:
-    """Where the pay of a contribution is: none, waiting, certified, in the table or claimed."""
+def pay_state(record: "FileRecord", pay: "PayRecord | None") -> str:
+    """Where the pay of a contribution is."""
     if record.state == "rejected":
         return "none"
-    if record.state == "pending":
+    if record.state == "pending" and record.line is None:
         return "waits for verdicts"
     if record.epoch is None:
         return "of an older program"
     if pay is None:
-        return "ask the daemon"
-    if pay.table_epoch is not None and record.epoch <= pay.table_epoch:
-        return "in the table" if int(pay.due_wei) else "claimed"
-    known = _epoch_of(record, pay)
-    return known.state if known else "waits for certificates"
-
-
-def _epoch_of(record: "FileRecord", pay: "PayPart | None") -> "EpochPart | None":
-    return next((one for one in pay.epochs if one.epoch == record.epoch), None) if pay else None
-
-
-def _pay(directory: Path) -> "PayPart | None":
-    """What the daemon knows of this node's pay; None if it does not run."""
-    from cli import api
-
-    try:
-        return api.get_status(api.socket_of(directory)).pay
-    except CommandError:
-        return None
+        return "not looked at yet"
+    if record.line is None and record.epoch <= pay.through:
+        return "of an older program"
+    if record.line is None:
+        return "certified" if record.certificates >= pay.quorum else "waits for certificates"
+    if record.line <= 0:
+        return "missed" if record.line == 0 else "unclear"
+    return "claimed" if pay.claimed >= record.line else "in the table"
 
 
 def _table(rows: list[dict[str, Any]]) -> Table | Text:

@@ -101,26 +101,29 @@ class StakePart(msgspec.Struct, frozen=True):
 
 
 class EpochPart(msgspec.Struct, frozen=True):
-    """What a quorum certified of one epoch of this node's work. state: certified, in the table, or claimed;
-    claimable_at: when a table may first have it, by the chain."""
+    """What a quorum certified of one epoch of this node's work. state: certified, in the table, claimed, missed, or
+    unclear; missed_units: certified, and not in its table; claimable_at: when a table may have it, by the chain."""
 
     epoch: int
     state: str = ""
     wei: str = "0"
     units: int = 0
+    missed_units: int = 0
     claimable_at: int = 0
 
 
 class PayPart(msgspec.Struct, frozen=True):
     """What this node's work comes to, in wei. due: in the posted table; waiting: certified, and in no table yet;
-    provider: to whom it goes; waiting_until: the chain's time, or 0; table_epoch: the last one that is tabled;
-    escrow_epochs: for how many epochs like the last ones the escrow lasts."""
+    missed: accepted, and in no table for ever; provider: to whom it goes; waiting_until: the chain's time, or 0;
+    table_epoch: the last one that is tabled; escrow_epochs: for how many epochs like the last ones the escrow lasts.
+    """
 
     provider: str = ""
     earned_wei: str = "0"
     paid_wei: str = "0"
     due_wei: str = "0"
     waiting_wei: str = "0"
+    missed_wei: str = "0"
     waiting_until: int = 0
     table_epoch: int | None = None
     escrow_epochs: float | None = None

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 EVERY = 0.25
 LONGEST = 600
 SPINNER = "|/-\\"
-STYLES = {"accepted": "green", "paid": "green", "refused": "red", "slashed": "bold red", "trouble": "yellow"}
+STYLES = {"accepted": "green", "claimed": "green", "refused": "red", "slashed": "bold red", "trouble": "yellow"}
 CONTRIBUTIONS = ("accepted", "verdict", "policy")
 """What a worker, a validator and a trainer is in the swarm for."""
-QUIET = ("role", "joined", "engine", "policy", "verdict")
+QUIET = ("role", "joined", "engine", "policy", "verdict", "certified", "in the table")
 """Events that are told without a colour."""
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from node.services.station import Station
 from protocol.messages import RolloutCommitted
-from protocol.statements import WorkCommitment, sign
+from protocol.statements import WorkCommitment, sign, work_id
 
 
 class MadeFile(Protocol):
@@ -44,6 +44,7 @@ async def commit(station: Station, root: bytes, index: int, made: MadeFile, step
     message = RolloutCommitted(pool=station.pool, commitment=commitment, signature=signature, size=info.size)
     raw = station.board.sealed(message)
     place, file = (slot_name(root, index), raw), (info.root, root, index, made.units, station.clock.wall())
-    await station.journal.do(station.journal.commit_file, *place, *file, station.run.root, step, epoch)
+    of = (station.run.root, step, epoch, work_id(commitment))
+    await station.journal.do(station.journal.commit_file, *place, *file, *of)
     await station.board.post_raw(raw)
     return commitment

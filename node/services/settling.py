@@ -7,6 +7,7 @@ that runs out, a slash that must be appealed with a key that is not here, new va
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -21,10 +22,12 @@ from node.chain.ledger import Ledger
 from node.progress import TROUBLE
 from node.services.base import Service
 from node.services.station import Station
-from node.services.tables import Tables
+from node.services.tables import FETCH_TIMEOUT, Tables
 from node.services.workplace import Workplace
+from node.state.journal import PAY, UNCLEAR, PayRecord, Tabled
+from protocol.earnings import Shown, Table, decode_certificates
 from protocol.errors import IntellectError
-from protocol.identity import Address
+from protocol.identity import Address, address_bytes
 
 log = structlog.get_logger()
 EPOCHS_TO_GATHER = 8
@@ -56,11 +59,13 @@ class Treasury(Protocol):
 
 class Account(msgspec.Struct, frozen=True):
     """What a node's work comes to, in units. claimed: paid by now; due: in the posted table and not claimed; certified:
-    by a quorum, and in no table yet; until: when the next of it can be claimed, by the chain; paid: wei."""
+    by a quorum, and in no table yet; missed: accepted, and in no table for ever; until: when the next of it can be
+    claimed, by the chain; paid: wei."""
 
     claimed: int = 0
     due: int = 0
     certified: int = 0
+    missed: int = 0
     until: int = 0
     paid: int = 0
 
@@ -73,6 +78,7 @@ class Settling(Service):
     def __init__(
         self, station: Station, treasury: Treasury, ledger: Ledger, tables: Tables, gather: float | None = None
     ) -> None:
+        self._station = station
         self._pool = station.pool
         self._own = station.key.address
         self._journal = station.journal
@@ -86,6 +92,9 @@ class Settling(Service):
         self._told_paid: int | None = None
         self._warned: dict[str, str] = {}
         self._certified: dict[int, int] = {}
+        self._tabled: list[Tabled] = []
+        self._told_certified: int | None = None
+        self._record: PayRecord | None = None
         self.seen: PoolInfo | None = None
         self.posted: int | None = None
         self.account = Account()
@@ -122,9 +131,15 @@ class Settling(Service):
             "due_wei": str(account.due * price),
             "waiting_wei": str(account.certified * price),
             "waiting_until": account.until,
-            "units": {"claimed": account.claimed, "in_table": account.due, "certified": account.certified},
+            "missed_wei": str(account.missed * price),
+            "units": {
+                "claimed": account.claimed,
+                "in_table": account.due,
+                "certified": account.certified,
+                "missed": account.missed,
+            },
             "table_epoch": self.posted,
-            "epochs": [self._told(epoch, units) for epoch, units in sorted(self._certified.items())[-EPOCHS_TOLD:]],
+            "epochs": self._epochs()[-EPOCHS_TOLD:],
             "warnings": self.warnings,
             "escrow_wei": str(pool.escrow) if pool else None,
             "escrow_epochs": None if pool is None else self._lasts(pool),
@@ -132,12 +147,26 @@ class Settling(Service):
         }
         return {"pay": pay}
 
-    def _told(self, epoch: int, units: int) -> dict[str, Any]:
+    def _epochs(self) -> list[dict[str, Any]]:
         """JSON-ready: no number beyond what JSON readers can hold."""
-        price, at = (self.seen.reward_per_unit, self.seen.maturity(epoch)) if self.seen else (0, 0)
-        in_table = self.posted is not None and epoch <= self.posted
-        state = "certified" if not in_table else "in the table" if self.account.due else "claimed"
-        return {"epoch": epoch, "state": state, "wei": str(units * price), "units": units, "claimable_at": at}
+        told = [(one.epoch, self._state(one), one.units or 0, one.certified - (one.units or 0)) for one in self._tabled]
+        told += [(epoch, "certified", units, 0) for epoch, units in sorted(self._waiting().items())]
+        price, at = (self.seen.reward_per_unit, self.seen.maturity) if self.seen else (0, lambda epoch: 0)
+        return [
+            {"epoch": epoch, "state": state, "wei": str(units * price), "units": units}
+            | {"missed_units": 0 if state == "unclear" else missed, "claimable_at": at(epoch)}
+            for epoch, state, units, missed in told
+        ]
+
+    def _state(self, one: Tabled) -> str:
+        if one.line == UNCLEAR:
+            return "unclear"
+        return "missed" if not one.units else "claimed" if self.account.claimed >= one.line else "in the table"
+
+    def _waiting(self) -> dict[int, int]:
+        """What no table that was looked at covers, by epoch."""
+        through = -1 if self._record is None else self._record.through
+        return {epoch: units for epoch, units in self._certified.items() if epoch > through}
 
     async def look(self, pool: PoolInfo) -> None:
         """One look at what is due, and at what the owner should know."""
@@ -154,8 +183,9 @@ class Settling(Service):
         if table and units > claimed and self._is_time(pool, block.timestamp):
             await self._claim(units, table.proof(self._own))
             claimed = await self._treasury.claimed(self._pool, self._own)
-        await self._sum(pool, posted.epoch, max(units - claimed, 0), claimed)
+        await self._sum(pool, posted, table, units, claimed)
         self._tell_of_pay(self.account.paid)
+        self._tell_of_certified(pool)
         await self._warn(pool, block.timestamp)
 
     # claiming
@@ -187,14 +217,69 @@ class Settling(Service):
 
     # telling
 
-    async def _sum(self, pool: PoolInfo, posted: int | None, due: int, claimed: int) -> None:
-        quorum = pool.threshold
-        self.posted = posted
-        self._certified = await self._journal.do(self._journal.certified_units, self._own, quorum)
-        waiting = {epoch: units for epoch, units in self._certified.items() if posted is None or epoch > posted}
+    async def _sum(self, pool: PoolInfo, posted: PostedEarnings, table: Table | None, line: int, claimed: int) -> None:
+        self.posted = posted.epoch
+        self._certified = await self._journal.do(self._journal.certified_units, self._own, pool.threshold)
+        kept = await self._journal.do(self._journal.recall, PAY)
+        self._record = msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
+        if table is not None or not posted.total:
+            await self._note(pool, posted, table, line, claimed)
+        self._tabled = await self._journal.do(self._journal.tabled, EPOCHS_TOLD)
+        missed = await self._journal.do(self._journal.missed_units)
+        waiting = self._waiting()
         until = min((pool.maturity(epoch) for epoch in waiting), default=0)
-        paid = self._ledger.of(self._own)
-        self.account = Account(claimed, due, sum(waiting.values()), until, paid.amount)
+        paid = self._ledger.of(self._own).amount
+        self.account = Account(claimed, max(line - claimed, 0), sum(waiting.values()), missed, until, paid)
+
+    async def _note(self, pool: PoolInfo, posted: PostedEarnings, table: Table | None, line: int, claimed: int) -> None:
+        """Keep where this node's works are, table by table."""
+        known, through = self._record, -1 if posted.epoch is None else posted.epoch
+        if known is None:  # what was tabled before this journal began is not told
+            first, before = through + 1, line
+        elif through <= known.through:  # the same, or, after a reorganisation, another one in its place
+            first, before = known.first, known.before
+        else:
+            first, before = known.through + 1, known.line
+        times = (pool.started_at, pool.epoch_seconds, pool.window)
+        record = PayRecord(posted.root, first, through, before, line, claimed, pool.threshold, *times)
+        if table is not None and first <= through and (known is None or known.root != posted.root):
+            try:
+                await self._settle(record, table)
+            except IntellectError as error:  # a blob cannot be had: asked for again at the next look
+                log.info("pay.not_looked_up", through=through, why=error.why)
+                return
+        elif record != known:
+            await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
+        self._record = record
+
+    async def _settle(self, record: PayRecord, table: Table) -> None:
+        """Find which works a table has: all that were certified, if their sum is what the line rose by; else those in
+        the blobs that the table names."""
+        rise, epochs = record.line - record.before, range(record.first, record.through + 1)
+        certified = sum(units for epoch, units in self._certified.items() if epoch in epochs)
+        works = None if certified == rise else await self._works_in(table, record.quorum)
+        clear = works is None or sum(works.values()) == rise
+        chosen = frozenset(works) if clear and works is not None else None
+        await self._journal.do(self._journal.settle, self._own, record, chosen, clear)
+        log.info("pay.tabled", through=record.through, units=rise, certified=certified, clear=clear)
+        which = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
+        if rise:
+            self._progress.tell("in the table", f"{rise:,} units of {which} are owed and can be claimed")
+        if clear and certified > rise:
+            self._progress.trouble(f"{certified - rise:,} certified units of {which} missed the table of earnings")
+
+    async def _works_in(self, table: Table, quorum: int) -> dict[bytes, int]:
+        """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
+        works: dict[bytes, int] = {}
+        others = [one for one in self._station.membership.addresses() if one != self._own]
+        for source in table.sources:
+            if source.node == address_bytes(self._own):
+                path = await self._station.blobs.fetch(source.root, others, max_size=source.size, timeout=FETCH_TIMEOUT)
+                shown = await trio.to_thread.run_sync(_read_shown, path, self._own, source.epoch)
+                works |= {one.work: one.units for one in shown.works if len(one.signatures) >= quorum}
+        for refusal in table.refusals:
+            works.pop(refusal.work(self._pool), None)
+        return works
 
     def _lasts(self, pool: PoolInfo) -> float | None:
         """For how many epochs like those of the last tables the escrow lasts; None where there is none to go by."""
@@ -209,7 +294,16 @@ class Settling(Service):
         before, self._told_paid = self._told_paid, paid
         if before is not None and paid > before:
             text = f"{tokens(paid - before)} tokens were paid to {self._provider}; {tokens(paid)} by now"
-            self._progress.tell("paid", text)
+            self._progress.tell("claimed", text)
+
+    def _tell_of_certified(self, pool: PoolInfo) -> None:
+        """What was certified of each epoch that is over; at the first look, all of it is old."""
+        last, before = self._time.epoch() - 1, self._told_certified
+        self._told_certified = last
+        for epoch, units in sorted(self._waiting().items()):
+            if before is not None and before < epoch <= last:
+                when = _date(pool.maturity(epoch))
+                self._progress.tell("certified", f"{units:,} units of epoch {epoch}, claimable from {when} on")
 
     async def _warn(self, pool: PoolInfo, now: int) -> None:
         told = {**self._of_the_pool(pool), **await self._of_cases(now)}
@@ -254,6 +348,10 @@ class Settling(Service):
         if frozen > 0:
             told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
         return told
+
+
+def _read_shown(path: Path, node: Address, epoch: int) -> Shown:
+    return decode_certificates(path.read_bytes(), node, epoch)
 
 
 def _date(timestamp: int) -> str:

@@ -22,6 +22,12 @@ T = TypeVar("T")
 MOST_SAID, FORGET_EVERY = 200_000, 1024
 """Messages after which own verdicts are forgotten: 150 MB. A work that old is of a policy that no register takes work
 for any more, so nobody can ask for a second word."""
+UNCLEAR = -1
+"""The line of works of which nobody can say any more whether a table has them."""
+MOST_TABLED = 1_024
+"""Epochs of which it is remembered what their table had, the newest."""
+PAY = "pay"
+"""The fact under which the state of the node's pay is kept, as PayRecord."""
 TABLE = "posted_table"
 """The fact under which the newest posted table of earnings is kept."""
 BOOT = "boot"
@@ -32,11 +38,13 @@ CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, at REAL, PRIMAR
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER,
-    run BLOB, step INTEGER, why TEXT
+    run BLOB, step INTEGER, why TEXT, work BLOB, line INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tallies (run BLOB, part TEXT, name TEXT, count INTEGER, PRIMARY KEY (run, part, name));
 CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS consumed_at ON consumed (step);
+CREATE INDEX IF NOT EXISTS files_of ON files (epoch);
+CREATE TABLE IF NOT EXISTS tabled (epoch INTEGER PRIMARY KEY, certified INTEGER, units INTEGER, line INTEGER);
 CREATE TABLE IF NOT EXISTS certificates (
     work BLOB, validator TEXT, epoch INTEGER, node TEXT, units INTEGER, signature BLOB, PRIMARY KEY (work, validator)
 ) WITHOUT ROWID;
@@ -55,14 +63,18 @@ DROP TABLE IF EXISTS claimed;
 DROP TABLE IF EXISTS shown;
 """
 """The tables that go at the end are those of programs that reserved pay by leaves."""
-_LATER = {"files": {"run": "BLOB", "step": "INTEGER", "why": "TEXT"}, "said": {"at": "REAL"}}
+_LATER = {
+    "files": {"run": "BLOB", "step": "INTEGER", "why": "TEXT", "work": "BLOB", "line": "INTEGER"},
+    "said": {"at": "REAL"},
+}
 """Columns that journals of before do not have."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
     """What became of one file: made_at in Unix seconds; state: pending, accepted, rejected; epoch: the pool's, in which
     it counts, or None where an older program wrote the record; step: of its policy, likewise; why: what validators said
-    of a refused one.
+    of a refused one; line: the node's line of the table that has the file, 0 where its table has not, UNCLEAR, or None
+    before its table; certificates: validators that certified it alike.
     """
 
     root: bytes
@@ -74,6 +86,38 @@ class FileRecord(msgspec.Struct, frozen=True):
     epoch: int | None
     step: int | None
     why: str | None
+    line: int | None = None
+    certificates: int = 0
+
+
+class PayRecord(msgspec.Struct, frozen=True):
+    """What is known of this node's pay. root: of the table that was looked at last; it covers first..through, and
+    took the node's line from `before` to `line`; claimed: units; quorum, and the pool's times in seconds."""
+
+    root: bytes
+    first: int
+    through: int
+    before: int
+    line: int
+    claimed: int
+    quorum: int
+    started_at: int
+    epoch_seconds: int
+    window: int
+
+    def claimable_at(self, epoch: int) -> int:
+        """From when on, by the chain's clock, a table may have what was earned in this epoch."""
+        return self.started_at + (epoch + 1) * self.epoch_seconds + self.window
+
+
+class Tabled(msgspec.Struct, frozen=True):
+    """What a posted table has of one epoch of this node's works. certified: units by then; units: of them in the table,
+    None where nobody can say; line: as in FileRecord."""
+
+    epoch: int
+    certified: int
+    units: int | None
+    line: int
 
 
 class WorkDone(msgspec.Struct, frozen=True):
@@ -87,8 +131,9 @@ class WorkDone(msgspec.Struct, frozen=True):
 def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[FileRecord]:
     """The newest `most` records made at `since` (Unix seconds) or later, newest first."""
     query = (
-        "SELECT root, policy, idx, units, made_at, state, epoch, step, why FROM files WHERE made_at >= ? "
-        "ORDER BY made_at DESC LIMIT ?"
+        "SELECT root, policy, idx, units, made_at, state, epoch, step, why, line, (SELECT coalesce(max(n), 0) FROM "
+        "(SELECT count(*) AS n FROM certificates WHERE certificates.work = files.work GROUP BY node, epoch, units)) "
+        "FROM files WHERE made_at >= ? ORDER BY made_at DESC LIMIT ?"
     )
     return [FileRecord(*row) for row in journal.execute(query, (since, most))]
 
@@ -141,13 +186,14 @@ class Journal:
         run: bytes = b"",
         step: int | None = None,
         epoch: int | None = None,
+        work: bytes | None = None,
     ) -> None:
         """A worker's commitment and its file, together or not at all. run: root of the run that it is for; epoch: in
-        which it counts."""
+        which it counts; work: its id."""
         self._db.execute("BEGIN")
         try:
             self.say("commitment", slot, raw)
-            self.add_file(root, policy, index, units, made_at, run, step, epoch)
+            self.add_file(root, policy, index, units, made_at, run, step, epoch, work)
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
@@ -217,11 +263,12 @@ class Journal:
         run: bytes = b"",
         step: int | None = None,
         epoch: int | None = None,
+        work: bytes | None = None,
     ) -> None:
         """A file this worker committed to."""
-        values = (root, policy, index, units, made_at, run, step, epoch)
-        names = "root, policy, idx, units, made_at, run, step, epoch, state"
-        self._db.execute(f"INSERT OR IGNORE INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending')", values)  # noqa: S608 - ours
+        values = (root, policy, index, units, made_at, run, step, epoch, work)
+        names = "root, policy, idx, units, made_at, run, step, epoch, work, state"
+        self._db.execute(f"INSERT OR IGNORE INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending')", values)  # noqa: S608 - ours
 
     def judge_file(self, root: bytes, state: str) -> None:
         """state: accepted or rejected; what was accepted may be rejected after all."""
@@ -341,6 +388,43 @@ class Journal:
         works = "SELECT epoch, units FROM certificates WHERE node = ? GROUP BY epoch, work, units HAVING count(*) >= ?"
         query = f"SELECT epoch, sum(units) FROM ({works}) GROUP BY epoch"  # noqa: S608 - constants
         return dict(self._db.execute(query, (node, least)).fetchall())
+
+    def settle(self, node: Address, record: PayRecord, works: frozenset[bytes] | None, clear: bool) -> None:
+        """A posted table covers the record's epochs: note what it has of the node's certified works, and what missed
+        it. works: those that it has, None for all; not clear: nobody can say which."""
+        query = (
+            "SELECT epoch, work, units FROM certificates WHERE node = ? AND epoch BETWEEN ? AND ? "
+            "GROUP BY epoch, work, units HAVING count(*) >= ?"
+        )
+        span = (record.first, record.through)
+        certified, units = Counter[int](), Counter[int]()
+        has: list[tuple[int, int, bytes]] = []
+        line = record.line if clear else UNCLEAR
+        for epoch, work, more in self._db.execute(query, (node, *span, record.quorum)).fetchall():
+            certified[epoch] += more
+            if works is None or work in works:
+                units[epoch] += more
+                has.append((line, epoch, work))
+        rows = [(epoch, certified[epoch], units[epoch] if clear else None, line) for epoch in certified]
+        self._db.execute("BEGIN")
+        self._db.execute("UPDATE files SET line = 0 WHERE epoch BETWEEN ? AND ?", span)
+        self._db.executemany("UPDATE files SET line = ? WHERE epoch = ? AND work = ?", has)
+        self._db.executemany("INSERT OR REPLACE INTO tabled VALUES (?, ?, ?, ?)", rows)
+        self._db.execute("DELETE FROM tabled WHERE epoch <= ?", (record.through - MOST_TABLED,))
+        self.remember(PAY, msgspec.msgpack.encode(record))
+        self._db.execute("COMMIT")
+
+    def tabled(self, most: int) -> list[Tabled]:
+        """What posted tables have of this node's newest `most` epochs, oldest first."""
+        query = "SELECT epoch, certified, units, line FROM tabled ORDER BY epoch DESC LIMIT ?"
+        return [Tabled(*row) for row in reversed(self._db.execute(query, (most,)).fetchall())]
+
+    def missed_units(self) -> int:
+        """Units of this node's accepted or certified works that their table has not."""
+        query = "SELECT coalesce(sum(units), 0) FROM files WHERE state = 'accepted' AND line = 0"
+        files = self._db.execute(query).fetchone()[0]
+        left_out = "SELECT coalesce(sum(certified - units), 0) FROM tabled"
+        return max(int(files), int(self._db.execute(left_out).fetchone()[0]))
 
     def own_works(self, epoch: int) -> list[tuple[bytes, int, bytes, int]]:
         """(policy root, index, file root, units) of this worker's files of an epoch that are not refused."""

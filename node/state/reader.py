@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from node.errors import StateError
-from node.state.journal import TABLE, FileRecord, read_records
+from node.state.journal import PAY, TABLE, FileRecord, PayRecord, read_records
 from protocol.blobs import describe
 from protocol.earnings import Table
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
@@ -66,6 +66,11 @@ class StateFiles:
     def contributions(self, most: int, since: float) -> list[FileRecord]:
         """The newest of what this node did, newest first. since: Unix seconds."""
         return self._journal(lambda journal: read_records(journal, most, since))
+
+    def pay(self) -> PayRecord | None:
+        """What the daemon knew of the node's pay when it looked last."""
+        kept = self.fact(PAY)
+        return msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
 
     def fact(self, name: str) -> bytes | None:
         """Something that the daemon has remembered."""

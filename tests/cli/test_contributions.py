@@ -4,13 +4,13 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 
 from cli.contributions import pay_state, row_of
-from cli.daemon_status import EpochPart, PayPart
 from cli.main import main
-from node.state.journal import FileRecord, Journal
+from node.state.journal import UNCLEAR, FileRecord, Journal, PayRecord
 
 RUN = b"r" * 32
 
@@ -38,7 +38,7 @@ def test_each_file_is_told_with_its_verdict_its_reason_and_where_its_pay_is(
     assert [(row["step"], row["verdict"], row["pay"], row["epoch"]) for row in rows] == [
         (9, "pending", "waits for verdicts", 43),
         (8, "rejected", "none", 42),
-        (7, "accepted", "ask the daemon", 41),
+        (7, "accepted", "not looked at yet", 41),
     ]
     assert rows[1]["reason"].startswith("copied") and rows[0]["units"] == 1000
 
@@ -62,19 +62,29 @@ def test_the_table_fits_into_80_columns_and_is_clean(
     assert "waits for verdicts" in shown
 
 
-def test_the_pay_of_an_epoch_is_what_the_daemon_says_of_it() -> None:
-    def of(epoch: int | None, told: PayPart) -> str:
-        return pay_state(FileRecord(b"", b"", 0, 1, 0.0, "accepted", epoch, 1, None), told)
-
-    told = PayPart(table_epoch=41, due_wei="5", epochs=[EpochPart(42, "certified")])
-    assert (of(41, told), of(42, told), of(43, told)) == ("in the table", "certified", "waits for certificates")
-    assert of(41, PayPart(table_epoch=41)) == "claimed" and of(None, told) == "of an older program"
+KNOWN = PayRecord(b"", 40, 41, 0, 30, 20, 2, started_at=1000, epoch_seconds=10, window=100)
 
 
-def test_only_what_is_certified_has_a_time_from_which_it_can_be_claimed() -> None:
-    told = PayPart(table_epoch=41, epochs=[EpochPart(n, "certified", claimable_at=1_900_000_000) for n in (41, 42)])
-    rows = [row_of(FileRecord(b"", b"", 0, 1, 0.0, "accepted", n, 1, None), told, None) for n in (41, 42, 43)]
-    assert [row["claimable_at"] for row in rows] == [None, 1_900_000_000, None]
+@pytest.mark.parametrize(
+    ("epoch", "line", "certificates", "pay"),
+    [
+        (42, None, 1, "waits for certificates"),
+        (42, None, 2, "certified"),
+        (41, 30, 2, "in the table"),
+        (41, 20, 2, "claimed"),
+        (41, 0, 2, "missed"),
+        (41, UNCLEAR, 2, "unclear"),
+        (41, None, 2, "of an older program"),
+        (None, None, 0, "of an older program"),
+    ],
+)
+def test_each_file_is_told_where_its_pay_is_and_only_what_is_certified_when_it_can_be_claimed(
+    epoch: int | None, line: int | None, certificates: int, pay: str
+) -> None:
+    record = FileRecord(b"", b"", 0, 1, 0.0, "accepted", epoch, 1, None, line, certificates)
+    row = row_of(record, KNOWN, None)
+    assert (row["pay"], row["claimable_at"]) == (pay, 1530 if pay == "certified" else None)
+    assert pay_state(msgspec.structs.replace(record, epoch=42, line=None), None) == "not looked at yet"
 
 
 def test_a_directory_without_a_journal_is_a_clear_error(

@@ -18,7 +18,20 @@ MEMBERS = 2000
 """Rows of the table of members; the swarm may be larger, the page says so."""
 AT_ONCE = 250
 EVENTS = dict.fromkeys(
-    ("role", "engine", "policy", "accepted", "refused", "verdict", "paid", "slashed", "over"), ""
+    (
+        "role",
+        "engine",
+        "policy",
+        "accepted",
+        "refused",
+        "verdict",
+        "certified",
+        "in the table",
+        "claimed",
+        "slashed",
+        "over",
+    ),
+    "",
 ) | {
     "joined": "joined the pool",
     "trouble": "trouble: intellect-node status tells this node's owner which",

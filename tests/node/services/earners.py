@@ -25,6 +25,7 @@ from node.chain.client import Block
 from node.chain.errors import ChainError, Reverted
 from node.chain.ledger import Ledger
 from node.clock import Clock
+from node.progress import ProgressRecord
 from node.services.certifying import Certifying
 from node.services.court.tabling import Tabling
 from node.services.paying import Paying
@@ -60,7 +61,7 @@ class Treasury:
         self.posts: list[tuple[int, int]] = []
         self.ledgers: list[Ledger] = []
         self.told: list[Any] = []
-        self.down = self.loses_answers = False
+        self.down = self.loses_answers = self.claims_fail = False
         self._tell(ValidatorsSet, block=START // 2, validators=tuple(self.validators), threshold=self.threshold)
 
     def seat(self, keys: Sequence[NodeKey]) -> None:
@@ -129,7 +130,7 @@ class Treasury:
         if not verify(self.posted.root, leaf_hash(Line(address_bytes(node), units)), proof):
             raise Reverted("claim", "BadProof", {})
         due = units - self.units.get(node, 0)
-        if due <= 0:
+        if due <= 0 or self.claims_fail:
             raise Reverted("claim", "NothingToClaim", {})
         assert due <= self.owed
         self.owed -= due
@@ -341,6 +342,7 @@ class Node:
     async def live(self) -> None:
         """Until `stop`; a new daemon each time."""
         world, own = self.world, self.key.address
+        self.progress = ProgressRecord(clock=trio.current_time, wall=trio.current_time)
         self.board = world.gossip.boards[own] = Board(world.gossip, self.key)
         self.board.heard = Heard(world)
         self.jury, self.membership = Jury(self), Membership(world)
@@ -358,7 +360,7 @@ class Node:
             membership=self.membership,
             quorum=2,
             jury=self.jury,
-            progress=SimpleNamespace(tell=lambda *_: None, trouble=lambda *_: None),
+            progress=self.progress,
             clock=Clock(wall=lambda: START + trio.current_time()),
             time=time,
         )
@@ -423,7 +425,7 @@ class World:
         commitment = WorkCommitment(POOL, worker.key.address, policy, self.made, root, units, epoch)
         id = work_id(commitment)
         slot, made_at = policy + self.made.to_bytes(8), trio.current_time()
-        worker.journal.commit_file(slot, b"raw", root, policy, self.made, units, made_at, b"", 0, epoch)
+        worker.journal.commit_file(slot, b"raw", root, policy, self.made, units, made_at, b"", 0, epoch, id)
         worker.journal.judge_file(root, "accepted")
         work = SimpleNamespace(id=id, node=worker.key.address, commitment=commitment, task=None)
         fields = {name: getattr(commitment, name) for name in commitment.__struct_fields__}

@@ -6,10 +6,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
+from cli.contributions import pay_state
 from node.services.court import tabling
+from node.state.journal import PAY, PayRecord
 from protocol.earnings import Line, ShownWork, Source, Table, encode_certificates, encode_table
 from protocol.identity import NodeKey, address_bytes
 from protocol.messages import CertificatesShown, EarningsSigned, WorkAccepted
@@ -170,6 +173,53 @@ async def test_a_fault_that_a_quorum_finds_inside_the_window_takes_the_work_out(
         world.refuse(bad, only=world.validators[:1])  # the others learn of it from its table, with the proof
         await trio.sleep(1200)
         assert world.paid() == {WORKERS[0].address: good.commitment.units}
+        assert states(world.workers[0]) == ["claimed", "missed"], "it finds out from the table which of them is in it"
+        nursery.cancel_scope.cancel()
+
+
+def states(worker: Node) -> list[str]:
+    """Where the pay of each of its files is, in the order in which they were made, as `contributions` says it."""
+    kept = worker.journal.recall(PAY)
+    record = msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
+    return [pay_state(one, record) for one in sorted(worker.journal.records(100), key=lambda one: one.index)]
+
+
+async def test_each_file_s_pay_is_told_as_it_goes_and_what_misses_its_table_is_told_so(
+    autojump_clock: Any, world: World
+) -> None:
+    shown, hidden = world.workers[:2]
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        world.make(shown, 50)
+        world.make(shown, 7, judges=world.validators[:1])  # accepted, and never certified by a quorum
+        world.make(hidden, 20)
+        await trio.sleep(60)
+        hidden.stop()  # it never shows what it has
+        assert states(shown) == ["certified", "waits for certificates"]
+        assert states(hidden) == ["certified"]
+        await trio.sleep(500)
+        assert [one.name for one in shown.progress.events] == ["certified"]
+        world.chain.claims_fail = True
+        await trio.sleep(500)
+        assert states(shown) == ["in the table", "missed"]
+        world.chain.claims_fail = False
+        nursery.start_soon(hidden.live)
+        await trio.sleep(100)
+        assert (states(shown), states(hidden)) == (["claimed", "missed"], ["missed"])
+        pay = [node.settling.status()["pay"] for node in (shown, hidden)]
+        assert [(one["epochs"][0]["state"], one["epochs"][0]["missed_units"]) for one in pay] == [
+            ("claimed", 0),
+            ("missed", 20),
+        ]
+        assert [one["missed_wei"] for one in pay] == [str(7 * PRICE), str(20 * PRICE)]
+        assert [one.name for one in shown.progress.events] == ["certified", "in the table", "claimed"]
+        assert "missed the table" in hidden.progress.events[0].text
+        await restart(world, nursery, [shown, hidden])
+        await trio.sleep(50)
+        assert (states(shown), states(hidden)) == (["claimed", "missed"], ["missed"]), "and told once"
+        assert not shown.progress.events and not hidden.progress.events
         nursery.cancel_scope.cancel()
 
 

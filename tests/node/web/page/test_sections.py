@@ -25,11 +25,11 @@ def test_nothing_that_only_the_owner_should_see_is_told() -> None:
         {"at": 1.0, "name": "trouble", "text": "pay could not be settled: https://rpc.example.org/KEY-OF-MINE"},
         {"at": 2.0, "name": "joined", "text": "joined pool 1, reachable at /ip4/203.0.113.7/tcp/4001"},
         {"at": 3.0, "name": "do", "text": "contract provider register --key /secret/place/provider"},
-        {"at": 4.0, "name": "paid", "text": "3.5 tokens were paid"},
+        {"at": 4.0, "name": "claimed", "text": "3.5 tokens were paid"},
     ]
     text = json.dumps(sections(told, ago))
     assert "no RPC" in text and "3.5 tokens" in text
-    assert [one["name"] for one in sections(told, ago)["events"]] == ["trouble", "joined", "paid"]
+    assert [one["name"] for one in sections(told, ago)["events"]] == ["trouble", "joined", "claimed"]
     for secret in ("KEY-OF-MINE", "203.0.113.7", "/secret/place", "4711"):
         assert secret not in text
 
