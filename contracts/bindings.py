@@ -745,6 +745,10 @@ class Contracts:
         provider, final_at, state, *rest = self.vault.functions.caseInfo(case).call()
         return CaseInfo(case, provider, final_at, CaseState(state), *rest)
 
+    def backing_of(self, provider: Address) -> int:
+        """What `expel` compares with `required_stake`: what is bonded, or was before a case that is not final."""
+        return self.vault.functions.backingOf(provider).call()
+
     def required_stake(self, provider: Address, more_units: int = 0) -> int:
         """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""
         units = self.swarm.functions.unitsOf(provider).call() + more_units

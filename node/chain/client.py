@@ -210,6 +210,10 @@ class ChainClient:
     async def stake_of(self, provider: Address) -> Stake:
         return await self._read("read a stake", lambda: self._contracts.stake_of(provider))
 
+    async def backing_of(self, provider: Address) -> int:
+        """Token wei that stand behind nodes that work already: bonded, or bonded before a case that is not final."""
+        return await self._read("read a stake", lambda: self._contracts.backing_of(provider))
+
     async def required_stake(self, provider: Address, more_units: int = 0) -> int:
         """Token wei that the provider must have bonded, with `more_units` on top of its present nodes."""
         return await self._read("read a stake", lambda: self._contracts.required_stake(provider, more_units))

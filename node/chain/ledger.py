@@ -112,6 +112,11 @@ class Ledger:
         return {node: slashes[-1] for node, slashes in left.items() if slashes}
 
     @property
+    def convicted(self) -> set[Address]:
+        """Nodes whose own signatures convicted them: nothing gives them back what they had earned."""
+        return {node for node, slashes in self._slashes.items() if any(not slash.case_id for slash in slashes)}
+
+    @property
     def cases(self) -> list[int]:
         """The vault's cases of all slashes that were not overturned; a node may have one beside a later conviction."""
         found = {slash.case_id for slashes in self._slashes.values() for slash in slashes}

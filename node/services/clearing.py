@@ -10,7 +10,7 @@ from typing import Protocol, Self
 import structlog
 import trio
 
-from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, PostedEarnings, Stake
+from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, PostedEarnings
 from node.chain.client import Block
 from node.chain.ledger import Ledger
 from node.services.base import Service
@@ -37,7 +37,7 @@ class Clearer(Protocol):
     async def claimed(self, pool: int, node: Address) -> int: ...
     async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> object: ...
     async def node_info(self, node: Address) -> NodeInfo: ...
-    async def stake_of(self, provider: Address) -> Stake: ...
+    async def backing_of(self, provider: Address) -> int: ...
     async def required_stake(self, provider: Address, more_units: int = 0) -> int: ...
     async def finalize(self, case: int) -> object: ...
     async def expel(self, node: Address) -> object: ...
@@ -90,8 +90,8 @@ class Clearing(Service):
             info = await self._chain.node_info(node)
             if info.provider is None or info.pool != self._pool:
                 continue
-            stake = await self._chain.stake_of(info.provider)
-            if stake.bonded + stake.frozen < await self._chain.required_stake(info.provider):
+            backing = await self._chain.backing_of(info.provider)
+            if backing < await self._chain.required_stake(info.provider):
                 await self._try(self._chain.expel(node), "member.expelled", node=node)
 
     async def give_back(self) -> None:

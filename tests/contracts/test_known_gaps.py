@@ -22,6 +22,8 @@ def test_known_gap_a_node_whose_stake_is_gone_is_a_member_until_somebody_expels_
     world.send(call, pool.manager)
     world.send(world.contracts.finalize(1), pool.manager, at=world.contracts.case(1).final_at)
     assert world.contracts.node_info(nodes[1].address).pool == pool.id
+    backing = world.contracts.backing_of(provider.address)
+    assert backing < world.contracts.required_stake(provider.address), "what the clearing service asks before it expels"
     world.send(world.contracts.expel(nodes[1].address), pool.manager)
     assert world.contracts.node_info(nodes[1].address).pool == 0
 

@@ -6,6 +6,7 @@ from contracts.bindings import Slashed
 from contracts.deploy import TOKEN
 from protocol.identity import NodeKey
 from protocol.statements import Accepted, Domain, sign, work_id
+from tests.contracts.conftest import WINDOW
 
 CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
@@ -217,3 +218,31 @@ def test_a_slash_of_different_findings_and_of_looking_again(world: Any, pool: An
         pool.slash(c, pool.manager, verdicts=signed, values=values[:1], rechecked=2)
     pool.slash(c, pool.manager, verdicts=signed, values=values, rechecked=2)
     assert pool.contracts.member(pool.id, c.node).evicted
+
+
+def test_a_slash_in_dispute_while_the_bench_changes_is_settled_with_those_who_signed_it(
+    world: Any, pool: Any, refused: Any
+) -> None:
+    former, late = pool.validators, pool.commitment(file=b"\x55" * 32, index=1)
+    (proof,) = pool.earn(0, {pool.node.address: 1000}).values()
+    late_words = pool.verdicts(late, 5)
+    new = world.validators(2)
+    world.send(world.contracts.propose_validators(pool.id, [one.address for one in new], 2), pool.manager)
+    proposed_at = world.now()
+    world.send(world.contracts.join(pool.id, "x"), pool.node)
+    pool.slash(pool.commitment(), pool.manager, at=proposed_at + WINDOW - 10)
+    world.send(world.contracts.apply_validators(pool.id), pool.manager, at=proposed_at + WINDOW)
+    with refused("NotAValidator"):
+        pool.slash(late, pool.manager, verdicts=late_words)
+    world.send(world.contracts.appeal(1), pool.provider)
+    pool.validators = new  # the table that follows is theirs
+    proof = pool.earn(4, {pool.node.address: 1500})[pool.node.address]
+    with refused("CaseNotFinal"):
+        pool.claim(1500, proof)
+    stakes = [world.contracts.stake_of(world.contracts.node_info(one.address).owner).bonded for one in (*former, *new)]
+    world.send(world.contracts.overturn(pool.id, pool.node.address), world.deployer)
+    after = [world.contracts.stake_of(world.contracts.node_info(one.address).owner).bonded for one in (*former, *new)]
+    assert [before - now for before, now in zip(stakes, after, strict=True)] == [50 * TOKEN, 50 * TOKEN, 0, 0]
+    pool.claim(1500, proof)
+    assert world.contracts.token_balance(pool.provider.address) == 50 * TOKEN + 1500 * 10**15
+    assert world.contracts.stake_of(pool.provider.address).bonded == 100 * TOKEN

@@ -300,7 +300,10 @@ class Tabling(Service):
             self.waiting = f"the table of epoch {posted.epoch} cannot be had from anybody"
             return None
         earned = await self._journal.do(self._journal.earned_between, first, last)
-        earned = [row for row in earned if not self._station.membership.is_evicted(row[1])]
+        # who is slashed by judgement stays in: the contract keeps its pay until the case is final, and the arbiter may
+        # overturn it long after this table
+        convicted = self._ledger.convicted
+        earned = [row for row in earned if row[1] not in convicted]
         free = pool.escrow // pool.reward_per_unit if pool.reward_per_unit else 2**62
 
         def units_through(epoch: int) -> int:

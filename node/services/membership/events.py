@@ -95,7 +95,8 @@ class Events(Service):
                     )
                 )
             case SlashOverturned(node=node):
-                for record in [known for known in self._membership.slashed if known.node == node]:
+                pardoned = node not in self.ledger.slashed  # a conviction by its own signatures stays
+                for record in [known for known in self._membership.slashed if known.node == node and pardoned]:
                     self._membership.unslash(node, record.transaction)
 
     def _undo(self, event: Event) -> None:

@@ -18,6 +18,8 @@ from contracts.bindings import (
     NodeInfo,
     PoolInfo,
     PostedEarnings,
+    Slashed,
+    SlashOverturned,
     Stake,
     ValidatorsSet,
 )
@@ -58,6 +60,7 @@ class Treasury:
         self.owed = 0
         self.units: dict[Address, int] = {}
         self.claims: list[tuple[Address, int]] = []
+        self.slashed: set[Address] = set()
         self.posts: list[tuple[int, int]] = []
         self.ledgers: list[Ledger] = []
         self.told: list[Any] = []
@@ -68,6 +71,15 @@ class Treasury:
         """Others take office."""
         self.validators = [key.address for key in keys]
         self._tell(ValidatorsSet, validators=tuple(self.validators), threshold=self.threshold)
+
+    def slash(self, node: Address, case: int) -> None:
+        """case: 0 for a conviction by the node's own signatures."""
+        self.slashed.add(node)
+        self._tell(Slashed, node=node, provider=node, reason=5, amount=1, file_root=bytes(32), case_id=case)
+
+    def overturn(self, node: Address) -> None:
+        self.slashed.discard(node)
+        self._tell(SlashOverturned, node=node, case_id=1, compensation=0)
 
     def now(self) -> int:
         return START + int(trio.current_time()) // 2 * 2
@@ -129,6 +141,8 @@ class Treasury:
         await self._answer()
         if not verify(self.posted.root, leaf_hash(Line(address_bytes(node), units)), proof):
             raise Reverted("claim", "BadProof", {})
+        if node in self.slashed:
+            raise Reverted("claim", "CaseNotFinal", {})
         due = units - self.units.get(node, 0)
         if due <= 0 or self.claims_fail:
             raise Reverted("claim", "NothingToClaim", {})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, PostedEarnings, Slashed, SlashOverturned, Stake
+from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, PostedEarnings, Slashed, SlashOverturned
 from node.chain.client import Block
 from node.chain.errors import ChainError, Reverted
 from node.chain.ledger import Ledger
@@ -28,7 +28,7 @@ class Contract:
         self.cases: dict[int, CaseInfo] = {}
         self.units: dict[Address, int] = {}
         self.members = dict.fromkeys(NODES, PROVIDER)
-        self.stakes = {PROVIDER: Stake(500, 0, 0, 0)}
+        self.backing = 500
         lines = sorted((Line(address_bytes(node), 10 + n) for n, node in enumerate(NODES)), key=lambda one: one.node)
         self.table = Table(POOL, 3, tuple(lines))
         self.ended_at, self.escrow = 0, 1000
@@ -61,8 +61,8 @@ class Contract:
         owner = self.members.get(node)
         return NodeInfo(node, owner, 1, POOL if owner else 0, 0, owner is not None, 0)
 
-    async def stake_of(self, provider: Address) -> Stake:
-        return self.stakes[provider]
+    async def backing_of(self, provider: Address) -> int:
+        return self.backing
 
     async def required_stake(self, provider: Address, more_units: int = 0) -> int:
         return 100 * sum(owner == provider for owner in self.members.values())
@@ -165,9 +165,8 @@ async def test_who_has_its_stake_stays_and_who_has_not_is_expelled_until_the_oth
     autojump_clock: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOKED_AT", 2)
-    desk.chain.stakes[PROVIDER] = Stake(200, 0, 0, 300)  # frozen counts until its case is final
     assert await desk.live(400) == [] and set(desk.chain.asked_of) == set(NODES), "their turn comes round"
-    desk.chain.stakes[PROVIDER] = Stake(200, 0, 0, 0)
+    desk.chain.backing = 200
     expelled = await desk.live(400)
     assert len(expelled) == 3 and len(desk.chain.members) == 2 and {what for what, _ in expelled} == {"expel"}
     assert await desk.live(400) == []
@@ -175,7 +174,7 @@ async def test_who_has_its_stake_stays_and_who_has_not_is_expelled_until_the_oth
 
 async def test_what_somebody_else_did_is_not_done_again_after_its_revert(autojump_clock: Any, desk: Desk) -> None:
     desk.chain.faster = {"expel", "sweep"}
-    desk.chain.stakes[PROVIDER] = Stake(400, 0, 0, 0)
+    desk.chain.backing = 400
     desk.chain.ended_at, desk.chain.time = 250, 10_000
     asked = await desk.live(400)
     assert [what for what, _ in asked] == ["expel", "sweep"]

@@ -177,6 +177,32 @@ async def test_a_fault_that_a_quorum_finds_inside_the_window_takes_the_work_out(
         nursery.cancel_scope.cancel()
 
 
+async def test_a_slash_that_is_overturned_after_the_table_costs_no_pay_and_a_conviction_does(
+    autojump_clock: Any, world: World
+) -> None:
+    """The table keeps what a judged node had earned: the contract holds it back until its case is final."""
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(5)
+        for worker in world.workers:
+            world.make(worker, 50)
+        await trio.sleep(300)
+        for number, worker in enumerate(world.workers[:2]):  # judged; convicted by its own signatures
+            world.chain.slash(worker.key.address, case=1 - number)
+            for node in world.nodes.values():
+                node.membership.evicted.add(worker.key.address)
+            worker.stop()  # its daemon has ended
+        await trio.sleep(900)
+        judged, convicted, honest = (worker.key.address for worker in world.workers)
+        assert world.paid() == {honest: 50} and world.chain.posts == [(0, 100)]
+        world.chain.overturn(judged)
+        nursery.start_soon(world.workers[0].live)
+        await trio.sleep(100)
+        assert world.paid() == {honest: 50, judged: 50} and world.chain.owed == 0
+        nursery.cancel_scope.cancel()
+
+
 def states(worker: Node) -> list[str]:
     """Where the pay of each of its files is, in the order in which they were made, as `contributions` says it."""
     kept = worker.journal.recall(PAY)
