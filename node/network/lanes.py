@@ -34,8 +34,11 @@ QUEUE_SHARE, QUEUE_SECONDS = 0.1, 0.03
 """How much longer than the shortest a round trip may be while nothing queues."""
 HOLD = 8
 """Looks after a queue was seen in which loss counts for nothing: it may be of that queue, as a first overshoot is."""
-FRESH = 3
-"""Looks with new loss before lanes are opened."""
+FRESH = 2
+"""Looks with new loss before lanes are opened. At 5 % and 300 ms there is one in two seconds."""
+STEP = 40.0
+"""Lanes opened at once, per second of the round trip, which each carries so much less for; four at least. A queue that
+they fill is seen before the next are opened, so that the path gets no more of them than it takes to fill it."""
 IDLE_SECONDS = 60.0
 DIAL_SECONDS = 10.0
 PAUSE = 30.0
@@ -53,12 +56,10 @@ class Watch:
 
     def look(self, found: list[Tcp]) -> bool:
         """Whether the path loses by itself, by all its connections. Each look has the connections in one order."""
-        before, self._seen = zip(self._seen, found, strict=False), found
-        sent = again = 0
-        for was, now in before:
-            sent += max(now.segments - was.segments, 0)
-            again += max(now.sent_again - was.sent_again, 0)
-        if any(each.rtt > each.least_rtt * (1 + QUEUE_SHARE) + QUEUE_SECONDS for each in found):
+        pairs, self._seen = list(zip(self._seen, found, strict=False)), found
+        sent = sum(max(now.segments - was.segments, 0) for was, now in pairs)
+        again = sum(max(now.sent_again - was.sent_again, 0) for was, now in pairs)
+        if _queues([now for was, now in pairs if now.segments > was.segments]):
             self._forget(hold=HOLD)
         elif self._hold:
             self._hold -= 1
@@ -67,8 +68,26 @@ class Watch:
             self._fresh += again > 0
         return self._fresh >= FRESH and self._again > LOSSY * self._sent
 
+    @property
+    def step(self) -> int:
+        """Lanes to open at once."""
+        return max(4, round(STEP * min((each.least_rtt for each in self._seen), default=0.0)))
+
+    def opens(self) -> None:
+        """Lanes are being opened: more follow only for loss that these meet."""
+        self.opening = True
+        self._forget(hold=0)
+
     def _forget(self, hold: int) -> None:
         self._hold, self._fresh, self._sent, self._again = hold, 0, 0.0, 0.0
+
+
+def _queues(active: list[Tcp]) -> bool:
+    """Whether something queues on the path. A queue lengthens the round trips of most connections; a lost
+    acknowledgement lengthens one connection's for a second, and makes it vary."""
+    least = min((each.least_rtt for each in active), default=0.0)
+    longer = sum(each.rtt - each.varies > least * (1 + QUEUE_SHARE) + QUEUE_SECONDS for each in active)
+    return 2 * longer > len(active)
 
 
 class Lanes:
@@ -122,7 +141,7 @@ class Lanes:
         watch = self._watched.setdefault(peer, Watch())
         lacking = MAX_LANES + 1 - len(connections)
         if watch.look(_tcp_of(connections)) and lacking > 0 and not watch.opening and now >= watch.retry_at:
-            watch.opening = True
+            watch.opens()
             self._start(peer, connections, watch)
 
     def _start(self, peer: ID, connections: list[INetConn], watch: Watch) -> None:
@@ -133,11 +152,11 @@ class Lanes:
                 self._nursery.start_soon(self._ask, peer, watch)
 
     async def _open(self, peer: ID, connections: list[INetConn], watch: Watch) -> None:
-        """As many as are lacking, to the very address that was dialled before."""
+        """Some more, to the very address that was dialled before."""
         places = connections[0].get_transport_addresses()
         try:
             async with trio.open_nursery() as nursery:
-                for _ in range(min(MAX_LANES + 1 - len(connections), self._links.spare())):
+                for _ in range(min(watch.step, MAX_LANES + 1 - len(connections), self._links.spare())):
                     nursery.start_soon(self._dial, peer, places[0], watch)
         finally:
             watch.opening = False
@@ -172,7 +191,7 @@ class Lanes:
         watch = self._watched.setdefault(peer, Watch())
         ours = session_of(connections[0]).is_initiator
         if ours and len(connections) <= MAX_LANES and not watch.opening and now >= watch.retry_at:
-            watch.opening = True
+            watch.opens()
             self._start(peer, connections, watch)
         return b""
 

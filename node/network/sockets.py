@@ -30,11 +30,12 @@ TCP_INFO_BYTES = 224
 
 
 class Tcp(msgspec.Struct, frozen=True):
-    """What the system says of a connection. rtt, least_rtt: seconds; segments: with data, that were sent, of which
-    `sent_again` were so for a second time."""
+    """What the system says of a connection. rtt, varies, least_rtt: seconds, smoothed, its mean deviation and the
+    shortest; segments: with data, that were sent, of which `sent_again` were so for a second time."""
 
     congestion: str
     rtt: float
+    varies: float
     least_rtt: float
     segments: int
     sent_again: int
@@ -130,8 +131,9 @@ class LeanSocket(ReadWriteCloser, Prompt):
             return None
         if not isinstance(told, bytes) or not isinstance(name, bytes) or len(told) < TCP_INFO_BYTES:
             return None
-        rtt, again, least, segments = (struct.unpack_from("=I", told, at)[0] for at in (68, 100, 148, 156))
-        return Tcp(name.split(b"\0")[0].decode("ascii", "replace"), rtt / 1e6, least / 1e6, segments, again)
+        rtt, varies, again, least, segments = (struct.unpack_from("=I", told, at)[0] for at in (68, 72, 100, 148, 156))
+        congestion = name.split(b"\0")[0].decode("ascii", "replace")
+        return Tcp(congestion, rtt / 1e6, varies / 1e6, least / 1e6, segments, again)
 
     async def close(self) -> None:
         await self._inner.close()

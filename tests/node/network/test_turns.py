@@ -165,7 +165,7 @@ def looks(watch: Watch, rtt: float, lost: float, count: int) -> list[bool]:
     found, sent = [], 0
     for _ in range(count):
         sent += 100
-        found.append(watch.look([Tcp("reno", rtt, 0.1, sent, int(sent * lost))]))
+        found.append(watch.look([Tcp("reno", rtt, 0.005, 0.1, sent, int(sent * lost))]))
     return found
 
 
@@ -176,3 +176,16 @@ def test_a_path_that_loses_beside_a_short_round_trip_gets_lanes_and_a_full_line_
     overshoot = Watch()
     looks(overshoot, 0.19, 0.3, 2)
     assert not any(looks(overshoot, 0.1, 0.3, HOLD))
+
+
+def test_a_lost_acknowledgement_is_no_queue_and_more_lanes_follow_fresh_loss_only() -> None:
+    def path(sent: int, *rtts: tuple[float, float]) -> list[Tcp]:
+        return [Tcp("reno", rtt, varies, 0.3, sent, sent // 20) for rtt, varies in rtts]
+
+    watch = Watch()
+    for sent in range(0, 400, 100):
+        lossy = watch.look(path(sent, (0.42, 0.08), (0.31, 0.01), (0.32, 0.02)))
+    assert lossy and watch.step == 12  # each carries little at 300 ms
+    watch.opens()
+    assert not watch.look(path(400, (0.31, 0.01), (0.31, 0.01)))
+    assert not any(watch.look(path(sent, (0.41, 0.01), (0.42, 0.02))) for sent in range(500, 3000, 100))
