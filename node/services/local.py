@@ -7,7 +7,7 @@ are used up.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
 from node.recipe.stats import describe as describe_selection
 from node.training.batch import Batch, BatchHeader, encode_batch
-from node.training.client import EvaluatorProcess, TrainerProcess
+from node.training.client import EvaluatorProcess, SpoolProcess, TrainerProcess
 from node.training.evaluations import Evaluations
 from node.training.length import same_but_for_length
 from node.training.spool import Spool
@@ -50,8 +50,74 @@ Doing = Callable[[str], None]
 """Hears in words what goes on, between the records: with a large model that takes minutes."""
 
 
-class LocalRun:
-    """One run in one directory. told: hears every new step's record, in order; doing: what goes on meanwhile."""
+class DeskRun:
+    """What every run at a desk has: one directory, its processes, a record of each step, and reasons to end early."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        encoded: bytes,
+        assets: Path,
+        *,
+        learner: TrainerProcess,
+        spool: Spool,
+        observer: Observer,
+        others: Sequence[SpoolProcess | EngineProcess] = (),
+        told: Told = lambda record: None,
+        doing: Doing = lambda text: None,
+    ) -> None:
+        """told: hears every new step's record, in order; doing: what goes on meanwhile."""
+        self._run, self._encoded, self._assets = run, encoded, assets
+        self._learner, self._spool, self._observer = learner, spool, observer
+        self._processes = (learner, *others)
+        self._told, self._doing = told, doing
+        self._tokens = 0
+        self._before = self._began = 0.0
+        self.ended_by: str | None = None
+
+    @property
+    def rung(self) -> list[Alarm]:
+        """Alarms that rang, in this process's life."""
+        return self._observer.rung
+
+    @property
+    def queued(self) -> int:
+        """Rollouts that wait for a batch."""
+        return 0
+
+    def status(self) -> dict[str, Any]:
+        """What /metrics is made of (node.metrics.prometheus)."""
+        latest = self._observer.latest
+        return {
+            "run": {"step": self._observer.newest, "steps_total": self._run.recipe.steps},
+            "processes": [{"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in self._processes],
+            "training": {
+                "step": self._observer.newest,
+                "seconds": float(latest.get("elapsed", 0.0)),
+                "queued_rollouts": self.queued,
+                "latest": latest,
+                "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
+            },
+        }
+
+    def _prepare(self) -> None:
+        """Find the spool and what earlier processes recorded."""
+        self._spool.prepare(self._encoded, self._assets, same_but_for_length)
+        for record in read_records(self._observer.path):
+            self._before = max(self._before, float(record.get("elapsed", 0.0)))
+            self._recall(record)
+
+    def _recall(self, record: dict[str, Any]) -> None:
+        """Take in one record of before this start."""
+
+    def _reason_to_end(self, record: dict[str, Any]) -> str | None:
+        if self._run.alarms.stop and self._observer.alarms:
+            return f"an alarm rings: {self._observer.alarms[0].text}"
+        return spent(self._run, float(record["elapsed"]), self._tokens)
+
+
+class LocalRun(DeskRun):
+    """One run of reinforcement learning in one directory."""
 
     def __init__(
         self,
@@ -69,11 +135,11 @@ class LocalRun:
         told: Told = lambda record: None,
         doing: Doing = lambda text: None,
     ) -> None:
-        self._run, self._encoded, self._assets = run, encoded, assets
-        self._engine, self._learner, self._spool, self._observer = engine, learner, spool, observer
+        shared = {"learner": learner, "spool": spool, "observer": observer, "told": told, "doing": doing}
+        super().__init__(run, encoded, assets, others=(engine, evaluator), **shared)
+        self._engine = engine
         self._evaluator, self._evaluations = evaluator, Evaluations(spool, run)
         self._level = async_level
-        self._told, self._doing = told, doing
         self._node = local_address(run.recipe.seed)
         self._rollouts = directory / "rollouts"
         self._batch_log = BatchLog(spool.root)
@@ -81,36 +147,14 @@ class LocalRun:
         self._made: dict[int, int] = {}
         self._rewards: list[float] = []
         self._seconds: dict[str, float] = {}
-        self._tokens = 0
-        self._before = self._began = 0.0
-        self.ended_by: str | None = None
 
     @property
-    def rung(self) -> list[Alarm]:
-        """Alarms that rang, in this process's life."""
-        return self._observer.rung
-
-    def status(self) -> dict[str, Any]:
-        """What /metrics is made of (node.metrics.prometheus)."""
-        return {
-            "run": {"step": self._observer.newest, "steps_total": self._run.recipe.steps},
-            "processes": [
-                {"name": one.name, "pid": one.pid, "restarts": one.restarts}
-                for one in (self._engine, self._learner, self._evaluator)
-            ],
-            "training": {
-                "step": self._observer.newest,
-                "seconds": float(self._observer.latest.get("elapsed", 0.0)),
-                "queued_rollouts": self._pool.rollouts,
-                "latest": self._observer.latest,
-                "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
-            },
-        }
+    def queued(self) -> int:
+        return self._pool.rollouts
 
     async def run(self) -> None:
         """Train until the last step, the goal, or the end of the budget."""
-        await trio.to_thread.run_sync(self._spool.prepare, self._encoded, self._assets, same_but_for_length)
-        await trio.to_thread.run_sync(self._recall)
+        await trio.to_thread.run_sync(self._prepare)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._make_batches, nursery)
             async with trio.open_nursery() as inner:
@@ -156,9 +200,7 @@ class LocalRun:
             self._rewards.append(record["eval_reward"])
         if reached_target(self._run, self._rewards):
             return f"the goal is reached: recipe.target_reward = {self._run.recipe.target_reward:g}"
-        if self._run.alarms.stop and self._observer.alarms:
-            return f"an alarm rings: {self._observer.alarms[0].text}"
-        return spent(self._run, float(record["elapsed"]), self._tokens)
+        return super()._reason_to_end(record)
 
     # batches in
 
@@ -251,12 +293,13 @@ class LocalRun:
 
     # memory
 
-    def _recall(self) -> None:
+    def _recall(self, record: dict[str, Any]) -> None:
+        if isinstance(record.get("eval_reward"), float):
+            self._rewards.append(record["eval_reward"])
+
+    def _prepare(self) -> None:
         """After a restart: the evaluations and the time so far, and the rollouts that are neither stale nor used."""
-        for record in read_records(self._observer.path):
-            if isinstance(record.get("eval_reward"), float):
-                self._rewards.append(record["eval_reward"])
-            self._before = max(self._before, float(record.get("elapsed", 0.0)))
+        super()._prepare()
         step = self._spool.next_batch()
         self._tokens = self._batch_log.tokens(self._observer.newest)
         self._rollouts.mkdir(parents=True, exist_ok=True)

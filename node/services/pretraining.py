@@ -4,25 +4,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import trio
 
-from node.metrics.alarms import Alarm
-from node.metrics.journal import read_records
 from node.metrics.observer import Observer
-from node.recipe.limits import spent
-from node.services.local import Doing, Told
+from node.services.local import DeskRun, Doing, Told
 from node.state.files import write_whole
 from node.training.client import TrainerProcess
-from node.training.length import same_but_for_length
 from node.training.spool import Spool
 from protocol.run import RunSpec
 
 POLL = 0.05
 
 
-class LocalPretraining:
-    """One run in one directory. told: hears every round's record, in order; doing: what goes on meanwhile."""
+class LocalPretraining(DeskRun):
+    """One run that pre-trains, in one directory."""
 
     def __init__(
         self,
@@ -37,34 +32,8 @@ class LocalPretraining:
         told: Told = lambda record: None,
         doing: Doing = lambda text: None,
     ) -> None:
-        self._run, self._encoded, self._assets, self._peers = run, encoded, assets, peers
-        self._learner, self._spool, self._observer = learner, spool, observer
-        self._told, self._doing = told, doing
-        self._tokens = 0
-        self._before = self._began = 0.0
-        self.ended_by: str | None = None
-
-    @property
-    def rung(self) -> list[Alarm]:
-        """Alarms that rang, in this process's life."""
-        return self._observer.rung
-
-    def status(self) -> dict[str, Any]:
-        """What /metrics is made of (node.metrics.prometheus)."""
-        latest = self._observer.latest
-        return {
-            "run": {"step": self._observer.newest, "steps_total": self._run.recipe.steps},
-            "processes": [
-                {"name": self._learner.name, "pid": self._learner.pid, "restarts": self._learner.restarts},
-            ],
-            "training": {
-                "step": self._observer.newest,
-                "seconds": float(latest.get("elapsed", 0.0)),
-                "queued_rollouts": 0,
-                "latest": latest,
-                "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
-            },
-        }
+        super().__init__(run, encoded, assets, learner=learner, spool=spool, observer=observer, told=told, doing=doing)
+        self._peers = peers
 
     async def run(self) -> None:
         """Train until the last round, or the end of the budget."""
@@ -75,11 +44,11 @@ class LocalPretraining:
             await self._follow()
 
     def _prepare(self) -> None:
-        self._spool.prepare(self._encoded, self._assets, same_but_for_length)
+        super()._prepare()
         write_whole(self._spool.peers_path, str(self._peers).encode())
-        for record in read_records(self._observer.path):
-            self._before = max(self._before, float(record.get("elapsed", 0.0)))
-            self._tokens += int(record.get("tokens", 0))
+
+    def _recall(self, record: dict[str, Any]) -> None:
+        self._tokens += int(record.get("tokens", 0))
 
     async def _follow(self) -> None:
         """Record each round when it is complete; end the run where it has to end before its last one."""
@@ -102,8 +71,3 @@ class LocalPretraining:
         self._tokens += int(found.get("tokens", 0))
         self._observer.observe(found, {"elapsed": elapsed, "tokens_so_far": self._tokens}, {})
         return self._observer.latest
-
-    def _reason_to_end(self, record: dict[str, Any]) -> str | None:
-        if self._run.alarms.stop and self._observer.alarms:
-            return f"an alarm rings: {self._observer.alarms[0].text}"
-        return spent(self._run, float(record["elapsed"]), self._tokens)
